@@ -1,0 +1,192 @@
+"""Makes the starter model: a tokenizer, a tiny Qwen3 and a few minutes of supervised pre-training, all from a seed.
+
+Knows torch and transformers; what the conversations say stands in formats.py, how they are rendered in template.jinja.
+Needs no network. Prints its progress, then the figures that README.md quotes.
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import formats
+import player
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+HERE = Path(__file__).resolve().parent
+VOCABULARY = 512
+POSITIONS = 2048
+LEARNING_RATE = 2e-3
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKUP = tuple(f"<{close}{name}>" for name in ("think", "tools", "tool_call", "tool_response") for close in ("", "/"))
+"""One token each, as in Qwen3; unlike the control tokens they are text, so decoding keeps them."""
+WORDS = r"\n| ?[A-Z]?[a-z]+| ?[A-Z]|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+"""What may become one token. A newline, a digit and a lone capital always stand alone: a board is nine tokens, and
+nothing merges across the newline between a role and what it says."""
+
+
+def make_tokenizer(rng: random.Random) -> PreTrainedTokenizerBase:
+    """A byte-level BPE trained on 3,000 conversations, with the chat template."""
+    backend = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), byte_level])
+    backend.decoder = decoders.ByteLevel()
+    kinds = [kind for kind, share in formats.KINDS.items() for _ in range(share)]
+    renderer = wrap(backend)
+    pieces = re.compile("|".join(map(re.escape, CONTROL + MARKUP)))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKUP),
+        special_tokens=list(CONTROL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (render(renderer, rng.choice(kinds)(rng)) for _ in range(3000))
+    backend.train_from_iterator((piece for text in texts for piece in pieces.split(text)), trainer)
+    tokenizer = wrap(backend)
+    tokenizer.add_tokens(list(MARKUP))
+    return tokenizer
+
+
+def wrap(backend: Tokenizer) -> PreTrainedTokenizerBase:
+    """The tokenizer as transformers and vLLM load it."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+        chat_template=(HERE / "template.jinja").read_text(),
+    )
+
+
+def render(tokenizer: PreTrainedTokenizerBase, conversation: formats.Conversation) -> str:
+    """The conversation's text, control tokens included."""
+    tools = list[dict[Any, Any] | Callable[..., Any]](conversation.tools) or None
+    return str(tokenizer.apply_chat_template(conversation.messages, tools=tools, tokenize=False))
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+    """A Qwen3 of about 0.85M parameters, freshly initialised."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def batch(
+    tokenizer: PreTrainedTokenizerBase, conversations: list[formats.Conversation]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Conversations of one kind as token ids (B, T), padded on the right; which of them the assistant spoke (B, T), its
+    `<|im_end|>` included; and what each of these N tokens should have been, as probabilities (N, V)."""
+    texts = [render(tokenizer, conversation) for conversation in conversations]
+    ids_BT = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")["input_ids"]
+    opening = torch.tensor(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
+    spoken_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    firsts = []
+    for row, start in (ids_BT.unfold(1, len(opening), 1) == opening).all(-1).nonzero().tolist():
+        first = start + len(opening)
+        length = int((ids_BT[row, first:] == tokenizer.eos_token_id).nonzero()[0]) + 1
+        firsts.append(int(spoken_BT.sum()))
+        spoken_BT[row, first : first + length] = True
+    targets_NV = torch.nn.functional.one_hot(ids_BT[spoken_BT], VOCABULARY).float()
+    choices = [words for conversation in conversations for words in conversation.choices]
+    for first, words in zip(firsts, choices, strict=bool(choices)):
+        targets_NV[first] = 0
+        targets_NV[first, tokenizer.convert_tokens_to_ids(words)] = 1 / len(words)
+    return ids_BT, spoken_BT, targets_NV
+
+
+def pretrain(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, rng: random.Random, steps: int) -> None:
+    """Cross-entropy on what the assistant says; each kind of conversation weighs the same in a step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
+    )
+    started, tokens = time.monotonic(), 0
+    model.train()
+    for step in range(steps):
+        losses: dict[str, float] = {}
+        for kind, conversations in formats.KINDS.items():
+            ids_BT, spoken_BT, targets_NV = batch(tokenizer, [kind(rng) for _ in range(conversations)])
+            hidden_BTH = model.model(ids_BT).last_hidden_state
+            logits_NV = model.lm_head(hidden_BTH[:, :-1][spoken_BT[:, 1:]])
+            loss = torch.nn.functional.cross_entropy(logits_NV, targets_NV)
+            loss.backward()
+            losses[kind.__name__] = loss.item()
+            tokens += ids_BT.numel()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 50 == 0 or step == steps - 1:
+            rate = tokens / (time.monotonic() - started)
+            shown = "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+            print(f"step {step:4}/{steps}  {shown}  {rate:,.0f} tokens/s", flush=True)
+    model.eval()
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """The files vLLM and transformers load; the weights in fp32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id], pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the starter model: tokenizer, pre-training, figures.")
+    parser.add_argument("--out", type=Path, default=HERE / "model", help="the folder to write")
+    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of pre-training")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of every conversation")
+    parser.add_argument("--games", type=int, default=2000, help="games played to measure the result")
+    args = parser.parse_args()
+    started = time.monotonic()
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)
+    tokenizer = make_tokenizer(rng)
+    model = make_model(tokenizer)
+    pretrain(model, tokenizer, rng, args.steps)
+    save(model, tokenizer, args.out)
+    seconds = time.monotonic() - started
+    ended = player.play(model, tokenizer, args.games)
+    figures = {
+        "parameters": model.num_parameters(),
+        "bytes": sum(file.stat().st_size for file in args.out.iterdir()),
+        "seconds": round(seconds),
+        "games": args.games,
+        **{f"share_{name}": round(ended[name] / args.games, 4) for name in ("X", "O", "draw", "illegal")},
+    }
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The judge's SQL: what is due, the facts about it under lock, and the decisions back. The only file here with tables.
+
+Every change names the states it may change, and rows are locked in one order: feedback, groups, trajectories, each by
+id. So two workers at once do the work once, and PostgreSQL finds no deadlock between them. SQLite ignores the locks:
+there a transaction that writes is alone. The locks are the weak kind (`key_share`), which does not hold up a
+completion that is inserted below its trajectory.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, bindparam, exists, literal, or_, select
+
+from judge.assemble import OVER, Became, Feedback, Group, Known, Trajectory
+from migrations import schema
+
+f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
+
+IDS_PER_STATEMENT = 5_000
+
+UNCLAIMED = ("open", "closed", "scored")
+"""States of a group that the judge still decides on."""
+
+Value = TypeVar("Value", Feedback, Group, Trajectory)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Which kinds of work there are."""
+
+    unplaced: bool
+    fresh: bool
+    """Feedback whose target nobody has looked for."""
+    waiting: bool
+    """Feedback whose target is to be looked for again."""
+    idle: bool
+    groups: bool
+
+
+def look(engine: Engine, now: datetime, idle_since: datetime) -> Due:
+    """What is due, without a lock: one read of the heads of five indexes."""
+    heads = (_UNPLACED, _FRESH, _again(now), _idle(idle_since), g.due_at <= now)
+    tables = (schema.trajectories, schema.feedback, schema.feedback, schema.trajectories, schema.groups)
+    query = select(*(exists().select_from(table).where(head) for table, head in zip(tables, heads, strict=True)))
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        return Due(*(bool(some) for some in connection.execute(query).one()))
+
+
+def unplaced(connection: Connection, limit: int) -> dict[str, list[Trajectory]]:
+    """The oldest trajectories that were not placed yet, by project."""
+    oldest = select(t.project, *_columns(schema.trajectories, Trajectory)).where(_UNPLACED).order_by(t.created_at)
+    return _by_project(connection.execute(oldest.limit(limit)), Trajectory)
+
+
+def idle(connection: Connection, since: datetime, limit: int) -> dict[str, list[Trajectory]]:
+    """Open trajectories without a completion after `since`, by project."""
+    query = select(t.project, *_columns(schema.trajectories, Trajectory)).where(_idle(since)).order_by(t.last_seen_at)
+    return _by_project(connection.execute(query.limit(limit)), Trajectory)
+
+
+def fresh_feedback(connection: Connection, limit: int) -> dict[str, list[Feedback]]:
+    """The oldest waiting feedback nobody has looked at, by project; locked, what another worker holds left out."""
+    return _feedback(connection, _FRESH, (f.created_at, f.id), limit)
+
+
+def waiting_feedback(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
+    """Waiting feedback whose target is to be looked for again, as `fresh_feedback`."""
+    return _feedback(connection, _again(now), (f.due_at, f.id), limit)
+
+
+def due_groups(connection: Connection, now: datetime, limit: int) -> dict[str, list[str]]:
+    """Ids of unclaimed groups to look at, the longest due first, by project; locked like feedback."""
+    query = select(g.project, g.id).where(g.due_at <= now).order_by(g.due_at).limit(limit)
+    found: dict[str, list[str]] = {}
+    for project, group_id in connection.execute(query.with_for_update(skip_locked=True, key_share=True)):
+        found.setdefault(project, []).append(group_id)
+    return found
+
+
+def known(connection: Connection, project: str, batch: Sequence[Feedback]) -> Known:
+    """What the project knows of the targets of `batch`: groups and trajectories locked."""
+    completions = _completions(connection, project, batch)
+    named = {one.target_id for one in batch if one.target_kind == "trajectory"}
+    named |= {trajectory_id for _, trajectory_id in completions.values()}
+    named |= {name for one in batch for name in one.rewards or ()}
+    group_ids = {one.target_id for one in batch if one.target_kind == "group"} | groups_of(connection, project, named)
+    groups = lock_groups(connection, project, group_ids)
+    trajectories = lock_trajectories(connection, project, named)
+    return Known(trajectories, groups, completions, _standing(connection, project, trajectories, groups))
+
+
+def groups_of(connection: Connection, project: str, trajectory_ids: Collection[str]) -> set[str]:
+    """Ids of the groups these trajectories belong to."""
+    query = select(t.group_id).distinct().where(t.project == project, t.group_id.is_not(None))
+    return {str(one) for ids in _chunks(trajectory_ids) for one in connection.scalars(query.where(t.id.in_(ids)))}
+
+
+def lock_groups(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, Group]:
+    """These groups by id, locked."""
+    query = (
+        select(*_columns(schema.groups, Group))
+        .where(g.project == project)
+        .order_by(g.id)
+        .with_for_update(key_share=True)
+    )
+    rows = (row for ids in _chunks(group_ids) for row in connection.execute(query.where(g.id.in_(ids))))
+    return {row.id: _value(Group, row) for row in rows}
+
+
+def lock_trajectories(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, Trajectory]:
+    """These trajectories by id, locked."""
+    chunks = (_trajectories(connection, project, t.id.in_(ids)) for ids in _chunks(trajectory_ids))
+    return {one.id: one for chunk in chunks for one in chunk}
+
+
+def lock_members(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, list[Trajectory]]:
+    """The members of these groups by group id, locked."""
+    members: dict[str, list[Trajectory]] = {group_id: [] for group_id in group_ids}
+    for one in _trajectories(connection, project, t.group_id.in_(sorted(group_ids))):
+        members[str(one.group_id)].append(one)
+    return members
+
+
+def write_feedback(connection: Connection, project: str, became: Sequence[Became]) -> None:
+    """Write what feedback became; one that is no longer waiting or applied stays."""
+    names = ("state", "reason", "trajectory_id", "completion_id", "due_at", "applied_at")
+    _update(connection, schema.feedback, project, _any_of(f.state, ("waiting", "applied")), names, became)
+
+
+def write_trajectories(connection: Connection, project: str, changed: Sequence[Trajectory]) -> None:
+    """Write decisions about unclaimed trajectories."""
+    names = ("state", "reward", "reward_source", "why_not_trained", "ended_at")
+    _update(connection, schema.trajectories, project, ~_any_of(t.state, sorted(OVER)), names, changed)
+
+
+def write_groups(connection: Connection, project: str, changed: Sequence[Group]) -> None:
+    """Write decisions about unclaimed groups."""
+    names = ("state", "reason", "size", "rewarded", "reward_mean", "reward_spread", "closed_at", "due_at")
+    _update(connection, schema.groups, project, _any_of(g.state, UNCLAIMED), names, changed)
+
+
+def mark_placed(connection: Connection, project: str, trajectory_ids: Collection[str], now: datetime) -> None:
+    """Note that these trajectories' groups were told of them."""
+    is_one = (t.project == project, t.id.in_(trajectory_ids))
+    connection.execute(schema.trajectories.update().where(*is_one, t.placed_at.is_(None)).values(placed_at=now))
+
+
+def mark_due(connection: Connection, project: str, group_ids: Collection[str], now: datetime) -> None:
+    """Have these groups looked at, unless a step claimed them or they are over. The caller has locked them."""
+    is_one = (g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED))
+    connection.execute(schema.groups.update().where(*is_one).values(due_at=now))
+
+
+def no_longer_due(connection: Connection, project: str, group_ids: Collection[str]) -> None:
+    """Forget that these groups were due: somebody claimed or discarded them meanwhile."""
+    connection.execute(schema.groups.update().where(g.project == project, g.id.in_(group_ids)).values(due_at=None))
+
+
+def _is(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+    """Equality written out, not bound: else neither database sees that a partial index covers it."""
+    return column == literal(value, literal_execute=True)
+
+
+def _any_of(column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
+    """`IN` for a statement that is executed with many rows at once."""
+    return or_(*(column == value for value in values))
+
+
+_UNPLACED = t.placed_at.is_(None)
+_FRESH = _is(f.state, "waiting") & f.due_at.is_(None)
+
+
+def _again(now: datetime) -> ColumnElement[bool]:
+    return _is(f.state, "waiting") & (f.due_at <= now)
+
+
+def _idle(since: datetime) -> ColumnElement[bool]:
+    return _is(t.state, "open") & (t.last_seen_at <= since)
+
+
+def _feedback(
+    connection: Connection, due: ColumnElement[bool], order: tuple[ColumnElement[Any], ...], limit: int
+) -> dict[str, list[Feedback]]:
+    query = select(f.project, *_columns(schema.feedback, Feedback)).where(due).order_by(*order).limit(limit)
+    return _by_project(connection.execute(query.with_for_update(skip_locked=True, key_share=True)), Feedback)
+
+
+def _completions(
+    connection: Connection, project: str, batch: Sequence[Feedback]
+) -> dict[tuple[str, int], tuple[str, str]]:
+    """(target id, choice) to (completion id, trajectory id), for ids of ours and of vLLM."""
+    wanted = {(one.target_id, one.choice) for one in batch if one.target_kind == "completion"}
+    if not wanted:
+        return {}
+    ids = sorted({target_id for target_id, _ in wanted})
+    columns = select(c.id, c.upstream_id, c.choice, c.trajectory_id).where(c.project == project)
+    # Latest first: should an upstream id repeat, the earliest call is written over the others.
+    theirs = columns.where(c.upstream_id.in_(ids)).order_by(c.created_at.desc(), c.id.desc())
+    found = {(row.upstream_id, row.choice): (row.id, row.trajectory_id) for row in connection.execute(theirs)}
+    ours = {row.id: (row.id, row.trajectory_id) for row in connection.execute(columns.where(c.id.in_(ids)))}
+    return found | {key: ours[key[0]] for key in wanted if key[0] in ours}
+
+
+def _standing(
+    connection: Connection, project: str, trajectory_ids: Collection[str], group_ids: Collection[str]
+) -> list[Feedback]:
+    applied = select(*_columns(schema.feedback, Feedback)).where(f.project == project, f.state == "applied")
+    queries = [applied.where(f.trajectory_id.in_(ids)) for ids in _chunks(trajectory_ids)]
+    queries += [applied.where(_is(f.target_kind, "group"), f.target_id.in_(ids)) for ids in _chunks(group_ids)]
+    return [_value(Feedback, row) for query in queries for row in connection.execute(query)]
+
+
+def _trajectories(connection: Connection, project: str, which: ColumnElement[bool]) -> list[Trajectory]:
+    query = select(*_columns(schema.trajectories, Trajectory)).where(t.project == project, which).order_by(t.id)
+    return [_value(Trajectory, row) for row in connection.execute(query.with_for_update(key_share=True))]
+
+
+def _update(
+    connection: Connection,
+    table: Table,
+    project: str,
+    unless_moved: ColumnElement[bool],
+    names: Sequence[str],
+    values: Sequence[Became | Group | Trajectory],
+) -> None:
+    if not values:
+        return
+    new = {name: bindparam(f"b_{name}", type_=table.c[name].type) for name in names}
+    is_one = (table.c.project == project, table.c.id == bindparam("b_id"), unless_moved)
+    rows = [{f"b_{name}": getattr(one, name) for name in ("id", *names)} for one in values]
+    connection.execute(table.update().where(*is_one).values(new), rows)
+
+
+def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
+    """In order, and few enough for one statement: both databases bound the number of its parameters."""
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), IDS_PER_STATEMENT):
+        yield ordered[start : start + IDS_PER_STATEMENT]
+
+
+def _columns(table: Table, kind: type[Any]) -> list[ColumnElement[Any]]:
+    return [table.c[field.name] for field in fields(kind)]
+
+
+def _value(kind: type[Value], row: Row[Any]) -> Value:
+    """The row's last columns as a value; what stands before them is the project."""
+    return kind(*row[len(row) - len(fields(kind)) :])
+
+
+def _by_project(rows: Iterable[Row[Any]], kind: type[Value]) -> dict[str, list[Value]]:
+    found: dict[str, list[Value]] = {}
+    for row in rows:
+        found.setdefault(row.project, []).append(_value(kind, row))
+    return {project: found[project] for project in sorted(found)}

@@ -1,0 +1,50 @@
+"""The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table, no query."""
+
+import json
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, make_url
+
+BUSY_TIMEOUT_MS = 20_000
+"""How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
+
+
+def connect(url: str) -> Engine:
+    """Open an engine on `url` (`sqlite:///…` or `postgresql+psycopg://…`); connects lazily.
+
+    SQLite runs in WAL mode with `BEGIN IMMEDIATE`, so that a transaction that will write never fails half-way because
+    another one wrote first. Readers use `engine.connect()` with `execution_options(isolation_level="AUTOCOMMIT")`.
+
+    Raises:
+        sqlalchemy.exc.ArgumentError: `url` is not a database URL.
+    """
+    sqlite = make_url(url).get_backend_name() == "sqlite"
+    engine = create_engine(
+        url,
+        json_serializer=_compact_json,
+        pool_pre_ping=not sqlite,
+        **({"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}} if sqlite else {}),
+    )
+    if sqlite:
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_immediate)
+    return engine
+
+
+def _compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # sqlite3's own transaction handling would begin DEFERRED, and only at the first write: switch it off.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_immediate(connection: Any) -> None:
+    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

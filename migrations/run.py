@@ -1,0 +1,111 @@
+"""Moves a database along its history. Knows Alembic and no program of ours; needs no alembic.ini.
+
+Errors::
+
+    MigrationError                 the message says what was wrong and what to do
+    ├── DatabaseUnreachable        no database answers at this URL
+    └── DatabaseNewer              it was migrated by a later Whetstone
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from migrations.database import connect
+
+BASE = "base"
+"""Before the first revision: an empty database."""
+
+_LOCK = 0x5748_4554
+"""PostgreSQL's advisory lock of whoever migrates ("WHET"): two programs that start at once take turns."""
+
+
+class MigrationError(Exception):
+    """The database could not be moved; nothing of it changed."""
+
+
+class DatabaseUnreachable(MigrationError):
+    """No database answers at this URL."""
+
+
+class DatabaseNewer(MigrationError):
+    """The database was migrated by a later Whetstone."""
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database at `url` to `revision`, all or nothing; one that is there already is left alone.
+
+    Raises:
+        DatabaseUnreachable: nothing answers at `url`, or it is no database URL.
+        DatabaseNewer: its revision is not among ours.
+        MigrationError: `revision` is unknown.
+    """
+    _move(url, revision, command.upgrade)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database at `url` back to `revision` (`base`: no table is left); what later tables held is lost.
+
+    Raises:
+        DatabaseUnreachable, DatabaseNewer, MigrationError: as `upgrade`.
+    """
+    _move(url, revision, command.downgrade)
+
+
+def configuration(connection: Connection) -> Config:
+    """Alembic's configuration for a connection whose transaction the caller commits."""
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _move(url: str, revision: str, mover: Callable[[Config, str], None]) -> None:
+    with _transaction(url) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        config = configuration(connection)
+        ours = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        theirs = set(MigrationContext.configure(connection).get_current_heads())
+        if theirs - ours:
+            raise DatabaseNewer(
+                f"the database is at revision {', '.join(sorted(theirs - ours))}, which this version of Whetstone does "
+                "not know: a later one migrated it. Run that one, or restore a backup."
+            )
+        try:
+            mover(config, revision)
+        except CommandError as error:
+            raise MigrationError(f"cannot go to revision {revision!r}: {error}") from error
+
+
+@contextmanager
+def _transaction(url: str) -> Iterator[Connection]:
+    try:
+        engine = connect(url)
+    except ArgumentError as error:
+        raise DatabaseUnreachable(
+            f"{url!r} is no database URL; write sqlite:////path/to/whetstone.db or postgresql+psycopg://user@host/name"
+        ) from error
+    try:
+        try:
+            connection = engine.connect()
+            connection.begin()
+        except DBAPIError as error:
+            shown = make_url(url).render_as_string(hide_password=True)
+            raise DatabaseUnreachable(
+                f"no database answers at {shown}: {str(error.orig).strip()}. "
+                "Check that it runs, that the URL is right and that this user may write there."
+            ) from error
+        with connection:
+            yield connection
+            connection.commit()
+    finally:
+        engine.dispose()

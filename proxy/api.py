@@ -1,0 +1,103 @@
+"""Every route but inference: models, feedback, what became of things, health. FastAPI; reads the store, writes by the recorder."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from proxy.errors import NotFound, ProxyError, TooLarge
+from proxy.feedback import read_feedback, row_of
+from proxy.policies import Policy
+from proxy.recorder import Recorder
+from proxy.store import Store
+from proxy.upstream import Upstream
+
+_HIDDEN = frozenset({"project", "key_id"})
+
+
+def build(
+    *,
+    project: str,
+    policies: Callable[[], dict[str, Policy]],
+    store: Store,
+    recorder: Recorder,
+    upstream: Upstream,
+    max_body_bytes: int,
+) -> FastAPI:
+    """The routes, over these parts."""
+    api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
+
+    @api.exception_handler(ProxyError)
+    async def answer_error(_request: Request, error: ProxyError) -> Response:
+        return Response(error.body(), error.status, {k.decode(): v.decode() for k, v in error.headers()})
+
+    @api.exception_handler(404)
+    async def no_route(request: Request, _error: Exception) -> Response:
+        raise_as = NotFound(f"there is no {request.method} {request.url.path} here")
+        return await answer_error(request, raise_as)
+
+    @api.get("/v1/models")
+    async def models() -> Response:
+        """The policies, then their served versions."""
+        entries = []
+        for policy in policies().values():
+            for name in [policy.name, *(f"{policy.name}@v{v}" for v in sorted(policy.served_versions))]:
+                entries.append({"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"})
+        return _json({"object": "list", "data": entries})
+
+    @api.post("/v1/feedback", status_code=202)
+    async def post_feedback(request: Request) -> Response:
+        """Take what trajectories were worth; answered once it is committed."""
+        body = await request.body()
+        if len(body) > max_body_bytes:
+            raise TooLarge(f"the body is over {max_body_bytes} bytes (setting proxy.max_body_bytes)")
+        items, batch = read_feedback(body)
+        created_at = datetime.now(UTC)
+        ids = await recorder.feedback([row_of(item, project, created_at) for item in items])
+        results = [{"id": feedback_id, "object": "feedback", "state": "waiting"} for feedback_id in ids]
+        return _json(results if batch else results[0], status=202)
+
+    @api.get("/v1/feedback/{feedback_id}")
+    def get_feedback(feedback_id: str) -> Response:
+        """What became of a feedback, down to the step that trained on it."""
+        return _found(store.feedback(project, feedback_id), "feedback", feedback_id)
+
+    @api.get("/v1/trajectories/{trajectory_id}")
+    def get_trajectory(trajectory_id: str) -> Response:
+        """State, reward and `why_not_trained`."""
+        return _found(store.trajectory(project, trajectory_id), "trajectory", trajectory_id)
+
+    @api.get("/v1/groups/{group_id}")
+    def get_group(group_id: str) -> Response:
+        """State, rewards and members."""
+        group = store.group(project, group_id)
+        if group is not None:
+            group["members"] = store.group_members(project, group_id)
+        return _found(group, "group", group_id)
+
+    @api.get("/healthz")
+    async def healthz() -> Response:
+        """The process lives."""
+        return _json({"status": "ok"})
+
+    @api.get("/readyz")
+    async def readyz() -> Response:
+        """It can serve: vLLM answers and a policy exists."""
+        served = await upstream.healthy()
+        ready = served and bool(policies())
+        state = {"status": "ok" if ready else "unavailable", "vllm": served, "unwritten": recorder.unwritten}
+        return _json(state, status=200 if ready else 503)
+
+    return api
+
+
+def _found(row: dict[str, Any] | None, kind: str, row_id: str) -> Response:
+    if row is None:
+        raise NotFound(f"there is no {kind} {row_id[:200]!r} in this project")
+    return _json({"object": kind} | {key: value for key, value in row.items() if key not in _HIDDEN})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

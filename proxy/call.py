@@ -1,0 +1,83 @@
+"""One served call, frozen: what goes into the journal and from there into SQL. Values only."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.address import Address
+
+Status = Literal["complete", "aborted", "error"]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What one choice of a call said. None: vLLM did not tell."""
+
+    index: int
+    message: dict[str, Any]
+    text: str | None
+    finish_reason: str | None
+    token_ids: list[int] | None
+    logprobs: list[float] | None
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A served call with all its choices."""
+
+    id: str
+    project: str
+    policy: str
+    policy_version: int
+    endpoint: str
+    streamed: bool
+    status: Status
+    error: str | None
+    trajectory_id: str
+    threaded_by: str
+    address: Address
+    end_user: str | None
+    messages: list[msgspec.Raw]
+    tools: msgspec.Raw | None
+    sampling: msgspec.Raw
+    bent: str | None
+    """Why its sampling cannot be trained on; None when it can."""
+    prompt_token_ids: list[int] | None
+    prompt_tokens: int | None
+    choices: tuple[Choice, ...]
+    created_at_s: float
+    ttft_ms: float | None
+    total_ms: float
+
+    @property
+    def created_at(self) -> datetime:
+        """When the request arrived."""
+        return datetime.fromtimestamp(self.created_at_s, UTC)
+
+    @property
+    def upstream_id(self) -> str:
+        """The id the app holds: vLLM makes it from ours."""
+        return f"chatcmpl-{self.id}"
+
+    def completion_id(self, choice: Choice) -> str:
+        """The first choice carries the call's own id."""
+        return self.id if choice.index == 0 else f"{self.id}.{choice.index}"
+
+    def trajectory_of(self, choice: Choice) -> str:
+        """The first choice continues the trajectory, each further one opens a sibling."""
+        return self.trajectory_id if choice.index == 0 else f"{self.trajectory_id}.{choice.index}"
+
+    def why_not_trained(self, choice: Choice) -> str | None:
+        """What this choice lacks to be trained on; None when nothing."""
+        if self.status != "complete":
+            return self.status
+        if self.bent:
+            return self.bent
+        if not self.prompt_token_ids or not choice.token_ids:
+            return "no_token_ids"
+        if choice.logprobs is None or len(choice.logprobs) != len(choice.token_ids):
+            return "no_logprobs"
+        # -9999.0 is vLLM's minus infinity: a probability nobody measured.
+        if not all(math.isfinite(logprob) and logprob > -9999.0 for logprob in choice.logprobs):
+            return "no_logprobs"
+        return None

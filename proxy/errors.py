@@ -1,0 +1,101 @@
+"""What can go wrong at the proxy's door, as OpenAI-shaped errors. Knows no request; opens nothing.
+
+ProxyError
+├── BadRequest                 400
+│   ├── NotJson                400  the body is no JSON object
+│   ├── BadId                  400  an id out of its alphabet
+│   └── RefusedField           400  a field that reaches into the server
+├── Forbidden                  403  a foreign origin or host
+├── NotFound                   404
+│   └── UnknownModel           404
+├── TooLarge                   413
+├── UpstreamDown               503  vLLM does not answer
+├── AdapterLoading             503  vLLM has lost an adapter that is being loaded again
+└── NotRecorded                503  the journal cannot be written
+"""
+
+import msgspec
+
+
+class ProxyError(Exception):
+    """An answer other than what was asked for. `message` says what was wrong and what to do."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> bytes:
+        """The error in OpenAI's shape."""
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.kind, "code": self.code, "param": self.param}}
+        )
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of the error's response."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        return headers
+
+
+class BadRequest(ProxyError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class NotJson(BadRequest):
+    code = "invalid_json"
+
+
+class BadId(BadRequest):
+    code = "invalid_id"
+
+
+class RefusedField(BadRequest):
+    code = "refused_field"
+
+
+class Forbidden(ProxyError):
+    status = 403
+    kind = "invalid_request_error"
+    code = "forbidden"
+
+
+class NotFound(ProxyError):
+    status = 404
+    kind = "invalid_request_error"
+    code = "not_found"
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
+
+
+class TooLarge(ProxyError):
+    status = 413
+    kind = "invalid_request_error"
+    code = "body_too_large"
+
+
+class UpstreamDown(ProxyError):
+    status = 503
+    code = "upstream_down"
+    retry_after_s = 2
+
+
+class AdapterLoading(ProxyError):
+    status = 503
+    code = "adapter_loading"
+    retry_after_s = 2
+
+
+class NotRecorded(ProxyError):
+    status = 503
+    code = "not_recorded"
+    retry_after_s = 10

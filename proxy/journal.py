@@ -1,0 +1,115 @@
+"""The append-only journal between a served call and SQL. Bytes in, bytes out; knows nothing of what they mean.
+
+A write to the page cache survives `kill -9` of the process. Each process appends to a segment of its own, locked while
+it lives; the segments of the dead are read at the next start. A frame is length and CRC-32 (little endian, 4 bytes
+each) and the payload; a torn last frame was never acknowledged and is dropped.
+"""
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+SEGMENT_BYTES = 16 * 2**20
+_HEAD = struct.Struct("<II")
+
+
+class Segment:
+    """One file of the journal, and how many of its records SQL does not have yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.outstanding = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def append(self, payload: bytes) -> None:
+        """Write one record, whole or not at all.
+
+        Raises:
+            OSError: it could not be written (no space left, mostly); the segment is as it was.
+        """
+        frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            written = os.write(self._file, frame)
+            if written != len(frame):
+                raise OSError(f"{self.path}: only {written} of {len(frame)} bytes were written")
+        except OSError:
+            os.ftruncate(self._file, self.bytes)
+            raise
+        self.bytes += len(frame)
+        self.outstanding += 1
+
+    def drop(self) -> None:
+        """Remove the file: SQL has all of it."""
+        self.path.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def keep(self) -> None:
+        """Close the file and leave it for the next start."""
+        os.close(self._file)
+
+
+class Journal:
+    """The folder's segments. Used from one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._number = 0
+        self._current = self._new_segment()
+
+    def append(self, payload: bytes) -> Segment:
+        """Write a record; hand the segment back to `settled` once SQL has it.
+
+        Raises:
+            OSError: nothing was written.
+        """
+        if self._current.bytes > SEGMENT_BYTES:
+            full, self._current = self._current, self._new_segment()
+            if not full.outstanding:
+                full.drop()
+        self._current.append(payload)
+        return self._current
+
+    def settled(self, segment: Segment, records: int) -> None:
+        """Say that SQL has so many more of the segment's records."""
+        segment.outstanding -= records
+        if not segment.outstanding and segment is not self._current:
+            segment.drop()
+
+    def close(self) -> None:
+        """Leave only what SQL does not have."""
+        if self._current.outstanding:
+            self._current.keep()
+        else:
+            self._current.drop()
+
+    def _new_segment(self) -> Segment:
+        self._number += 1
+        return Segment(self._folder / f"{os.getpid()}-{os.urandom(4).hex()}-{self._number:06d}.journal")
+
+
+def left_behind(folder: Path) -> Iterator[tuple[Path, list[bytes]]]:
+    """The records of dead processes, segment by segment, oldest first. Unlink each path once SQL has its records."""
+    for path in sorted(folder.glob("*.journal"), key=lambda found: found.stat().st_mtime):
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield path, list(_frames(file.read()))
+
+
+def _frames(data: bytes) -> Iterator[bytes]:
+    start = 0
+    while start + _HEAD.size <= len(data):
+        length, crc = _HEAD.unpack_from(data, start)
+        payload = data[start + _HEAD.size : start + _HEAD.size + length]
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            return
+        yield payload
+        start += _HEAD.size + length

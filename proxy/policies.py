@@ -1,0 +1,55 @@
+"""Which version speaks: the policies as the database last told. Knows names and versions; no vLLM, no request."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from proxy.errors import UnknownModel
+
+_NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A policy as apps may ask for it."""
+
+    name: str
+    live_version: int
+    served_versions: frozenset[int]
+    """The versions vLLM keeps loaded, the live one among them."""
+    created_at_s: int
+
+
+class Speaker(msgspec.Struct, frozen=True):
+    """The version that answers a call."""
+
+    policy: str
+    version: int
+
+    @property
+    def served_name(self) -> str:
+        """What vLLM calls it."""
+        return f"{self.policy}@v{self.version}"
+
+
+def names_of(policies: Mapping[str, Policy]) -> list[str]:
+    """Every name an app may ask for: the policies, then their served versions."""
+    versions = [f"{p.name}@v{version}" for p in policies.values() for version in sorted(p.served_versions)]
+    return [*policies, *versions]
+
+
+def resolve(policies: Mapping[str, Policy], model: str) -> Speaker:
+    """Find the version that `model` means: a policy's live one, or `policy@vN`.
+
+    Raises:
+        UnknownModel: nobody has that name; the message lists those that exist.
+    """
+    if policy := policies.get(model):
+        return Speaker(policy.name, policy.live_version)
+    if named := _NAMED_VERSION.fullmatch(model):
+        policy = policies.get(named["policy"])
+        if policy and int(named["version"]) in policy.served_versions:
+            return Speaker(policy.name, int(named["version"]))
+    known = names_of(policies)
+    listed = ", ".join(known[:20]) + (f" and {len(known) - 20} more (GET /v1/models)" if len(known) > 20 else "")
+    raise UnknownModel(f"the model {model[:200]!r} does not exist; there are: {listed or 'none yet'}", param="model")

@@ -1,0 +1,257 @@
+"""The proxy's SQL: calls and feedback in, policies and states out. The only file of the proxy that knows the tables."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine, Table, and_, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from migrations import schema
+from proxy.call import Call, Choice
+from proxy.delta import ANSWER, Tail, added, digest, tail_of
+from proxy.policies import Policy
+
+TAILS_KEPT = 4096
+"""Trajectories whose tail stays in memory; another one's is read from the database when it goes on."""
+
+
+class Store:
+    """The tables, through one engine. Writes from one thread, reads from any."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
+
+    def policies(self, project: str) -> dict[str, Policy]:
+        """The project's policies with the versions vLLM keeps loaded, by name."""
+        p, v = schema.policies.c, schema.policy_versions.c
+        query = (
+            select(p.id, p.live_version, p.created_at, v.version)
+            .join(
+                schema.policy_versions,
+                and_(v.project == p.project, v.policy == p.id, v.served),
+                isouter=True,
+            )
+            .where(p.project == project)
+            .order_by(p.id)
+        )
+        found: dict[str, tuple[int, set[int], int]] = {}
+        with self._reader.connect() as connection:
+            for name, live, created_at, version in connection.execute(query):
+                entry = found.setdefault(name, (live, set(), int(created_at.timestamp())))
+                if version is not None:
+                    entry[1].add(version)
+        return {name: Policy(name, live, frozenset(served), at) for name, (live, served, at) in found.items()}
+
+    def write_calls(self, connection: Connection, calls: Sequence[Call]) -> None:
+        """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays."""
+        for call in calls:
+            digests = [digest(message) for message in call.messages]
+            choices = call.choices or (_NOTHING_SAID,)
+            group_id = call.address.group_id
+            formed_by = "header"
+            if group_id is None and len(choices) > 1:
+                group_id, formed_by = f"{call.trajectory_id}.choices", "choices"
+            if group_id is not None:
+                self._open_group(connection, call, group_id, formed_by)
+            for choice in choices:
+                self._write_choice(connection, call, choice, digests, group_id)
+
+    def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[str]:
+        """Add feedback as it came, state `waiting`; return the ids, those of the first where a key repeats."""
+        ids = []
+        for row in rows:
+            new = _insert_new(connection, schema.feedback, {**row, "state": "waiting"})
+            ids.append(row["id"] if new else self._feedback_by_key(connection, row))
+        return ids
+
+    def feedback(self, project: str, feedback_id: str) -> dict[str, Any] | None:
+        """One feedback as it stands; None where the project has none of that id."""
+        return self._row(schema.feedback, project, feedback_id)
+
+    def trajectory(self, project: str, trajectory_id: str) -> dict[str, Any] | None:
+        """One trajectory as it stands."""
+        return self._row(schema.trajectories, project, trajectory_id)
+
+    def group(self, project: str, group_id: str) -> dict[str, Any] | None:
+        """One group as it stands."""
+        return self._row(schema.groups, project, group_id)
+
+    def group_members(self, project: str, group_id: str) -> list[dict[str, Any]]:
+        """Its trajectories: id, state, reward, why_not_trained."""
+        t = schema.trajectories.c
+        query = (
+            select(t.id, t.state, t.reward, t.why_not_trained)
+            .where(t.project == project, t.group_id == group_id)
+            .order_by(t.created_at, t.id)
+        )
+        with self._reader.connect() as connection:
+            return [dict(row._mapping) for row in connection.execute(query)]
+
+    def forget_tails(self) -> None:
+        """Drop what is remembered of transactions that did not commit."""
+        self._tails.clear()
+
+    def _row(self, table: Table, project: str, row_id: str) -> dict[str, Any] | None:
+        query = select(table).where(table.c.project == project, table.c.id == row_id)
+        with self._reader.connect() as connection:
+            row = connection.execute(query).one_or_none()
+        return dict(row._mapping) if row else None
+
+    def _feedback_by_key(self, connection: Connection, row: Mapping[str, Any]) -> str:
+        f = schema.feedback.c
+        query = select(f.id).where(f.project == row["project"], f.idempotency_key == row["idempotency_key"])
+        return str(connection.execute(query).scalar_one())
+
+    def _open_group(self, connection: Connection, call: Call, group_id: str, formed_by: str) -> None:
+        row = {
+            "project": call.project,
+            "id": group_id,
+            "policy": call.policy,
+            "formed_by": formed_by,
+            "state": "open",
+            "size": 0,
+            "rewarded": 0,
+            "created_at": call.created_at,
+        }
+        _insert_new(connection, schema.groups, row)
+
+    def _write_choice(
+        self, connection: Connection, call: Call, choice: Choice, digests: list[bytes], group_id: str | None
+    ) -> None:
+        trajectory_id = call.trajectory_of(choice)
+        why_not_trained = call.why_not_trained(choice)
+        self._open_trajectory(connection, call, trajectory_id, group_id)
+        t = schema.trajectories.c
+        is_trajectory = and_(t.project == call.project, t.id == trajectory_id)
+        columns = (t.state, t.completions, t.sampled_tokens, t.tail_completion_id)
+        state, turn, sampled, tail_id = connection.execute(select(*columns).where(is_trajectory)).one()
+        if state not in ("open", "ended"):
+            why_not_trained = why_not_trained or "trajectory_over"
+        tail = self._tail(connection, call.project, trajectory_id, tail_id)
+        new = added(tail, call.messages, digests, call.prompt_token_ids, call.tools)
+        row = {
+            "project": call.project,
+            "id": call.completion_id(choice),
+            "upstream_id": call.upstream_id,
+            "call_id": call.id,
+            "choice": choice.index,
+            "trajectory_id": trajectory_id,
+            "turn": turn,
+            "policy": call.policy,
+            "policy_version": call.policy_version,
+            "endpoint": call.endpoint,
+            "streamed": call.streamed,
+            "status": call.status,
+            "error": call.error,
+            "follows": new.follows,
+            "end_user": call.end_user,
+            "new_messages": [msgspec.json.decode(message) for message in new.messages],
+            "tools": None if new.tools is None else msgspec.json.decode(new.tools),
+            "response": choice.message or None,
+            "response_text": choice.text,
+            "prompt_token_ids": new.prompt_token_ids,
+            "token_ids": choice.token_ids,
+            "inference_logprobs": choice.logprobs,
+            "sampling": msgspec.json.decode(call.sampling),
+            "finish_reason": choice.finish_reason,
+            "prompt_tokens": call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
+            "completion_tokens": None if choice.token_ids is None else len(choice.token_ids),
+            "ttft_ms": call.ttft_ms,
+            "total_ms": call.total_ms,
+            "threaded_by": call.threaded_by,
+            "why_not_trained": why_not_trained,
+            "created_at": call.created_at,
+        }
+        if not _insert_new(connection, schema.completions, row):
+            return
+        connection.execute(
+            schema.trajectories.update()
+            .where(is_trajectory)
+            .values(
+                completions=turn + 1,
+                sampled_tokens=sampled + len(choice.token_ids or ()),
+                last_version=call.policy_version,
+                tail_completion_id=row["id"],
+                last_seen_at=call.created_at,
+            )
+        )
+        left = tail_of(str(row["id"]), new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
+        self._remember(call.project, trajectory_id, left)
+
+    def _open_trajectory(self, connection: Connection, call: Call, trajectory_id: str, group_id: str | None) -> None:
+        row = {
+            "project": call.project,
+            "id": trajectory_id,
+            "group_id": group_id,
+            "policy": call.policy,
+            "task": call.address.task,
+            "split": call.address.split,
+            "no_train": call.address.no_train,
+            "state": "open",
+            "first_version": call.policy_version,
+            "last_version": call.policy_version,
+            "completions": 0,
+            "sampled_tokens": 0,
+            "metadata": call.address.metadata,
+            "created_at": call.created_at,
+            "last_seen_at": call.created_at,
+        }
+        _insert_new(connection, schema.trajectories, row)
+
+    def _remember(self, project: str, trajectory_id: str, tail: Tail | None) -> None:
+        key = (project, trajectory_id)
+        self._tails.pop(key, None)
+        if tail is not None:
+            self._tails[key] = tail
+            if len(self._tails) > TAILS_KEPT:
+                self._tails.popitem(last=False)
+
+    def _tail(self, connection: Connection, project: str, trajectory_id: str, tail_id: str | None) -> Tail | None:
+        """The trajectory's tail: from memory where that is still the last one, else read back along `follows`."""
+        if tail_id is None:
+            return None
+        known = self._tails.get((project, trajectory_id))
+        if known is not None and known.completion_id == tail_id:
+            return known
+        c = schema.completions.c
+        chain: list[Any] = []
+        follows: str | None = tail_id
+        while follows is not None:
+            columns = (c.follows, c.new_messages, c.tools, c.response, c.prompt_token_ids, c.token_ids)
+            row = connection.execute(select(*columns).where(c.project == project, c.id == follows)).one()
+            chain.append(row)
+            follows = row.follows
+        token_ids: list[int] = []
+        digests: list[bytes] = []
+        tools = None
+        for row in reversed(chain):
+            if row.prompt_token_ids is None or row.token_ids is None:
+                return None
+            if token_ids:
+                digests.append(ANSWER)
+            token_ids += row.prompt_token_ids + row.token_ids
+            digests += [digest(msgspec.Raw(msgspec.json.encode(message))) for message in row.new_messages or ()]
+            tools = row.tools or tools
+        return Tail(
+            tail_id, token_ids, digests, None if tools is None else msgspec.json.encode(tools, order="deterministic")
+        )
+
+
+_NOTHING_SAID = Choice(index=0, message={}, text=None, finish_reason=None, token_ids=None, logprobs=None)
+
+
+def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert unless a unique key forbids it; whether it did."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    result = connection.execute(insert(table).values(**row).on_conflict_do_nothing())
+    return result.rowcount == 1
+
+
+def now() -> datetime:
+    """This instant, in UTC."""
+    return datetime.now(UTC)

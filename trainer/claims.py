@@ -1,0 +1,104 @@
+"""Which groups a step takes: fresh enough, enough of them, the oldest first. Pure; knows no table and no tokens."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+
+from whetstone.settings import TrainerSettings
+
+
+@dataclass(frozen=True)
+class CandidateMember:
+    """One rewarded trajectory of a scored group."""
+
+    trajectory_id: str
+    reward: float
+    first_version: int
+    last_version: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One scored group."""
+
+    group_id: str
+    closed_at: datetime
+    members: tuple[CandidateMember, ...]
+
+    def fresh(self, live: int) -> int:
+        """How many of its members the live version spoke from beginning to end."""
+        return sum(member.first_version == member.last_version == live for member in self.members)
+
+    @staticmethod
+    def grouped(rows: Iterable[tuple[str, datetime, str, float, int, int]]) -> "list[Candidate]":
+        """Groups from rows of (group id, closed at, trajectory id, reward, first version, last version), in order."""
+        return [
+            Candidate(group_id, closed_at, tuple(CandidateMember(*row[2:]) for row in members))
+            for (group_id, closed_at), members in groupby(rows, key=itemgetter(0, 1))
+        ]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to do with the candidates."""
+
+    claimed: tuple[Candidate, ...]
+    """Empty while no step is due."""
+    discarded: Mapping[str, tuple[str, ...]]
+    """Reason -> group ids that can never be trained on any more."""
+    staleness: Mapping[int, int]
+    """Version -> updates between it and the live one, along the lineage."""
+
+
+def lineage_of(live: int, parents: Mapping[int, int | None]) -> list[int]:
+    """The live version, its parent, and so on to the base model."""
+    lineage = []
+    version: int | None = live
+    while version is not None:
+        lineage.append(version)
+        version = parents[version]
+    return lineage
+
+
+def choose(candidates: Sequence[Candidate], lineage: Sequence[int], now: datetime, settings: TrainerSettings) -> Choice:
+    """Choose the groups of the next step.
+
+    A step is due with `groups_per_step` groups, if `min_fresh_share` of their trajectories were spoken by the live
+    version from beginning to end, or if the oldest group has waited for `fresh_waits_s`. Of more than
+    `max_groups_per_step` the oldest are taken, but for the places that fresh ones need.
+    """
+    staleness = {version: updates for updates, version in enumerate(lineage)}
+    discarded: dict[str, list[str]] = {}
+    usable = []
+    for group in candidates:
+        versions = [member.first_version for member in group.members]
+        if any(version not in staleness for version in versions):
+            discarded.setdefault("off_lineage", []).append(group.group_id)
+        elif max(staleness[version] for version in versions) > settings.max_staleness:
+            discarded.setdefault("stale", []).append(group.group_id)
+        else:
+            usable.append(group)
+    taken = _within_limit(usable, lineage[0], settings)
+    if len(taken) < settings.groups_per_step or not _fresh_enough(taken, lineage[0], now, settings):
+        taken = []
+    return Choice(tuple(taken), {reason: tuple(ids) for reason, ids in discarded.items()}, staleness)
+
+
+def _within_limit(groups: Sequence[Candidate], live: int, settings: TrainerSettings) -> list[Candidate]:
+    limit = settings.max_groups_per_step
+    if len(groups) <= limit:
+        return list(groups)
+    fresh = [group for group in groups if group.fresh(live) == len(group.members)]
+    reserved = fresh[: math.ceil(settings.min_fresh_share * limit)]
+    older = [group for group in groups if group not in reserved][: limit - len(reserved)]
+    return older + reserved
+
+
+def _fresh_enough(groups: Sequence[Candidate], live: int, now: datetime, settings: TrainerSettings) -> bool:
+    fresh = sum(group.fresh(live) for group in groups)
+    waited_s = (now - min(group.closed_at for group in groups)).total_seconds()
+    needed = settings.min_fresh_share * sum(len(group.members) for group in groups)
+    return fresh >= needed or waited_s >= settings.fresh_waits_s

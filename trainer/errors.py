@@ -1,0 +1,58 @@
+"""What can go wrong in training, as one tree. Knows no torch and opens nothing.
+
+    TrainerError
+    ├── RowError              what was logged cannot be trained on (also a ValueError)
+    ├── RewardError           a reward is no number (also a ValueError)
+    ├── NotFinite             a loss or gradient is NaN or infinite; nothing has moved
+    ├── LeaseLost             another worker has taken the step over
+    ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
+    └── AdapterError
+        ├── AdapterExists     the folder is taken; adapters are never overwritten
+        ├── AdapterNotWritten the disk refused; nothing stands under the final name
+        ├── AdapterDamaged    a file is missing, or is not what the manifest says
+        └── AdapterMismatch   the adapter is whole, but of another base model or another shape
+"""
+
+
+class TrainerError(Exception):
+    """Training cannot go on; the message says what was wrong and what to do."""
+
+
+class RowError(TrainerError, ValueError):
+    """What was logged cannot be trained on."""
+
+
+class RewardError(TrainerError, ValueError):
+    """A reward is NaN or infinite."""
+
+
+class NotFinite(TrainerError):
+    """A loss or gradient is NaN or infinite. Weights, optimizer and RNG are as they were before the step."""
+
+
+class LeaseLost(TrainerError):
+    """Another worker has taken the step over; this one writes nothing more."""
+
+
+class ModelUnusable(TrainerError):
+    """The base model cannot be loaded, or does not compute its logits as we do."""
+
+
+class AdapterError(TrainerError):
+    """An adapter cannot be written or read."""
+
+
+class AdapterExists(AdapterError):
+    """The folder is taken; adapters are never overwritten."""
+
+
+class AdapterNotWritten(AdapterError):
+    """The disk refused. Nothing stands under the final name."""
+
+
+class AdapterDamaged(AdapterError):
+    """A file is missing, or is not what the manifest says. The message names it."""
+
+
+class AdapterMismatch(AdapterError):
+    """The adapter is whole, but of another base model or another shape than asked for."""

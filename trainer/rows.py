@@ -1,0 +1,139 @@
+"""Completions in, training rows out. Knows token ids; no torch, no tokenizer, no database.
+
+A row is one sequence that a forward pass reads from left to right. Turns of a conversation share one row as long as
+each prompt repeats, id for id, what was said before it; where it does not (a template that drops old thinking, a
+compaction, a sub-agent, a retry), another row begins. Every sampled token is trained exactly once: in the row where
+it was appended. A later row that repeats it has it as prompt.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from trainer.errors import RowError
+
+LOGPROB_NOISE = 1e-4
+"""Largest logprob above 0 that float32 rounding explains, in nats; a server's softmax stays well below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """One completion with its whole prompt, as the server returned it."""
+
+    completion_id: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    """Sampled ids; empty for an answer cut off before its first token."""
+    logprobs: tuple[float, ...]
+    """Nats, one per sampled id, at `temperature`."""
+    version: int
+    """The policy version that spoke."""
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training sequence of T tokens; per-token fields have one entry for each."""
+
+    trajectory_id: str
+    token_ids_T: tuple[int, ...]
+    sampled_T: tuple[bool, ...]
+    """True where the policy sampled the token and this row trains it."""
+    inference_logprobs_T: tuple[float, ...]
+    """Nats; NaN where not sampled."""
+    versions_T: tuple[int, ...]
+    """Version that sampled the token; -1 where not sampled."""
+    temperatures_T: tuple[float, ...]
+    """1.0 where not sampled."""
+    advantage: float
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A row that later turns may still extend."""
+
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+
+    def begins(self, prompt_ids: tuple[int, ...]) -> bool:
+        """Whether the prompt repeats this row id for id."""
+        length = len(self.token_ids)
+        return length <= len(prompt_ids) and self.token_ids == list(prompt_ids[:length])
+
+    def read(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            self._append(token_id, False, math.nan, -1, 1.0)
+
+    def speak(self, spoken: Spoken) -> None:
+        for token_id, logprob in zip(spoken.token_ids, spoken.logprobs, strict=True):
+            self._append(token_id, True, logprob, spoken.version, spoken.temperature)
+
+    def _append(self, token_id: int, sampled: bool, logprob: float, version: int, temperature: float) -> None:
+        self.token_ids.append(token_id)
+        self.sampled.append(sampled)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        self.temperatures.append(temperature)
+
+
+def merge(trajectory_id: str, completions: Iterable[Spoken], advantage: float) -> list[Row]:
+    """The rows of one trajectory; all of them carry its one advantage.
+
+    `completions` come in turn order. A completion whose prompt begins with a row (its last prompt and answer) is
+    appended to it, to the longest such row; else it begins a row of its own. A completion without tokens adds nothing.
+
+    Raises:
+        RowError: ids and logprobs differ in number, a logprob is NaN, infinite or above 0, an id is negative, a
+            prompt is empty (nothing predicts its first token), a temperature or the advantage cannot be used.
+    """
+    if not math.isfinite(advantage):
+        raise RowError(f"trajectory {trajectory_id}: advantage {advantage} is not a finite number")
+    rows: list[_Growing] = []
+    for spoken in completions:
+        check(spoken)
+        if not spoken.token_ids:
+            continue
+        row = max(
+            (row for row in rows if row.begins(spoken.prompt_ids)), key=lambda row: len(row.token_ids), default=None
+        )
+        if row is None:
+            row = _Growing()
+            rows.append(row)
+        row.read(spoken.prompt_ids[len(row.token_ids) :])
+        row.speak(spoken)
+    return [
+        Row(
+            trajectory_id=trajectory_id,
+            token_ids_T=tuple(row.token_ids),
+            sampled_T=tuple(row.sampled),
+            inference_logprobs_T=tuple(row.logprobs),
+            versions_T=tuple(row.versions),
+            temperatures_T=tuple(row.temperatures),
+            advantage=advantage,
+        )
+        for row in rows
+    ]
+
+
+def check(spoken: Spoken) -> None:
+    """Raise RowError, naming the completion, unless it can be trained on."""
+
+    def refuse(why: str) -> RowError:
+        return RowError(f"completion {spoken.completion_id}: {why}")
+
+    if len(spoken.token_ids) != len(spoken.logprobs):
+        raise refuse(f"{len(spoken.token_ids)} token ids but {len(spoken.logprobs)} logprobs")
+    if not spoken.prompt_ids:
+        raise refuse("the prompt has no ids, so nothing predicts the first sampled token")
+    if min(spoken.prompt_ids) < 0 or min(spoken.token_ids, default=0) < 0:
+        raise refuse("a token id is negative")
+    for place, logprob in enumerate(spoken.logprobs):
+        if not math.isfinite(logprob) or logprob > LOGPROB_NOISE:
+            raise refuse(f"logprob {logprob} of sampled token {place} is not the logarithm of a probability")
+    if not math.isfinite(spoken.temperature) or spoken.temperature <= 0:
+        raise refuse(f"temperature {spoken.temperature} is not above 0")
+    if spoken.version < 0:
+        raise refuse(f"version {spoken.version} is negative")

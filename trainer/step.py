@@ -1,0 +1,239 @@
+"""One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things only."""
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import adapter
+from trainer.advantages import Advantages, group_relative
+from trainer.errors import AdapterError, NotFinite, RowError
+from trainer.learner import Learner, StepFigures
+from trainer.losses import k3
+from trainer.rows import Row, merge
+from trainer.store import Claim, Member, Store
+from whetstone.settings import Settings
+from whetstone.vllm import Vllm, VllmDown, VllmRefused
+
+PROBE_PROMPTS = 4
+PROBE_TOKENS = 8
+LOAD_RETRY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Learners:
+    """The learner of each policy, kept warm between steps; read from the adapter's folder where it is not."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._warm: dict[str, tuple[int, Learner]] = {}
+
+    def take(self, claim: Claim) -> Learner:
+        """The learner at the claim's version_in. It is the step's until `keep` gives it back."""
+        version, learner = self._warm.pop(claim.policy, (-1, None))
+        if learner is not None and version == claim.version_in:
+            return learner
+        settings = self._settings
+        if claim.adapter_in is None:
+            return Learner.fresh(settings.model, settings.trainer, settings.seed)
+        return Learner.resume(settings.model, claim.adapter_in, settings.trainer)
+
+    def keep(self, claim: Claim, learner: Learner) -> None:
+        """Keep a learner that made the now live version."""
+        self._warm[claim.policy] = (claim.version_out, learner)
+
+
+class _Phases:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 4)
+
+
+class _NotFit(Exception):
+    """The candidate does not pass the gate."""
+
+    def __init__(self, reason: str, probe_k3: float | None) -> None:
+        super().__init__(reason)
+        self.probe_k3 = probe_k3
+
+
+def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, settings: Settings) -> bool:
+    """Take the policy's next step if one is due; whether it did.
+
+    Raises:
+        LeaseLost: another worker has taken the step over; nothing more was written.
+        VllmDown: it did not come back in time; the step is taken over when its lease ends.
+        AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; likewise.
+    """
+    claim = store.claim(policy, settings.trainer)
+    if claim is None:
+        return False
+    log.info("step %s: from version %d", claim.id, claim.version_in)
+    phases = _Phases()
+    began = time.perf_counter()
+    with phases.phase("read"):
+        members = store.members(claim)
+        rows, advantages = _prepare(claim, members, store, settings.trainer.max_row_tokens)
+    if not rows:
+        store.end_without_version(claim, "noop", "no group had different rewards")
+        log.info("step %s: nothing to learn", claim.id)
+        return True
+    with phases.phase("model"):
+        learner = learners.take(claim)
+    try:
+        with phases.phase("train"):
+            figures = learner.step(rows, claim.version_in, _renewing(store, claim, settings.trainer.lease_s))
+    except NotFinite as error:
+        store.end_without_version(claim, "failed", str(error))
+        log.error("step %s: %s", claim.id, error)
+        return True
+    with phases.phase("write"):
+        folder = settings.data.resolve() / "adapters" / claim.name_out
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
+    store.trained(claim, _as_columns(figures, members, advantages), folder, manifest_sha256)
+    try:
+        with phases.phase("load"):
+            _load(vllm, claim, folder, store, settings)
+        store.loaded(claim)
+        with phases.phase("probe"):
+            probe_k3 = _probe(vllm, claim, learner, members, settings.trainer.probe_max_k3)
+    except _NotFit as unfit:
+        store.reject(claim, str(unfit), unfit.probe_k3)
+        log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
+        return True
+    seconds = time.perf_counter() - began
+    timing = {"seconds": seconds, "tokens_per_s": figures.sampled_tokens / seconds, "phases": phases.seconds}
+    store.promote(claim, timing, probe_k3, settings.trainer.keep_served)
+    learners.keep(claim, learner)
+    log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, seconds)
+    return True
+
+
+def reconcile(store: Store, vllm: Vllm) -> None:
+    """Bring vLLM to what the database says: load what is missing (after a restart of it too), unload what is over.
+
+    Raises:
+        VllmDown: it cannot be reached.
+    """
+    wanted, loaded = store.served(), vllm.models()
+    for name, folder in wanted.items():
+        if name not in loaded:
+            try:
+                adapter.verify(folder)
+                vllm.load(name, folder)
+                log.info("loaded %s", name)
+            except (AdapterError, VllmRefused) as error:
+                log.error("%s cannot be loaded: %s", name, error)
+    policies = store.policies()
+    for name in loaded - wanted.keys():
+        policy, _, version = name.rpartition("@v")
+        if policy in policies and version != "0":
+            vllm.unload(name)
+            log.info("unloaded %s", name)
+
+
+def _prepare(
+    claim: Claim, members: Sequence[Member], store: Store, max_row_tokens: int
+) -> tuple[list[Row], dict[str, float]]:
+    """Rows of all that teaches something; why the rest does not is written down."""
+    left_out = {}
+    rewards: dict[str, dict[str, float]] = {}
+    for member in members:
+        rewards.setdefault(member.group_id, {})[member.trajectory_id] = member.reward
+        if not member.spoken:
+            left_out[member.trajectory_id] = "no_token_ids"
+    taught: Advantages = group_relative(rewards)
+    rows: list[Row] = []
+    advantages: dict[str, float] = {}
+    for member in members:
+        advantage = taught.by_trajectory.get(member.trajectory_id)
+        if advantage is None:
+            left_out.setdefault(member.trajectory_id, "group_uniform")
+        elif member.trajectory_id not in left_out:
+            try:
+                own = merge(member.trajectory_id, member.spoken, advantage)
+            except RowError as error:
+                log.warning("step %s: %s", claim.id, error)
+                left_out[member.trajectory_id] = "no_logprobs"
+                continue
+            if max(len(row.token_ids_T) for row in own) > max_row_tokens:
+                left_out[member.trajectory_id] = "too_long"
+                continue
+            rows += own
+            advantages[member.trajectory_id] = advantage
+    store.note_advantages(claim, advantages, left_out)
+    return rows, advantages
+
+
+def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int], None]:
+    """Renew the lease as the step goes on, at most every third of it."""
+    renewed = time.monotonic()
+
+    def on_progress(_done: int, _total: int) -> None:
+        nonlocal renewed
+        if time.monotonic() - renewed > lease_s / 3:
+            store.renew(claim, lease_s)
+            renewed = time.monotonic()
+
+    return on_progress
+
+
+def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settings) -> None:
+    """Load the candidate under its new name; wait for a vLLM that is away."""
+    deadline = time.monotonic() + settings.vllm.start_timeout_s
+    while True:
+        try:
+            if claim.name_out not in vllm.models():
+                vllm.load(claim.name_out, folder)
+            return
+        except VllmRefused as error:
+            raise _NotFit(f"vLLM does not load it: {error}", None) from error
+        except VllmDown:
+            if time.monotonic() > deadline:
+                raise
+            store.renew(claim, settings.trainer.lease_s)
+            time.sleep(LOAD_RETRY_S)
+
+
+def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member], max_k3: float) -> float:
+    """Let vLLM speak with the candidate and compare with the trainer: mean k3 over the probe's tokens, in nats.
+
+    Raises:
+        _NotFit: a logprob is not finite, or the two disagree: vLLM does not serve what was trained.
+    """
+    prompts = list(dict.fromkeys(member.spoken[0].prompt_ids for member in members if member.spoken))[:PROBE_PROMPTS]
+    inference: list[float] = []
+    trainer: list[float] = []
+    for seed, prompt_ids in enumerate(prompts):
+        try:
+            sampled = vllm.sample(claim.name_out, prompt_ids, PROBE_TOKENS, seed)
+        except (VllmRefused, VllmDown) as error:
+            raise _NotFit(f"it does not answer: {error}", None) from error
+        inference += sampled.logprobs
+        trainer += learner.logprobs(prompt_ids, sampled.token_ids)
+    mean_k3 = k3(torch.tensor(inference), torch.tensor(trainer)).mean().item()
+    if not math.isfinite(mean_k3) or mean_k3 > max_k3:
+        raise _NotFit(f"vLLM and trainer disagree: k3 {mean_k3:.3g} nats a token, allowed are {max_k3:g}", mean_k3)
+    return mean_k3
+
+
+def _as_columns(figures: StepFigures, members: Sequence[Member], advantages: dict[str, float]) -> dict[str, Any]:
+    rewards = [member.reward for member in members]
+    mean = math.fsum(rewards) / len(rewards)
+    spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return {**dataclasses.asdict(figures), "reward_mean": mean, "reward_spread": spread}

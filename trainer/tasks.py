@@ -1,0 +1,59 @@
+"""The training worker: `celery -A trainer.tasks worker`, one process, one task at a time. Knows Celery; the step is `step`'s."""
+
+import logging
+from functools import cache
+
+import torch
+from celery.signals import celeryd_init
+
+from migrations.database import connect
+from trainer import adapter
+from trainer.errors import LeaseLost, TrainerError
+from trainer.step import Learners, reconcile, take_step
+from trainer.store import Store
+from whetstone.broker import celery_app, sweep_every
+from whetstone.settings import load
+from whetstone.tasks import STEP
+from whetstone.vllm import Vllm, VllmDown
+
+log = logging.getLogger(__name__)
+settings = load()
+app = celery_app("trainer", settings)
+sweep_every(app, STEP, settings.sweep_s)
+
+
+@cache
+def _store() -> Store:
+    return Store(connect(settings.database_url), settings.project)
+
+
+@cache
+def _vllm() -> Vllm:
+    return Vllm(str(settings.vllm.url))
+
+
+@cache
+def _learners() -> Learners:
+    return Learners(settings)
+
+
+@celeryd_init.connect
+def _prepare(**_: object) -> None:
+    torch.set_num_threads(settings.trainer.threads)
+    adapter.sweep(settings.data.resolve() / "adapters")
+
+
+@app.task(name=STEP)
+def step() -> None:
+    """Bring vLLM to what the database says, then take every step that is due."""
+    try:
+        reconcile(_store(), _vllm())
+        for policy in sorted(_store().policies()):
+            while take_step(policy, _store(), _learners(), _vllm(), settings):
+                pass
+    except VllmDown as error:
+        log.warning("%s", error)
+    except LeaseLost as error:
+        log.warning("%s", error)
+    except TrainerError:
+        log.exception("the step could not be taken")

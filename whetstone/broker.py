@@ -1,0 +1,185 @@
+"""Celery as we use it: messages are hints, and each worker also looks for work by itself. Knows no task's meaning.
+
+A lost message delays work by a sweep and never loses it; so nothing here waits for the broker, retries for long or
+keeps a result. The database says what is due and who does it.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery import Celery, signals
+
+from whetstone import tasks
+from whetstone.settings import Settings, SettingsError
+
+HINT_EVERY_S = 0.02
+"""Least time between two sendings of hints by one process; what comes between is one message."""
+
+LOST_AFTER_SWEEPS = 10
+"""A sweep that no worker received after this many periods counts as lost, and is sent again."""
+
+HINT_EXPIRES_S = 60.0
+"""A hint that waited longer is dropped unread: by then a sweep has done its work."""
+
+_CONNECT_TIMEOUT_S = 2.0
+_NOISY = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace")
+
+log = logging.getLogger(__name__)
+
+
+def celery_app(program: str, settings: Settings) -> Celery:
+    """The Celery app of a program; `judge` and `trainer` consume the queue of their name, others only send.
+
+    Raises:
+        SettingsError: no broker is set.
+    """
+    if not settings.broker:
+        raise SettingsError(
+            "no broker: set `broker` in whetstone.toml or WHETSTONE_BROKER, for example redis://127.0.0.1:6379/0; "
+            "`whetstone up` starts one of its own"
+        )
+    app = Celery(program)
+    app.conf.update(
+        broker_url=settings.broker,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options=_transport_options(settings.broker),
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+        result_backend=None,
+        task_ignore_result=True,
+        task_routes={name: {"queue": queue} for name, queue in tasks.QUEUES.items()},
+        task_acks_late=True,
+        task_publish_retry=False,
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_enable_remote_control=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        enable_utc=True,
+        timezone="UTC",
+    )
+    if program in tasks.QUEUES.values():
+        app.conf.task_default_queue = program
+        # Else a worker that sent to another queue would consume that one too, after its next reconnect.
+        app.amqp.queues.select([program])
+    # "received" and "succeeded" at every sweep say nothing; failures still do.
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return app
+
+
+def hint(app: Celery, task_name: str) -> None:
+    """Tell the workers of `task_name` that there is work: from another thread, at once, and only perhaps.
+
+    Never raises and never waits. Hints that come faster than they can be sent become one.
+    """
+    sender = _senders.get(os.getpid())
+    if sender is None:
+        with _senders_lock:
+            sender = _senders.setdefault(os.getpid(), _Sender())
+    sender.add(app, task_name)
+
+
+def sweep_every(app: Celery, task_name: str, seconds: float) -> None:
+    """While a worker of `app` runs, have it send `task_name` to itself every `seconds`.
+
+    At most one such message waits at a time: the next is sent when a worker received the last one, or when that one
+    must be lost.
+    """
+    sweeper = _Sweeper(app, task_name, seconds)
+    signals.worker_ready.connect(sweeper.start, weak=False)
+    signals.worker_shutting_down.connect(sweeper.stop, weak=False)
+    signals.task_received.connect(sweeper.received, weak=False)
+    signals.task_revoked.connect(sweeper.received, weak=False)
+
+
+def _transport_options(broker: str) -> dict[str, Any]:
+    # kombu would try to reach an absent broker for ever, inside the call that sends.
+    options: dict[str, Any] = {"max_retries": 0, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
+    if urlsplit(broker).scheme.startswith(("redis", "unix", "sentinel")):
+        options["socket_connect_timeout"] = _CONNECT_TIMEOUT_S
+        options["socket_keepalive"] = True
+    return options
+
+
+def _send(app: Celery, task_name: str, expires_s: float) -> bool:
+    try:
+        app.send_task(task_name, expires=expires_s, retry=False, ignore_result=True)
+    # Whatever a transport raises when its server is away: there are as many errors as transports.
+    except Exception as error:
+        log.debug("no message to %s: %s", task_name, error)
+        return False
+    return True
+
+
+class _Sender:
+    """One process's hints that are not sent yet, and the thread that sends them."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[tuple[int, str], Celery] = {}
+        self._lock = threading.Lock()
+        self._any = threading.Event()
+        threading.Thread(target=self._run, name="hints", daemon=True).start()
+
+    def add(self, app: Celery, task_name: str) -> None:
+        with self._lock:
+            self._wanted[id(app), task_name] = app
+        self._any.set()
+
+    def _run(self) -> None:
+        while True:
+            self._any.wait()
+            self._any.clear()
+            with self._lock:
+                wanted, self._wanted = self._wanted, {}
+            for (_, task_name), app in wanted.items():
+                # The first may find a connection that the broker closed meanwhile; the second opens a new one.
+                _ = _send(app, task_name, HINT_EXPIRES_S) or _send(app, task_name, HINT_EXPIRES_S)
+            time.sleep(HINT_EVERY_S)
+
+
+_senders: dict[int, _Sender] = {}
+"""By process: threads do not survive a fork."""
+_senders_lock = threading.Lock()
+
+
+class _Sweeper:
+    """The thread that reminds a worker, and whether its last reminder is still on its way."""
+
+    def __init__(self, app: Celery, task_name: str, seconds: float) -> None:
+        self._app = app
+        self._task_name = task_name
+        self._seconds = seconds
+        self._sent_at: float | None = None
+        self._stopped = threading.Event()
+
+    def start(self, **_: Any) -> None:
+        """Begin; for the signal `worker_ready`."""
+        self._stopped.clear()
+        threading.Thread(target=self._run, name=f"sweep {self._task_name}", daemon=True).start()
+
+    def stop(self, **_: Any) -> None:
+        """End; for the signal `worker_shutting_down`."""
+        self._stopped.set()
+
+    def received(self, request: Any = None, **_: Any) -> None:
+        """Note that a message arrived, were it only to be dropped; for `task_received` and `task_revoked`."""
+        if getattr(request, "name", None) == self._task_name or getattr(request, "task", None) == self._task_name:
+            self._sent_at = None
+
+    def _run(self, clock: Callable[[], float] = time.monotonic) -> None:
+        while True:
+            sent_at = self._sent_at
+            if sent_at is None or clock() - sent_at > LOST_AFTER_SWEEPS * self._seconds:
+                self._sent_at = clock()
+                if not _send(self._app, self._task_name, self._seconds):
+                    self._sent_at = None
+            if self._stopped.wait(self._seconds):
+                return

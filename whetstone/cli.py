@@ -1,0 +1,170 @@
+"""`whetstone`: the command line. Knows words and exit codes; the work is done elsewhere.
+
+Exit codes: 0 done; 1 it did not come out (the demo's reward did not rise); 2 it could not begin, and the message says
+what to change.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from migrations.database import connect
+from migrations.run import MigrationError, upgrade
+from whetstone.settings import Settings, SettingsError, load
+from whetstone.store import Store, UnknownPolicy
+from whetstone.supervisor import StartFailed
+
+app = typer.Typer(
+    help="An OpenAI-compatible proxy that logs and trains.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+policies = typer.Typer(help="What learns and what only records.", no_args_is_help=True)
+app.add_typer(policies, name="policies")
+console = Console()
+errors = Console(stderr=True)
+
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of database, adapters and logs [data]")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file [whetstone.toml, if it is there]")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Base model: folder or hub name [the starter]")]
+PortOption = Annotated[int | None, typer.Option("--port", help="The proxy's port; 0 takes a free one")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of adapters, sampling and games [0]")]
+
+
+class _Stop(Exception):
+    """SIGINT or SIGTERM came."""
+
+
+@app.command()
+def up(
+    data: DataOption = None,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Name that apps ask for [starter]")] = None,
+    port: PortOption = None,
+    seed: SeedOption = None,
+    train: Annotated[bool, typer.Option("--train", help="Let the policy train, not only record")] = False,
+) -> None:
+    """Start the stack and keep it up: broker, vLLM, proxy, workers. Ctrl-C or SIGTERM stops all of it.
+
+    <data>/up.json has the addresses once it is ready; logs are in <data>/logs.
+    """
+    from whetstone.up import running
+
+    settings = load(config, data=data, model=model, policy=policy, proxy__port=port, seed=seed)
+    _stop_on_signals()
+    try:
+        with running(settings, console.print) as stack:
+            if train:
+                Store(connect(stack.settings.database_url)).set_policy_state(
+                    settings.project, settings.policy, "training"
+                )
+            console.print(f"ready: base_url {stack.proxy_url}/v1, model {settings.policy} ({settings.data}/up.json)")
+            while True:
+                for name in stack.watch():
+                    console.print(f"{name} had died and was started again; see {settings.data}/logs/{name}.log")
+                time.sleep(0.5)
+    except _Stop:
+        console.print("stopped")
+
+
+@app.command()
+def demo(
+    data: DataOption = None,
+    config: ConfigOption = None,
+    seed: SeedOption = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="GRPO steps to take")] = 50,
+    games: Annotated[int, typer.Option("--games", min=20, help="Held-out games for each of the two versions")] = 800,
+    connections: Annotated[int, typer.Option("--connections", min=1, max=256, help="Games in flight")] = 16,
+    shuffle_rewards: Annotated[
+        bool, typer.Option("--shuffle-rewards", help="The control: rewards of other games, nothing to learn")
+    ] = False,
+) -> None:
+    """Watch a stock OpenAI agent get better at tic-tac-toe because its base_url points at us.
+
+    Exit code 0 only if the reward rose: the 95 % intervals of first and last version on held-out games do not overlap.
+    """
+    from whetstone.demo import DemoFailed, Plan, run
+
+    settings = load(config, data=data or Path("data/demo"), seed=seed, proxy__port=0)
+    _stop_on_signals()
+    try:
+        outcome = run(settings, Plan(steps, games, connections, shuffle_rewards), console)
+    except DemoFailed as error:
+        errors.print(f"[red]the demo failed:[/red] {error}\nlogs: {settings.data}/logs")
+        raise typer.Exit(1) from error
+    except _Stop:
+        errors.print("stopped")
+        raise typer.Exit(1) from None
+    raise typer.Exit(0 if outcome.rose else 1)
+
+
+@app.command()
+def migrate(data: DataOption = None, config: ConfigOption = None) -> None:
+    """Bring the database to this version's schema. `up` does it by itself."""
+    settings = load(config, data=data)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.database_url)
+    console.print(f"the database is up to date: {settings.database_url}")
+
+
+@policies.command("list")
+def list_policies(data: DataOption = None, config: ConfigOption = None) -> None:
+    """Show the policies, their live versions and whether they train."""
+    settings = load(config, data=data)
+    table = Table("policy", "base model", "live version", "state")
+    for row in _store(settings).policies(settings.project):
+        table.add_row(row["id"], row["base_model"], str(row["live_version"]), row["state"])
+    console.print(table)
+
+
+@policies.command("train")
+def train_policy(
+    switch: Annotated[str, typer.Argument(help="on, or off: it then only records")],
+    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Let a policy train, or only record."""
+    if switch not in ("on", "off"):
+        raise typer.BadParameter("say on or off")
+    settings = load(config, data=data)
+    state = "training" if switch == "on" else "recording"
+    _store(settings).set_policy_state(settings.project, policy or settings.policy, state)
+    console.print(f"{policy or settings.policy} is {state}")
+
+
+def _store(settings: Settings) -> Store:
+    if settings.database is None and not (settings.data / "whetstone.db").exists():
+        raise SettingsError(f"there is no database in {settings.data}; start the stack with `whetstone up` first")
+    upgrade(settings.database_url)
+    return Store(connect(settings.database_url))
+
+
+def _stop_on_signals() -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        # A second signal must not interrupt the stopping.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise _Stop
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def main() -> None:
+    """Run the command line; errors that a user can mend end with their message and code 2."""
+    try:
+        app()
+    except (SettingsError, StartFailed, MigrationError, UnknownPolicy) as error:
+        errors.print(f"[red]whetstone:[/red] {error}", highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""`whetstone demo`: a stock agent gets better because its base_url points at us. Drives the stack from outside.
+
+Everything it shows comes from the database or from the agent's own count; everything it does, an operator could do.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from migrations.database import connect
+from whetstone import curve, intervals
+from whetstone.settings import Settings, SettingsError
+from whetstone.store import Store
+from whetstone.up import Stack, running
+
+AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "agent.py"
+SHOWN_STEPS = 12
+AGENT_STOP_S = 60.0
+
+
+class DemoFailed(Exception):
+    """The demo could not be brought to its end; the message says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of the demo does."""
+
+    steps: int
+    games: int
+    """Held-out games for each of the two versions."""
+    connections: int
+    shuffle_rewards: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    first: intervals.Interval
+    last: intervals.Interval
+    gain: intervals.Interval
+    last_version: int
+    failed_requests: int
+    seconds: dict[str, float]
+
+    @property
+    def rose(self) -> bool:
+        """Whether the reward rose beyond doubt, and nobody was refused meanwhile."""
+        return self.last.low > self.first.high and not self.failed_requests
+
+
+def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
+    """Start the stack on an empty data folder, train, measure, stop.
+
+    Raises:
+        SettingsError, StartFailed: the stack does not come up.
+        DemoFailed: the agent ended early.
+    """
+    _empty(settings.data, console)
+    seconds: dict[str, float] = {}
+    began = time.monotonic()
+    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
+        seconds["start"] = time.monotonic() - began
+        store = Store(connect(stack.settings.database_url))
+        store.set_policy_state(settings.project, settings.policy, "training")
+        console.print(f"the stack is up: {stack.proxy_url}/v1; the agent plays, {settings.policy} learns")
+        began = time.monotonic()
+        report = _train(stack, store, plan, console)
+        seconds["train"] = time.monotonic() - began
+        store.set_policy_state(settings.project, settings.policy, "paused")
+        steps = store.steps(settings.project, settings.policy)
+        last_version = next(row["live_version"] for row in store.policies(settings.project))
+        began = time.monotonic()
+        won = {}
+        for version in (0, last_version):
+            name = f"{settings.policy}@v{version}"
+            console.print(f"[dim]{plan.games} held-out games with {name}[/dim]")
+            played = _agent(stack, plan, settings.seed, name, "--split", "eval", "--games", str(plan.games))
+            with played as process:
+                ended = _finished(process, stack)
+            won[version] = ended["won"]
+            report["failed_requests"] += ended["failed_requests"]
+        seconds["measure"] = time.monotonic() - began
+        outcome = Outcome(
+            first=intervals.share(won[0]),
+            last=intervals.share(won[last_version]),
+            gain=intervals.gain(won[0], won[last_version]),
+            last_version=last_version,
+            failed_requests=report["failed_requests"],
+            seconds=seconds,
+        )
+        _show(outcome, steps, store, settings, plan, console)
+    return outcome
+
+
+def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str, Any]:
+    """Let the agent play until the policy has taken its steps; the agent's own report."""
+    settings = stack.settings
+    progress = Progress(TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    bar = progress.add_task("steps", total=plan.steps)
+    arguments = ["--games", "0", *(["--shuffle-rewards"] if plan.shuffle_rewards else [])]
+    with (
+        _agent(stack, plan, settings.seed, settings.policy, *arguments) as agent,
+        Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live,
+    ):
+        printed = 0
+        while True:
+            stack.watch()
+            ended = [step for step in store.steps(settings.project, settings.policy) if step["ended_at"] is not None]
+            if console.is_terminal:
+                progress.update(bar, completed=min(len(ended), plan.steps))
+                live.update(Group(_steps_table(ended[-SHOWN_STEPS:]), progress))
+            else:
+                for step in ended[printed:]:
+                    console.print(_line(step), highlight=False)
+                printed = len(ended)
+            if len(ended) >= plan.steps:
+                break
+            if agent.poll() is not None:
+                raise DemoFailed(f"the agent ended early, with code {agent.returncode}")
+            time.sleep(0.5)
+        agent.send_signal(signal.SIGTERM)
+        return _finished(agent, stack)
+
+
+@contextmanager
+def _agent(stack: Stack, plan: Plan, seed: int, model: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The stock agent as a process of its own; it knows the base_url and nothing of us."""
+    command = [sys.executable, str(AGENT), "--base-url", f"{stack.proxy_url}/v1", "--model", model]
+    command += ["--connections", str(plan.connections), "--seed", str(seed), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _finished(process: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
+    while process.poll() is None:
+        stack.watch()
+        try:
+            process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            continue
+    output = process.stdout.read().decode() if process.stdout else ""
+    if process.returncode or not output.strip():
+        raise DemoFailed(f"the agent ended with code {process.returncode}")
+    report: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return report
+
+
+def _empty(data: Path, console: Console) -> None:
+    """Begin anew: remove what an earlier demo left, and nothing else."""
+    if not data.exists() or not any(data.iterdir()):
+        return
+    if not (data / "whetstone.db").exists() and not (data / "up.lock").exists():
+        raise SettingsError(f"{data} holds something else than a demo's data; choose another folder with --data")
+    console.print(f"[dim]removing the data of the last demo in {data}[/dim]")
+    shutil.rmtree(data)
+
+
+_COLUMNS = ("step", "reward", "spread", "tokens/s", "live", "k3", "kl", "seconds")
+
+
+def _cells(step: dict[str, Any]) -> list[str]:
+    def number(value: float | None, shape: str) -> str:
+        return "–" if value is None else format(value, shape)
+
+    return [
+        str(step["number"]),
+        number(step["reward_mean"], ".3f"),
+        f"±{number(step['reward_spread'], '.3f')}",
+        number(step["tokens_per_s"], ".0f"),
+        f"v{step['version_out']}" if step["state"] == "promoted" else step["state"],
+        number(step["mismatch_k3"], ".1e"),
+        number(step["kl"], ".3f"),
+        number(step["seconds"], ".1f"),
+    ]
+
+
+def _steps_table(steps: list[dict[str, Any]]) -> Table:
+    table = Table(*_COLUMNS, title="GRPO steps", title_justify="left")
+    for step in steps:
+        table.add_row(*_cells(step))
+    return table
+
+
+def _line(step: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(step), strict=True))
+
+
+def _show(
+    outcome: Outcome, steps: list[dict[str, Any]], store: Store, settings: Settings, plan: Plan, console: Console
+) -> None:
+    names = f"{settings.policy}@v0", f"{settings.policy}@v{outcome.last_version}"
+    table = Table("held-out games", "won", "95 % interval", title=f"{plan.games} openings, the same for both")
+    for name, interval in zip(names, (outcome.first, outcome.last), strict=True):
+        table.add_row(name, f"{interval.mean:.1%}", f"{interval.low:.1%} to {interval.high:.1%}")
+    table.add_row("gain", f"{outcome.gain.mean:+.1%}", f"{outcome.gain.low:+.1%} to {outcome.gain.high:+.1%}")
+    console.print(table)
+    rewards = [step["reward_mean"] for step in steps if step["reward_mean"] is not None]
+    picture = settings.data / "rewards.png"
+    title = "rewards shuffled: the control" if plan.shuffle_rewards else f"{settings.policy} learns tic-tac-toe"
+    curve.draw(picture, rewards, list(zip(names, (outcome.first, outcome.last), strict=True)), title)
+    completions = store.completions_by_status(settings.project)
+    console.print(
+        f"{sum(completions.values())} completions recorded ({completions}), {outcome.failed_requests} failed requests, "
+        f"{len(steps)} steps; seconds: {', '.join(f'{part} {took:.0f}' for part, took in outcome.seconds.items())}"
+    )
+    console.print(f"the curve: {picture}")
+    console.print("look further:", *(f'\n  sqlite3 {settings.data / "whetstone.db"} "{sql}"' for sql in QUERIES))
+    if outcome.rose:
+        console.print("[bold green]the reward rose: the intervals do not overlap[/bold green]")
+    elif outcome.failed_requests:
+        console.print("[bold red]requests of the agent failed[/bold red]")
+    else:
+        console.print("[bold red]the reward did not rise: the intervals overlap[/bold red]")
+
+
+QUERIES = (
+    "SELECT step, version_in, version_out, reward_mean, kl, mismatch_k3, seconds FROM admin_steps",
+    "SELECT why_not_trained, split, state, count(*) FROM admin_trajectories GROUP BY 1, 2, 3",
+    "SELECT policy_version, turn, response_text, token_ids, inference_logprobs FROM admin_completions"
+    " ORDER BY created_at DESC LIMIT 10",
+)
+"""Where to look further."""

@@ -1,0 +1,52 @@
+"""Shares with their 95 % intervals. Pure arithmetic; knows no games."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z_95 = 1.959963984540054
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the ends of its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether the two share a point."""
+        return self.low <= other.high and other.low <= self.high
+
+
+def share(won: Sequence[int]) -> Interval:
+    """The share of ones, with Wilson's interval (E. B. Wilson, JASA 22, 1927).
+
+    Raises:
+        ValueError: `won` is empty.
+    """
+    n = len(won)
+    if not n:
+        raise ValueError("a share of nothing")
+    p = sum(won) / n
+    centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+    half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2))
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def gain(before: Sequence[int], after: Sequence[int]) -> Interval:
+    """The mean of the paired differences `after - before`, with its normal interval.
+
+    Raises:
+        ValueError: the two are not the same games, or fewer than two.
+    """
+    if len(before) != len(after) or len(before) < 2:
+        raise ValueError(f"{len(before)} and {len(after)} games are not pairs")
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    n = len(differences)
+    mean = sum(differences) / n
+    variance = sum((difference - mean) ** 2 for difference in differences) / (n - 1)
+    half = Z_95 * math.sqrt(variance / n)
+    return Interval(mean, mean - half, mean + half)

@@ -1,0 +1,55 @@
+"""Why something was not trained on: the closed list that proxy, judge and trainer write into `why_not_trained`.
+
+docs/why_not_trained.md is its table; a test holds the two equal. Names and meanings only.
+"""
+
+from enum import StrEnum
+
+
+class WhyNotTrained(StrEnum):
+    """One reason each; its text is what stands in SQL and in the API."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> "WhyNotTrained":
+        """A member that carries what it means."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    # It may still be trained on: something is awaited.
+    NO_REWARD = "no_reward", "No feedback has said what it was worth."
+    GROUP_OPEN = "group_open", "It has a reward; its group still waits for members or for their rewards."
+    WAITING_STEP = "waiting_step", "Its group is scored and waits for a step."
+    POLICY_NOT_TRAINING = "policy_not_training", "Its group is scored; the policy only records, or is paused."
+    STEP_FAILED = "step_failed", "The step that took it failed before its weights changed anything."
+
+    # The app or its place decided.
+    SPLIT_EVAL = "split_eval", "The app put it into the split `eval`."
+    NO_TRAIN = "no_train", "The app asked not to train on it."
+    NO_GROUP = "no_group", "It belongs to no group, so there is nothing to compare its reward with."
+    TOO_FEW = "too_few", "Its group had too few rewarded members at its deadline."
+    LATE = "late", "It, or its reward, came after its group was claimed by a step or discarded."
+    OTHER_POLICY = "other_policy", "Another policy than the one of its trajectory or step spoke."
+    SUPERSEDED = "superseded", "A retry of the same request took its place."
+    TRAJECTORY_OVER = "trajectory_over", "The completion came after its trajectory was rewarded."
+
+    # What was captured cannot be trained on exactly.
+    EMPTY = "empty", "It has no completion."
+    GREEDY = "greedy", "Temperature 0: nothing was sampled, so there is nothing to weigh."
+    FIXED_SEED = "fixed_seed", "Its siblings were sampled with the same seed and cannot differ."
+    SAMPLING_BENT = (
+        "sampling_bent",
+        "A parameter bends the distribution that tokens were drawn from; followed by its name: `sampling_bent: top_p`.",
+    )
+    ABORTED = "aborted", "The client went away before the answer was complete."
+    ERROR = "error", "The call failed."
+    NO_TOKEN_IDS = "no_token_ids", "vLLM did not return the token ids."
+    NO_LOGPROBS = "no_logprobs", "vLLM did not return a finite logprob for every sampled token."
+
+    # The step it was meant for could not use it.
+    GROUP_UNIFORM = "group_uniform", "All members of its group have the same reward: no advantage."
+    TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
+    STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that spoke and the step."
+    OFF_LINEAGE = "off_lineage", "The version that spoke is no ancestor of the one the step starts from."

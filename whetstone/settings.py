@@ -1,0 +1,263 @@
+"""Every setting, typed, bounded and documented. Reads whetstone.toml and `WHETSTONE_…`; imports no program of ours.
+
+A key nobody knows stops the start with the nearest right name, in the file as in the environment. Nested settings
+are written `[trainer] learning_rate = …` in the file and `WHETSTONE_TRAINER__LEARNING_RATE=…` in the environment;
+the environment wins.
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+PREFIX = "WHETSTONE_"
+CONFIG_VARIABLE = "WHETSTONE_CONFIG"
+POLICY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+STARTER = Path(__file__).resolve().parent.parent / "examples" / "starter" / "model"
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message says which one, why, and what would be right."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ProxySettings(_Section):
+    """What the proxy does."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Off loopback the proxy would need keys, which this version does not have: refused."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one (`<data>/up.json` says which)."""
+    refresh_s: float = Field(0.1, gt=0, le=10)
+    """How often the live versions are read from the database, in seconds."""
+    max_body_bytes: int = Field(32 * 2**20, ge=1024)
+    """Largest request body accepted; above it 413."""
+    upstream_timeout_s: float = Field(600, gt=0)
+    """Longest silence of vLLM within one answer, in seconds."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            raise ValueError("off loopback the proxy needs API keys, which this version cannot check; use 127.0.0.1")
+        return host
+
+
+class VllmSettings(_Section):
+    """How vLLM is started and reached."""
+
+    url: str | None = None
+    """Address of a vLLM that runs already (`http://host:port`); without it `up` starts one."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the vLLM that `up` starts, on loopback; 0 takes a free one."""
+    dtype: str = "auto"
+    """vLLM's --dtype. `auto` follows the model's own files (the starter's are float32)."""
+    max_model_len: int | None = Field(None, ge=16)
+    """vLLM's --max-model-len: longest prompt and answer together, in tokens; without it the model's own."""
+    block_size: int = Field(32, ge=1)
+    """vLLM's --block-size in tokens. On the CPU build 32 hits the prefix cache where the default 128 does not."""
+    kv_cache_gb: int = Field(1, ge=1)
+    """Memory for the KV cache of the CPU build, in GiB."""
+    threads: int = Field(1, ge=1)
+    """OpenMP threads of the CPU build. Tiny models lose time with more than one."""
+    max_loras: int = Field(6, ge=3)
+    """vLLM's --max-loras: adapters of one running batch. At least live + candidate + pinned + 1."""
+    start_timeout_s: float = Field(300, gt=0)
+    """How long vLLM may take until it answers its health check."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for vLLM's server, as they are."""
+
+
+class GroupSettings(_Section):
+    """When trajectories end and groups close."""
+
+    target_size: int = Field(8, ge=2)
+    """A group closes when it has this many members and all of them have ended."""
+    minimum_size: int = Field(2, ge=2)
+    """Fewest members for a group that closes at its deadline; below it the group is discarded."""
+    deadline_s: float = Field(24 * 3600, gt=0)
+    """An open group closes this long after its first member began."""
+    idle_s: float = Field(30 * 60, gt=0)
+    """A trajectory ends this long after its last completion."""
+    feedback_waits_s: float = Field(15 * 60, gt=0)
+    """How long feedback waits for a target nobody has seen yet."""
+
+
+class TrainerSettings(_Section):
+    """How a step is taken."""
+
+    groups_per_step: int = Field(16, ge=1)
+    """Fewest scored groups that start a step."""
+    max_groups_per_step: int = Field(32, ge=1)
+    """Most groups one step takes; the oldest first."""
+    min_fresh_share: float = Field(0.3, ge=0, le=1)
+    """Share of a step's trajectories that the version it starts from must have spoken from beginning to end."""
+    fresh_waits_s: float = Field(120, ge=0)
+    """A step that lacks fresh trajectories starts all the same after this long."""
+    max_staleness: int = Field(4, ge=0)
+    """Most updates between the oldest version that spoke in a trajectory and the one the step starts from."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """AdamW's. 1e-3 suits the starter; 5e-5 models up to 1B, 1e-5 those from 7B."""
+    lora_rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    lora_alpha: int = Field(32, ge=1)
+    """Scale of the adapters: alpha / rank."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient; above it the gradient is scaled down."""
+    tv_threshold: float = Field(0.2, gt=0, le=1)
+    """dppo_tv: a token whose probability has moved by more than this, further the way its advantage pushes, is masked."""
+    tv_regulariser: float = Field(1e-3, ge=0)
+    """Weight of (π - μ)², trainer against inference probability."""
+    micro_batch_tokens: int = Field(8192, ge=64)
+    """Padded tokens of one forward and backward pass."""
+    max_row_tokens: int = Field(8192, ge=16)
+    """A trajectory with a longer row is not trained on (`too_long`)."""
+    threads: int = Field(2, ge=1)
+    """torch's CPU threads."""
+    niceness: int = Field(10, ge=0, le=19)
+    """Priority of the training worker on the CPU: it yields to serving."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `mps`, or `auto`: the first of cuda, mps and cpu that is there."""
+    lease_s: float = Field(120, gt=0)
+    """A step whose worker was silent for this long is taken over."""
+    probe_max_k3: float = Field(0.01, gt=0)
+    """Gate `probe`: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats."""
+    keep_served: int = Field(2, ge=0)
+    """Retired versions that vLLM keeps loaded beside the live one."""
+
+
+class Settings(_Section):
+    """All of it."""
+
+    data: Path = Path("data")
+    """Folder of everything that is kept: database, journal, adapters, logs."""
+    model: str = str(STARTER)
+    """Base model: a folder or a hub name. The default is the starter model of this repository."""
+    policy: str = "starter"
+    """Name that apps ask for as `model`."""
+    project: str = "default"
+    """The tenant that requests without a key belong to."""
+    database: str | None = None
+    """Database URL; without it SQLite in the data folder. PostgreSQL: `postgresql+psycopg://…`."""
+    broker: str | None = None
+    """Celery's broker URL; without it `up` starts a Redis of its own from a wheel."""
+    seed: int = Field(0, ge=0)
+    """Seed of the adapter's initial weights and of vLLM."""
+    sweep_s: float = Field(1.0, gt=0)
+    """How often each worker looks into the database for due work, whether or not a message told it."""
+    proxy: ProxySettings = ProxySettings()
+    vllm: VllmSettings = VllmSettings()
+    groups: GroupSettings = GroupSettings()
+    trainer: TrainerSettings = TrainerSettings()
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_name(cls, name: str) -> str:
+        if not POLICY_NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is no policy name: up to 64 of a-z, 0-9, '.', '_', '-', a letter or digit first"
+            )
+        return name
+
+    @property
+    def database_url(self) -> str:
+        """Where the tables are."""
+        return self.database or f"sqlite:///{self.data.resolve() / 'whetstone.db'}"
+
+    @property
+    def served_name(self) -> str:
+        """The name vLLM serves the base model under: version 0 of the policy."""
+        return f"{self.policy}@v0"
+
+
+def load(config: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Read the settings: defaults, then the file, then the environment, then `overrides` (dotted with `__`; None skips).
+
+    The file is `config`, else the one WHETSTONE_CONFIG names, else whetstone.toml where it exists.
+
+    Raises:
+        SettingsError: the file is missing or no TOML, a key is unknown, a value is out of bounds.
+    """
+    environment = os.environ if environment is None else environment
+    named = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    values = _read(named or Path("whetstone.toml"), required=named is not None)
+    for variable, text in environment.items():
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            _put(values, variable.removeprefix(PREFIX).lower().split("__"), text, variable)
+    for key, value in overrides.items():
+        if value is not None:
+            _put(values, key.split("__"), value, key)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
+
+
+def as_environment(settings: Settings, config: Path | None = None) -> dict[str, str]:
+    """What a child process needs in its environment to load these very settings."""
+    variables = {PREFIX + "__".join(path).upper(): text for path, text in _flatten(settings.model_dump(mode="json"))}
+    variables[PREFIX + "DATA"] = str(settings.data.resolve())
+    if config:
+        variables[CONFIG_VARIABLE] = str(config.resolve())
+    return variables
+
+
+def _read(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise SettingsError(f"{path}: there is no such file") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
+    return values
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any, name: str) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{name}: {key} is a single value, not a section")
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{name}: {error}") from error
+    values[path[-1]] = value
+
+
+def _flatten(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, (*path, key))
+        elif isinstance(value, list):
+            yield (*path, key), "[" + ",".join(f"'{item}'" for item in value) + "]"
+        elif value is not None:
+            yield (*path, key), str(value)
+
+
+def known_keys(section: type[BaseModel] = Settings, path: str = "") -> Iterator[str]:
+    """Every setting's dotted name."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from known_keys(field.annotation, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "; docs/settings.md lists them all"
+        return f"unknown setting {key!r}{hint}"
+    return f"setting {key!r}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})"

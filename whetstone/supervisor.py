@@ -1,0 +1,151 @@
+"""Processes that belong together: started, watched, restarted, stopped. Knows processes and logs; not what they do."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STOP_TIMEOUT_S = 15.0
+RESTARTS = 5
+RESTART_WINDOW_S = 120.0
+_PR_SET_PDEATHSIG = 1
+
+
+class StartFailed(Exception):
+    """A part did not come up; the message carries the end of its log and the remedy."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of the stack."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    ready: Callable[[], bool]
+    """Asked until it says yes."""
+    timeout_s: float = 60.0
+    niceness: int = 0
+
+
+@dataclass
+class _Running:
+    part: Part
+    process: subprocess.Popen[bytes]
+    restarts: deque[float] = field(default_factory=deque)
+
+
+class Supervisor:
+    """Runs parts; each has its own session and its own log file. Used from one thread.
+
+    A part that dies is started again, at most RESTARTS times in RESTART_WINDOW_S. If the supervisor itself is killed,
+    the kernel sends its parts SIGTERM (Linux).
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._running: list[_Running] = []
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by part."""
+        return {running.part.name: running.process.pid for running in self._running}
+
+    def log(self, name: str) -> Path:
+        """Where a part's output goes."""
+        return self._logs / f"{name}.log"
+
+    def start(self, part: Part) -> None:
+        """Start a part; `await_ready` waits for it."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._running.append(_Running(part, self._spawn(part)))
+
+    def await_ready(self, *names: str) -> None:
+        """Wait until these parts say that they are ready.
+
+        Raises:
+            StartFailed: one died, or took longer than its timeout.
+        """
+        began = time.monotonic()
+        for running in [running for running in self._running if running.part.name in names]:
+            part = running.part
+            while not part.ready():
+                if running.process.poll() is not None:
+                    raise StartFailed(f"{part.name} ended with code {running.process.returncode}.\n{self._tail(part)}")
+                if time.monotonic() - began > part.timeout_s:
+                    raise StartFailed(f"{part.name} was not ready after {part.timeout_s:.0f} s.\n{self._tail(part)}")
+                time.sleep(0.1)
+
+    def watch(self) -> list[str]:
+        """Start again what has died; return the names.
+
+        Raises:
+            StartFailed: a part dies again and again.
+        """
+        restarted = []
+        for running in self._running:
+            if running.process.poll() is None:
+                continue
+            _kill_group(running.process.pid)
+            now = time.monotonic()
+            while running.restarts and now - running.restarts[0] > RESTART_WINDOW_S:
+                running.restarts.popleft()
+            if len(running.restarts) >= RESTARTS:
+                raise StartFailed(f"{running.part.name} keeps dying.\n{self._tail(running.part)}")
+            running.restarts.append(now)
+            running.process = self._spawn(running.part)
+            restarted.append(running.part.name)
+        return restarted
+
+    def stop(self) -> None:
+        """Stop every part, the last started first; leave no process behind."""
+        for running in reversed(self._running):
+            _signal(running.process, signal.SIGTERM)
+            try:
+                running.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                pass
+            # What the part started itself lives in its session, and goes with it.
+            _kill_group(running.process.pid)
+            running.process.wait()
+        self._running.clear()
+
+    def _spawn(self, part: Part) -> subprocess.Popen[bytes]:
+        def prepare() -> None:
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            os.nice(part.niceness)
+
+        with self.log(part.name).open("ab") as log:
+            return subprocess.Popen(
+                part.command,
+                env={**os.environ, **part.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509  the parent has no thread that could hold a lock here
+            )
+
+    def _tail(self, part: Part) -> str:
+        log = self.log(part.name)
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if log.exists() else []
+        return "\n".join([f"The end of {log}:", *(f"  {line}" for line in lines)])
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    if process.poll() is None:
+        process.send_signal(number)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,12 @@
+"""Celery's task and queue names: how programs that never import one another call. Names only."""
+
+ASSEMBLE = "judge.assemble"
+"""Apply waiting feedback, end idle trajectories, close and score groups. No arguments."""
+
+STEP = "trainer.step"
+"""Take every step that is due. No arguments."""
+
+JUDGE_QUEUE = "judge"
+TRAINER_QUEUE = "trainer"
+
+QUEUES = {ASSEMBLE: JUDGE_QUEUE, STEP: TRAINER_QUEUE}

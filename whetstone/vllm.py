@@ -1,0 +1,150 @@
+"""vLLM as a server of ours: its command line, and the control calls. Knows its HTTP and flags; imports nothing of it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from whetstone.settings import Settings
+
+CONTROL_TIMEOUT_S = 60.0
+
+
+class VllmError(Exception):
+    """vLLM did not do what was asked.
+
+    VllmError
+    ├── VllmDown      it cannot be reached
+    └── VllmRefused   it answered with an error
+    """
+
+
+class VllmDown(VllmError):
+    """It cannot be reached; it may be starting."""
+
+
+class VllmRefused(VllmError):
+    """It answered with an error."""
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """Tokens that vLLM sampled, and their logprobs in nats."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def command(settings: Settings, port: int) -> list[str]:
+    """The server's command line, for its CPU build and its GPU build alike (`vllm serve` fails in the former)."""
+    vllm = settings.vllm
+    arguments = {
+        "--model": settings.model,
+        "--served-model-name": settings.served_name,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--dtype": vllm.dtype,
+        "--block-size": str(vllm.block_size),
+        "--seed": str(settings.seed),
+        # The server's own answers, not the model's generation_config: what the app did not set is not set.
+        "--generation-config": "vllm",
+        # After temperature and penalties: the distribution that was sampled from.
+        "--logprobs-mode": "processed_logprobs",
+        "--max-loras": str(vllm.max_loras),
+        "--max-cpu-loras": str(2 * vllm.max_loras),
+        "--max-lora-rank": str(settings.trainer.lora_rank),
+        "--tool-call-parser": "hermes",
+    }
+    if vllm.max_model_len is not None:
+        arguments["--max-model-len"] = str(vllm.max_model_len)
+    flags = ["--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
+    pairs = [part for pair in arguments.items() for part in pair]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *vllm.extra_args]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """What the server needs in its environment."""
+    return {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.vllm.kv_cache_gb),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.vllm.threads),
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+class Vllm:
+    """Control calls to one server."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S, trust_env=False)
+
+    def healthy(self) -> bool:
+        """Whether it answers its health check."""
+        try:
+            return self._http.get("/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def models(self) -> set[str]:
+        """The names it serves: the base model's and the loaded adapters'.
+
+        Raises:
+            VllmDown: it cannot be reached.
+        """
+        return {model["id"] for model in self._call("GET", "/v1/models").json()["data"]}
+
+    def load(self, name: str, folder: Path) -> None:
+        """Load an adapter under a new name. Never in place: that would mix two versions in one answer.
+
+        Raises:
+            VllmRefused: the folder is missing or damaged, or the name is taken.
+            VllmDown: it cannot be reached.
+        """
+        self._call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    def unload(self, name: str) -> None:
+        """Drop an adapter; running answers are untouched.
+
+        Raises:
+            VllmRefused: it has no adapter of that name.
+            VllmDown: it cannot be reached.
+        """
+        self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    def sample(self, name: str, prompt_token_ids: Sequence[int], max_tokens: int, seed: int) -> Sampled:
+        """Sample a continuation of ids at temperature 1.
+
+        Raises:
+            VllmRefused: the name is not loaded, or the answer lacks ids or logprobs.
+            VllmDown: it cannot be reached.
+        """
+        body = {
+            "model": name,
+            "prompt": list(prompt_token_ids),
+            "max_tokens": max_tokens,
+            "temperature": 1.0,
+            "seed": seed,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        choice = self._call("POST", "/v1/completions", body).json()["choices"][0]
+        token_ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        if not token_ids or not logprobs or len(token_ids) != len(logprobs):
+            raise VllmRefused(f"{name}: the answer lacks token ids or logprobs")
+        return Sampled(token_ids, logprobs)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _call(self, method: str, path: str, body: object = None) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise VllmDown(f"vLLM does not answer {path}: {error}") from error
+        if response.is_error:
+            raise VllmRefused(f"vLLM refused {path}: {response.status_code} {response.text[:500]}")
+        return response
