@@ -93,8 +93,10 @@ def known(connection: Connection, project: str, batch: Sequence[Feedback]) -> Kn
 
 def groups_of(connection: Connection, project: str, trajectory_ids: Collection[str]) -> set[str]:
     """Ids of the groups these trajectories belong to."""
-    query = select(t.group_id).distinct().where(t.project == project, t.group_id.is_not(None))
-    return {str(one) for ids in _chunks(trajectory_ids) for one in connection.scalars(query.where(t.id.in_(ids)))}
+    # Neither DISTINCT nor IS NOT NULL: SQLite would walk all groups of the project instead of these ids.
+    query = select(t.group_id).where(t.project == project)
+    found = {one for ids in _chunks(trajectory_ids) for one in connection.scalars(query.where(t.id.in_(ids)))}
+    return {str(one) for one in found if one is not None}
 
 
 def lock_groups(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, Group]:
@@ -111,14 +113,15 @@ def lock_groups(connection: Connection, project: str, group_ids: Collection[str]
 
 def lock_trajectories(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, Trajectory]:
     """These trajectories by id, locked."""
-    chunks = (_trajectories(connection, project, t.id.in_(ids)) for ids in _chunks(trajectory_ids))
+    chunks = (_trajectories(connection, project, t.id.in_(ids), (t.id,)) for ids in _chunks(trajectory_ids))
     return {one.id: one for chunk in chunks for one in chunk}
 
 
 def lock_members(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, list[Trajectory]]:
-    """The members of these groups by group id, locked."""
+    """The members of these groups by group id, locked; the caller has locked the groups."""
     members: dict[str, list[Trajectory]] = {group_id: [] for group_id in group_ids}
-    for one in _trajectories(connection, project, t.group_id.in_(sorted(group_ids))):
+    # In no order: whoever else locks members holds their groups, and for the order SQLite would walk the primary key.
+    for one in _trajectories(connection, project, t.group_id.in_(sorted(group_ids)), ()):
         members[str(one.group_id)].append(one)
     return members
 
@@ -197,8 +200,8 @@ def _completions(
     ids = sorted({target_id for target_id, _ in wanted})
     columns = select(c.id, c.upstream_id, c.choice, c.trajectory_id).where(c.project == project)
     # Latest first: should an upstream id repeat, the earliest call is written over the others.
-    theirs = columns.where(c.upstream_id.in_(ids)).order_by(c.created_at.desc(), c.id.desc())
-    found = {(row.upstream_id, row.choice): (row.id, row.trajectory_id) for row in connection.execute(theirs)}
+    theirs = sorted(connection.execute(columns.where(c.upstream_id.in_(ids))), key=lambda row: row.id, reverse=True)
+    found = {(row.upstream_id, row.choice): (row.id, row.trajectory_id) for row in theirs}
     ours = {row.id: (row.id, row.trajectory_id) for row in connection.execute(columns.where(c.id.in_(ids)))}
     return found | {key: ours[key[0]] for key in wanted if key[0] in ours}
 
@@ -212,8 +215,10 @@ def _standing(
     return [_value(Feedback, row) for query in queries for row in connection.execute(query)]
 
 
-def _trajectories(connection: Connection, project: str, which: ColumnElement[bool]) -> list[Trajectory]:
-    query = select(*_columns(schema.trajectories, Trajectory)).where(t.project == project, which).order_by(t.id)
+def _trajectories(
+    connection: Connection, project: str, which: ColumnElement[bool], order: tuple[ColumnElement[Any], ...]
+) -> list[Trajectory]:
+    query = select(*_columns(schema.trajectories, Trajectory)).where(t.project == project, which).order_by(*order)
     return [_value(Trajectory, row) for row in connection.execute(query.with_for_update(key_share=True))]
 
 

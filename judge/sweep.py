@@ -48,6 +48,7 @@ def sweep(engine: Engine, settings: GroupSettings, now: datetime) -> Swept:
         swept.feedback += _drain(engine, lambda connection: _apply_waiting(connection, now, rules))
     if due.idle:
         swept.idle = _drain(engine, lambda connection: _end_idle(connection, idle_since, now))
+    # What was just applied or ended has made its groups due.
     if due.groups or swept.placed or swept.feedback or swept.idle:
         swept.groups = _drain(engine, lambda connection: _assess(connection, now, rules, swept))
     return swept

@@ -1,4 +1,4 @@
-"""Every route but inference: models, feedback, what became of things, health. FastAPI; reads the store, writes by the recorder."""
+"""Every route but inference: models, feedback, what became of things, health. Reads the store, writes by the recorder."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from proxy.errors import NotFound, ProxyError, TooLarge
 from proxy.feedback import read_feedback, row_of
-from proxy.policies import Policy
+from proxy.policies import Policy, names_of
 from proxy.recorder import Recorder
 from proxy.store import Store
 from proxy.upstream import Upstream
@@ -41,10 +41,11 @@ def build(
     @api.get("/v1/models")
     async def models() -> Response:
         """The policies, then their served versions."""
-        entries = []
-        for policy in policies().values():
-            for name in [policy.name, *(f"{policy.name}@v{v}" for v in sorted(policy.served_versions))]:
-                entries.append({"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"})
+        entries = [
+            {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
+            for policy in policies().values()
+            for name in names_of(policy)
+        ]
         return _json({"object": "list", "data": entries})
 
     @api.post("/v1/feedback", status_code=202)

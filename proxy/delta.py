@@ -16,7 +16,7 @@ class Tail(msgspec.Struct, frozen=True):
     token_ids: list[int]
     """The whole prompt and the answer."""
     digests: list[bytes]
-    """One per message of the request; ANSWER where it echoes an answer of the trajectory. Its own answer is not there."""
+    """One per message of the request, ANSWER where it echoes an earlier answer; its own answer is not there."""
     tools: bytes | None
 
 

@@ -1,5 +1,6 @@
 """What an app says a trajectory was worth: the body of `POST /v1/feedback` into rows. Pure; knows no table's state."""
 
+import contextlib
 import difflib
 import json
 import math
@@ -126,10 +127,8 @@ def _check_value(feedback: Feedback) -> None:
 
 def _why_not_json(body: bytes, error: Exception) -> str:
     constants: list[str] = []
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         json.loads(body, parse_constant=constants.append)
-    except (ValueError, RecursionError):
-        pass
     if constants:
         return f"{constants[0]} is not a number JSON has; a reward must be finite"
     return f"the body must be JSON: {error}"

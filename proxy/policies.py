@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from proxy.errors import UnknownModel
+from whetstone.ids import version_id
 
 _NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 
@@ -29,13 +30,12 @@ class Speaker(msgspec.Struct, frozen=True):
     @property
     def served_name(self) -> str:
         """What vLLM calls it."""
-        return f"{self.policy}@v{self.version}"
+        return version_id(self.policy, self.version)
 
 
-def names_of(policies: Mapping[str, Policy]) -> list[str]:
-    """Every name an app may ask for: the policies, then their served versions."""
-    versions = [f"{p.name}@v{version}" for p in policies.values() for version in sorted(p.served_versions)]
-    return [*policies, *versions]
+def names_of(policy: Policy) -> list[str]:
+    """Every name an app may ask for: the policy's own, then its served versions."""
+    return [policy.name, *(version_id(policy.name, version) for version in sorted(policy.served_versions))]
 
 
 def resolve(policies: Mapping[str, Policy], model: str) -> Speaker:
@@ -50,6 +50,6 @@ def resolve(policies: Mapping[str, Policy], model: str) -> Speaker:
         policy = policies.get(named["policy"])
         if policy and int(named["version"]) in policy.served_versions:
             return Speaker(policy.name, int(named["version"]))
-    known = names_of(policies)
+    known = [name for policy in policies.values() for name in names_of(policy)]
     listed = ", ".join(known[:20]) + (f" and {len(known) - 20} more (GET /v1/models)" if len(known) > 20 else "")
     raise UnknownModel(f"the model {model[:200]!r} does not exist; there are: {listed or 'none yet'}", param="model")

@@ -7,7 +7,17 @@ import msgspec
 from proxy.errors import BadRequest, NotJson, RefusedField
 
 REFUSED = frozenset(
-    ["request_id", "cache_salt", "priority", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "chat_template", "mm_processor_kwargs", "prompt_embeds"]
+    {
+        "request_id",
+        "cache_salt",
+        "priority",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "vllm_xargs",
+        "chat_template",
+        "mm_processor_kwargs",
+        "prompt_embeds",
+    }
 )
 """Fields that reach into the server: they would forge ids, cross tenants, or run a template of the app's."""
 
@@ -17,7 +27,26 @@ DEADLY = frozenset({"prompt_logprobs"})
 NOT_SAMPLING = frozenset({"model", "messages", "tools"})
 
 TRAINABLE = frozenset(
-    ["model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "n", "seed", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "temperature", "user", "metadata", "return_token_ids", "include_reasoning"]
+    {
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "temperature",
+        "user",
+        "metadata",
+        "return_token_ids",
+        "include_reasoning",
+    }
 )
 """The closed list of fields that leave the logprobs those of the model at its temperature."""
 

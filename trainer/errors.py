@@ -1,16 +1,16 @@
 """What can go wrong in training, as one tree. Knows no torch and opens nothing.
 
-    TrainerError
-    ├── RowError              what was logged cannot be trained on (also a ValueError)
-    ├── RewardError           a reward is no number (also a ValueError)
-    ├── NotFinite             a loss or gradient is NaN or infinite; nothing has moved
-    ├── LeaseLost             another worker has taken the step over
-    ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
-    └── AdapterError
-        ├── AdapterExists     the folder is taken; adapters are never overwritten
-        ├── AdapterNotWritten the disk refused; nothing stands under the final name
-        ├── AdapterDamaged    a file is missing, or is not what the manifest says
-        └── AdapterMismatch   the adapter is whole, but of another base model or another shape
+TrainerError
+├── RowError              what was logged cannot be trained on (also a ValueError)
+├── RewardError           a reward is no number (also a ValueError)
+├── NotFinite             a loss or gradient is NaN or infinite; nothing has moved
+├── LeaseLost             another worker has taken the step over
+├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
+└── AdapterError
+    ├── AdapterExists     the folder is taken; adapters are never overwritten
+    ├── AdapterNotWritten the disk refused; nothing stands under the final name
+    ├── AdapterDamaged    a file is missing, or is not what the manifest says
+    └── AdapterMismatch   the adapter is whole, but of another base model or another shape
 """
 
 

@@ -177,6 +177,7 @@ class Learner:
                 f"{settings.lora_rank} and {settings.lora_alpha}. Set them back, or begin a new policy."
             )
         config.inference_mode = False
+        config.base_model_name_or_path = None  # peft warns of a name that is not a path; the hashes were compared
         rng = safetensors.torch.load_file(adapter_folder / RNG_STATE)
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             learner = cls(get_peft_model(model, config), base, settings, rng)
@@ -225,7 +226,7 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """Nats of each of `token_ids` after the prompt and those before it, at temperature 1, with the LoRA as it is."""
+        """Nats of each of `token_ids` after what stands before it, at temperature 1, with the LoRA as it is."""
         if not prompt_ids or not token_ids:
             raise RowError("logprobs need a prompt and at least one token")
         token_ids_BT = torch.tensor([[*prompt_ids, *token_ids]], device=self._device)
@@ -375,4 +376,4 @@ def _read_rng(device: torch.device) -> dict[str, Tensor]:
 
 def _pack(tensors: Mapping[str, Tensor]) -> bytes:
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return safetensors.torch.save(contiguous, metadata={"format": "pt"})
+    return cast(bytes, safetensors.torch.save(contiguous, metadata={"format": "pt"}))

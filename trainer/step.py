@@ -1,4 +1,4 @@
-"""One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things only."""
+"""One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things."""
 
 import dataclasses
 import logging

@@ -356,7 +356,7 @@ class Store:
     def _lineage(self, connection: Connection, policy: Any) -> list[int]:
         v = schema.policy_versions.c
         query = select(v.version, v.parent).where(v.project == self._project, v.policy == policy.id)
-        parents = {version: parent for version, parent in connection.execute(query)}
+        parents = {row.version: row.parent for row in connection.execute(query)}
         return lineage_of(policy.live_version, parents)
 
     def _adapter(self, connection: Connection, policy: str, version: int) -> Path | None:

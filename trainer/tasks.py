@@ -1,4 +1,4 @@
-"""The training worker: `celery -A trainer.tasks worker`, one process, one task at a time. Knows Celery; the step is `step`'s."""
+"""The training worker, `celery -A trainer.tasks worker`: one task at a time. Knows Celery; the step is `step`'s."""
 
 import logging
 from functools import cache
@@ -17,6 +17,8 @@ from whetstone.tasks import STEP
 from whetstone.vllm import Vllm, VllmDown
 
 log = logging.getLogger(__name__)
+# A line for every look at vLLM says nothing.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 settings = load()
 app = celery_app("trainer", settings)
 sweep_every(app, STEP, settings.sweep_s)

@@ -1,3 +1,3 @@
-"""The command line, the settings and the task names: leaves that every program may import. Imports no program of ours."""
+"""Command line, settings and task names: leaves that every program may import. Imports no program of ours."""
 
 __version__ = "0.1.0"

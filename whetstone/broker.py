@@ -67,7 +67,7 @@ def celery_app(program: str, settings: Settings) -> Celery:
     )
     if program in tasks.QUEUES.values():
         app.conf.task_default_queue = program
-        # Else a worker that sent to another queue would consume that one too, after its next reconnect.
+        # Older Celery would have a worker that sent to another queue consume that one too, after its next reconnect.
         app.amqp.queues.select([program])
     # "received" and "succeeded" at every sweep say nothing; failures still do.
     for name in _NOISY:

@@ -113,7 +113,7 @@ class TrainerSettings(_Section):
     clip_norm: float = Field(1.0, gt=0)
     """Largest norm of the gradient; above it the gradient is scaled down."""
     tv_threshold: float = Field(0.2, gt=0, le=1)
-    """dppo_tv: a token whose probability has moved by more than this, further the way its advantage pushes, is masked."""
+    """dppo_tv: a token whose probability has moved by more than this, the way its advantage pushes, is masked."""
     tv_regulariser: float = Field(1e-3, ge=0)
     """Weight of (π - μ)², trainer against inference probability."""
     micro_batch_tokens: int = Field(8192, ge=64)
@@ -179,7 +179,7 @@ class Settings(_Section):
 
 
 def load(config: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-    """Read the settings: defaults, then the file, then the environment, then `overrides` (dotted with `__`; None skips).
+    """Read the settings: defaults, then the file, then the environment, then `overrides` (`__` for dots; None skips).
 
     The file is `config`, else the one WHETSTONE_CONFIG names, else whetstone.toml where it exists.
 

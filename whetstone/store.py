@@ -92,7 +92,7 @@ class Store:
         c = schema.completions.c
         query = select(c.status, func.count()).where(c.project == project).group_by(c.status)
         with self._reader.connect() as connection:
-            return {status: count for status, count in connection.execute(query)}
+            return {row[0]: row[1] for row in connection.execute(query)}
 
     def _rows(self, table: Table, where: Any, order: Any) -> list[dict[str, Any]]:
         with self._reader.connect() as connection:

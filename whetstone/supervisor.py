@@ -1,5 +1,6 @@
 """Processes that belong together: started, watched, restarted, stopped. Knows processes and logs; not what they do."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -107,10 +108,8 @@ class Supervisor:
         """Stop every part, the last started first; leave no process behind."""
         for running in reversed(self._running):
             _signal(running.process, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                pass
             # What the part started itself lives in its session, and goes with it.
             _kill_group(running.process.pid)
             running.process.wait()
@@ -145,7 +144,5 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

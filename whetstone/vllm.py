@@ -1,4 +1,4 @@
-"""vLLM as a server of ours: its command line, and the control calls. Knows its HTTP and flags; imports nothing of it."""
+"""vLLM as a server of ours: its command line and control calls. Knows its HTTP and flags; imports nothing of it."""
 
 import sys
 from collections.abc import Sequence

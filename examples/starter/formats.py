@@ -169,5 +169,5 @@ def assistant_is(rng: random.Random, messages: list[Message]) -> list[Message]:
 
 Kind = Callable[[random.Random], Conversation]
 
-KINDS: dict[Kind, int] = {random_game: 32, board_question: 24, tool_use: 4, small_talk: 2}
+KINDS: dict[Kind, int] = {random_game: 32, board_question: 24, tool_use: 6, small_talk: 2}
 """Conversations of each kind in one batch."""

@@ -1,6 +1,6 @@
 """Plays tic-tac-toe through any OpenAI-compatible server and posts what each game was worth.
 
-Knows the stock client and the rules in game.py; of training only some headers and one POST a game. Prints one JSON object.
+Knows the stock client and the rules in game.py; of training only a few headers and one POST a game. Prints JSON.
 """
 
 import argparse

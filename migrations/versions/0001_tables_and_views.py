@@ -259,7 +259,7 @@ def upgrade() -> None:
         sa.Column("seconds", sa.Float, comment="T: from claim to promotion"),
         sa.Column("phases", Json, comment="T: {phase: seconds}"),
         sa.Column("config", Json, nullable=False, comment="T: the trainer's settings it ran with"),
-        sa.Column("error", sa.Text, comment="T: why failed"),
+        sa.Column("error", sa.Text, comment="T: why failed, rejected or without a version"),
         sa.Column(
             "attempt", sa.Integer, nullable=False, comment="T: fencing token; grows with each claim of the same step"
         ),

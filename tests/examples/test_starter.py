@@ -1,4 +1,4 @@
-"""The committed starter: its template keeps prefixes, its tokenizer keeps cells apart, its weights play, call and talk."""
+"""The committed starter: its template keeps prefixes, its tokenizer keeps cells apart, it plays, calls and talks."""
 
 import importlib
 import json
@@ -45,15 +45,21 @@ def spoken(message: dict[str, Any]) -> list[int]:
     return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
 
 
-PIECES = st.sampled_from(["\n", " ", "<think>", "</think>", "<tool_call>", "<|im_start|>", "1X3", "it's", "é", "  \n\n"])
+PIECES = st.sampled_from(["\n", " ", "<think>", "</think>", "<tool_call>", "<|im_start|>", "1X3", "é", "  \n\n"])
 CONTENT = st.lists(st.one_of(PIECES, st.text(max_size=12)), max_size=4).map("".join)
-ARGUMENTS = st.dictionaries(st.text(max_size=6), st.one_of(st.text(max_size=6), st.integers(), st.booleans()), max_size=3)
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=6), st.one_of(st.text(max_size=6), st.integers(), st.booleans()), max_size=3
+)
 CALL = ARGUMENTS.map(lambda arguments: {"type": "function", "function": {"name": "look", "arguments": arguments}})
 TURN = st.one_of(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": CONTENT}),
     st.fixed_dictionaries({"role": st.just("assistant"), "content": CONTENT}),
     st.fixed_dictionaries(
-        {"role": st.just("assistant"), "content": st.none() | CONTENT, "tool_calls": st.lists(CALL, min_size=1, max_size=2)}
+        {
+            "role": st.just("assistant"),
+            "content": st.none() | CONTENT,
+            "tool_calls": st.lists(CALL, min_size=1, max_size=2),
+        }
     ),
 )
 SYSTEM = st.lists(st.fixed_dictionaries({"role": st.just("system"), "content": CONTENT}), max_size=1)
@@ -103,22 +109,25 @@ def test_the_folder_is_under_8_mb_and_needs_no_pickle() -> None:
     assert {Path(name).suffix for name in files} <= {".json", ".jinja", ".safetensors"}
 
 
+@pytest.mark.slow
 def test_the_committed_tokenizer_and_template_are_what_the_script_makes() -> None:
     made = make_starter.make_tokenizer(random.Random(0))
     assert made.get_vocab() == tokenizer.get_vocab()
     assert tokenizer.chat_template == (FOLDER / "template.jinja").read_text()
 
 
+@pytest.mark.slow
 def test_pre_training_is_the_same_for_the_same_seed() -> None:
     weights = []
     for _ in range(2):
         torch.manual_seed(0)
         model = make_starter.make_model(tokenizer)
-        make_starter.pretrain(model, tokenizer, random.Random(0), steps=2)
+        make_starter.pretrain(model, tokenizer, random.Random(0), 2, dict.fromkeys(formats.KINDS, 1))
         weights.append(model.model.embed_tokens.weight)
     assert torch.equal(*weights)
 
 
+@pytest.mark.slow
 def test_the_starter_plays_legally_and_no_better_than_at_random(model: Any) -> None:
     ended = player.play(model, tokenizer, 300, seed=1)
     assert ended.total() == 300

@@ -106,7 +106,7 @@ def test_the_agent_is_short_and_imports_nothing_of_ours() -> None:
 
 
 class Table(ThreadingHTTPServer):
-    """Speaks the OpenAI wire: always takes the lowest free cell. Remembers what was posted; may refuse some requests."""
+    """Speaks the OpenAI wire and always takes the lowest free cell. Remembers what was posted; may refuse at first."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -169,6 +169,7 @@ def run_agent(table: Table, *flags: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.slow
 def test_a_run_plays_its_games_and_posts_one_reward_for_each(table: Table) -> None:
     figures = run_agent(table, "--games", "24", "--group-size", "8", "--run", "r")
     assert figures["games"] == 24 == figures["wins"] + figures["draws"] + figures["losses"]
@@ -181,6 +182,7 @@ def test_a_run_plays_its_games_and_posts_one_reward_for_each(table: Table) -> No
     assert {headers["X-Split"] for headers in table.headers_seen.values()} == {"train"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same_held_out_openings(table: Table) -> None:
     first, second = (run_agent(table, "--games", "30", "--split", "eval", "--seed", "3") for _ in range(2))
     assert first["won"] == second["won"] and len(first["won"]) == 30 and sum(first["won"]) == first["wins"]
@@ -188,6 +190,7 @@ def test_the_same_seed_plays_the_same_held_out_openings(table: Table) -> None:
     assert all("X-Group-Id" not in headers for headers in table.headers_seen.values())
 
 
+@pytest.mark.slow
 def test_a_failed_request_is_counted_and_ends_only_its_game(table: Table) -> None:
     table.refused = 3
     figures = run_agent(table, "--games", "16", "--split", "eval")
@@ -195,6 +198,7 @@ def test_a_failed_request_is_counted_and_ends_only_its_game(table: Table) -> Non
     assert len(table.rewards) == 13
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_keep_their_distribution_and_say_nothing_about_the_game(table: Table) -> None:
     figures = run_agent(table, "--games", "320", "--shuffle-rewards", "--run", "r")
     posted = [table.rewards[f"r.train.{number}"] for number in range(320)]
@@ -203,6 +207,7 @@ def test_shuffled_rewards_keep_their_distribution_and_say_nothing_about_the_game
     assert len(mixed) > 30, "this server plays alike in a group, so only other groups' rewards differ within one"
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_the_games_in_flight_and_exits_0(table: Table) -> None:
     command = [sys.executable, str(FOLDER / "agent.py"), "--base-url", table.url, "--games", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:

@@ -20,9 +20,7 @@ def test_dppo_tv_worked_by_hand() -> None:
     # 0.2   0.5   1     0.4   -0.3   kept: it leads back
     trainer_S = tensor(0.5, 0.8, 0.2, 0.8, 0.2).log()
     inference_S = tensor(0.4, 0.4, 0.5, 0.4, 0.5).log()
-    loss = dppo_tv(
-        trainer_S, inference_S, tensor(1, 1, -1, -1, 1), threshold=0.2, regulariser=0.1, step_tokens=10
-    )
+    loss = dppo_tv(trainer_S, inference_S, tensor(1, 1, -1, -1, 1), threshold=0.2, regulariser=0.1, step_tokens=10)
     assert loss.masked_S.tolist() == [False, True, True, False, False]
     policy = -1.25 + 2 - 0.4
     regulariser = 0.1 * (0.01 + 0.16 + 0.09 + 0.16 + 0.09)
@@ -39,9 +37,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
 
     written_out: list[float] = []
     total = 0.0
-    for log_pi, log_mu, advantage in zip(
-        trainer_S.tolist(), inference_S.tolist(), advantages_S.tolist(), strict=True
-    ):
+    for log_pi, log_mu, advantage in zip(trainer_S.tolist(), inference_S.tolist(), advantages_S.tolist(), strict=True):
         pi, mu = math.exp(log_pi), math.exp(log_mu)
         pushed_further = abs(pi - mu) > 0.2 and advantage * (pi - mu) > 0
         kept = 0.0 if pushed_further else 1.0

@@ -1,5 +1,7 @@
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,11 +110,11 @@ def test_an_advantage_that_is_no_number_is_refused() -> None:
         merge("t", [spoken([1], [2])], advantage=math.nan)
 
 
-ids = st.lists(st.integers(0, 3), max_size=4)
+ids: st.SearchStrategy[list[int]] = st.lists(st.integers(0, 3), max_size=4)
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[Spoken]:
+def conversations(draw: Callable[[st.SearchStrategy[Any]], Any]) -> list[Spoken]:
     """Turns that each extend an earlier turn, cut into it, or begin anew; four tokens, so that prefixes collide."""
     turns: list[Spoken] = []
     said = 0

@@ -1,0 +1,88 @@
+"""Writes the pages that are made from the code: settings, tables, reasons. `make docs`; a test holds them true.
+
+Knows the code's own descriptions; adds no word of its own but headings.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from migrations import schema
+from whetstone.reasons import WhyNotTrained
+from whetstone.settings import PREFIX, Settings
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_MADE = "<!-- Made by `make docs`; edit the code instead. -->\n"
+
+
+def pages() -> dict[str, str]:
+    """File name -> text of every page that is made."""
+    return {"settings.md": _settings(), "tables.md": _tables(), "why_not_trained.md": _reasons()}
+
+
+def _settings() -> str:
+    lines = [
+        _MADE,
+        "# Settings\n",
+        "In `whetstone.toml` (`[trainer]` and so on are its sections), or in the environment, which wins: "
+        f"`{PREFIX}DATA`, `{PREFIX}TRAINER__LEARNING_RATE`. A key nobody knows stops the start.\n",
+    ]
+    plain = {n: f for n, f in Settings.model_fields.items() if not _is_section(f.annotation)}
+    sections = {n: f.annotation for n, f in Settings.model_fields.items() if _is_section(f.annotation)}
+    lines += _table("At the top", plain)
+    for name, section in sections.items():
+        if section is not None:
+            lines += _table(f"[{name}]", section.model_fields)
+    return "\n".join(lines)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _table(title: str, fields: dict[str, Any]) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield "| setting | default | meaning |\n|---|---|---|"
+    for name, field in fields.items():
+        default = "examples/starter/model" if name == "model" else field.default
+        shown = "–" if default in (None, ()) else f"`{default}`"
+        yield f"| `{name}` | {shown} | {' '.join(str(field.description).split())} |"
+    yield ""
+
+
+def _tables() -> str:
+    lines = [
+        _MADE,
+        "# Tables\n",
+        "Who writes a column: P the proxy, J the judging worker, T the training worker, W the command line. "
+        "Primary keys are (project, id), times are UTC, NULL means not yet. "
+        "Read the views `admin_*` rather than these: they stay, the tables may change.\n",
+    ]
+    for table in schema.metadata.sorted_tables:
+        lines.append(f"## {table.name}\n")
+        lines.append("| column | type | NULL | meaning |\n|---|---|---|---|")
+        for column in table.columns:
+            kind = type(column.type).__name__.lower()
+            meaning = (column.comment or "the tenant").replace("|", "\\|")
+            lines.append(f"| `{column.name}` | {kind} | {'yes' if column.nullable else ''} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _reasons() -> str:
+    lines = [
+        _MADE,
+        "# Why something was not trained on\n",
+        "`why_not_trained` of a trajectory or completion is one of these, and NULL once it was trained on.\n",
+        "| `why_not_trained` | meaning |\n|---|---|",
+        *(f"| `{reason.value}` | {reason.meaning} |" for reason in WhyNotTrained),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
