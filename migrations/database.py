@@ -19,12 +19,9 @@ def connect(url: str) -> Engine:
         sqlalchemy.exc.ArgumentError: `url` is not a database URL.
     """
     sqlite = make_url(url).get_backend_name() == "sqlite"
-    engine = create_engine(
-        url,
-        json_serializer=_compact_json,
-        pool_pre_ping=not sqlite,
-        **({"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}} if sqlite else {}),
-    )
+    # psycopg would prepare statements while tables are small and keep those plans when they have grown.
+    arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000} if sqlite else {"prepare_threshold": None}
+    engine = create_engine(url, json_serializer=_compact_json, pool_pre_ping=not sqlite, connect_args=arguments)
     if sqlite:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)

@@ -8,6 +8,9 @@ from proxy.call import Choice
 from proxy.request import Asked
 
 NULL = msgspec.Raw(b"null")
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError)
+"""What taking an answer apart raises where it is none of a chat completion."""
+REASONING = frozenset({"reasoning", "reasoning_content"})
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -43,14 +46,20 @@ def strip_choice(choice: dict[str, msgspec.Raw], asked: Asked) -> None:
         choice["token_ids"] = NULL
     if not asked.wants_logprobs:
         choice["logprobs"] = NULL
+    if asked.hides_reasoning and "message" in choice:
+        message = _object.decode(choice["message"])
+        choice["message"] = _raw(message | dict.fromkeys(REASONING & message.keys(), NULL))
+    if asked.hides_reasoning and "delta" in choice:
+        delta = _object.decode(choice["delta"])
+        choice["delta"] = _raw({part: said for part, said in delta.items() if part not in REASONING})
 
 
 def strip_top(fields: dict[str, msgspec.Raw], asked: Asked) -> None:
     """The same for the fields beside the choices; `model` says what the app asked for."""
-    if not asked.wants_token_ids and "prompt_token_ids" in fields:
+    if not asked.wants_prompt_token_ids and "prompt_token_ids" in fields:
         fields["prompt_token_ids"] = NULL
     if "model" in fields:
-        fields["model"] = msgspec.Raw(msgspec.json.encode(asked.model))
+        fields["model"] = _raw(asked.model)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -66,10 +75,10 @@ def read_answer(body: bytes, asked: Asked) -> Answer:
     """Take an answer of vLLM's apart.
 
     Raises:
-        msgspec.DecodeError: it is not the answer of a chat completion.
+        UNREADABLE: it is not the answer of a chat completion.
     """
     fields = _object.decode(body)
-    raw_choices = _objects.decode(fields["choices"]) if "choices" in fields else []
+    raw_choices = _objects.decode(fields["choices"])
     usage: dict[str, Any] | None = msgspec.json.decode(fields["usage"]) if "usage" in fields else None
     prompt_token_ids = read_ids(fields.get("prompt_token_ids"))
     choices = []
@@ -87,10 +96,14 @@ def read_answer(body: bytes, asked: Asked) -> Answer:
         )
         strip_choice(raw, asked)
     strip_top(fields, asked)
-    fields["choices"] = msgspec.Raw(msgspec.json.encode(raw_choices))
+    fields["choices"] = _raw(raw_choices)
     return Answer(
         for_app=msgspec.json.encode(fields),
         prompt_token_ids=prompt_token_ids,
         prompt_tokens=usage.get("prompt_tokens") if usage else None,
         choices=tuple(choices),
     )
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -1,18 +1,26 @@
-"""Every route but inference: models, feedback, what became of things, health. Reads the store, writes by the recorder."""
+"""Every route but inference: models, feedback, what became of things, health.
 
+Reads the store, writes by the recorder.
+"""
+
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.errors import NotFound, ProxyError, TooLarge
+from proxy.errors import DatabaseAway, NotFound, ProxyError
 from proxy.feedback import read_feedback, row_of
+from proxy.inference import read_body
 from proxy.policies import Policy, names_of
 from proxy.recorder import Recorder
 from proxy.store import Store
 from proxy.upstream import Upstream
+
+log = logging.getLogger(__name__)
 
 _HIDDEN = frozenset({"project", "key_id"})
 
@@ -34,9 +42,14 @@ def build(
         return Response(error.body(), error.status, {k.decode(): v.decode() for k, v in error.headers()})
 
     @api.exception_handler(404)
+    @api.exception_handler(405)
     async def no_route(request: Request, _error: Exception) -> Response:
-        raise_as = NotFound(f"there is no {request.method} {request.url.path} here")
-        return await answer_error(request, raise_as)
+        return await answer_error(request, NotFound(f"there is no {request.method} {request.url.path[:200]} here"))
+
+    @api.exception_handler(SQLAlchemyError)
+    async def database_away(request: Request, error: Exception) -> Response:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return await answer_error(request, DatabaseAway("the database does not answer; try again soon"))
 
     @api.get("/v1/models")
     async def models() -> Response:
@@ -51,10 +64,7 @@ def build(
     @api.post("/v1/feedback", status_code=202)
     async def post_feedback(request: Request) -> Response:
         """Take what trajectories were worth; answered once it is committed."""
-        body = await request.body()
-        if len(body) > max_body_bytes:
-            raise TooLarge(f"the body is over {max_body_bytes} bytes (setting proxy.max_body_bytes)")
-        items, batch = read_feedback(body)
+        items, batch = read_feedback(await read_body(request.receive, max_body_bytes))
         created_at = datetime.now(UTC)
         ids = await recorder.feedback([row_of(item, project, created_at) for item in items])
         results = [{"id": feedback_id, "object": "feedback", "state": "waiting"} for feedback_id in ids]

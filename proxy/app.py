@@ -90,20 +90,25 @@ class Proxy:
 
     async def _stop(self) -> None:
         self._refreshing.cancel()
-        await asyncio.to_thread(self._recorder.close)
+        await self._recorder.close()
         await self._upstream.close()
+        self._store.close()
 
     def _known(self) -> dict[str, Policy]:
         return self._policies
 
     async def _refresh(self) -> None:
         """Keep the policies as the database tells them; while it is away the last ones stay."""
+        away = False
         while True:
             await asyncio.sleep(self._settings.proxy.refresh_s)
             try:
                 self._policies = await asyncio.to_thread(self._store.policies, self._settings.project)
+                away = False
             except SQLAlchemyError as error:
-                log.warning("the policies could not be read: %s", error)
+                if not away:
+                    log.warning("the policies cannot be read, the last ones stay: %s", error)
+                away = True
 
 
 def create() -> Proxy:

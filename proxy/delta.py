@@ -54,6 +54,7 @@ def added(
         and prompt_token_ids is not None
         and len(tail.token_ids) <= len(prompt_token_ids)
         and len(tail.digests) < len(digests)
+        and not (tools is None and tail.tools is not None)  # NULL in SQL means "as before", not "no more"
         and prompt_token_ids[: len(tail.token_ids)] == tail.token_ids
         and all(known in (ANSWER, new) for known, new in zip(tail.digests, digests, strict=False))
     ):

@@ -9,9 +9,11 @@ ProxyError
 ├── NotFound                   404
 │   └── UnknownModel           404
 ├── TooLarge                   413
+├── Gone                       499  the app hung up before it had asked; nobody reads this
 ├── UpstreamDown               503  vLLM does not answer
 ├── AdapterLoading             503  vLLM has lost an adapter that is being loaded again
-└── NotRecorded                503  the journal cannot be written
+├── NotRecorded                503  the journal cannot be written
+└── DatabaseAway               503  what was asked for stands in the database, which does not answer
 """
 
 import msgspec
@@ -83,6 +85,10 @@ class TooLarge(ProxyError):
     code = "body_too_large"
 
 
+class Gone(ProxyError):
+    status = 499
+
+
 class UpstreamDown(ProxyError):
     status = 503
     code = "upstream_down"
@@ -99,3 +105,9 @@ class NotRecorded(ProxyError):
     status = 503
     code = "not_recorded"
     retry_after_s = 10
+
+
+class DatabaseAway(ProxyError):
+    status = 503
+    code = "database_away"
+    retry_after_s = 2

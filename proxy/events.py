@@ -89,7 +89,7 @@ class Stream:
         """Take bytes as they come, whole events or not; return the events for the app, possibly none.
 
         Raises:
-            msgspec.DecodeError: an event is no chunk of a chat completion.
+            UNREADABLE: an event is no chunk of a chat completion.
         """
         *events, self._rest = (self._rest + data).split(b"\n\n")
         return b"".join(self._pass(event) for event in events)
@@ -107,16 +107,15 @@ class Stream:
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
         if "prompt_token_ids" in fields and self.prompt_token_ids is None:
             self.prompt_token_ids = read_ids(fields["prompt_token_ids"])
-        has_usage = "usage" in fields and fields["usage"] != NULL
-        if has_usage:
+        if "usage" in fields and fields["usage"] != NULL:
             self.prompt_tokens = msgspec.json.decode(fields["usage"]).get("prompt_tokens")
-        exists_without_capture = not choices or has_usage
+        exists_without_capture = not choices
         for choice in choices:
             self._spoken.setdefault(msgspec.json.decode(choice["index"]), _Spoken()).hear(choice)
+            strip_choice(choice, self._asked)
             # vLLM alone sends no event for a token that adds nothing: no text, no end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL
             exists_without_capture |= not silent or self._asked.wants_logprobs or self._asked.wants_token_ids
-            strip_choice(choice, self._asked)
         if not exists_without_capture:
             return b""
         strip_top(fields, self._asked)

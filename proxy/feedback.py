@@ -116,6 +116,8 @@ def _check_value(feedback: Feedback) -> None:
     given = [name for name in _VALUES if getattr(feedback, name) is not None]
     if len(given) != 1:
         raise BadRequest(f"feedback needs exactly one of {', '.join(_VALUES)}; got {', '.join(given) or 'none'}")
+    if feedback.rewards == {}:
+        raise BadRequest("rewards names no trajectory", param="rewards")
     if (feedback.group_id is not None) != (feedback.rewards is not None):
         raise BadRequest("a group takes `rewards` ({trajectory_id: number}), nothing else does", param=given[0])
     for trajectory_id, reward in (feedback.rewards or {"": feedback.reward or 0.0}).items():

@@ -14,9 +14,9 @@ import aiohttp
 import msgspec
 
 from proxy.address import Address, address_of
-from proxy.answer import read_answer
+from proxy.answer import UNREADABLE, read_answer
 from proxy.call import Call, Choice, Status
-from proxy.errors import AdapterLoading, ProxyError, TooLarge, UpstreamDown
+from proxy.errors import AdapterLoading, Gone, NotRecorded, TooLarge, UpstreamDown
 from proxy.events import DONE_EVENT, Stream
 from proxy.policies import Policy, Speaker, resolve
 from proxy.recorder import Recorder
@@ -31,10 +31,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
-class _Gone(Exception):
-    """The app hung up before it had sent its whole request."""
-
-
 class _Turn(msgspec.Struct):
     """One call on its way."""
 
@@ -47,6 +43,7 @@ class _Turn(msgspec.Struct):
     created_at_s: float
     began: float
     ttft_ms: float | None = None
+    """Milliseconds to the first event; None until it was sent."""
     recorded: bool = False
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -60,11 +57,6 @@ class _Turn(msgspec.Struct):
         if self.address.group_id is not None:
             headers.append((b"x-group-id", self.address.group_id.encode()))
         return headers
-
-    def first_byte(self) -> None:
-        """Note the time to the first event."""
-        if self.ttft_ms is None:
-            self.ttft_ms = (time.perf_counter() - self.began) * 1000
 
 
 class Inference:
@@ -92,11 +84,7 @@ class Inference:
         """
         created_at_s, began = time.time(), time.perf_counter()
         headers = dict(scope["headers"])
-        try:
-            body = await _read_body(receive, self._max_body_bytes)
-        except _Gone:
-            return
-        asked = read_request(body)
+        asked = read_request(await read_body(receive, self._max_body_bytes))
         address = address_of(headers)
         turn = _Turn(
             id=new_id(),
@@ -126,48 +114,67 @@ class Inference:
         body = turn.asked.for_upstream(turn.speaker.served_name, cache_salt=self._project)
         stream = Stream(turn.asked)
         try:
-            async with self._upstream.post("/v1/chat/completions", body, turn.id) as response:
-                if response.status != 200:
-                    await self._pass_error(turn, response, send)
-                elif response.content_type == "text/event-stream":
-                    await self._stream(turn, response, stream, send)
-                else:
-                    await self._plain(turn, await response.read(), send)
-        except UpstreamDown as down:
-            if turn.ttft_ms is None:
-                raise
-            # The app sees what it would have seen without us: its stream breaks off.
-            self._record_stream(turn, "error", stream, error=down.message)
+            try:
+                async with self._upstream.post("/v1/chat/completions", body, turn.id) as response:
+                    if response.status != 200:
+                        return await self._pass_error(turn, response, send)
+                    if response.content_type != "text/event-stream":
+                        return await self._plain(turn, await response.read(), send)
+                    await self._pass_events(turn, response, stream, send)
+            except UpstreamDown as down:
+                # What vLLM did after its last event harms nobody.
+                if not stream.done:
+                    return self._broken(turn, stream, down)
+            await self._finish(turn, stream, send)
         except asyncio.CancelledError:
             if not turn.recorded:
                 self._record_stream(turn, "aborted", stream)
             raise
 
     async def _plain(self, turn: _Turn, body: bytes, send: Send) -> None:
-        answer = read_answer(body, turn.asked)
+        try:
+            answer = read_answer(body, turn.asked)
+        except UNREADABLE as error:
+            raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
         self._record(turn, "complete", answer.choices, answer.prompt_token_ids, answer.prompt_tokens)
         await _send_whole(send, 200, [(b"content-type", b"application/json"), *turn.headers()], answer.for_app)
 
-    async def _stream(self, turn: _Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            *turn.headers(),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _pass_events(self, turn: _Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
         async for data in response.content.iter_any():
-            if events := stream.feed(data):
-                turn.first_byte()
+            try:
+                events = stream.feed(data)
+            except UNREADABLE as error:
+                raise UpstreamDown(f"an event of the model server cannot be read: {error}") from error
+            if events:
+                await _begin(turn, send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         if not stream.done:
             raise UpstreamDown("the model server ended its stream without [DONE]")
+
+    async def _finish(self, turn: _Turn, stream: Stream, send: Send) -> None:
+        """Record, then send the last byte."""
         try:
             self._record_stream(turn, "error" if stream.error else "complete", stream, error=stream.error)
             last = DONE_EVENT
-        except ProxyError as error:
+        except NotRecorded as error:
+            if turn.ttft_ms is None:
+                raise
             last = b"data: " + error.body() + b"\n\n"
+        await _begin(turn, send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _broken(self, turn: _Turn, stream: Stream, down: UpstreamDown) -> None:
+        """Record what vLLM broke off. Before the first byte the app gets an error; after it, as without us, no end.
+
+        Raises:
+            UpstreamDown: nothing was sent yet.
+        """
+        try:
+            self._record_stream(turn, "error", stream, error=stream.error or down.message)
+        except NotRecorded:
+            log.error("call %s broke off and was not recorded: %s", turn.id, down.message)
+        if turn.ttft_ms is None:
+            raise down
 
     async def _pass_error(self, turn: _Turn, response: aiohttp.ClientResponse, send: Send) -> None:
         body = await response.read()
@@ -222,19 +229,39 @@ class Inference:
         turn.recorded = True
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The request's whole body.
+
+    Raises:
+        TooLarge: it has more than `limit` bytes; the rest is not read.
+        Gone: the app hung up before its end.
+    """
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise Gone("the app hung up")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:
             raise TooLarge(f"the body is over {limit} bytes (setting proxy.max_body_bytes)")
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+async def _begin(turn: _Turn, send: Send) -> None:
+    """Open the stream to the app, once there is something to say: until then it can still be an error."""
+    if turn.ttft_ms is not None:
+        return
+    turn.ttft_ms = (time.perf_counter() - turn.began) * 1000
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+        *turn.headers(),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -17,14 +17,24 @@ _HEAD = struct.Struct("<II")
 
 
 class Segment:
-    """One file of the journal, and how many of its records SQL does not have yet."""
+    """One file of the journal, locked while it is open, and how many of its records SQL does not have yet."""
 
     def __init__(self, path: Path) -> None:
+        """Open or make it.
+
+        Raises:
+            BlockingIOError: a living process has it.
+            OSError: it cannot be opened.
+        """
         self.path = path
-        self.bytes = 0
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise
+        self.bytes = os.fstat(self._file).st_size
         self.outstanding = 0
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def append(self, payload: bytes) -> None:
         """Write one record, whole or not at all.
@@ -43,13 +53,16 @@ class Segment:
         self.bytes += len(frame)
         self.outstanding += 1
 
-    def drop(self) -> None:
-        """Remove the file: SQL has all of it."""
-        self.path.unlink(missing_ok=True)
-        os.close(self._file)
+    def records(self) -> list[bytes]:
+        """Every whole record in it; all of them count as outstanding from now on."""
+        records = list(_frames(os.pread(self._file, self.bytes, 0)))
+        self.outstanding = len(records)
+        return records
 
-    def keep(self) -> None:
-        """Close the file and leave it for the next start."""
+    def close(self) -> None:
+        """Close it; remove the file unless SQL still lacks something of it."""
+        if not self.outstanding:
+            self.path.unlink(missing_ok=True)
         os.close(self._file)
 
 
@@ -60,6 +73,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._number = 0
+        self._full: set[Segment] = set()
         self._current = self._new_segment()
 
     def append(self, payload: bytes) -> Segment:
@@ -70,38 +84,43 @@ class Journal:
         """
         if self._current.bytes > SEGMENT_BYTES:
             full, self._current = self._current, self._new_segment()
-            if not full.outstanding:
-                full.drop()
+            self._retire(full)
         self._current.append(payload)
         return self._current
+
+    def left_behind(self) -> Iterator[tuple[Segment, list[bytes]]]:
+        """The records of dead processes, segment by segment, oldest first; they are this journal's to settle now."""
+        for path in sorted(self._folder.glob("*.journal"), key=lambda found: found.stat().st_mtime_ns):
+            try:
+                segment = Segment(path)
+            except BlockingIOError:
+                continue
+            records = segment.records()
+            self._retire(segment)
+            if records:
+                yield segment, records
 
     def settled(self, segment: Segment, records: int) -> None:
         """Say that SQL has so many more of the segment's records."""
         segment.outstanding -= records
-        if not segment.outstanding and segment is not self._current:
-            segment.drop()
+        if not segment.outstanding and segment in self._full:
+            self._full.remove(segment)
+            segment.close()
 
     def close(self) -> None:
         """Leave only what SQL does not have."""
-        if self._current.outstanding:
-            self._current.keep()
+        for segment in (self._current, *self._full):
+            segment.close()
+
+    def _retire(self, segment: Segment) -> None:
+        if segment.outstanding:
+            self._full.add(segment)
         else:
-            self._current.drop()
+            segment.close()
 
     def _new_segment(self) -> Segment:
         self._number += 1
         return Segment(self._folder / f"{os.getpid()}-{os.urandom(4).hex()}-{self._number:06d}.journal")
-
-
-def left_behind(folder: Path) -> Iterator[tuple[Path, list[bytes]]]:
-    """The records of dead processes, segment by segment, oldest first. Unlink each path once SQL has its records."""
-    for path in sorted(folder.glob("*.journal"), key=lambda found: found.stat().st_mtime):
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            yield path, list(_frames(file.read()))
 
 
 def _frames(data: bytes) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ Knows when things are durable; the meaning of rows is the store's. Used from one
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -13,19 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.call import Call
 from proxy.errors import NotRecorded
-from proxy.journal import Journal, Segment, left_behind
+from proxy.journal import Journal, Segment
 from proxy.store import Store
 
 BATCH = 200
 RETRY_S = 1.0
+CLOSE_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Call).decode
+# JSON, because a call carries pieces of JSON as they came.
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Call).decode
+
+AWAY = (OperationalError, InterfaceError, PoolTimeout)
+"""The database cannot be reached or is busy: the same rows may be taken later."""
 
 
 class _Feedback(msgspec.Struct, frozen=True):
@@ -50,19 +57,15 @@ class Recorder:
         self._unwritten = 0
 
     def start(self) -> None:
-        """Read what dead processes left behind into SQL, open the journal, start the writer thread.
+        """Open the journal, take up what dead processes left in it, start the writer thread.
 
         Raises:
             OSError: the journal's folder cannot be written.
-            sqlalchemy.exc.SQLAlchemyError: the database does not take what was left behind.
         """
         self._journal = Journal(self._folder)
         self._loop = asyncio.get_running_loop()
-        for path, records in left_behind(self._folder):
-            with self._store.engine.begin() as connection:
-                self._store.write_calls(connection, [_decode(record) for record in records])
-            path.unlink()
-            log.info("recovered %d calls from %s", len(records), path.name)
+        for segment, records in self._journal.left_behind():
+            self._recover(segment, records)
         self._thread.start()
 
     @property
@@ -83,8 +86,7 @@ class Recorder:
             raise NotRecorded(
                 f"the answer could not be recorded ({error.strerror or error}); free space in the data folder"
             ) from error
-        self._unwritten += 1
-        self._queue.put(_Recorded(call, segment))
+        self._enqueue(call, segment)
 
     async def feedback(self, rows: list[dict[str, Any]]) -> list[str]:
         """Commit feedback; return its ids.
@@ -93,42 +95,64 @@ class Recorder:
             NotRecorded: the database did not take it; nothing of it is kept.
         """
         ids: Future[list[str]] = Future()
+        # From here on nobody can cancel it: an app that hangs up must not stop the writer.
+        ids.set_running_or_notify_cancel()
         self._queue.put(_Feedback(rows, ids))
         try:
             return await asyncio.wrap_future(ids)
         except SQLAlchemyError as error:
             raise NotRecorded(f"the feedback was not stored ({type(error).__name__}); send it again") from error
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Write what is left and stop. What the database does not take stays in the journal."""
         self._queue.put(None)
-        self._thread.join(timeout=10)
+        await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
         self._journal.close()
 
-    def _write(self) -> None:
-        while batch := self._next_batch():
-            open_ended = batch[-1] is not None
-            items = [item for item in batch if item is not None]
+    def _recover(self, segment: Segment, records: list[bytes]) -> None:
+        for record in records:
             try:
-                self._commit(items)
-            except OperationalError as error:
-                log.error("the database does not take records, trying again: %s", error.orig)
-                if not self._retry(items):
-                    return
-            except SQLAlchemyError:
-                log.exception("a batch was refused, writing one by one")
-                self._one_by_one(items)
-            if not open_ended:
-                return
+                self._enqueue(_decode(record), segment)
+            except msgspec.DecodeError as error:
+                # A call that another version wrote. It keeps its segment on disk, and nothing else waits for it.
+                log.error("a record in %s cannot be read: %s", segment.path, error)
+        log.info("recovering %d calls from %s", len(records), segment.path.name)
 
-    def _next_batch(self) -> list[_Recorded | _Feedback | None]:
-        batch = [self._queue.get()]
-        while batch[-1] is not None and len(batch) < BATCH:
-            try:
+    def _enqueue(self, call: Call, segment: Segment) -> None:
+        self._unwritten += 1
+        self._queue.put(_Recorded(call, segment))
+
+    def _write(self) -> None:
+        """The writer thread. Calls that found the database away are tried again with whatever comes next."""
+        held: list[_Recorded] = []
+        closing = False
+        while not closing:
+            batch = self._next_batch(RETRY_S if held else None)
+            closing = None in batch
+            held = self._take([*held, *(item for item in batch if item is not None)])
+
+    def _next_batch(self, timeout_s: float | None) -> list[_Recorded | _Feedback | None]:
+        batch: list[_Recorded | _Feedback | None] = []
+        with contextlib.suppress(queue.Empty):
+            batch.append(self._queue.get(timeout=timeout_s))
+            while batch[-1] is not None and len(batch) < BATCH:
                 batch.append(self._queue.get_nowait())
-            except queue.Empty:
-                break
         return batch
+
+    def _take(self, items: Sequence[_Recorded | _Feedback]) -> list[_Recorded]:
+        """Commit; return the calls the database was not there for. Feedback is answered at once: its app is waiting."""
+        for start in range(0, len(items), BATCH):
+            try:
+                self._commit(items[start : start + BATCH])
+            except AWAY as error:
+                log.error("the database does not take records, trying again: %s", error)
+                return _refuse_feedback(items[start:], error)
+            except Exception as error:
+                if start or len(items) > 1:
+                    log.exception("a batch was refused, writing one by one")
+                    return [call for item in items[start:] for call in self._take([item])]
+                self._refuse(items[0], error)
+        return []
 
     def _commit(self, items: Sequence[_Recorded | _Feedback]) -> None:
         """One transaction for all of them, in the order they came."""
@@ -140,7 +164,7 @@ class Recorder:
                         self._store.write_calls(connection, [item.call])
                     else:
                         done.append((item, self._store.insert_feedback(connection, item.rows)))
-        except SQLAlchemyError:
+        except Exception:
             self._store.forget_tails()
             raise
         for feedback, ids in done:
@@ -149,45 +173,22 @@ class Recorder:
         if done:
             self._on_feedback()
 
-    def _retry(self, items: list[_Recorded | _Feedback]) -> bool:
-        """Feedback is refused at once, its app is waiting; calls wait for the database. False: closed meanwhile."""
-        for item in items:
-            if isinstance(item, _Feedback):
-                item.ids.set_exception(OperationalError("", None, Exception("database away")))
-        calls = [item for item in items if isinstance(item, _Recorded)]
-        while calls:
-            try:
-                self._commit(calls)
-                break
-            except OperationalError:
-                try:
-                    waiting = self._queue.get(timeout=RETRY_S)
-                except queue.Empty:
-                    continue
-                if waiting is None:
-                    return False
-                if isinstance(waiting, _Feedback):
-                    waiting.ids.set_exception(OperationalError("", None, Exception("database away")))
-                else:
-                    calls.append(waiting)
-        return True
+    def _refuse(self, item: _Recorded | _Feedback, error: Exception) -> None:
+        if isinstance(item, _Feedback):
+            item.ids.set_exception(error)
+        elif self._set_aside(item.call, error):
+            self._settle([item])
 
-    def _one_by_one(self, items: Sequence[_Recorded | _Feedback]) -> None:
-        for item in items:
-            try:
-                self._commit([item])
-            except SQLAlchemyError as error:
-                if isinstance(item, _Feedback):
-                    item.ids.set_exception(error)
-                else:
-                    self._set_aside(item, error)
-
-    def _set_aside(self, item: _Recorded, error: SQLAlchemyError) -> None:
+    def _set_aside(self, call: Call, error: Exception) -> bool:
         """A call the database refuses for good must not block those behind it: it goes to a file of its own."""
-        path = self._folder / f"{item.call.id}.refused"
-        path.write_bytes(_encode(item.call))
-        log.error("call %s was refused by the database (%s); kept in %s", item.call.id, error, path)
-        self._settle([item])
+        path = self._folder / f"{call.id}.refused"
+        try:
+            path.write_bytes(_encode(call))
+        except OSError as full:
+            log.error("call %s was refused by the database (%s); it stays in the journal: %s", call.id, error, full)
+            return False
+        log.error("call %s was refused by the database (%s); kept in %s", call.id, error, path)
+        return True
 
     def _settle(self, items: Sequence[_Recorded]) -> None:
         if items:
@@ -197,3 +198,10 @@ class Recorder:
         self._unwritten -= len(items)
         for item in items:
             self._journal.settled(item.segment, 1)
+
+
+def _refuse_feedback(items: Sequence[_Recorded | _Feedback], error: Exception) -> list[_Recorded]:
+    for item in items:
+        if isinstance(item, _Feedback):
+            item.ids.set_exception(error)
+    return [item for item in items if isinstance(item, _Recorded)]

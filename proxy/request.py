@@ -21,9 +21,6 @@ REFUSED = frozenset(
 )
 """Fields that reach into the server: they would forge ids, cross tenants, or run a template of the app's."""
 
-DEADLY = frozenset({"prompt_logprobs"})
-"""Fields that end vLLM's engine for everybody (its CPU build with LoRA)."""
-
 NOT_SAMPLING = frozenset({"model", "messages", "tools"})
 
 TRAINABLE = frozenset(
@@ -31,7 +28,6 @@ TRAINABLE = frozenset(
         "model",
         "messages",
         "tools",
-        "tool_choice",
         "max_tokens",
         "max_completion_tokens",
         "n",
@@ -67,6 +63,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
+_NULL = msgspec.Raw(b"null")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -75,12 +72,43 @@ class Asked(msgspec.Struct, frozen=True):
     """A chat request, read as far as capture needs."""
 
     fields: dict[str, msgspec.Raw]
+    """Every field, as it came."""
+    values: dict[str, Any]
+    """The same decoded, but for messages and tools."""
     model: str
-    stream: bool
-    wants_logprobs: bool
-    wants_token_ids: bool
-    capturable: bool
-    """False where capture fields would change the answer: the request then goes as it came."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer comes as events."""
+        return self.values.get("stream") is True
+
+    @property
+    def capturable(self) -> bool:
+        """False where capture fields would make a request valid that is not: it then goes as it came."""
+        flags = (self.values.get("logprobs"), self.values.get("return_token_ids"))
+        needs_logprobs = bool(self.values.get("top_logprobs") or self.values.get("logprob_token_ids"))
+        known = all(flag is None or isinstance(flag, bool) for flag in flags)
+        return known and (flags[0] is True or not needs_logprobs)
+
+    @property
+    def hides_reasoning(self) -> bool:
+        """The app wants no reasoning; vLLM then tells no ids and no logprobs either."""
+        return self.values.get("include_reasoning") is False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the app sees logprobs where the answer has any."""
+        return not self.capturable or (self.values.get("logprobs") is True and not self.hides_reasoning)
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether the app sees the sampled ids where the answer has any."""
+        return self.wants_prompt_token_ids and not self.hides_reasoning
+
+    @property
+    def wants_prompt_token_ids(self) -> bool:
+        """Whether the app sees the prompt's ids where the answer has any."""
+        return not self.capturable or self.values.get("return_token_ids") is True
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
         """The body for vLLM: the app's own fields, the adapter's name as model, and what capture needs."""
@@ -89,11 +117,16 @@ class Asked(msgspec.Struct, frozen=True):
         fields["cache_salt"] = _raw(cache_salt)
         if self.capturable:
             fields["return_token_ids"] = _TRUE
-            fields["logprobs"] = _TRUE
-            # Absent would do, null would not: vLLM then computes no logprobs.
-            if _value(fields.get("top_logprobs")) is None:
-                fields["top_logprobs"] = _ZERO
-            fields["include_reasoning"] = _TRUE
+            if self.hides_reasoning:
+                fields["include_reasoning"] = _TRUE
+            if not self.values.get("echo"):
+                fields["logprobs"] = _TRUE
+                # Absent would do, null would not: vLLM then computes no logprobs.
+                if self.values.get("top_logprobs") is None:
+                    fields["top_logprobs"] = _ZERO
+        if self.values.get("echo"):
+            # With anything else, its default too, vLLM computes the prompt's logprobs: deadly.
+            fields["top_logprobs"] = _NULL
         return msgspec.json.encode(fields)
 
     @property
@@ -107,12 +140,13 @@ class Asked(msgspec.Struct, frozen=True):
     @property
     def tools(self) -> msgspec.Raw | None:
         """The request's tools, as they came."""
-        return self.fields.get("tools")
+        tools = self.fields.get("tools")
+        return None if tools == _NULL else tools
 
     @property
     def end_user(self) -> str | None:
         """The body's `user`."""
-        user = _value(self.fields.get("user"))
+        user = self.values.get("user")
         return user if isinstance(user, str) else None
 
     def sampling(self) -> bytes:
@@ -124,18 +158,15 @@ class Asked(msgspec.Struct, frozen=True):
 
         Returns `greedy`, or `sampling_bent: <field>` with the first field that bends.
         """
-        temperature = _value(self.fields.get("temperature"))
+        temperature = self.values.get("temperature")
         if temperature is not None:
             if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
                 return "sampling_bent: temperature"
             if temperature == 0:
                 return "greedy"
-        for field, raw in self.fields.items():
-            if field in TRAINABLE and field not in NEUTRAL:
-                continue
-            value = _value(raw)
-            if value is not None and value not in NEUTRAL.get(field, ()):
-                return f"sampling_bent: {field}"
+        for field, value in self.values.items():
+            if field not in TRAINABLE and value is not None and value not in NEUTRAL.get(field, ()):
+                return f"sampling_bent: {field[:100]}"
         return None
 
 
@@ -149,35 +180,27 @@ def read_request(body: bytes) -> Asked:
     """
     try:
         fields = _fields_decoder.decode(body)
+        # Decoded once, for what cutting it up does not see: bytes that are no UTF-8, numbers that no float holds.
+        values: dict[str, Any] = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(f"the body must be a JSON object: {error}") from error
-    for field in fields:
-        if field in REFUSED:
-            raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
-        if field in DEADLY and _value(fields[field]) is not None:
-            raise RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
-    model = _value(fields.get("model"))
+    for field in REFUSED & values.keys():
+        raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
+    if deadly := _deadly(values):
+        raise RefusedField(f"{deadly!r} is not served here: it would stop the engine; leave it out", param=deadly)
+    model = values.get("model")
     if not isinstance(model, str):
         raise BadRequest("`model` must be a string; GET /v1/models lists the names", param="model")
-    wants_logprobs = _value(fields.get("logprobs")) is True
-    return Asked(
-        fields=fields,
-        model=model,
-        stream=_value(fields.get("stream")) is True,
-        wants_logprobs=wants_logprobs,
-        wants_token_ids=_value(fields.get("return_token_ids")) is True,
-        # Injected logprobs would make a request valid that is not.
-        capturable=wants_logprobs or not _value(fields.get("top_logprobs")),
-    )
+    return Asked(fields, {key: value for key, value in values.items() if key not in ("messages", "tools")}, model)
 
 
-def _value(raw: msgspec.Raw | None) -> Any:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise NotJson(f"the body is no JSON: {error}") from error
+def _deadly(values: dict[str, Any]) -> str | None:
+    """The field that would end vLLM's engine for everybody: it computes the prompt's logprobs (CPU build, LoRA)."""
+    if values.get("prompt_logprobs") is not None:
+        return "prompt_logprobs"
+    if values.get("echo"):
+        return next((field for field in ("logprobs", "top_logprobs") if values.get(field)), None)
+    return None
 
 
 def _raw(value: Any) -> msgspec.Raw:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -92,6 +91,10 @@ class Store:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
 
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
     def forget_tails(self) -> None:
         """Drop what is remembered of transactions that did not commit."""
         self._tails.clear()
@@ -129,7 +132,9 @@ class Store:
         t = schema.trajectories.c
         is_trajectory = and_(t.project == call.project, t.id == trajectory_id)
         columns = (t.state, t.completions, t.sampled_tokens, t.tail_completion_id)
-        state, turn, sampled, tail_id = connection.execute(select(*columns).where(is_trajectory)).one()
+        # Locked: its turns are numbered one after the other, whoever else writes to it.
+        found = connection.execute(select(*columns).where(is_trajectory).with_for_update())
+        state, turn, sampled, tail_id = found.one()
         if state not in ("open", "ended"):
             why_not_trained = why_not_trained or "trajectory_over"
         tail = self._tail(connection, call.project, trajectory_id, tail_id)
@@ -167,7 +172,8 @@ class Store:
             "why_not_trained": why_not_trained,
             "created_at": call.created_at,
         }
-        if not _insert_new(connection, schema.completions, row):
+        # On its id only: a turn that another writer took must be an error, not a record lost in silence.
+        if not _insert_new(connection, schema.completions, row, on=["project", "id"]):
             return
         connection.execute(
             schema.trajectories.update()
@@ -236,7 +242,7 @@ class Store:
                 digests.append(ANSWER)
             token_ids += row.prompt_token_ids + row.token_ids
             digests += [digest(msgspec.Raw(msgspec.json.encode(message))) for message in row.new_messages or ()]
-            tools = row.tools or tools
+            tools = tools if row.tools is None else row.tools
         return Tail(
             tail_id, token_ids, digests, None if tools is None else msgspec.json.encode(tools, order="deterministic")
         )
@@ -245,13 +251,23 @@ class Store:
 _NOTHING_SAID = Choice(index=0, message={}, text=None, finish_reason=None, token_ids=None, logprobs=None)
 
 
-def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert unless a unique key forbids it; whether it did."""
+def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
+    """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    result = connection.execute(insert(table).values(**row).on_conflict_do_nothing())
+    storable = {column: _storable(value) for column, value in row.items()}
+    result = connection.execute(insert(table).values(**storable).on_conflict_do_nothing(index_elements=on))
     return result.rowcount == 1
 
 
-def now() -> datetime:
-    """This instant, in UTC."""
-    return datetime.now(UTC)
+def _storable(value: Any) -> Any:
+    """The value with U+FFFD for NUL, which PostgreSQL's texts cannot hold. Token ids keep what was said."""
+    match value:
+        case str():
+            return value.replace("\x00", "\ufffd")
+        case [int() | float(), *_]:
+            return value
+        case list():
+            return [_storable(item) for item in value]
+        case dict():
+            return {_storable(key): _storable(item) for key, item in value.items()}
+    return value

@@ -8,6 +8,8 @@ import aiohttp
 from proxy.errors import UpstreamDown
 
 CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE_S = 4.0
+"""Idle connections are closed by us: vLLM closes them after 5 s, and a request on its way then would be lost."""
 
 
 class Upstream:
@@ -17,7 +19,7 @@ class Upstream:
         self._url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
             # No limit: vLLM queues, and a request that waits here would be invisible to it.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_timeout_s),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),

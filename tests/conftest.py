@@ -1,4 +1,4 @@
-"""What all tests share: empty, migrated databases on SQLite and a real PostgreSQL, and rows as the proxy writes them."""
+"""What all tests share: migrated databases on SQLite and a real PostgreSQL, and rows as the proxy writes them."""
 
 import itertools
 import shutil

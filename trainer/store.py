@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, and_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select
 
 from migrations import schema
 from trainer.claims import Candidate, choose, lineage_of
@@ -337,7 +337,7 @@ class Store:
         connection.execute(
             schema.trajectories.update()
             .where(t.project == self._project, t.id.in_([member.trajectory_id for member in members]))
-            .values(state="claimed")
+            .values(state="claimed", why_not_trained=None)
         )
         return claim
 
@@ -396,41 +396,50 @@ class Store:
     ) -> None:
         """The step is over, and with it its groups, trajectories and feedback."""
         self._update_step(connection, claim, state=state, ended_at=now, lease_until=None, **figures)
-        trained = state in ("promoted", "rejected")
-        g, t, f, s = schema.groups.c, schema.trajectories.c, schema.feedback.c, schema.step_trajectories.c
+        s = schema.step_trajectories.c
         members = and_(s.project == claim.project, s.step_id == claim.id)
-        taught = select(s.trajectory_id).where(members, s.advantage.is_not(None))
-        idle = select(s.trajectory_id).where(members, s.advantage.is_(None))
-        of_step = and_(
-            g.project == claim.project, g.policy == claim.policy, g.state == "claimed", g.step == claim.number
+        if state in ("promoted", "rejected"):
+            taught = and_(members, s.advantage.is_not(None))
+            self._close_books(connection, claim, taught, ("trained", None), ("trained", None), "used")
+            members = and_(members, s.advantage.is_(None))
+        reason = "step_failed" if state == "failed" else "group_uniform"
+        self._close_books(connection, claim, members, ("discarded", reason), ("excluded", reason), "unused")
+
+    def _close_books(
+        self,
+        connection: Connection,
+        claim: Claim,
+        members: ColumnElement[bool],
+        group_ends: tuple[str, str | None],
+        trajectory_ends: tuple[str, str | None],
+        feedback_ends: str,
+    ) -> None:
+        """Give groups, trajectories and feedback of some of a step's members their last state and its reason."""
+        g, t, f, s = schema.groups.c, schema.trajectories.c, schema.feedback.c, schema.step_trajectories.c
+        groups, trajectories = select(s.group_id).where(members), select(s.trajectory_id).where(members)
+        state, reason = group_ends
+        # A group is closed with the first of its members: those that taught come before those that did not.
+        connection.execute(
+            schema.groups.update()
+            .where(g.project == claim.project, g.state == "claimed", g.id.in_(groups))
+            .values(state=state, reason=reason)
         )
-        taught_groups = select(s.group_id).where(members, s.advantage.is_not(None))
-        is_taught = t.id.in_(taught)
-        failed = "step_failed" if state == "failed" else "group_uniform"
-        if trained:
-            connection.execute(schema.groups.update().where(of_step, g.id.in_(taught_groups)).values(state="trained"))
-            connection.execute(
-                schema.trajectories.update()
-                .where(t.project == claim.project, is_taught)
-                .values(state="trained", trained_in_step=claim.number, why_not_trained=None)
+        state, reason = trajectory_ends
+        connection.execute(
+            schema.trajectories.update()
+            .where(t.project == claim.project, t.id.in_(trajectories))
+            .values(
+                state=state,
+                trained_in_step=claim.number if reason is None else None,
+                why_not_trained=reason and func.coalesce(t.why_not_trained, reason),
             )
-            connection.execute(
-                schema.feedback.update()
-                .where(f.project == claim.project, f.trajectory_id.in_(taught), f.state == "applied")
-                .values(state="used", step=claim.number)
-            )
-        connection.execute(schema.groups.update().where(of_step).values(state="discarded", reason=failed))
-        for chosen in (idle,) if trained else (idle, taught):
-            never = and_(t.project == claim.project, t.id.in_(chosen))
-            connection.execute(
-                schema.trajectories.update().where(never, t.why_not_trained.is_(None)).values(why_not_trained=failed)
-            )
-            connection.execute(schema.trajectories.update().where(never).values(state="excluded"))
-            connection.execute(
-                schema.feedback.update()
-                .where(f.project == claim.project, f.trajectory_id.in_(chosen), f.state == "applied")
-                .values(state="unused", reason=failed)
-            )
+        )
+        of_group = and_(f.target_kind == "group", f.target_id.in_(groups))
+        connection.execute(
+            schema.feedback.update()
+            .where(f.project == claim.project, f.state == "applied", or_(f.trajectory_id.in_(trajectories), of_group))
+            .values(state=feedback_ends, reason=reason, step=claim.number if reason is None else None)
+        )
 
     def _spoken(self, connection: Connection, claim: Claim, trajectory_id: str) -> tuple[Spoken, ...]:
         c = schema.completions.c

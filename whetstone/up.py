@@ -72,6 +72,7 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
         StartFailed: a part did not come up.
     """
     _check_platform()
+    _check_model(settings.model)
     data = _usable(settings.data)
     with _alone(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
         own_vllm, own_broker = settings.vllm.url is None, settings.broker is None
@@ -244,6 +245,12 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _check_model(model: str) -> None:
+    """A folder must hold a model; what is no path may be a hub's name, which only vLLM can tell."""
+    if model.startswith((".", "/", "~")) and not (Path(model) / "config.json").is_file():
+        raise SettingsError(f"there is no model in {model} (no config.json); choose another with --model")
 
 
 def _check_platform() -> None:

@@ -1,4 +1,4 @@
-"""What admins read: the columns DESIGN promises, in plain SQL, without the encoding."""
+"""What admins read: the promised columns, in plain SQL, without the encoding."""
 
 import json
 import shutil
@@ -26,8 +26,8 @@ PROMISED = {
         "feedback_id target_kind target_id trajectory_id reward rewards source comment state reason step created_at"
     ),
     "admin_steps": (
-        "policy step state version_in version_out groups trajectories reward_mean loss kl entropy mismatch_k3 grad_norm "
-        "sampled_tokens tokens_per_s seconds created_at"
+        "policy step state version_in version_out groups trajectories reward_mean loss kl entropy mismatch_k3 "
+        "grad_norm sampled_tokens tokens_per_s seconds created_at"
     ),
     "admin_conversations": "trajectory_id turn completion_id messages prompt_token_ids",
 }

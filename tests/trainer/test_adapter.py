@@ -98,7 +98,7 @@ except AdapterNotWritten as error:
 
 
 def write_beyond_the_limit(folder: Path, at_the_limit: str) -> subprocess.CompletedProcess[str]:
-    """A writer that may write 5,000 bytes a file and wants 10,000. `at_the_limit`: SIG_IGN is an error, SIG_DFL death."""
+    """A writer of 10,000 bytes that may write 5,000. `at_the_limit`: SIG_IGN makes it an error, SIG_DFL death."""
     return subprocess.run(
         [sys.executable, "-c", WRITER, str(folder), at_the_limit], cwd=ROOT, capture_output=True, text=True, check=False
     )

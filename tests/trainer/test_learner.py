@@ -193,3 +193,77 @@ def test_tokens_that_have_moved_too_far_are_counted_as_masked(tiny_model: Path, 
     (row,) = make_rows(1)
     surely = tuple(-0.01 if sampled else math.nan for sampled in row.sampled_T)
     row = replace(row, inference_logprobs_T=surely, advantage=-1.0)  # μ is nearly 1 and π is not: far down already
+    figures = Learner.fresh(tiny_model, SETTINGS, seed=1).step([row], version_in=0)
+    assert figures.masked_share == 1.0
+
+
+def test_a_loss_that_is_not_finite_moves_nothing(tiny_model: Path, make_rows: MakeRows) -> None:
+    learner = moved(tiny_model, SETTINGS, make_rows(4))
+    before = learner.files()
+    good, bad = make_rows(2, seed=4)
+    bad = replace(bad, inference_logprobs_T=tuple(-1000.0 if sampled else math.nan for sampled in bad.sampled_T))
+    with pytest.raises(NotFinite, match="the step was not taken"):
+        learner.step([good, bad], version_in=0)
+    assert learner.files() == before
+
+    other = moved(tiny_model, SETTINGS, make_rows(4))
+    assert learner.step([good], 0) == other.step([good], 0)  # no gradient of the failed step is left either
+
+
+def test_progress_is_told_after_every_micro_batch_and_may_end_the_step(tiny_model: Path, make_rows: MakeRows) -> None:
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": 128})
+    learner = Learner.fresh(tiny_model, settings, seed=1)
+    told: list[tuple[int, int]] = []
+    learner.step(make_rows(6), 0, lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+    class LeaseLost(Exception):
+        pass
+
+    def lose(done: int, total: int) -> None:
+        if done == total:
+            raise LeaseLost
+
+    before = learner.files()
+    with pytest.raises(LeaseLost):
+        learner.step(make_rows(6), 0, lose)
+    assert learner.files() == before
+
+
+def test_rows_without_sampled_tokens_are_no_step(tiny_model: Path, make_rows: MakeRows) -> None:
+    learner = Learner.fresh(tiny_model, SETTINGS, seed=1)
+    (row,) = make_rows(1)
+    unsampled = replace(row, sampled_T=(False,) * len(row.sampled_T))
+    for rows in ([], [unsampled]):
+        with pytest.raises(RowError, match="nothing to learn from"):
+            learner.step(rows, 0)
+    with pytest.raises(RowError, match="nothing predicts"):
+        learner.step([replace(row, sampled_T=(True,) * len(row.sampled_T))], 0)
+    with pytest.raises(RowError, match="a prompt"):
+        learner.logprobs([], [1])
+
+
+def test_a_damaged_adapter_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:
+    adapter.write(tmp_path / "p@v1", Learner.fresh(tiny_model, SETTINGS, seed=1), parent=0, step=1)
+    path = tmp_path / "p@v1" / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(AdapterDamaged, match="optimizer.safetensors"):
+        Learner.resume(tiny_model, tmp_path / "p@v1", SETTINGS)
+
+
+def test_an_adapter_of_another_base_model_or_shape_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:
+    adapter.write(tmp_path / "p@v1", Learner.fresh(tiny_model, SETTINGS, seed=1), parent=0, step=1)
+    with pytest.raises(AdapterMismatch, match="rank 16 and alpha 32; the settings say 8 and 32"):
+        Learner.resume(tiny_model, tmp_path / "p@v1", SETTINGS.model_copy(update={"lora_rank": 8}))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    model.save_pretrained(tmp_path / "other")
+    with pytest.raises(AdapterMismatch, match="weights_sha256"):
+        Learner.resume(tmp_path / "other", tmp_path / "p@v1", SETTINGS)
+
+
+def test_a_model_that_cannot_be_loaded_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelUnusable, match=tmp_path.name):
+        Learner.fresh(tmp_path, SETTINGS, seed=1)

@@ -16,7 +16,7 @@ from trainer.learner import Learner
 from trainer.rows import Spoken, merge
 from whetstone.settings import TrainerSettings
 
-GROUPS, MEMBERS, TOKENS, STEPS = 12, 8, 12, 20
+GROUPS, MEMBERS, TOKENS, STEPS = 12, 8, 12, 25
 Rewarding = Callable[[list[float], random.Random], list[float]]
 
 

