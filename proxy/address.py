@@ -65,7 +65,7 @@ def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
         return None
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"X-Metadata must be a JSON object: {error}", param="X-Metadata") from error
 
 

@@ -4,13 +4,11 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Choice
+from proxy.call import NULL, Choice
 from proxy.request import Asked
 
-NULL = msgspec.Raw(b"null")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError)
 """What taking an answer apart raises where it is none of a chat completion."""
-REASONING = frozenset({"reasoning", "reasoning_content"})
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -46,12 +44,18 @@ def strip_choice(choice: dict[str, msgspec.Raw], asked: Asked) -> None:
         choice["token_ids"] = NULL
     if not asked.wants_logprobs:
         choice["logprobs"] = NULL
-    if asked.hides_reasoning and "message" in choice:
-        message = _object.decode(choice["message"])
-        choice["message"] = _raw(message | dict.fromkeys(REASONING & message.keys(), NULL))
-    if asked.hides_reasoning and "delta" in choice:
-        delta = _object.decode(choice["delta"])
-        choice["delta"] = _raw({part: said for part, said in delta.items() if part not in REASONING})
+    if asked.hides_reasoning:
+        _hide_reasoning(choice)
+
+
+def _hide_reasoning(choice: dict[str, msgspec.Raw]) -> None:
+    """As vLLM does it: a null in its place, and nothing left of a delta that says nothing else."""
+    part = "delta" if "delta" in choice else "message"
+    said: dict[str, Any] = msgspec.json.decode(choice[part])
+    if part == "message" or said.get("content") or said.get("tool_calls"):
+        choice[part] = _raw(said | {"reasoning": None})
+    elif "role" not in said:
+        choice[part] = _raw({})
 
 
 def strip_top(fields: dict[str, msgspec.Raw], asked: Asked) -> None:

@@ -5,7 +5,7 @@ Reads the store, writes by the recorder.
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -65,8 +65,10 @@ def build(
     async def post_feedback(request: Request) -> Response:
         """Take what trajectories were worth; answered once it is committed."""
         items, batch = read_feedback(await read_body(request.receive, max_body_bytes))
-        created_at = datetime.now(UTC)
-        ids = await recorder.feedback([row_of(item, project, created_at) for item in items])
+        now = datetime.now(UTC)
+        # One after the other: of two rewards for the same trajectory the last one counts.
+        rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
+        ids = await recorder.feedback(rows)
         results = [{"id": feedback_id, "object": "feedback", "state": "waiting"} for feedback_id in ids]
         return _json(results if batch else results[0], status=202)
 

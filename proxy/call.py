@@ -8,6 +8,7 @@ import msgspec
 
 from proxy.address import Address
 
+NULL = msgspec.Raw(b"null")
 Status = Literal["complete", "aborted", "error"]
 
 
@@ -38,7 +39,8 @@ class Call(msgspec.Struct, frozen=True):
     address: Address
     end_user: str | None
     messages: list[msgspec.Raw]
-    tools: msgspec.Raw | None
+    tools_or_null: msgspec.Raw
+    """JSON null when it has none: msgspec decodes no optional Raw."""
     sampling: msgspec.Raw
     bent: str | None
     """Why its sampling cannot be trained on; None when it can."""
@@ -48,6 +50,11 @@ class Call(msgspec.Struct, frozen=True):
     created_at_s: float
     ttft_ms: float | None
     total_ms: float
+
+    @property
+    def tools(self) -> msgspec.Raw | None:
+        """The request's tools, as they came."""
+        return None if self.tools_or_null == NULL else self.tools_or_null
 
     @property
     def created_at(self) -> datetime:

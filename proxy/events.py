@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.answer import NULL, read_ids, read_logprobs, strip_choice, strip_top
-from proxy.call import Choice
+from proxy.answer import read_ids, read_logprobs, strip_choice, strip_top
+from proxy.call import NULL, Choice
 from proxy.request import Asked
 
 DONE = b"data: [DONE]"

@@ -47,7 +47,7 @@ def read_feedback(body: bytes) -> tuple[list[Feedback], bool]:
     """
     try:
         raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(_why_not_json(body, error)) from error
     items = raw if isinstance(raw, list) else [raw]
     if not 1 <= len(items) <= MAX_BATCH:

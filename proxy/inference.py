@@ -215,7 +215,7 @@ class Inference:
             address=turn.address,
             end_user=turn.asked.end_user,
             messages=turn.asked.messages,
-            tools=turn.asked.tools,
+            tools_or_null=turn.asked.tools_or_null,
             sampling=msgspec.Raw(turn.asked.sampling()),
             bent=turn.asked.why_not_trained(),
             prompt_token_ids=prompt_token_ids,

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.call import NULL
 from proxy.errors import BadRequest, NotJson, RefusedField
 
 REFUSED = frozenset(
@@ -63,7 +64,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
-_NULL = msgspec.Raw(b"null")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -126,7 +126,7 @@ class Asked(msgspec.Struct, frozen=True):
                     fields["top_logprobs"] = _ZERO
         if self.values.get("echo"):
             # With anything else, its default too, vLLM computes the prompt's logprobs: deadly.
-            fields["top_logprobs"] = _NULL
+            fields["top_logprobs"] = NULL
         return msgspec.json.encode(fields)
 
     @property
@@ -138,10 +138,9 @@ class Asked(msgspec.Struct, frozen=True):
             return []
 
     @property
-    def tools(self) -> msgspec.Raw | None:
-        """The request's tools, as they came."""
-        tools = self.fields.get("tools")
-        return None if tools == _NULL else tools
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null when it has none."""
+        return self.fields.get("tools", NULL)
 
     @property
     def end_user(self) -> str | None:

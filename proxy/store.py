@@ -255,8 +255,9 @@ def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on
     """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     storable = {column: _storable(value) for column, value in row.items()}
-    result = connection.execute(insert(table).values(**storable).on_conflict_do_nothing(index_elements=on))
-    return result.rowcount == 1
+    statement = insert(table).values(**storable).on_conflict_do_nothing(index_elements=on).returning(table.c.id)
+    # Not by rowcount: psycopg's says nothing where a conflict was possible.
+    return connection.execute(statement).first() is not None
 
 
 def _storable(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from sqlalchemy import Engine, create_engine, make_url, select, text
 from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
+from whetstone import vllm
+from whetstone.settings import Settings
+from whetstone.supervisor import Part, Supervisor
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -91,6 +95,26 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "whetstone.db"
     upgrade(f"sqlite:///{path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a real vLLM with the starter model, as `whetstone up` starts it: one for all tests (mark them `stack`)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    settings = Settings(vllm={"url": url})
+    control = vllm.Vllm(url)
+    supervisor = Supervisor(tmp_path_factory.mktemp("vllm"))
+    command, environment = vllm.command(settings, port), vllm.environment(settings)
+    try:
+        supervisor.start(Part("vllm", command, environment, control.healthy, settings.vllm.start_timeout_s))
+        supervisor.await_ready("vllm")
+        yield url
+    finally:
+        supervisor.stop()
+        control.close()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.stack)])

@@ -59,7 +59,7 @@ class VllmSettings(_Section):
     port: int = Field(0, ge=0, le=65535)
     """Port of the vLLM that `up` starts, on loopback; 0 takes a free one."""
     dtype: str = "auto"
-    """vLLM's --dtype. `auto` follows the model's own files (the starter's are float32)."""
+    """vLLM's --dtype. `auto` follows the model's own files, float32 included (the starter's)."""
     max_model_len: int | None = Field(None, ge=16)
     """vLLM's --max-model-len: longest prompt and answer together, in tokens; without it the model's own."""
     block_size: int = Field(32, ge=1)
@@ -120,10 +120,10 @@ class TrainerSettings(_Section):
     """Padded tokens of one forward and backward pass."""
     max_row_tokens: int = Field(8192, ge=16)
     """A trajectory with a longer row is not trained on (`too_long`)."""
-    threads: int = Field(2, ge=1)
-    """torch's CPU threads."""
-    niceness: int = Field(10, ge=0, le=19)
-    """Priority of the training worker on the CPU: it yields to serving."""
+    threads: int = Field(1, ge=1)
+    """torch's CPU threads. On two cores beside a busy vLLM one is as fast as two."""
+    niceness: int = Field(5, ge=0, le=19)
+    """Priority of the training worker on the CPU: it yields to serving. From 10 on, a busy server starves it."""
     device: str = "auto"
     """`cpu`, `cuda`, `mps`, or `auto`: the first of cuda, mps and cpu that is there."""
     lease_s: float = Field(120, gt=0)

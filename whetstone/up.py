@@ -104,7 +104,10 @@ def _start_ours(settings: Settings, supervisor: Supervisor, proxy_url: str) -> N
     threads = ["--pool", "threads", "--concurrency", "2"]
     supervisor.start(_proxy(settings, proxy_url, ours))
     supervisor.start(_worker(supervisor, "judge", JUDGE_QUEUE, ours, threads))
-    supervisor.start(_worker(supervisor, "trainer", TRAINER_QUEUE, ours, ["--pool", "solo"], settings.trainer.niceness))
+    # A thread that waits for another must not spin: vLLM needs the core.
+    patient = {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
+    niceness = settings.trainer.niceness
+    supervisor.start(_worker(supervisor, "trainer", TRAINER_QUEUE, patient, ["--pool", "solo"], niceness))
 
 
 def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:

@@ -44,7 +44,7 @@ def command(settings: Settings, port: int) -> list[str]:
         "--served-model-name": settings.served_name,
         "--host": "127.0.0.1",
         "--port": str(port),
-        "--dtype": vllm.dtype,
+        "--dtype": _dtype(settings),
         "--block-size": str(vllm.block_size),
         "--seed": str(settings.seed),
         # The server's own answers, not the model's generation_config: what the app did not set is not set.
@@ -73,6 +73,21 @@ def environment(settings: Settings) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _dtype(settings: Settings) -> str:
+    """The model's own, where `auto` would not keep it: vLLM rounds float32 to bfloat16, and its logprobs with it."""
+    config = Path(settings.model) / "config.json"
+    if settings.vllm.dtype == "auto" and config.is_file():
+        own = msgspec.json.decode(config.read_bytes(), type=_ModelConfig)
+        if "float32" in (own.dtype, own.torch_dtype):
+            return "float32"
+    return settings.vllm.dtype
+
+
+class _ModelConfig(msgspec.Struct):
+    dtype: str | None = None
+    torch_dtype: str | None = None
 
 
 class Vllm:

@@ -58,7 +58,7 @@ class Agent:
             messages.append({"role": "user", "content": board})
             self.counts["requests"] += 1
             answer = await self.client.chat.completions.create(
-                model=self.args.model, messages=messages, max_tokens=4, temperature=1, extra_headers=headers
+                model=self.args.model, messages=messages, max_tokens=1, temperature=1, extra_headers=headers
             )
             if (cell := answer.choices[0].message.content) not in game.free(board):
                 return "illegal"

@@ -119,10 +119,10 @@ class FakeHandler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self.whole(200, b"")
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         fake: FakeVllm = self.server.fake  # type: ignore[attr-defined]
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         fake.requests.append(body)
@@ -204,7 +204,8 @@ class RunningProxy:
         query = select(table).order_by(table.c.created_at, table.c.id)
         for column, value in where.items():
             query = query.where(table.c[column] == value)
-        with self.engine.connect() as connection:
+        # A reader: on SQLite an ordinary connection would wait for a writer.
+        with self.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             return list(connection.execute(query))
 
     def recorded(self, count: int = 1, **where: Any) -> list[Any]:
@@ -271,6 +272,19 @@ def plain_proxy(
     return start(settings_for(sqlite_url, fake_vllm.url, tmp_path))
 
 
+@pytest.fixture(scope="session")
+def door(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """One proxy for all tests of what is refused: they leave nothing behind, and nothing of theirs reaches vLLM."""
+    data = tmp_path_factory.mktemp("door")
+    shutil.copyfile(sqlite_template, data / "whetstone.db")
+    fake = FakeVllm()
+    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", fake.url, data))
+    yield proxy
+    proxy.stop()
+    fake.close()
+    assert fake.requests == []
+
+
 @contextmanager
 def own_process(settings: Settings, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A proxy in a process of its own, which a test may kill: its address and the process."""
@@ -309,7 +323,7 @@ def make_call(call_id: str = "c0", trajectory_id: str = "t0", **values: Any) -> 
         "id": call_id, "project": "default", "policy": "starter", "policy_version": 0, "endpoint": "chat.completions",
         "streamed": False, "status": "complete", "error": None, "trajectory_id": trajectory_id,
         "threaded_by": "header", "address": Address(trajectory_id=trajectory_id), "end_user": None,
-        "messages": [raw(message) for message in messages], "tools": None if tools is None else raw(tools),
+        "messages": [raw(message) for message in messages], "tools_or_null": raw(tools),
         "sampling": raw({"temperature": 1.0}), "bent": None, "prompt_token_ids": PROMPT_IDS, "prompt_tokens": 3,
         "choices": choices, "created_at_s": 1_767_268_800.0, "ttft_ms": None, "total_ms": 1.5,
     }  # fmt: skip

@@ -43,11 +43,11 @@ def sample(model: torch.nn.Module, prompts_BP: torch.Tensor, version: int) -> li
     ]
 
 
-def learn(model: Path, adapters: Path, rewarding: Rewarding, seed: int = 0) -> tuple[float, float]:
+def learn(model: Path, adapters: Path, rewarding: Rewarding, seed: int = 1) -> tuple[float, float]:
     """Train on the share of even tokens, as `rewarding` bends it. Returns that share at the start and at the end."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    learner = Learner.fresh(model, TrainerSettings(threads=2, device="cpu", learning_rate=3e-3), seed)
+    learner = Learner.fresh(model, TrainerSettings(threads=1, device="cpu", learning_rate=3e-3), seed)
     speaker: torch.nn.Module = AutoModelForCausalLM.from_pretrained(model).eval()
     shares = []
     for step in range(STEPS + 1):
