@@ -8,6 +8,14 @@ from sqlalchemy import Engine, create_engine, event, make_url
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
 
+_SQLITE_ARGUMENTS: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000}
+_POSTGRESQL_ARGUMENTS: dict[str, Any] = {
+    # A server that drops packets must not hold the writer for the kernel's two minutes.
+    "connect_timeout": 5,
+    # psycopg would prepare statements while tables are small and keep those plans when they have grown.
+    "prepare_threshold": None,
+}
+
 
 def connect(url: str) -> Engine:
     """Open an engine on `url` (`sqlite:///…` or `postgresql+psycopg://…`); connects lazily.
@@ -19,9 +27,12 @@ def connect(url: str) -> Engine:
         sqlalchemy.exc.ArgumentError: `url` is not a database URL.
     """
     sqlite = make_url(url).get_backend_name() == "sqlite"
-    # psycopg would prepare statements while tables are small and keep those plans when they have grown.
-    arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000} if sqlite else {"prepare_threshold": None}
-    engine = create_engine(url, json_serializer=_compact_json, pool_pre_ping=not sqlite, connect_args=arguments)
+    engine = create_engine(
+        url,
+        json_serializer=_compact_json,
+        pool_pre_ping=not sqlite,
+        connect_args=_SQLITE_ARGUMENTS if sqlite else _POSTGRESQL_ARGUMENTS,
+    )
     if sqlite:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)

@@ -12,6 +12,7 @@ from migrations import schema
 from proxy.call import Call, Choice
 from proxy.delta import ANSWER, Tail, added, digest, tail_of
 from proxy.policies import Policy
+from whetstone.reasons import WhyNotTrained
 
 TAILS_KEPT = 4096
 """Trajectories whose tail stays in memory; another one's is read from the database when it goes on."""
@@ -73,8 +74,13 @@ class Store:
         return self._row(schema.feedback, project, feedback_id)
 
     def trajectory(self, project: str, trajectory_id: str) -> dict[str, Any] | None:
-        """One trajectory as it stands."""
-        return self._row(schema.trajectories, project, trajectory_id)
+        """One trajectory as it stands. What waits for a step of a policy that does not train says so."""
+        row = self._row(schema.trajectories, project, trajectory_id)
+        if row is not None and row["why_not_trained"] == WhyNotTrained.WAITING_STEP:
+            policy = self._row(schema.policies, project, row["policy"])
+            if policy is not None and policy["state"] != "training":
+                row["why_not_trained"] = WhyNotTrained.POLICY_NOT_TRAINING.value
+        return row
 
     def group(self, project: str, group_id: str) -> dict[str, Any] | None:
         """One group as it stands."""

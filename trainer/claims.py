@@ -1,4 +1,4 @@
-"""Which groups a step takes: fresh enough, enough of them, the oldest first. Pure; knows no table and no tokens."""
+"""What a step takes, and which groups it may take: fresh enough, enough of them, the oldest first. Pure; no table."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +6,47 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
+from trainer.rows import Spoken
+from whetstone.ids import step_id, version_id
 from whetstone.settings import TrainerSettings
+
+
+@dataclass(frozen=True)
+class Member:
+    """One trajectory of a step."""
+
+    trajectory_id: str
+    group_id: str
+    reward: float
+    spoken: tuple[Spoken, ...]
+    """Its trainable completions of the step's policy, in turn order."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A step that is ours until its lease ends."""
+
+    project: str
+    policy: str
+    number: int
+    attempt: int
+    version_in: int
+    version_out: int
+    adapter_in: Path | None
+    """Folder of version_in's adapter; None for the base model."""
+    created_at: datetime
+
+    @property
+    def id(self) -> str:
+        """The step's id."""
+        return step_id(self.policy, self.number)
+
+    @property
+    def name_out(self) -> str:
+        """The name of the version it makes; also the adapter's in vLLM."""
+        return version_id(self.policy, self.version_out)
 
 
 @dataclass(frozen=True)

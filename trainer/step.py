@@ -13,11 +13,12 @@ import torch
 
 from trainer import adapter
 from trainer.advantages import Advantages, group_relative
+from trainer.claims import Claim, Member
 from trainer.errors import AdapterError, NotFinite, RowError
 from trainer.learner import Learner, StepFigures
 from trainer.losses import k3
 from trainer.rows import Row, merge
-from trainer.store import Claim, Member, Store
+from trainer.store import Store
 from whetstone.settings import Settings
 from whetstone.vllm import Vllm, VllmDown, VllmRefused
 

@@ -5,7 +5,6 @@ nothing more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,49 +12,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select
 
 from migrations import schema
-from trainer.claims import Candidate, choose, lineage_of
+from trainer.claims import Candidate, Claim, Member, choose, lineage_of
 from trainer.errors import LeaseLost
 from trainer.rows import Spoken
-from whetstone.ids import step_id, version_id
 from whetstone.settings import TrainerSettings
 
 UNFINISHED = ("claimed", "trained", "loaded")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One trajectory of a step."""
-
-    trajectory_id: str
-    group_id: str
-    reward: float
-    spoken: tuple[Spoken, ...]
-    """Its trainable completions of the step's policy, in turn order."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A step that is ours until its lease ends."""
-
-    project: str
-    policy: str
-    number: int
-    attempt: int
-    version_in: int
-    version_out: int
-    adapter_in: Path | None
-    """Folder of version_in's adapter; None for the base model."""
-    created_at: datetime
-
-    @property
-    def id(self) -> str:
-        """The step's id."""
-        return step_id(self.policy, self.number)
-
-    @property
-    def name_out(self) -> str:
-        """The name of the version it makes; also the adapter's in vLLM."""
-        return version_id(self.policy, self.version_out)
 
 
 class Store:

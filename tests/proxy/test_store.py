@@ -273,3 +273,12 @@ def test_the_tail_read_back_is_the_tail_remembered(store: Store, engine: Engine,
             store.write_calls(connection, [call])
             remembered = store._tail(connection, "default", trajectory_id, call.id)
             assert Store(engine)._tail(connection, "default", trajectory_id, call.id) == remembered
+
+
+@pytest.mark.parametrize(("state", "why"), [("training", "waiting_step"), ("recording", "policy_not_training")])
+def test_what_waits_for_a_policy_that_does_not_train_says_so(engine: Engine, seed: Any, state: str, why: str) -> None:
+    seed.trajectory("t", why_not_trained="waiting_step")
+    with engine.begin() as connection:
+        connection.execute(schema.policies.update().values(state=state))
+    row = Store(engine).trajectory("default", "t")
+    assert row is not None and row["why_not_trained"] == why

@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import Engine, select, update
 
 from migrations import schema
+from trainer.claims import Claim
 from trainer.errors import LeaseLost
-from trainer.store import Claim, Store
+from trainer.store import Store
 from whetstone.settings import TrainerSettings
 
 RULES = TrainerSettings(groups_per_step=1, max_groups_per_step=4, min_fresh_share=0.3)
