@@ -57,6 +57,7 @@ class CandidateMember:
     reward: float
     first_version: int
     last_version: int
+    sampled_tokens: int
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,24 @@ class Candidate:
     closed_at: datetime
     members: tuple[CandidateMember, ...]
 
-    def fresh(self, live: int) -> int:
-        """How many of its members the live version spoke from beginning to end."""
-        return sum(member.first_version == member.last_version == live for member in self.members)
+    @property
+    def uniform(self) -> bool:
+        """All its members have the same reward: it prefers nothing."""
+        return len({member.reward for member in self.members}) < 2
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in all its members."""
+        return sum(member.sampled_tokens for member in self.members)
+
+    def fresh_tokens(self, live: int) -> int:
+        """Sampled in those of its members that the live version spoke from beginning to end."""
+        fresh = [member for member in self.members if member.first_version == member.last_version == live]
+        return sum(member.sampled_tokens for member in fresh)
 
     @staticmethod
-    def grouped(rows: Iterable[tuple[str, datetime, str, float, int, int]]) -> "list[Candidate]":
-        """Groups from rows of (group id, closed at, trajectory id, reward, first version, last version), in order."""
+    def grouped(rows: Iterable[tuple[str, datetime, str, float, int, int, int]]) -> "list[Candidate]":
+        """Groups from rows of group id and closed_at, then the fields of CandidateMember, in order."""
         return [
             Candidate(group_id, closed_at, tuple(CandidateMember(*row[2:]) for row in members))
             for (group_id, closed_at), members in groupby(rows, key=itemgetter(0, 1))
@@ -105,13 +117,16 @@ def lineage_of(live: int, parents: Mapping[int, int | None]) -> list[int]:
 def choose(candidates: Sequence[Candidate], lineage: Sequence[int], now: datetime, settings: TrainerSettings) -> Choice:
     """Choose the groups of the next step.
 
-    A step is due with `groups_per_step` groups, if `min_fresh_share` of their trajectories were spoken by the live
-    version from beginning to end, or if the oldest group has waited for `fresh_waits_s`. Of more than
+    Uniform groups are dropped before the batch (as DAPO's dynamic sampling does, arXiv 2503.14476): the better the
+    policy, the more of them there are, and a step of a few groups that differ would be as large as one of many.
+    A step is due with `groups_per_step` others, if `min_fresh_share` of their sampled tokens lie in trajectories that
+    the live version spoke from beginning to end, or if the oldest group has waited for `fresh_waits_s`. Of more than
     `max_groups_per_step` the oldest are taken, but for the places that fresh ones need.
     """
     staleness = {version: updates for updates, version in enumerate(lineage)}
     discarded: dict[str, list[str]] = {}
-    usable = []
+    uniform: list[Candidate] = []
+    usable: list[Candidate] = []
     for group in candidates:
         versions = [member.first_version for member in group.members]
         if any(version not in staleness for version in versions):
@@ -119,10 +134,14 @@ def choose(candidates: Sequence[Candidate], lineage: Sequence[int], now: datetim
         elif max(staleness[version] for version in versions) > settings.max_staleness:
             discarded.setdefault("stale", []).append(group.group_id)
         else:
-            usable.append(group)
+            (uniform if group.uniform else usable).append(group)
     taken = _within_limit(usable, lineage[0], settings)
     if len(taken) < settings.groups_per_step or not _fresh_enough(taken, lineage[0], now, settings):
         taken = []
+    # Until a step is taken a revised reward may still tell their members apart.
+    over = [group.group_id for group in uniform if taken or _waited_s(group, now) >= settings.fresh_waits_s]
+    if over:
+        discarded["group_uniform"] = over
     return Choice(tuple(taken), {reason: tuple(ids) for reason, ids in discarded.items()}, staleness)
 
 
@@ -130,14 +149,17 @@ def _within_limit(groups: Sequence[Candidate], live: int, settings: TrainerSetti
     limit = settings.max_groups_per_step
     if len(groups) <= limit:
         return list(groups)
-    fresh = [group for group in groups if group.fresh(live) == len(group.members)]
+    fresh = [group for group in groups if group.fresh_tokens(live) == group.tokens]
     reserved = fresh[: math.ceil(settings.min_fresh_share * limit)]
     older = [group for group in groups if group not in reserved][: limit - len(reserved)]
     return older + reserved
 
 
 def _fresh_enough(groups: Sequence[Candidate], live: int, now: datetime, settings: TrainerSettings) -> bool:
-    fresh = sum(group.fresh(live) for group in groups)
-    waited_s = (now - min(group.closed_at for group in groups)).total_seconds()
-    needed = settings.min_fresh_share * sum(len(group.members) for group in groups)
-    return fresh >= needed or waited_s >= settings.fresh_waits_s
+    fresh = sum(group.fresh_tokens(live) for group in groups)
+    needed = settings.min_fresh_share * sum(group.tokens for group in groups)
+    return fresh >= needed or max(_waited_s(group, now) for group in groups) >= settings.fresh_waits_s
+
+
+def _waited_s(group: Candidate, now: datetime) -> float:
+    return (now - group.closed_at).total_seconds()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select
+from sqlalchemy import Connection, Engine, Select, and_, case, func, or_, select
 
 from migrations import schema
 from trainer.claims import Candidate, Claim, Member, choose, lineage_of
@@ -307,7 +307,7 @@ class Store:
         """The scored groups with their rewarded members, the oldest first."""
         g, t = schema.groups.c, schema.trajectories.c
         query = (
-            select(g.id, g.closed_at, t.id, t.reward, t.first_version, t.last_version)
+            select(g.id, g.closed_at, t.id, t.reward, t.first_version, t.last_version, t.sampled_tokens)
             .join(schema.trajectories, and_(t.project == g.project, t.group_id == g.id))
             .where(g.project == self._project, g.policy == policy, g.state == "scored")
             .where(t.state == "rewarded", t.split == "train", t.no_train.is_(False), t.reward.is_not(None))
@@ -332,17 +332,9 @@ class Store:
         connection.execute(schema.policies.update().where(p.project == self._project, p.id == policy).values(**numbers))
 
     def _discard(self, connection: Connection, group_ids: Sequence[str], reason: str) -> None:
-        g, t = schema.groups.c, schema.trajectories.c
-        connection.execute(
-            schema.groups.update()
-            .where(g.project == self._project, g.id.in_(group_ids))
-            .values(state="discarded", reason=reason)
-        )
-        connection.execute(
-            schema.trajectories.update()
-            .where(t.project == self._project, t.group_id.in_(group_ids), t.state == "rewarded")
-            .values(state="excluded", why_not_trained=reason)
-        )
+        t = schema.trajectories.c
+        members = select(t.id).where(t.project == self._project, t.group_id.in_(group_ids), t.state == "rewarded")
+        self._close_books(connection, group_ids, members, reason=reason)
 
     # A step's life.
 
@@ -362,45 +354,49 @@ class Store:
         members = and_(s.project == claim.project, s.step_id == claim.id)
         if state in ("promoted", "rejected"):
             taught = and_(members, s.advantage.is_not(None))
-            self._close_books(connection, claim, taught, ("trained", None), ("trained", None), "used")
+            groups, trajectories = select(s.group_id).where(taught), select(s.trajectory_id).where(taught)
+            self._close_books(connection, groups, trajectories, step=claim.number)
             members = and_(members, s.advantage.is_(None))
+        groups, trajectories = select(s.group_id).where(members), select(s.trajectory_id).where(members)
         reason = "step_failed" if state == "failed" else "group_uniform"
-        self._close_books(connection, claim, members, ("discarded", reason), ("excluded", reason), "unused")
+        self._close_books(connection, groups, trajectories, reason=reason)
 
     def _close_books(
         self,
         connection: Connection,
-        claim: Claim,
-        members: ColumnElement[bool],
-        group_ends: tuple[str, str | None],
-        trajectory_ends: tuple[str, str | None],
-        feedback_ends: str,
+        groups: Sequence[str] | Select[tuple[str]],
+        trajectories: Select[tuple[str]],
+        *,
+        step: int | None = None,
+        reason: str | None = None,
     ) -> None:
-        """Give groups, trajectories and feedback of some of a step's members their last state and its reason."""
-        g, t, f, s = schema.groups.c, schema.trajectories.c, schema.feedback.c, schema.step_trajectories.c
-        groups, trajectories = select(s.group_id).where(members), select(s.trajectory_id).where(members)
-        state, reason = group_ends
-        # A group is closed with the first of its members: those that taught come before those that did not.
-        connection.execute(
-            schema.groups.update()
-            .where(g.project == claim.project, g.state == "claimed", g.id.in_(groups))
-            .values(state=state, reason=reason)
-        )
-        state, reason = trajectory_ends
-        connection.execute(
-            schema.trajectories.update()
-            .where(t.project == claim.project, t.id.in_(trajectories))
-            .values(
-                state=state,
-                trained_in_step=claim.number if reason is None else None,
-                why_not_trained=reason and func.coalesce(t.why_not_trained, reason),
-            )
-        )
+        """Give groups, trajectories and their feedback their last state: trained in `step`, or not, for `reason`.
+
+        A trajectory that has a reason of its own keeps it. A group is closed with the first of its members: those
+        that taught come before those that did not.
+        """
+        g, t, f = schema.groups.c, schema.trajectories.c, schema.feedback.c
+        # Feedback first, then groups: the judging worker locks groups before trajectories, and so do we.
         of_group = and_(f.target_kind == "group", f.target_id.in_(groups))
         connection.execute(
             schema.feedback.update()
-            .where(f.project == claim.project, f.state == "applied", or_(f.trajectory_id.in_(trajectories), of_group))
-            .values(state=feedback_ends, reason=reason, step=claim.number if reason is None else None)
+            .where(f.project == self._project, f.state == "applied", or_(f.trajectory_id.in_(trajectories), of_group))
+            .values(state="used" if step else "unused", reason=reason, step=step)
+        )
+        connection.execute(
+            schema.groups.update()
+            .where(g.project == self._project, g.state.in_(("scored", "claimed")), g.id.in_(groups))
+            .values(state="trained" if step else "discarded", reason=reason)
+        )
+        connection.execute(
+            schema.trajectories.update()
+            .where(t.project == self._project, t.id.in_(trajectories))
+            .values(
+                state="trained" if step else "excluded",
+                trained_in_step=step,
+                why_not_trained=reason
+                and case((t.state == "rewarded", reason), else_=func.coalesce(t.why_not_trained, reason)),
+            )
         )
 
     def _spoken(self, connection: Connection, claim: Claim, trajectory_id: str) -> tuple[Spoken, ...]:

@@ -78,7 +78,7 @@ def demo(
     data: DataOption = None,
     config: ConfigOption = None,
     seed: SeedOption = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="GRPO steps to take")] = 50,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="GRPO steps to take")] = 32,
     games: Annotated[int, typer.Option("--games", min=20, help="Held-out games for each of the two versions")] = 800,
     connections: Annotated[int, typer.Option("--connections", min=1, max=256, help="Games in flight")] = 16,
     shuffle_rewards: Annotated[

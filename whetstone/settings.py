@@ -94,12 +94,12 @@ class GroupSettings(_Section):
 class TrainerSettings(_Section):
     """How a step is taken."""
 
-    groups_per_step: int = Field(16, ge=1)
-    """Fewest scored groups that start a step."""
+    groups_per_step: int = Field(12, ge=1)
+    """Fewest scored groups with different rewards that start a step."""
     max_groups_per_step: int = Field(32, ge=1)
     """Most groups one step takes; the oldest first."""
-    min_fresh_share: float = Field(0.3, ge=0, le=1)
-    """Share of a step's trajectories that the version it starts from must have spoken from beginning to end."""
+    min_fresh_share: float = Field(0.35, ge=0, le=1)
+    """Share of a step's sampled tokens that must lie in trajectories of the version it starts from."""
     fresh_waits_s: float = Field(120, ge=0)
     """A step that lacks fresh trajectories starts all the same after this long."""
     max_staleness: int = Field(4, ge=0)

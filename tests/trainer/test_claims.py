@@ -12,9 +12,11 @@ RULES = TrainerSettings(
 LINEAGE = [3, 2, 0]
 
 
-def group(name: str, version: int, age_s: float = 0, last_version: int | None = None) -> Candidate:
+def group(
+    name: str, version: int, age_s: float = 0, last_version: int | None = None, tokens: int = 5, gap: float = 1.0
+) -> Candidate:
     last = version if last_version is None else last_version
-    members = tuple(CandidateMember(f"{name}{i}", float(i), version, last) for i in range(2))
+    members = tuple(CandidateMember(f"{name}{i}", i * gap, version, last, tokens) for i in range(2))
     return Candidate(name, NOW - timedelta(seconds=age_s), members)
 
 
@@ -34,6 +36,24 @@ def test_a_step_takes_all_that_is_there_up_to_its_limit() -> None:
 def test_a_step_waits_until_enough_was_spoken_by_the_version_it_starts_from() -> None:
     assert claimed(group("a", 2), group("b", 2)) == []
     assert claimed(group("a", 2), group("b", 3)) == ["a", "b"]
+
+
+def test_fresh_is_counted_in_tokens() -> None:
+    assert claimed(group("a", 2, tokens=9), group("b", 3, tokens=8)) == []
+    assert claimed(group("a", 2, tokens=8), group("b", 3, tokens=9)) == ["a", "b"]
+
+
+def test_a_uniform_group_fills_no_place_and_goes_with_the_next_step() -> None:
+    uniform = group("u", 3, gap=0.0)
+    waiting = choose([uniform, group("a", 3)], LINEAGE, NOW, RULES)
+    assert (waiting.claimed, waiting.discarded) == ((), {})
+    taken = choose([uniform, group("a", 3), group("b", 3)], LINEAGE, NOW, RULES)
+    assert [chosen.group_id for chosen in taken.claimed] == ["a", "b"]
+    assert taken.discarded == {"group_uniform": ("u",)}
+
+
+def test_a_uniform_group_that_waited_in_vain_is_discarded_without_a_step() -> None:
+    assert choose([group("u", 3, age_s=61, gap=0.0)], LINEAGE, NOW, RULES).discarded == {"group_uniform": ("u",)}
 
 
 def test_a_trajectory_that_saw_a_swap_is_not_fresh() -> None:
@@ -67,7 +87,7 @@ def test_the_lineage_leads_over_parents_to_the_base_model() -> None:
 
 
 def test_rows_of_one_group_become_one_candidate() -> None:
-    rows = [("a", NOW, "t1", 1.0, 0, 0), ("a", NOW, "t2", 0.0, 0, 1), ("b", NOW, "t3", 0.5, 1, 1)]
+    rows = [("a", NOW, "t1", 1.0, 0, 0, 7), ("a", NOW, "t2", 0.0, 0, 1, 7), ("b", NOW, "t3", 0.5, 1, 1, 7)]
     first, second = Candidate.grouped(rows)
     assert [member.trajectory_id for member in first.members] == ["t1", "t2"]
-    assert second.members == (CandidateMember("t3", 0.5, 1, 1),)
+    assert second.members == (CandidateMember("t3", 0.5, 1, 1, 7),)

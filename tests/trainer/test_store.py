@@ -201,6 +201,21 @@ def test_a_step_without_a_version_discards_what_it_took(
     assert seed.one(schema.policies, "starter").live_version == 0
 
 
+def test_a_uniform_group_is_discarded_with_the_step_and_its_feedback_says_so(
+    store: Store, engine: Engine, seed: Any
+) -> None:
+    scored_group(seed, "u")
+    with engine.begin() as connection:
+        connection.execute(update(schema.trajectories).where(schema.trajectories.c.group_id == "u").values(reward=0.0))
+    claim = claim_of(store)
+    assert {member.group_id for member in store.members(claim)} == {"g"}
+    group = seed.one(schema.groups, "u")
+    assert (group.state, group.reason) == ("discarded", "group_uniform")
+    reasons = {(row.state, row.reason) for row in rows(engine, schema.feedback) if row.target_id.startswith("u")}
+    assert reasons == {("unused", "group_uniform")}
+    assert seed.one(schema.trajectories, "u-0.0").why_not_trained == "group_uniform"
+
+
 def test_stale_groups_are_discarded_while_claiming(store: Store, engine: Engine, seed: Any) -> None:
     seed.insert(
         schema.policy_versions, project="default", id="starter@v1", policy="starter", version=1, parent=0, state="live",
