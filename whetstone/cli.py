@@ -13,10 +13,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from migrations.database import connect
 from migrations.run import MigrationError, upgrade
+from whetstone.ask import QueryFailed, ask
 from whetstone.settings import Settings, SettingsError, load
 from whetstone.store import Store, UnknownPolicy
 from whetstone.supervisor import StartFailed
@@ -113,6 +115,21 @@ def migrate(data: DataOption = None, config: ConfigOption = None) -> None:
     console.print(f"the database is up to date: {settings.database_url}")
 
 
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="For example: SELECT * FROM admin_steps")],
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Ask the database, read-only. The views admin_* are made for this; docs/tables.md has what is behind them."""
+    columns, rows = ask(_database(load(config, data=data)), query)
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*("" if value is None else escape(str(value)) for value in row))
+    console.print(table)
+    console.print(f"{len(rows)} rows", style="dim")
+
+
 @policies.command("list")
 def list_policies(data: DataOption = None, config: ConfigOption = None) -> None:
     """Show the policies, their live versions and whether they train."""
@@ -140,10 +157,14 @@ def train_policy(
 
 
 def _store(settings: Settings) -> Store:
+    upgrade(_database(settings))
+    return Store(connect(settings.database_url))
+
+
+def _database(settings: Settings) -> str:
     if settings.database is None and not (settings.data / "whetstone.db").exists():
         raise SettingsError(f"there is no database in {settings.data}; start the stack with `whetstone up` first")
-    upgrade(settings.database_url)
-    return Store(connect(settings.database_url))
+    return settings.database_url
 
 
 def _stop_on_signals() -> None:
@@ -161,7 +182,7 @@ def main() -> None:
     """Run the command line; errors that a user can mend end with their message and code 2."""
     try:
         app()
-    except (SettingsError, StartFailed, MigrationError, UnknownPolicy) as error:
+    except (SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed) as error:
         errors.print(f"[red]whetstone:[/red] {error}", highlight=False)
         sys.exit(2)
 

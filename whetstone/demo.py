@@ -224,7 +224,8 @@ def _show(
         f"{len(steps)} steps; seconds: {', '.join(f'{part} {took:.0f}' for part, took in outcome.seconds.items())}"
     )
     console.print(f"the curve: {picture}")
-    console.print("look further:", *(f'\n  sqlite3 {settings.data / "whetstone.db"} "{sql}"' for sql in QUERIES))
+    ask = f"{Path(sys.executable).with_name('whetstone')} sql --data {settings.data}"
+    console.print("look further:", *(f'\n  {ask} "{sql}"' for sql in QUERIES), soft_wrap=True, highlight=False)
     if outcome.rose:
         console.print("[bold green]the reward rose: the intervals do not overlap[/bold green]")
     elif outcome.failed_requests:
