@@ -128,7 +128,7 @@ def choose(candidates: Sequence[Candidate], lineage: Sequence[int], now: datetim
     uniform: list[Candidate] = []
     usable: list[Candidate] = []
     for group in candidates:
-        versions = [member.first_version for member in group.members]
+        versions = {version for member in group.members for version in (member.first_version, member.last_version)}
         if any(version not in staleness for version in versions):
             discarded.setdefault("off_lineage", []).append(group.group_id)
         elif max(staleness[version] for version in versions) > settings.max_staleness:

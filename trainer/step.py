@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from trainer import adapter
 from trainer.advantages import Advantages, group_relative
 from trainer.claims import Claim, Member
-from trainer.errors import AdapterError, NotFinite, RowError
+from trainer.errors import AdapterError, NotFinite, RewardError, RowError
 from trainer.learner import Learner, StepFigures
 from trainer.losses import k3
 from trainer.rows import Row, merge
@@ -38,9 +39,10 @@ class Learners:
 
     def take(self, claim: Claim) -> Learner:
         """The learner at the claim's version_in. It is the step's until `keep` gives it back."""
-        version, learner = self._warm.pop(claim.policy, (-1, None))
-        if learner is not None and version == claim.version_in:
-            return learner
+        warm = self._warm.pop(claim.policy, None)
+        if warm is not None and warm[0] == claim.version_in:
+            return warm[1]
+        del warm  # its memory is needed for the one that is read now
         settings = self._settings
         if claim.adapter_in is None:
             return Learner.fresh(settings.model, settings.trainer, settings.seed)
@@ -52,14 +54,16 @@ class Learners:
 
 
 class _Phases:
-    """Seconds by phase."""
+    """Seconds by phase; each begins with a whole lease."""
 
-    def __init__(self) -> None:
+    def __init__(self, renew: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
+        self._renew = renew
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
+        self._renew()
         yield
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 4)
 
@@ -84,35 +88,33 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
     if claim is None:
         return False
     log.info("step %s: from version %d", claim.id, claim.version_in)
-    phases = _Phases()
+    lease_s = settings.trainer.lease_s
+    phases = _Phases(lambda: store.renew(claim, lease_s))
     began = time.perf_counter()
-    with phases.phase("read"):
-        members = store.members(claim)
-        rows, advantages = _prepare(claim, members, store, settings.trainer.max_row_tokens)
-    if not rows:
-        store.end_without_version(claim, "noop", "no group had different rewards")
-        log.info("step %s: nothing to learn", claim.id)
-        return True
-    with phases.phase("model"):
-        learner = learners.take(claim)
     try:
+        with phases.phase("read"):
+            members = store.members(claim)
+            rows, advantages, left_out = _prepare(claim, members, settings.trainer.max_row_tokens)
+            store.note_advantages(claim, advantages, left_out)
+        if not rows:
+            why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(left_out.values()).items()))
+            store.end_without_version(claim, "noop", f"no trajectory could teach anything: {why}")
+            log.info("step %s: nothing to learn: %s", claim.id, why)
+            return True
+        with phases.phase("model"):
+            learner = learners.take(claim)
         with phases.phase("train"):
-            figures = learner.step(rows, claim.version_in, _renewing(store, claim, settings.trainer.lease_s))
-    except NotFinite as error:
+            figures = learner.step(rows, claim.version_in, _renewing(store, claim, lease_s))
+    except (NotFinite, RewardError) as error:
         store.end_without_version(claim, "failed", str(error))
         log.error("step %s: %s", claim.id, error)
         return True
     with phases.phase("write"):
         folder = settings.data.resolve() / "adapters" / claim.name_out
-        folder.parent.mkdir(parents=True, exist_ok=True)
         manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
     store.trained(claim, _as_columns(figures, members, advantages), folder, manifest_sha256)
     try:
-        with phases.phase("load"):
-            _load(vllm, claim, folder, store, settings)
-        store.loaded(claim)
-        with phases.phase("probe"):
-            probe_k3 = _probe(vllm, claim, learner, members, settings.trainer.probe_max_k3)
+        probe_k3 = _gate(vllm, claim, folder, learner, members, store, settings, phases)
     except _NotFit as unfit:
         store.reject(claim, str(unfit), unfit.probe_k3)
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
@@ -130,8 +132,11 @@ def reconcile(store: Store, vllm: Vllm) -> None:
 
     Raises:
         VllmDown: it cannot be reached.
+        VllmRefused: it does not list what it has.
     """
-    wanted, loaded = store.served(), vllm.models()
+    # In this order: what another worker loads after the first look was wanted before.
+    loaded = vllm.models()
+    wanted = store.served()
     for name, folder in wanted.items():
         if name not in loaded:
             try:
@@ -144,21 +149,28 @@ def reconcile(store: Store, vllm: Vllm) -> None:
     for name in loaded - wanted.keys():
         policy, _, version = name.rpartition("@v")
         if policy in policies and version != "0":
-            vllm.unload(name)
-            log.info("unloaded %s", name)
+            try:
+                vllm.unload(name)
+                log.info("unloaded %s", name)
+            except VllmRefused as error:
+                log.warning("%s cannot be unloaded: %s", name, error)
 
 
 def _prepare(
-    claim: Claim, members: Sequence[Member], store: Store, max_row_tokens: int
-) -> tuple[list[Row], dict[str, float]]:
-    """Rows of all that teaches something; why the rest does not is written down."""
+    claim: Claim, members: Sequence[Member], max_row_tokens: int
+) -> tuple[list[Row], dict[str, float], dict[str, str]]:
+    """Rows and advantages of all that teaches something, and why the rest does not, by trajectory id.
+
+    Raises:
+        RewardError: the rewards are too large to be compared.
+    """
     left_out = {}
     rewards: dict[str, dict[str, float]] = {}
     for member in members:
         rewards.setdefault(member.group_id, {})[member.trajectory_id] = member.reward
-        if not member.spoken:
+        if not any(spoken.token_ids for spoken in member.spoken):
             left_out[member.trajectory_id] = "no_token_ids"
-    taught: Advantages = group_relative(rewards)
+    taught = _advantages(rewards)
     rows: list[Row] = []
     advantages: dict[str, float] = {}
     for member in members:
@@ -177,8 +189,18 @@ def _prepare(
                 continue
             rows += own
             advantages[member.trajectory_id] = advantage
-    store.note_advantages(claim, advantages, left_out)
-    return rows, advantages
+    return rows, advantages, left_out
+
+
+def _advantages(rewards: dict[str, dict[str, float]]) -> Advantages:
+    try:
+        taught = group_relative(rewards)
+    except OverflowError as error:
+        raise RewardError("rewards near the largest number there is cannot be added up") from error
+    for trajectory_id, advantage in taught.by_trajectory.items():
+        if not math.isfinite(advantage):
+            raise RewardError(f"trajectory {trajectory_id}: its reward differs from its group's mean by {advantage}")
+    return taught
 
 
 def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int], None]:
@@ -192,6 +214,36 @@ def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int]
             renewed = time.monotonic()
 
     return on_progress
+
+
+def _gate(
+    vllm: Vllm,
+    claim: Claim,
+    folder: Path,
+    learner: Learner,
+    members: Sequence[Member],
+    store: Store,
+    settings: Settings,
+    phases: _Phases,
+) -> float:
+    """Load the candidate and probe it; once more if vLLM went away meanwhile, and with it what it had loaded.
+
+    Raises:
+        _NotFit: the candidate is not to be served.
+    """
+    again = False
+    while True:
+        with phases.phase("load"):
+            _load(vllm, claim, folder, store, settings)
+        store.loaded(claim)
+        try:
+            with phases.phase("probe"):
+                return _probe(vllm, claim, learner, members, settings.trainer.probe_max_k3)
+        except VllmDown as error:
+            if again:
+                raise _NotFit(f"vLLM goes away when it is to speak: {error}", None) from error
+            log.warning("step %s: vLLM went away during the probe: %s", claim.id, error)
+            again = True
 
 
 def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settings) -> None:
@@ -216,6 +268,7 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member]
 
     Raises:
         _NotFit: a logprob is not finite, or the two disagree: vLLM does not serve what was trained.
+        VllmDown: it cannot be reached.
     """
     prompts = list(dict.fromkeys(member.spoken[0].prompt_ids for member in members if member.spoken))[:PROBE_PROMPTS]
     inference: list[float] = []
@@ -223,7 +276,7 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member]
     for seed, prompt_ids in enumerate(prompts):
         try:
             sampled = vllm.sample(claim.name_out, prompt_ids, PROBE_TOKENS, seed)
-        except (VllmRefused, VllmDown) as error:
+        except VllmRefused as error:
             raise _NotFit(f"it does not answer: {error}", None) from error
         inference += sampled.logprobs
         trainer += learner.logprobs(prompt_ids, sampled.token_ids)
@@ -235,6 +288,7 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member]
 
 def _as_columns(figures: StepFigures, members: Sequence[Member], advantages: dict[str, float]) -> dict[str, Any]:
     rewards = [member.reward for member in members]
-    mean = math.fsum(rewards) / len(rewards)
-    spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    mean = math.fsum(reward / len(rewards) for reward in rewards)
+    # Unlike a sum of squares, hypot does not overflow.
+    spread = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards))
     return {**dataclasses.asdict(figures), "reward_mean": mean, "reward_spread": spread}

@@ -209,7 +209,7 @@ class Store:
         """A step whose lease has ended begins again, with the same trajectories and another version number."""
         if step.lease_until > now:
             return None
-        v, s = schema.policy_versions.c, schema.steps.c
+        v, s, m = schema.policy_versions.c, schema.steps.c, schema.step_trajectories.c
         if step.version_out is not None:
             connection.execute(
                 schema.policy_versions.update()
@@ -217,6 +217,12 @@ class Store:
                 .values(state="rejected", reason="its step was taken over by another worker", served=False)
             )
         self._count_up(connection, step.policy, next_version=next_version + 1)
+        # What the lost attempt noted is not this one's: it may leave other trajectories out.
+        connection.execute(
+            schema.step_trajectories.update()
+            .where(m.project == self._project, m.step_id == step.id)
+            .values(advantage=None)
+        )
         connection.execute(
             schema.steps.update()
             .where(s.project == self._project, s.id == step.id)
@@ -357,9 +363,16 @@ class Store:
             groups, trajectories = select(s.group_id).where(taught), select(s.trajectory_id).where(taught)
             self._close_books(connection, groups, trajectories, step=claim.number)
             members = and_(members, s.advantage.is_(None))
-        groups, trajectories = select(s.group_id).where(members), select(s.trajectory_id).where(members)
-        reason = "step_failed" if state == "failed" else "group_uniform"
-        self._close_books(connection, groups, trajectories, reason=reason)
+        default = "step_failed" if state == "failed" else "group_uniform"
+        t = schema.trajectories.alias()
+        why = func.coalesce(t.c.why_not_trained, default)
+        joined = and_(members, t.c.project == s.project, t.c.id == s.trajectory_id)
+        reasons = connection.execute(select(why).where(joined).distinct()).scalars()
+        # A group goes by the first reason; the step's own comes before those of single trajectories.
+        for reason in sorted(reasons, key=lambda reason: (reason != default, reason)):
+            of_reason = and_(joined, why == reason)
+            groups, trajectories = select(s.group_id).where(of_reason), select(s.trajectory_id).where(of_reason)
+            self._close_books(connection, groups, trajectories, reason=reason)
 
     def _close_books(
         self,

@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 from celery.signals import celeryd_init
+from sqlalchemy.exc import DBAPIError
 
 from migrations.database import connect
 from trainer import adapter
@@ -14,7 +15,7 @@ from trainer.store import Store
 from whetstone.broker import celery_app, sweep_every
 from whetstone.settings import load
 from whetstone.tasks import STEP
-from whetstone.vllm import Vllm, VllmDown
+from whetstone.vllm import Vllm, VllmError
 
 log = logging.getLogger(__name__)
 # A line for every look at vLLM says nothing.
@@ -52,10 +53,11 @@ def step() -> None:
         reconcile(_store(), _vllm())
         for policy in sorted(_store().policies()):
             while take_step(policy, _store(), _learners(), _vllm(), settings):
-                pass
-    except VllmDown as error:
+                reconcile(_store(), _vllm())
+    except (VllmError, LeaseLost) as error:
         log.warning("%s", error)
-    except LeaseLost as error:
-        log.warning("%s", error)
+    except DBAPIError as error:
+        # A step in the middle is taken over when its lease ends.
+        log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())
     except TrainerError:
         log.exception("the step could not be taken")

@@ -23,12 +23,13 @@ from rich.table import Table
 from migrations.database import connect
 from whetstone import curve, intervals
 from whetstone.settings import Settings, SettingsError
-from whetstone.store import Store
-from whetstone.up import Stack, running
+from whetstone.store import Rewards, Store
+from whetstone.up import LOCK, Stack, alone, running, usable
 
 AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "agent.py"
 SHOWN_STEPS = 12
-AGENT_STOP_S = 60.0
+MARK = "demo.txt"
+"""A data folder with this file in it is a demo's, and the next demo may empty it."""
 
 
 class DemoFailed(Exception):
@@ -121,12 +122,13 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
         while True:
             stack.watch()
             ended = [step for step in store.steps(settings.project, settings.policy) if step["ended_at"] is not None]
+            rewards = store.rewards_by_version(settings.project, settings.policy)
             if console.is_terminal:
                 progress.update(bar, completed=min(len(ended), plan.steps))
-                live.update(Group(_steps_table(ended[-SHOWN_STEPS:]), progress))
+                live.update(Group(_steps_table(ended[-SHOWN_STEPS:], rewards), progress))
             else:
                 for step in ended[printed:]:
-                    console.print(_line(step), highlight=False)
+                    console.print(_line(step, rewards), highlight=False, soft_wrap=True)
                 printed = len(ended)
             if len(ended) >= plan.steps:
                 break
@@ -152,40 +154,56 @@ def _agent(stack: Stack, plan: Plan, seed: int, model: str, *arguments: str) -> 
 
 
 def _finished(process: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
-    while process.poll() is None:
+    while True:
         stack.watch()
         try:
-            process.wait(0.5)
+            output, _ = process.communicate(timeout=0.5)
+            break
         except subprocess.TimeoutExpired:
             continue
-    output = process.stdout.read().decode() if process.stdout else ""
     if process.returncode or not output.strip():
         raise DemoFailed(f"the agent ended with code {process.returncode}")
-    report: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
     return report
 
 
 def _empty(data: Path, console: Console) -> None:
-    """Begin anew: remove what an earlier demo left, and nothing else."""
-    if not data.exists() or not any(data.iterdir()):
-        return
-    if not (data / "whetstone.db").exists() and not (data / "up.lock").exists():
-        raise SettingsError(f"{data} holds something else than a demo's data; choose another folder with --data")
-    console.print(f"[dim]removing the data of the last demo in {data}[/dim]")
-    shutil.rmtree(data)
+    """Begin anew: remove what an earlier demo left, and nothing else.
+
+    Raises:
+        SettingsError: the folder is not a demo's, a stack runs on it, or it cannot be written.
+    """
+    data = usable(data)
+    left = [path for path in data.iterdir() if path.name != LOCK]
+    if left and not (data / MARK).is_file():
+        raise SettingsError(
+            f"{data} holds something else than a demo's data (no {MARK} is in it): remove it yourself, or choose "
+            "another folder with --data"
+        )
+    with alone(data):
+        if left:
+            console.print(f"[dim]removing the data of the last demo in {data}[/dim]")
+        # The mark goes last: what is left half empty can be emptied again.
+        for path in sorted(left, key=lambda path: path.name == MARK):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (data / MARK).write_text("`whetstone demo` empties this folder when it starts.\n", encoding="utf-8")
 
 
 _COLUMNS = ("step", "reward", "spread", "tokens/s", "live", "k3", "kl", "seconds")
 
 
-def _cells(step: dict[str, Any]) -> list[str]:
+def _cells(step: dict[str, Any], rewards: dict[int, Rewards]) -> list[str]:
     def number(value: float | None, shape: str) -> str:
         return "–" if value is None else format(value, shape)
 
+    games = rewards.get(step["version_in"])
     return [
         str(step["number"]),
-        number(step["reward_mean"], ".3f"),
-        f"±{number(step['reward_spread'], '.3f')}",
+        number(games.mean if games else None, ".3f"),
+        f"±{number(games.spread if games else None, '.3f')}",
         number(step["tokens_per_s"], ".0f"),
         f"v{step['version_out']}" if step["state"] == "promoted" else step["state"],
         number(step["mismatch_k3"], ".1e"),
@@ -194,15 +212,15 @@ def _cells(step: dict[str, Any]) -> list[str]:
     ]
 
 
-def _steps_table(steps: list[dict[str, Any]]) -> Table:
-    table = Table(*_COLUMNS, title="GRPO steps", title_justify="left")
+def _steps_table(steps: list[dict[str, Any]], rewards: dict[int, Rewards]) -> Table:
+    table = Table(*_COLUMNS, title="GRPO steps; reward: games of the version before the step", title_justify="left")
     for step in steps:
-        table.add_row(*_cells(step))
+        table.add_row(*_cells(step, rewards))
     return table
 
 
-def _line(step: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(step), strict=True))
+def _line(step: dict[str, Any], rewards: dict[int, Rewards]) -> str:
+    return "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(step, rewards), strict=True))
 
 
 def _show(
@@ -214,7 +232,8 @@ def _show(
         table.add_row(name, f"{interval.mean:.1%}", f"{interval.low:.1%} to {interval.high:.1%}")
     table.add_row("gain", f"{outcome.gain.mean:+.1%}", f"{outcome.gain.low:+.1%} to {outcome.gain.high:+.1%}")
     console.print(table)
-    rewards = [step["reward_mean"] for step in steps if step["reward_mean"] is not None]
+    games = store.rewards_by_version(settings.project, settings.policy)
+    rewards = [games[version].mean for version in sorted(games)]
     picture = settings.data / "rewards.png"
     title = "rewards shuffled: the control" if plan.shuffle_rewards else f"{settings.policy} learns tic-tac-toe"
     curve.draw(picture, rewards, list(zip(names, (outcome.first, outcome.last), strict=True)), title)

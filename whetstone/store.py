@@ -1,5 +1,7 @@
 """The command line's SQL: what a stack needs before it starts, and what the demo shows."""
 
+import math
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +12,16 @@ from migrations import schema
 from whetstone.settings import Settings
 
 POLICY_STATES = ("recording", "training", "paused")
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Rewards of some trajectories."""
+
+    mean: float
+    spread: float
+    """Population standard deviation."""
+    trajectories: int
 
 
 class UnknownPolicy(Exception):
@@ -86,6 +98,24 @@ class Store:
         """The policy's steps, in order."""
         s = schema.steps.c
         return self._rows(schema.steps, and_(s.project == project, s.policy == policy), s.number)
+
+    def rewards_by_version(self, project: str, policy: str) -> dict[int, Rewards]:
+        """What the policy's trajectories in split `train` were worth, by the version that ended them.
+
+        A step's own `reward_mean` is over what it trained on, where groups that agree are missing.
+        """
+        t = schema.trajectories.c
+        query = (
+            select(t.last_version, func.avg(t.reward), func.avg(t.reward * t.reward), func.count())
+            .where(t.project == project, t.policy == policy, t.split == "train", t.reward.is_not(None))
+            .group_by(t.last_version)
+            .order_by(t.last_version)
+        )
+        with self._reader.connect() as connection:
+            return {
+                version: Rewards(mean, math.sqrt(max(0.0, squares - mean**2)), count)
+                for version, mean, squares, count in connection.execute(query)
+            }
 
     def completions_by_status(self, project: str) -> dict[str, int]:
         """How many completions ended complete, aborted, in error."""

@@ -1,5 +1,7 @@
 """The stack on one machine: broker, vLLM, proxy, two workers. Knows the programs by their commands; imports none."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +24,7 @@ from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
 from whetstone.tasks import JUDGE_QUEUE, TRAINER_QUEUE
 
+LOCK = "up.lock"
 MIN_FREE_BYTES = 256 * 2**20
 Say = Callable[[str], None]
 
@@ -73,8 +76,8 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
     """
     _check_platform()
     _check_model(settings.model)
-    data = _usable(settings.data)
-    with _alone(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
+    data = usable(settings.data)
+    with alone(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
         own_vllm, own_broker = settings.vllm.url is None, settings.broker is None
         settings = _with_addresses(settings, Path(run))
         upgrade(settings.database_url)
@@ -100,7 +103,8 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
 
 
 def _start_ours(settings: Settings, supervisor: Supervisor, proxy_url: str) -> None:
-    ours = as_environment(settings)
+    # Everything is in the environment; a whetstone.toml that lies about must not add to it.
+    ours = as_environment(settings, config=Path(os.devnull))
     threads = ["--pool", "threads", "--concurrency", "2"]
     supervisor.start(_proxy(settings, proxy_url, ours))
     supervisor.start(_worker(supervisor, "judge", JUDGE_QUEUE, ours, threads))
@@ -112,19 +116,19 @@ def _start_ours(settings: Settings, supervisor: Supervisor, proxy_url: str) -> N
 
 def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:
     """The training worker loads what is to be served; no request may come before the live version is there."""
-    control = vllm.Vllm(str(settings.vllm.url))
     deadline = time.monotonic() + settings.vllm.start_timeout_s
-    while True:
-        try:
-            if name in control.models():
-                break
-            why = f"vLLM has not loaded {name}; see {supervisor.log('trainer')}"
-        except vllm.VllmError as error:
-            why = str(error)
-        if time.monotonic() > deadline:
-            raise StartFailed(why)
-        time.sleep(0.2)
-    control.close()
+    with contextlib.closing(vllm.Vllm(str(settings.vllm.url))) as control:
+        while True:
+            try:
+                if name in control.models():
+                    return
+                why = f"vLLM has not loaded {name}; see {supervisor.log('trainer')}"
+            except vllm.VllmError as error:
+                why = str(error)
+            if time.monotonic() > deadline:
+                raise StartFailed(why)
+            supervisor.watch()
+            time.sleep(0.2)
 
 
 def _vllm(settings: Settings) -> Part:
@@ -198,7 +202,12 @@ def _host(settings: Settings) -> str:
     return f"[{settings.proxy.host}]" if ":" in settings.proxy.host else settings.proxy.host
 
 
-def _usable(data: Path) -> Path:
+def usable(data: Path) -> Path:
+    """The data folder, made if it is not there.
+
+    Raises:
+        SettingsError: it cannot be written, or its disk is full.
+    """
     try:
         data.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=data):
@@ -217,8 +226,13 @@ def _usable(data: Path) -> Path:
 
 
 @contextmanager
-def _alone(data: Path) -> Iterator[None]:
-    with (data / "up.lock").open("a+") as lock:
+def alone(data: Path) -> Iterator[None]:
+    """Be the only one who uses the data folder.
+
+    Raises:
+        SettingsError: a stack runs on it.
+    """
+    with (data / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -239,8 +253,9 @@ def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
+            what = "is taken" if error.errno == errno.EADDRINUSE else "cannot be used"
             raise SettingsError(
-                f"port {port} on {host} is taken ({setting}: {error.strerror}); choose another with {remedy}, 0 for any"
+                f"port {port} on {host} {what} ({setting}: {error.strerror}); choose another with {remedy}, 0 for any"
             ) from error
 
 

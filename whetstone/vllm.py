@@ -3,13 +3,18 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import msgspec
 
 from whetstone.settings import Settings
 
+T = TypeVar("T")
+
 CONTROL_TIMEOUT_S = 60.0
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's --max-lora-rank takes; an adapter may have any rank up to it."""
 
 
 class VllmError(Exception):
@@ -53,7 +58,7 @@ def command(settings: Settings, port: int) -> list[str]:
         "--logprobs-mode": "processed_logprobs",
         "--max-loras": str(vllm.max_loras),
         "--max-cpu-loras": str(2 * vllm.max_loras),
-        "--max-lora-rank": str(settings.trainer.lora_rank),
+        "--max-lora-rank": str(_max_lora_rank(settings.trainer.lora_rank)),
         "--tool-call-parser": "hermes",
     }
     if vllm.max_model_len is not None:
@@ -61,6 +66,10 @@ def command(settings: Settings, port: int) -> list[str]:
     flags = ["--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
     pairs = [part for pair in arguments.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *vllm.extra_args]
+
+
+def _max_lora_rank(rank: int) -> int:
+    return next((allowed for allowed in LORA_RANKS if allowed >= rank), rank)
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -85,6 +94,27 @@ def _dtype(settings: Settings) -> str:
     return settings.vllm.dtype
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _Logprobs
+
+
+class _Completion(msgspec.Struct):
+    choices: tuple[_Choice]
+
+
 class _ModelConfig(msgspec.Struct):
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -107,9 +137,10 @@ class Vllm:
         """The names it serves: the base model's and the loaded adapters'.
 
         Raises:
+            VllmRefused: it answers something else than a list of models.
             VllmDown: it cannot be reached.
         """
-        return {model["id"] for model in self._call("GET", "/v1/models").json()["data"]}
+        return {model.id for model in self._ask(_Models, "GET", "/v1/models").data}
 
     def load(self, name: str, folder: Path) -> None:
         """Load an adapter under a new name. Never in place: that would mix two versions in one answer.
@@ -145,15 +176,22 @@ class Vllm:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        choice = self._call("POST", "/v1/completions", body).json()["choices"][0]
-        token_ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        if not token_ids or not logprobs or len(token_ids) != len(logprobs):
-            raise VllmRefused(f"{name}: the answer lacks token ids or logprobs")
+        (choice,) = self._ask(_Completion, "POST", "/v1/completions", body).choices
+        token_ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
+        if not token_ids or len(token_ids) != len(logprobs):
+            raise VllmRefused(f"{name}: {len(token_ids)} token ids and {len(logprobs)} logprobs came back")
         return Sampled(token_ids, logprobs)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def _ask(self, expected: type[T], method: str, path: str, body: object = None) -> T:
+        response = self._call(method, path, body)
+        try:
+            return msgspec.convert(response.json(), expected)
+        except ValueError as error:
+            raise VllmRefused(f"{response.url} answers, but not as vLLM does: {error}") from error
 
     def _call(self, method: str, path: str, body: object = None) -> httpx.Response:
         try:

@@ -1,0 +1,436 @@
+"""A step from claim to promotion, with the real learner; a vLLM that can be made to fail answers on the real wire."""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+
+from migrations import schema
+from trainer import adapter
+from trainer.errors import AdapterNotWritten, LeaseLost
+from trainer.learner import Learner
+from trainer.step import Learners, reconcile, take_step
+from trainer.store import Store
+from whetstone.settings import Settings, TrainerSettings
+from whetstone.vllm import Vllm, VllmDown
+
+RULES = TrainerSettings(groups_per_step=1, threads=1, device="cpu", lora_rank=4, lora_alpha=8)
+SPOKEN = [5, 9, 11]
+"""What the fake samples, whatever it is asked."""
+
+
+class FakeVllm:
+    """Control calls and completions as vLLM speaks them. Its logprobs are those of the folder it was told to load."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.loaded: dict[str, Path] = {}
+        self.calls: list[str] = []
+        self.wrong_by_nats = 0.0
+        self.refuses: set[str] = set()
+        self.when_called: Callable[[str], bool] = lambda _path: True
+        """Asked before each call; where it says no, the connection is closed without an answer."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHandler)
+        self._server.daemon_threads = True
+        self._server.fake = self  # type: ignore[attr-defined]
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
+        if path in self.refuses:
+            return 400, {"error": {"message": "no adapter of ours", "type": "BadRequestError", "code": 400}}
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": name} for name in ["starter@v0", *self.loaded]]}
+        if path == "/v1/load_lora_adapter":
+            self.loaded[body["lora_name"]] = Path(body["lora_path"])
+            return 200, f"Success: LoRA adapter '{body['lora_name']}' added successfully."
+        if path == "/v1/unload_lora_adapter":
+            del self.loaded[body["lora_name"]]
+            return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
+        if path == "/v1/completions" and body["model"] in self.loaded:
+            learner = Learner.resume(self.model, self.loaded[body["model"]], RULES)
+            logprobs = [nats - self.wrong_by_nats for nats in learner.logprobs(body["prompt"], SPOKEN)]
+            return 200, {"choices": [{"index": 0, "token_ids": SPOKEN, "logprobs": {"token_logprobs": logprobs}}]}
+        return 404, {"error": {"message": f"{body.get('model')} does not exist", "type": "NotFoundError", "code": 404}}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class FakeHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._speak({})
+
+    def do_POST(self) -> None:
+        self._speak(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _speak(self, body: dict[str, Any]) -> None:
+        fake: FakeVllm = self.server.fake  # type: ignore[attr-defined]
+        fake.calls.append(self.path)
+        if not fake.when_called(self.path):
+            self.close_connection = True
+            return
+        status, answer = fake.answer(self.path, body)
+        content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+class Training:
+    """A training worker with a policy to train: what `trainer.tasks` puts together."""
+
+    def __init__(self, engine: Engine, seed: Any, fake: FakeVllm, data: Path) -> None:
+        self.engine, self.seed, self.fake = engine, seed, fake
+        self.settings = Settings(data=data, model=str(fake.model), trainer=RULES)
+        self.store = Store(engine, "default")
+        self.vllm = Vllm(fake.url)
+        self.learners = Learners(self.settings)
+        self.adapters = data / "adapters"
+
+    def step(self) -> bool:
+        return take_step("starter", self.store, self.learners, self.vllm, self.settings)
+
+    def with_rules(self, **values: Any) -> None:
+        self.settings = self.settings.model_copy(update={"trainer": RULES.model_copy(update=values)})
+
+    def vllm_stays_away(self) -> None:
+        """No call is answered any more, and nobody waits for it."""
+        vllm = self.settings.vllm.model_copy(update={"start_timeout_s": 0.0})
+        self.settings = self.settings.model_copy(update={"vllm": vllm})
+        self.fake.when_called = lambda _path: False
+
+    def group(self, group_id: str, rewards: tuple[float, ...] = (0.0, 1.0), version: int = 0, turns: int = 2) -> None:
+        self.seed.group(group_id, state="scored", size=2, rewarded=2, closed_at=datetime.now(UTC))
+        for number, reward in enumerate(rewards):
+            trajectory_id = f"{group_id}-{number}"
+            self.seed.trajectory(
+                trajectory_id, group_id, turns=turns, state="rewarded", reward=reward, first_version=version,
+                last_version=version, why_not_trained="waiting_step",
+            )  # fmt: skip
+            self.seed.feedback(trajectory_id, reward, state="applied", trajectory_id=trajectory_id)
+            # The ids differ by trajectory: equal ones with opposite advantages would cancel out.
+            self.write(schema.completions, schema.completions.c.trajectory_id == trajectory_id,
+                       policy_version=version, token_ids=[20 + number, 30 + number])  # fmt: skip
+
+    def write(self, table: Any, where: Any, **values: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(update(table).where(where).values(**values))
+
+    def rows(self, table: Any) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(select(table)))
+
+    def all(self, table: Any, column: str) -> set[Any]:
+        return {getattr(row, column) for row in self.rows(table)}
+
+    def versions(self) -> dict[int, str]:
+        return {row.version: row.state for row in self.rows(schema.policy_versions)}
+
+    def lease_ends(self) -> None:
+        s = schema.steps.c
+        self.write(schema.steps, s.lease_until.is_not(None), lease_until=datetime.now(UTC) - timedelta(seconds=1))
+
+    @property
+    def live_version(self) -> int:
+        return int(self.seed.one(schema.policies, "starter").live_version)
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """What differs between databases, test_store.py tests on both."""
+    return str(request.param)
+
+
+@pytest.fixture
+def fake(tiny_model: Path) -> Iterator[FakeVllm]:
+    fake = FakeVllm(tiny_model)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def training(engine: Engine, seed: Any, fake: FakeVllm, tmp_path: Path) -> Iterator[Training]:
+    training = Training(engine, seed, fake, tmp_path / "data")
+    yield training
+    training.vllm.close()
+
+
+def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(training: Training) -> None:
+    training.group("g")
+    assert training.step() is True
+    assert training.live_version == 1
+    assert training.versions() == {0: "retired", 1: "live"}
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.version_in, step.version_out, step.attempt) == ("promoted", 0, 1, 1)
+    assert (step.reward_mean, step.reward_spread, step.sampled_tokens) == (0.5, 0.5, 8)
+    assert step.fresh_share == 1.0 and step.mismatch_k3 > 0 and step.grad_norm > 0
+    assert set(step.phases) == {"read", "model", "train", "write", "load", "probe"}
+    assert (step.lease_until, step.error) == (None, None)
+    assert training.all(schema.groups, "state") == {"trained"}
+    assert {(row.state, row.trained_in_step) for row in training.rows(schema.trajectories)} == {("trained", 1)}
+    assert {(row.state, row.step) for row in training.rows(schema.feedback)} == {("used", 1)}
+    assert {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)} == {
+        "g-0": -0.5, "g-1": 0.5,
+    }  # fmt: skip
+    version = training.seed.one(schema.policy_versions, "starter@v1")
+    assert version.manifest_sha256 == adapter.verify(training.adapters / "starter@v1")
+    assert version.probe_k3 < 1e-9
+    assert training.store.served() == training.fake.loaded == {"starter@v1": training.adapters / "starter@v1"}
+    assert training.step() is False
+
+
+def test_a_candidate_that_vllm_speaks_otherwise_is_rejected_and_the_next_step_starts_from_the_live_one(
+    training: Training,
+) -> None:
+    training.group("g")
+    training.fake.wrong_by_nats = 1.0
+    assert training.step() is True
+    assert training.live_version == 0
+    assert training.versions() == {0: "live", 1: "rejected"}
+    version = training.seed.one(schema.policy_versions, "starter@v1")
+    assert "disagree" in version.reason and version.probe_k3 > 0.1 and not version.served
+    assert training.seed.one(schema.steps, "starter#1").state == "rejected"
+    assert training.all(schema.trajectories, "state") == {"trained"}  # once is once
+
+    training.fake.wrong_by_nats = 0.0
+    training.group("h")
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#2")
+    assert (step.state, step.version_in, step.version_out, training.live_version) == ("promoted", 0, 2, 2)
+    manifest, _ = adapter.read_manifest(training.adapters / "starter@v2")
+    assert (manifest["parent"], manifest["step"]) == (0, 2)
+    # The same rows from the same beginning: nothing of the rejected one is left in it.
+    files = [(training.adapters / f"starter@v{n}" / "adapter_model.safetensors").read_bytes() for n in (1, 2)]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/completions"])
+def test_a_candidate_that_vllm_refuses_is_rejected_with_its_words(training: Training, path: str) -> None:
+    training.group("g")
+    training.fake.refuses.add(path)
+    assert training.step() is True
+    assert (training.live_version, training.versions()) == (0, {0: "live", 1: "rejected"})
+    assert "no adapter of ours" in training.seed.one(schema.steps, "starter#1").error
+
+
+def test_a_vllm_that_is_away_is_waited_for(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.step.LOAD_RETRY_S", 0.01)
+    training.group("g")
+    asked = itertools.count()
+    training.fake.when_called = lambda _path: next(asked) >= 3
+    assert training.step() is True
+    assert training.live_version == 1
+
+
+def test_a_vllm_that_restarts_during_the_probe_gets_the_candidate_again(training: Training) -> None:
+    training.group("g")
+
+    def dies_once(path: str) -> bool:
+        if path != "/v1/completions" or path in training.fake.calls[:-1]:
+            return True
+        training.fake.loaded.clear()
+        return False
+
+    training.fake.when_called = dies_once
+    assert training.step() is True
+    assert training.live_version == 1
+    assert training.fake.calls.count("/v1/load_lora_adapter") == 2
+
+
+def test_a_candidate_that_takes_vllm_away_each_time_it_is_to_speak_is_rejected(training: Training) -> None:
+    training.group("g")
+    training.fake.when_called = lambda path: path != "/v1/completions"
+    assert training.step() is True
+    assert (training.live_version, training.versions()) == (0, {0: "live", 1: "rejected"})
+
+
+def test_a_vllm_that_stays_away_leaves_the_step_to_whoever_comes_after_its_lease(training: Training) -> None:
+    training.group("g")
+    training.vllm_stays_away()
+    with pytest.raises(VllmDown):
+        training.step()
+    training.fake.when_called = lambda _path: True
+    assert training.step() is False  # until the lease ends
+    training.lease_ends()
+    assert training.step() is True
+    assert training.versions() == {0: "retired", 1: "rejected", 2: "live"}
+    reconcile(training.store, training.vllm)
+    assert set(training.fake.loaded) == {"starter@v2"}
+
+
+def test_groups_that_agree_take_no_step(training: Training) -> None:
+    training.group("g", rewards=(1.0, 1.0))
+    training.with_rules(fresh_waits_s=0)
+    assert training.step() is False
+    assert training.rows(schema.steps) == []
+    assert training.all(schema.trajectories, "why_not_trained") == {"group_uniform"}
+
+
+def test_a_step_of_trajectories_that_are_too_long_is_a_noop_and_says_so(training: Training) -> None:
+    training.group("g", turns=5)
+    training.with_rules(max_row_tokens=16)
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.version_out) == ("noop", None)
+    assert "2 too_long" in step.error
+    assert training.all(schema.trajectories, "why_not_trained") == {"too_long"}
+    assert training.all(schema.feedback, "reason") == training.all(schema.groups, "reason") == {"too_long"}
+    assert training.live_version == 0
+    assert not training.adapters.exists()
+
+
+def test_one_trajectory_that_is_too_long_does_not_keep_the_others_from_training(training: Training) -> None:
+    training.group("g", turns=2)
+    training.seed.trajectory("long", "g", turns=5, state="rewarded", reward=0.5)
+    training.with_rules(max_row_tokens=16)
+    assert training.step() is True
+    assert training.seed.one(schema.steps, "starter#1").state == "promoted"
+    ended = {row.id: (row.state, row.why_not_trained) for row in training.rows(schema.trajectories)}
+    assert ended == {"g-0": ("trained", None), "g-1": ("trained", None), "long": ("excluded", "too_long")}
+
+
+def test_a_trajectory_without_a_sampled_token_is_left_out(training: Training) -> None:
+    training.group("g", rewards=(0.0, 1.0, 2.0))
+    c = schema.completions.c
+    training.write(schema.completions, c.trajectory_id == "g-2", token_ids=[], inference_logprobs=[])
+    assert training.step() is True
+    assert training.live_version == 1
+    assert training.seed.one(schema.trajectories, "g-2").why_not_trained == "no_token_ids"
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [(-1e308, 1e308), (1.7e308, 1.7e308, 0.0), (1.7e308, -1.7e308, -1.7e308)],
+    ids=["above float32", "the sum overflows", "the difference overflows"],
+)
+def test_rewards_that_no_gradient_can_carry_fail_the_step_and_nothing_is_saved(
+    training: Training, rewards: tuple[float, ...]
+) -> None:
+    training.group("g", rewards=rewards)
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.version_out) == ("failed", None) and step.error
+    assert training.versions() == {0: "live"}
+    assert not training.adapters.exists()
+    assert training.all(schema.trajectories, "why_not_trained") == {"step_failed"}
+    training.group("h")
+    assert training.step() is True
+    assert training.live_version == 2  # the number of the failed step's version is not used again
+
+
+def test_a_logprob_that_makes_the_ratio_overflow_fails_the_step(training: Training) -> None:
+    training.group("g")
+    training.write(
+        schema.completions, schema.completions.c.trajectory_id == "g-0", inference_logprobs=[-9000.0, -9000.0]
+    )
+    assert training.step() is True
+    assert training.seed.one(schema.steps, "starter#1").state == "failed"
+    assert training.fake.calls == []
+
+
+def test_a_step_whose_adapter_cannot_be_written_is_taken_over_with_the_same_trajectories(training: Training) -> None:
+    training.group("g")
+    training.settings.data.mkdir()
+    training.adapters.write_text("a file where the folder belongs")
+    with pytest.raises(AdapterNotWritten):
+        training.step()
+    assert training.seed.one(schema.steps, "starter#1").state == "claimed"
+    taken = training.all(schema.step_trajectories, "trajectory_id")
+    training.adapters.unlink()
+    assert training.step() is False  # it has its lease still
+    training.lease_ends()
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.attempt, step.version_out) == ("promoted", 2, 2)
+    assert training.all(schema.step_trajectories, "trajectory_id") == taken
+    assert training.live_version == 2
+
+
+def test_who_loses_the_lease_while_vllm_loads_promotes_nothing(training: Training) -> None:
+    training.group("g")
+
+    def take_over(path: str) -> bool:
+        if path == "/v1/load_lora_adapter":
+            training.lease_ends()
+            assert training.store.claim("starter", RULES) is not None
+        return True
+
+    training.fake.when_called = take_over
+    with pytest.raises(LeaseLost):
+        training.step()
+    assert (training.live_version, training.versions()) == (0, {0: "live", 1: "rejected"})
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.attempt) == ("claimed", 2)
+
+
+def test_a_warm_learner_takes_the_step_that_one_read_from_the_disk_takes(training: Training) -> None:
+    training.group("g")
+    assert training.step() is True
+    training.group("h", version=1)
+    training.vllm_stays_away()
+    with pytest.raises(VllmDown):
+        training.step()  # with the learner of the step before
+    training.fake.when_called = lambda _path: True
+    training.lease_ends()
+    assert training.step() is True  # again, from the folder of version 1
+    assert training.versions() == {0: "retired", 1: "retired", 2: "rejected", 3: "live"}
+    warm, cold = training.adapters / "starter@v2", training.adapters / "starter@v3"
+    assert {path.name for path in warm.iterdir()} >= {"adapter_model.safetensors", "optimizer.safetensors"}
+    for path in warm.iterdir():
+        assert path.read_bytes() == (cold / path.name).read_bytes(), path.name
+
+
+def version(training: Training, number: int, folder: Path, *, served: bool = True) -> str:
+    name = f"starter@v{number}"
+    training.seed.insert(
+        schema.policy_versions, project="default", id=name, policy="starter", version=number, parent=0, state="retired",
+        served=served, adapter_path=str(folder), created_at=training.seed.now, promoted_at=training.seed.now,
+    )  # fmt: skip
+    return name
+
+
+def test_vllm_is_brought_to_what_the_database_says(
+    training: Training, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner.fresh(tiny_model, RULES, seed=0)
+    whole, damaged = tmp_path / "starter@v1", tmp_path / "starter@v2"
+    for folder in (whole, damaged):
+        adapter.write(folder, learner, parent=0, step=1)
+    (damaged / "adapter_model.safetensors").write_bytes(b"")
+    version(training, 1, whole)
+    version(training, 2, damaged)
+    version(training, 3, tmp_path / "starter@v3")
+    over = version(training, 4, tmp_path / "starter@v4", served=False)
+    training.fake.loaded = {over: tmp_path / over, "somebody-elses": tmp_path}
+    reconcile(training.store, training.vllm)
+    assert set(training.fake.loaded) == {"starter@v1", "somebody-elses"}
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 2
+    assert "starter@v2 cannot be loaded" in errors[0] and "adapter_model.safetensors" in errors[0]
+    assert "starter@v3 cannot be loaded" in errors[1]
+
+
+def test_an_adapter_that_another_worker_has_unloaded_meanwhile_stops_nothing(
+    training: Training, tmp_path: Path
+) -> None:
+    over = version(training, 1, tmp_path / "starter@v1", served=False)
+    training.fake.loaded = {over: tmp_path}
+    training.fake.refuses.add("/v1/unload_lora_adapter")
+    reconcile(training.store, training.vllm)

@@ -1,0 +1,193 @@
+"""vLLM's command line, and its control calls when they go wrong."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whetstone.settings import Settings
+from whetstone.vllm import Vllm, VllmDown, VllmRefused, command, environment
+
+
+def flags(settings: Settings) -> dict[str, str]:
+    """The command line's pairs; a flag without a value has the next flag as one."""
+    line = command(settings, 8123)
+    return {flag: value for flag, value in zip(line, [*line[1:], ""], strict=True) if flag.startswith("--")}
+
+
+def test_the_command_line_serves_adapters_and_the_logprobs_that_were_sampled_from() -> None:
+    line = flags(Settings(seed=7))
+    assert line["--port"] == "8123" and line["--host"] == "127.0.0.1"
+    assert line["--served-model-name"] == "starter@v0"
+    assert line["--seed"] == "7"
+    assert line["--logprobs-mode"] == "processed_logprobs"
+    assert line["--generation-config"] == "vllm"
+    assert line["--block-size"] == "32"
+    assert int(line["--max-cpu-loras"]) >= int(line["--max-loras"]) == 6
+    assert {"--enable-lora", "--enable-auto-tool-choice"} <= line.keys()
+    assert "--max-model-len" not in line
+    assert "--enable-prefix-caching" not in line  # vLLM's default
+
+
+def test_adapters_may_come_and_go_while_it_runs() -> None:
+    assert environment(Settings())["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+def test_what_the_settings_add_is_added_last() -> None:
+    settings = Settings(vllm={"max_model_len": 512, "extra_args": ("--swap-space", "0")})
+    assert flags(settings)["--max-model-len"] == "512"
+    assert command(settings, 1)[-2:] == ["--swap-space", "0"]
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(1, "1"), (4, "8"), (16, "16"), (20, "32"), (600, "600")])
+def test_the_largest_rank_is_one_that_vllm_takes(rank: int, allowed: str) -> None:
+    assert flags(Settings(trainer={"lora_rank": rank}))["--max-lora-rank"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted", "given"),
+    [
+        ('{"dtype": "float32"}', "auto", "float32"),
+        ('{"torch_dtype": "float32"}', "auto", "float32"),  # as transformers wrote it before 5
+        ('{"dtype": "bfloat16"}', "auto", "auto"),
+        ("{}", "auto", "auto"),
+        ('{"dtype": "float32"}', "bfloat16", "bfloat16"),
+        (None, "auto", "auto"),
+    ],
+)
+def test_a_float32_model_stays_one(tmp_path: Path, config: str | None, wanted: str, given: str) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert flags(Settings(model=str(tmp_path), vllm={"dtype": wanted}))["--dtype"] == given
+
+
+class Server:
+    """Answers every call with `status` and `content`; what it was asked stands in `asked`."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.content = b"{}"
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._http.owner = self  # type: ignore[attr-defined]
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def answers(self, content: Any, status: int = 200) -> None:
+        self.status, self.content = status, content if isinstance(content, bytes) else json.dumps(content).encode()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        owner: Server = self.server.owner  # type: ignore[attr-defined]
+        owner.asked.append((self.path, body))
+        self.send_response(owner.status)
+        self.end_headers()
+        self.wfile.write(owner.content)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def control(server: Server) -> Iterator[Vllm]:
+    control = Vllm(server.url)
+    yield control
+    control.close()
+
+
+def completion(token_ids: Any, logprobs: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "token_ids": token_ids, "logprobs": {"token_logprobs": logprobs}}]}
+
+
+def test_the_names_it_serves(server: Server, control: Vllm) -> None:
+    server.answers({"object": "list", "data": [{"id": "starter@v0", "root": "/m"}, {"id": "starter@v1"}]})
+    assert control.models() == {"starter@v0", "starter@v1"}
+
+
+def test_an_adapter_is_loaded_under_its_name_and_never_in_place(server: Server, control: Vllm) -> None:
+    server.answers(b"Success: LoRA adapter 'starter@v1' added successfully.")
+    control.load("starter@v1", Path("/adapters/starter@v1"))
+    control.unload("starter@v1")
+    assert server.asked == [
+        ("/v1/load_lora_adapter", {"lora_name": "starter@v1", "lora_path": "/adapters/starter@v1"}),
+        ("/v1/unload_lora_adapter", {"lora_name": "starter@v1"}),
+    ]
+
+
+def test_a_sample_brings_ids_and_logprobs(server: Server, control: Vllm) -> None:
+    server.answers(completion([3, 4], [-0.5, -1]))
+    sampled = control.sample("starter@v1", (1, 2), 8, seed=3)
+    assert (sampled.token_ids, sampled.logprobs) == ([3, 4], [-0.5, -1.0])
+    ((path, body),) = server.asked
+    assert path == "/v1/completions"
+    assert (body["prompt"], body["temperature"], body["return_token_ids"]) == ([1, 2], 1.0, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion([], []),
+        completion([3, 4], [-0.5]),
+        completion([3], [None]),
+        completion(None, [-0.5]),
+        {"choices": [{"token_ids": [3], "logprobs": None}]},
+        {"choices": []},
+        {},
+        b"<html>",
+    ],
+)
+def test_an_answer_without_whole_ids_and_logprobs_is_refused(server: Server, control: Vllm, answer: Any) -> None:
+    server.answers(answer)
+    with pytest.raises(VllmRefused):
+        control.sample("starter@v1", (1, 2), 8, seed=0)
+
+
+def test_an_error_of_it_is_passed_on_in_its_words(server: Server, control: Vllm) -> None:
+    server.answers({"error": {"message": "already been loaded"}}, status=400)
+    with pytest.raises(VllmRefused, match="400.*already been loaded"):
+        control.load("starter@v1", Path("/adapters/starter@v1"))
+
+
+def test_another_server_at_its_address_is_told_apart(server: Server, control: Vllm) -> None:
+    server.answers(b"<html>welcome</html>")
+    with pytest.raises(VllmRefused, match=r"/v1/models answers, but not as vLLM does"):
+        control.models()
+
+
+def test_nobody_at_its_address_is_down(server: Server) -> None:
+    control = Vllm("http://127.0.0.1:1")
+    assert control.healthy() is False
+    with pytest.raises(VllmDown, match="does not answer /v1/models"):
+        control.models()
+    control.close()
+
+
+def test_it_is_healthy_only_if_it_says_so(server: Server, control: Vllm) -> None:
+    assert control.healthy() is True
+    server.answers(b"", status=503)
+    assert control.healthy() is False
