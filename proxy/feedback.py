@@ -14,6 +14,8 @@ from whetstone.ids import ID, new_id
 
 MAX_BATCH = 1000
 MAX_COMMENT = 20_000
+MAX_REWARD = 1e9
+"""Largest size of a reward. What is squared and summed on the way must stay finite in float32."""
 NOT_YET = frozenset({"judge", "parts", "demonstration"})
 """Fields of the contract that this version does not serve: refused, never ignored."""
 
@@ -123,6 +125,8 @@ def _check_value(feedback: Feedback) -> None:
     for trajectory_id, reward in (feedback.rewards or {"": feedback.reward or 0.0}).items():
         if not math.isfinite(reward):
             raise BadRequest(f"reward must be a finite number, not {reward}", param=given[0])
+        if abs(reward) > MAX_REWARD:
+            raise BadRequest(f"reward must lie within ±{MAX_REWARD:g}, not at {reward}", param=given[0])
         if feedback.rewards is not None and not ID.fullmatch(trajectory_id):
             raise BadRequest(f"rewards: {trajectory_id[:200]!r} is no trajectory id", param="rewards")
 

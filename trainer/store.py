@@ -223,17 +223,7 @@ class Store:
             .where(m.project == self._project, m.step_id == step.id)
             .values(advantage=None)
         )
-        connection.execute(
-            schema.steps.update()
-            .where(s.project == self._project, s.id == step.id)
-            .values(
-                state="claimed",
-                version_out=None,
-                attempt=step.attempt + 1,
-                lease_until=now + timedelta(seconds=settings.lease_s),
-            )
-        )
-        return Claim(
+        claim = Claim(
             project=self._project,
             policy=step.policy,
             number=step.number,
@@ -243,6 +233,21 @@ class Store:
             adapter_in=self._adapter(connection, step.policy, step.version_in),
             created_at=step.created_at,
         )
+        connection.execute(
+            schema.steps.update()
+            .where(s.project == self._project, s.id == step.id)
+            .values(
+                state="claimed",
+                version_out=None,
+                attempt=claim.attempt,
+                lease_until=now + timedelta(seconds=settings.lease_s),
+            )
+        )
+        if claim.attempt > settings.max_attempts:
+            why = f"given up after {settings.max_attempts} attempts; the log of the training worker says why they ended"
+            self._end_step(connection, claim, "failed", now, {"error": why})
+            return None
+        return claim
 
     def _new(self, connection: Connection, policy: Any, now: datetime, settings: TrainerSettings) -> Claim | None:
         candidates = self._candidates(connection, policy.id)

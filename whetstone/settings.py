@@ -11,9 +11,9 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 PREFIX = "WHETSTONE_"
 CONFIG_VARIABLE = "WHETSTONE_CONFIG"
@@ -128,10 +128,18 @@ class TrainerSettings(_Section):
     """`cpu`, `cuda`, `mps`, or `auto`: the first of cuda, mps and cpu that is there."""
     lease_s: float = Field(120, gt=0)
     """A step whose worker was silent for this long is taken over."""
+    max_attempts: int = Field(5, ge=1)
+    """A step that was begun so often and never ended is failed; its trajectories are left out (`step_failed`)."""
     probe_max_k3: float = Field(0.01, gt=0)
     """Gate `probe`: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats."""
     keep_served: int = Field(2, ge=0)
     """Retired versions that vLLM keeps loaded beside the live one."""
+
+    @model_validator(mode="after")
+    def _room_for_a_step(self) -> Self:
+        if self.max_groups_per_step < self.groups_per_step:
+            raise ValueError("max_groups_per_step is below groups_per_step: no step would ever be due")
+        return self
 
 
 class Settings(_Section):

@@ -145,3 +145,8 @@ def test_any_bytes_are_feedback_or_a_clear_error(body: bytes) -> None:
         assert error.message
     else:
         assert all(row_of(one, "default", NOW)["target_id"] for one in feedback)
+
+
+def test_a_reward_too_large_to_be_squared_and_summed_is_refused() -> None:
+    with pytest.raises(BadRequest, match="within ±1e\\+09"):
+        read_feedback(b'{"trajectory_id": "t", "reward": 1e200}')

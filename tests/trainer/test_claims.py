@@ -78,6 +78,10 @@ def test_groups_of_a_version_off_the_lineage_are_discarded_and_say_so() -> None:
     assert choose([group("a", 1)], LINEAGE, NOW, RULES).discarded == {"off_lineage": ("a",)}
 
 
+def test_a_trajectory_that_ended_off_the_lineage_is_off_it() -> None:
+    assert choose([group("a", 2, last_version=1)], LINEAGE, NOW, RULES).discarded == {"off_lineage": ("a",)}
+
+
 def test_staleness_counts_updates_not_version_numbers() -> None:
     assert choose([], LINEAGE, NOW, RULES).staleness == {3: 0, 2: 1, 0: 2}
 

@@ -100,6 +100,17 @@ def test_a_silent_workers_step_is_taken_over_with_the_same_trajectories(store: S
     assert versions == {0: "live", 1: "rejected"}
 
 
+def test_a_step_that_is_never_ended_is_given_up(store: Store, engine: Engine, seed: Any) -> None:
+    for _ in range(RULES.max_attempts):
+        claim_of(store)
+        with engine.begin() as connection:
+            connection.execute(update(schema.steps).values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
+    assert store.claim("starter", RULES) is None
+    step = seed.one(schema.steps, "starter#1")
+    assert step.state == "failed" and "given up after 5 attempts" in step.error
+    assert {row.why_not_trained for row in rows(engine, schema.trajectories)} == {"step_failed"}
+
+
 @pytest.mark.parametrize("write", ["renew", "trained", "loaded", "promote", "reject", "end", "note"])
 def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, write: str) -> None:
     lost = claim_of(store)

@@ -12,6 +12,7 @@ from rich.console import Console
 from whetstone.demo import MARK, DemoFailed, Outcome, _cells, _empty, _finished, _line
 from whetstone.intervals import Interval, gain, share
 from whetstone.settings import SettingsError
+from whetstone.store import Rewards
 from whetstone.up import LOCK, Stack
 
 QUIET = Console(quiet=True)
@@ -103,16 +104,16 @@ def test_an_agent_that_fails_or_says_nothing_ends_the_demo(script: str) -> None:
 
 
 def step(**values: Any) -> dict[str, Any]:
-    names = ("reward_mean", "reward_spread", "tokens_per_s", "version_out", "mismatch_k3", "kl", "seconds")
-    return {"number": 7, "state": "promoted", **dict.fromkeys(names)} | values
+    names = ("tokens_per_s", "version_out", "mismatch_k3", "kl", "seconds")
+    return {"number": 7, "state": "promoted", "version_in": 3, **dict.fromkeys(names)} | values
 
 
 def test_a_steps_line_shows_its_figures() -> None:
-    line = _line(step(reward_mean=0.5, reward_spread=0.25, version_out=4, mismatch_k3=1.2e-6, seconds=3.14))
+    line = _line(step(version_out=4, mismatch_k3=1.2e-6, seconds=3.14), {3: Rewards(0.5, 0.25, 100)})
     assert "step 7  reward 0.500  spread ±0.250" in line
     assert "live v4" in line and "k3 1.2e-06" in line and "seconds 3.1" in line
 
 
 def test_what_was_not_measured_is_not_shown_as_zero() -> None:
-    cells = _cells(step(state="noop"))
+    cells = _cells(step(state="noop"), {})
     assert "0" not in "".join(cells) and cells[4] == "noop" and cells.count("–") == 5

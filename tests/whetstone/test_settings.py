@@ -1,5 +1,6 @@
 """Settings: where they come from, what stops the start."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_POLICY": "Big Name"}, "no policy name"),
         ({"WHETSTONE_SEED": "1", "WHETSTONE_SEED__X": "1"}, "seed"),
         ({"WHETSTONE_TRAINER__LEARNING_RATE": "nan"}, "learning_rate"),
+        ({"WHETSTONE_TRAINER__GROUPS_PER_STEP": "40"}, "no step would ever be due"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_remedy(environment: dict[str, str], hint: str) -> None:
@@ -67,3 +69,12 @@ def test_every_setting_is_documented() -> None:
 
     assert undocumented(Settings) == []
     assert "trainer.learning_rate" in set(known_keys())
+
+
+def test_a_child_loads_these_very_settings_whatever_file_lies_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whetstone.toml").write_text("[vllm]\nmax_model_len = 64\n")
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(data=tmp_path)
+    assert load(environment=as_environment(settings, Path(os.devnull))) == settings
