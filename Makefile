@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-.PHONY: help demo test check fix serve bench docs lock install clean
+.PHONY: help demo test check static unit fix serve bench docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -20,10 +20,15 @@ test: check  ## Everything, with a real vLLM, PostgreSQL and Redis
 	$(BIN)/pytest -m "slow or stack" $(TEST_ARGS)
 
 check: $(INSTALLED)  ## Lint, types, contracts, unit tests: a minute
+	$(MAKE) --no-print-directory --jobs 2 --output-sync static unit
+
+static: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+unit: $(INSTALLED)
 	$(BIN)/pytest -m "not slow and not stack" $(TEST_ARGS)
 
 fix: $(INSTALLED)  ## Mend what a machine can mend
