@@ -81,7 +81,7 @@ def play(address: str, games: int, *arguments: str) -> dict[str, Any]:
 
 
 def assert_every_completion_is_exact(data: Path) -> None:
-    rows = query(data, "SELECT * FROM admin_completions")
+    rows = query(data, "SELECT * FROM admin_completions WHERE status = 'complete'")
     assert rows
     for row in rows:
         ids, logprobs = json.loads(row["token_ids"]), json.loads(row["inference_logprobs"])
@@ -100,6 +100,7 @@ def test_the_demo_shows_a_run_and_its_database_keeps_what_was_promised(tmp_path:
     assert ("the reward rose" in ended.stdout) != ("did not rise" in ended.stdout)
     assert " 0 failed requests" in ended.stdout
     assert (data / "rewards.png").read_bytes().startswith(b"\x89PNG")
+    assert query(data, "SELECT DISTINCT status FROM admin_completions") == [{"status": "complete"}]
     assert_every_completion_is_exact(data)
     steps = query(data, "SELECT * FROM admin_steps WHERE state = 'promoted' ORDER BY step")
     assert [step["version_out"] for step in steps[:3]] == [1, 2, 3]

@@ -164,7 +164,7 @@ def table() -> Iterator[Table]:
 
 def run_agent(table: Table, *flags: str) -> dict[str, Any]:
     command = [sys.executable, str(FOLDER / "agent.py"), "--base-url", table.url, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -214,7 +214,7 @@ def test_sigterm_finishes_the_games_in_flight_and_exits_0(table: Table) -> None:
         while len(table.rewards) < 5:
             assert agent.poll() is None
         agent.terminate()
-        output, _ = agent.communicate(timeout=30)
+        output, _ = agent.communicate(timeout=120)
     figures = json.loads(output.splitlines()[-1])
     assert agent.returncode == 0
     assert figures["games"] == len(table.rewards) >= 5 and figures["failed_requests"] == 0

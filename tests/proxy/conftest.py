@@ -34,7 +34,7 @@ LOGPROBS = [-0.5, -0.25, -0.125]
 WORDS = ["Hel", "lo", ""]
 
 
-def wait_for(found: Callable[[], Any], timeout_s: float = 10) -> Any:
+def wait_for(found: Callable[[], Any], timeout_s: float = 60) -> Any:
     """Ask until it says something true; return it."""
     deadline = time.monotonic() + timeout_s
     while not (value := found()):
@@ -164,7 +164,7 @@ class FakeHandler(BaseHTTPRequestHandler):
 
     def until_hung_up(self) -> None:
         """Say no more until the other side closes the connection."""
-        self.connection.settimeout(10)
+        self.connection.settimeout(60)
         assert self.connection.recv(1) == b""
         self.close_connection = True
         self.server.fake.hung_up.set()  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class RunningProxy:
         self._server = uvicorn.Server(config)
         self._socket = config.bind_socket()
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.client = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()
         wait_for(lambda: self._server.started or not self._thread.is_alive())
@@ -300,7 +300,7 @@ def own_process(settings: Settings, **environment: str) -> Iterator[tuple[str, s
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: process.poll() is not None or _answers(url), timeout_s=30)
+        wait_for(lambda: process.poll() is not None or _answers(url), timeout_s=120)
         yield url, process
     finally:
         process.kill()
