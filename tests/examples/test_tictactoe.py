@@ -134,7 +134,9 @@ class Answer(BaseHTTPRequestHandler):
         if self.server.asked <= self.server.refused:
             self.send(503, {"error": {"message": "not yet"}})
             return
-        self.server.headers_seen[self.headers["X-Trajectory-Id"]] = dict(self.headers)
+        self.server.headers_seen[self.headers["X-Trajectory-Id"]] = {
+            name.title(): value for name, value in self.headers.items()
+        }
         message = {"role": "assistant", "content": game.free(body["messages"][-1]["content"])[0]}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         self.send(200, {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
