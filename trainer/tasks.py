@@ -3,7 +3,6 @@
 import logging
 from functools import cache
 
-import torch
 from celery.signals import celeryd_init
 from sqlalchemy.exc import DBAPIError
 
@@ -42,7 +41,6 @@ def _learners() -> Learners:
 
 @celeryd_init.connect
 def _prepare(**_: object) -> None:
-    torch.set_num_threads(settings.trainer.threads)
     adapter.sweep(settings.data.resolve() / "adapters")
 
 
