@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, bindparam,
 
 from judge.assemble import OVER, Became, Feedback, Group, Known, Trajectory
 from migrations import schema
+from whetstone.reasons import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
 
@@ -118,10 +119,15 @@ def lock_trajectories(connection: Connection, project: str, trajectory_ids: Coll
 
 
 def lock_members(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, list[Trajectory]]:
-    """The members of these groups by group id, locked; the caller has locked the groups."""
+    """The members of these groups by group id, locked; the caller has locked the groups.
+
+    What a retry superseded was no attempt of its own: it is no member.
+    """
     members: dict[str, list[Trajectory]] = {group_id: [] for group_id in group_ids}
     # In no order: whoever else locks members holds their groups, and for the order SQLite would walk the primary key.
     for one in _trajectories(connection, project, t.group_id.in_(sorted(group_ids)), ()):
+        if one.why_not_trained == WhyNotTrained.SUPERSEDED:
+            continue
         members[str(one.group_id)].append(one)
     return members
 

@@ -9,6 +9,7 @@ from proxy.errors import BadId, BadRequest
 from whetstone.ids import ID
 
 SPLITS = ("train", "eval")
+MAX_IDEMPOTENCY_KEY = 255
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -20,22 +21,32 @@ class Address(msgspec.Struct, frozen=True):
     split: str = "train"
     no_train: bool = False
     metadata: dict[str, Any] | None = None
+    turn_key: str | None = None
+    """Asked again under the same one, a finished answer is given again."""
+    retry: bool = False
+    """The client says that it has asked before."""
 
 
 def address_of(headers: Mapping[bytes, bytes]) -> Address:
-    """Read `X-Trajectory-Id`, `X-Group-Id`, `X-Task`, `X-Split`, `X-No-Train` and `X-Metadata` (names in lower case).
+    """Read what the headers (names in lower case) say of a call.
+
+    `X-Trajectory-Id`, `X-Group-Id`, `X-Task`, `X-Split`, `X-No-Train`, `X-Metadata`; `X-Turn-Id` or, without it,
+    `Idempotency-Key`; and the retry count that OpenAI's and Anthropic's clients send.
 
     Raises:
         BadId: an id is not 1 to 128 of `A-Za-z0-9._:@-`.
         BadRequest: another header's value is none of those it may have.
     """
+    trajectory_id = _id(headers, b"x-trajectory-id")
     return Address(
-        trajectory_id=_id(headers, b"x-trajectory-id"),
+        trajectory_id=trajectory_id,
         group_id=_id(headers, b"x-group-id"),
         task=_id(headers, b"x-task"),
         split=_one_of(headers, b"x-split", SPLITS, default="train"),
         no_train=_one_of(headers, b"x-no-train", ("true", "false"), default="false") == "true",
         metadata=_metadata(headers),
+        turn_key=_turn_key(headers, trajectory_id),
+        retry=headers.get(b"x-stainless-retry-count", b"0").strip(b"0 ").isdigit(),
     )
 
 
@@ -67,6 +78,18 @@ def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"X-Metadata must be a JSON object: {error}", param="X-Metadata") from error
+
+
+def _turn_key(headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
+    """A turn's id holds within its trajectory, an idempotency key everywhere."""
+    if turn_id := _id(headers, b"x-turn-id"):
+        return f"turn:{trajectory_id or ''}:{turn_id}"
+    raw = headers.get(b"idempotency-key")
+    if raw is None:
+        return None
+    if not 1 <= len(raw) <= MAX_IDEMPOTENCY_KEY:
+        raise BadId(f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
+    return f"key:{raw.decode('latin-1')}"
 
 
 def _title(name: bytes) -> str:

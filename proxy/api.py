@@ -10,15 +10,19 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.asgi import read_whole
+from proxy.completeness import Completeness
 from proxy.errors import DatabaseAway, NotFound, ProxyError
 from proxy.feedback import read_feedback, row_of
-from proxy.inference import read_body
-from proxy.policies import Policy, names_of
+from proxy.metrics import exposition
+from proxy.policies import Policies
 from proxy.recorder import Recorder
 from proxy.store import Store
 from proxy.upstream import Upstream
+from whetstone.settings import ProxySettings
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +32,12 @@ _HIDDEN = frozenset({"project", "key_id"})
 def build(
     *,
     project: str,
-    policies: Callable[[], dict[str, Policy]],
+    policies: Callable[[], Policies],
     store: Store,
     recorder: Recorder,
-    upstream: Upstream,
-    max_body_bytes: int,
+    vllm: Upstream,
+    completeness: Completeness,
+    settings: ProxySettings,
 ) -> FastAPI:
     """The routes, over these parts."""
     api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
@@ -53,18 +58,21 @@ def build(
 
     @api.get("/v1/models")
     async def models() -> Response:
-        """The policies, then their served versions."""
-        entries = [
-            {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
-            for policy in policies().values()
-            for name in names_of(policy)
-        ]
-        return _json({"object": "list", "data": entries})
+        """Every name that may be asked for: policies, aliases, served versions."""
+        return _json({"object": "list", "data": _models(policies())})
+
+    @api.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """One of them."""
+        policies().resolve(name)
+        return _json(next(entry for entry in _models(policies()) if entry["id"] == name))
 
     @api.post("/v1/feedback", status_code=202)
     async def post_feedback(request: Request) -> Response:
         """Take what trajectories were worth; answered once it is committed."""
-        items, batch = read_feedback(await read_body(request.receive, max_body_bytes))
+        items, batch = read_feedback(
+            await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
+        )
         now = datetime.now(UTC)
         # One after the other: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
@@ -98,12 +106,26 @@ def build(
     @api.get("/readyz")
     async def readyz() -> Response:
         """It can serve: vLLM answers and a policy exists."""
-        served = await upstream.healthy()
+        served = await vllm.healthy()
         ready = served and bool(policies())
         state = {"status": "ok" if ready else "unavailable", "vllm": served, "unwritten": recorder.unwritten}
         return _json(state, status=200 if ready else 503)
 
+    @api.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        text = exposition(recorder.unwritten, completeness.written, await completeness.share())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
     return api
+
+
+def _models(policies: Policies) -> list[dict[str, Any]]:
+    return [
+        {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
+        for policy in policies
+        for name in policy.names
+    ]
 
 
 def _found(row: dict[str, Any] | None, kind: str, row_id: str) -> Response:

@@ -3,18 +3,24 @@
 import asyncio
 import gc
 import logging
+import os
 
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.database import connect
-from proxy import api, guard
-from proxy.errors import ProxyError
-from proxy.inference import Inference, Receive, Scope, Send
-from proxy.policies import Policy
+from proxy import api, guard, passed
+from proxy.asgi import Receive, Scope, Send
+from proxy.completeness import Completeness
+from proxy.errors import DatabaseAway, ProxyError
+from proxy.inference import Inference
+from proxy.passed import Passed
+from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
+from proxy.replays import Replays
 from proxy.store import Store
 from proxy.upstream import Upstream
+from proxy.wire import dialects
 from whetstone.broker import celery_app, hint
 from whetstone.settings import Settings, load
 from whetstone.tasks import ASSEMBLE
@@ -27,7 +33,7 @@ class Proxy:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._policies: dict[str, Policy] = {}
+        self._policies = Policies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI connection."""
@@ -41,8 +47,10 @@ class Proxy:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             guard.check(dict(scope["headers"]))
-            if scope["method"] == "POST" and scope["path"] == "/v1/chat/completions":
+            if scope["method"] == "POST" and scope["path"] in dialects.PATHS:
                 await self._inference(scope, receive, send)
+            elif scope["method"] == "POST" and scope["path"] in passed.PATHS:
+                await self._passed(scope, receive, send)
             else:
                 await self._api(scope, receive, send)
         except ProxyError as error:
@@ -68,21 +76,31 @@ class Proxy:
             raise RuntimeError("the proxy needs vLLM's address: setting vllm.url")
         celery = celery_app("proxy", settings)
         self._store = Store(connect(settings.database_url))
-        self._upstream = Upstream(settings.vllm.url, settings.proxy.upstream_timeout_s)
-        self._recorder = Recorder(self._store, settings.data / "journal", on_feedback=lambda: hint(celery, ASSEMBLE))
-        self._recorder.start()
-        self._policies = self._store.policies(settings.project)
-        self._refreshing = asyncio.ensure_future(self._refresh())
-        self._inference = Inference(
-            settings.project, self._known, self._upstream, self._recorder, settings.proxy.max_body_bytes
+        self._upstreams = _upstreams(settings.vllm.url, settings)
+        self._completeness = Completeness(self._upstreams[None], self._store, settings.project)
+        self._recorder = Recorder(
+            self._store,
+            settings.data / "journal",
+            on_feedback=lambda: hint(celery, ASSEMBLE),
+            on_written=self._completeness.note,
         )
+        await self._completeness.begin()
+        self._recorder.start()
+        self._policies = self._read_policies()
+        self._refreshing = asyncio.ensure_future(self._refresh())
+        answered = Replays(self._reply)
+        self._inference = Inference(
+            settings.project, self._known, self._upstreams, self._recorder, answered, settings.proxy
+        )
+        self._passed = Passed(self._known, self._upstreams, settings.proxy)
         self._api: FastAPI = api.build(
             project=settings.project,
             policies=self._known,
             store=self._store,
             recorder=self._recorder,
-            upstream=self._upstream,
-            max_body_bytes=settings.proxy.max_body_bytes,
+            vllm=self._upstreams[None],
+            completeness=self._completeness,
+            settings=settings.proxy,
         )
         # What start-up made stays; without this every full collection walks all of it.
         gc.collect()
@@ -91,11 +109,26 @@ class Proxy:
     async def _stop(self) -> None:
         self._refreshing.cancel()
         await self._recorder.close()
-        await self._upstream.close()
+        for upstream in self._upstreams.values():
+            await upstream.close()
         self._store.close()
 
-    def _known(self) -> dict[str, Policy]:
+    def _known(self) -> Policies:
         return self._policies
+
+    def _read_policies(self) -> Policies:
+        """Those that the settings name: what else the database has, nobody here serves."""
+        return Policies(
+            policy for policy in self._store.policies(self._settings.project) if _served(policy, self._settings)
+        )
+
+    async def _reply(self, turn_key: str) -> bytes | None:
+        try:
+            return await asyncio.to_thread(self._store.reply, self._settings.project, turn_key)
+        except SQLAlchemyError as error:
+            raise DatabaseAway(
+                "whether this turn was answered before stands in the database: try again soon"
+            ) from error
 
     async def _refresh(self) -> None:
         """Keep the policies as the database tells them; while it is away the last ones stay."""
@@ -103,12 +136,31 @@ class Proxy:
         while True:
             await asyncio.sleep(self._settings.proxy.refresh_s)
             try:
-                self._policies = await asyncio.to_thread(self._store.policies, self._settings.project)
+                self._policies = await asyncio.to_thread(self._read_policies)
                 away = False
             except SQLAlchemyError as error:
                 if not away:
                     log.warning("the policies cannot be read, the last ones stay: %s", error)
                 away = True
+
+
+def _upstreams(vllm_url: str, settings: Settings) -> dict[str | None, Upstream]:
+    """vLLM under None, the other servers by name, their keys from the environment."""
+    timeout_s = settings.proxy.upstream_timeout_s
+    upstreams: dict[str | None, Upstream] = {None: Upstream(vllm_url.rstrip("/") + "/v1", timeout_s)}
+    for name, server in settings.upstreams.items():
+        key = None if server.api_key_env is None else os.environ.get(server.api_key_env)
+        if server.api_key_env and not key:
+            raise RuntimeError(f"upstreams.{name}: the environment has no {server.api_key_env}")
+        upstreams[name] = Upstream(server.url, timeout_s, key)
+    return upstreams
+
+
+def _served(policy: Policy, settings: Settings) -> bool:
+    if policy.upstream is None:
+        return policy.name in settings.trained
+    server = settings.upstreams.get(policy.upstream)
+    return server is not None and policy.name in server.models
 
 
 def create() -> Proxy:

@@ -23,6 +23,11 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: list[float] | None
 
 
+def nothing_said(index: int) -> Choice:
+    """A choice that came to nothing."""
+    return Choice(index=index, message={}, text=None, finish_reason=None, token_ids=None, logprobs=None)
+
+
 class Call(msgspec.Struct, frozen=True):
     """A served call with all its choices."""
 
@@ -50,6 +55,14 @@ class Call(msgspec.Struct, frozen=True):
     created_at_s: float
     ttft_ms: float | None
     total_ms: float
+    answer_id: str | None = None
+    """The id the app holds, as the answer said it; None where nothing was answered."""
+    first_id: str = ""
+    """The id of the request's first choice, where it is another call's: its prompt is not the request's first."""
+    request_digest: str | None = None
+    """Hash of path and body; a retry's, or that of a call which was not answered whole."""
+    reply: bytes | None = None
+    """The answer as it was sent, where it may be asked for again."""
 
     @property
     def tools(self) -> msgspec.Raw | None:
@@ -63,12 +76,13 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def upstream_id(self) -> str:
-        """The id the app holds: vLLM makes it from ours."""
-        return f"chatcmpl-{self.id}"
+        """The id the app holds; without an answer, what vLLM would have made of ours."""
+        return self.answer_id or f"chatcmpl-{self.id}"
 
     def completion_id(self, choice: Choice) -> str:
-        """The first choice carries the call's own id."""
-        return self.id if choice.index == 0 else f"{self.id}.{choice.index}"
+        """The request's first choice carries its call's id, a further one its place behind that."""
+        first = self.first_id or self.id
+        return first if choice.index == 0 else f"{first}.{choice.index}"
 
     def trajectory_of(self, choice: Choice) -> str:
         """The first choice continues the trajectory, each further one opens a sibling."""

@@ -8,8 +8,11 @@ ProxyError
 ├── Forbidden                  403  a foreign origin or host
 ├── NotFound                   404
 │   └── UnknownModel           404
+├── TooSlow                    408  the body did not come
+├── TurnReused                 409  one turn id, two different bodies
 ├── TooLarge                   413
 ├── Gone                       499  the app hung up before it had asked; nobody reads this
+├── UpstreamRefused            502  another server did not take our key
 ├── UpstreamDown               503  vLLM does not answer
 ├── AdapterLoading             503  vLLM has lost an adapter that is being loaded again
 ├── NotRecorded                503  the journal cannot be written
@@ -26,6 +29,8 @@ class ProxyError(Exception):
     kind = "server_error"
     code: str | None = None
     retry_after_s: int | None = None
+    closes = False
+    """The connection ends with it: what is left of the request is not read."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -33,16 +38,17 @@ class ProxyError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """The error in OpenAI's shape."""
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.kind, "code": self.code, "param": self.param}}
-        )
+        """The error in OpenAI's shape; `type` beside it is what Anthropic's clients look for."""
+        error = {"message": self.message, "type": self.kind, "code": self.code, "param": self.param}
+        return msgspec.json.encode({"error": error, "type": "error"})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the error's response."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        if self.closes:
+            headers.append((b"connection", b"close"))
         return headers
 
 
@@ -79,14 +85,33 @@ class UnknownModel(NotFound):
     code = "model_not_found"
 
 
+class TooSlow(ProxyError):
+    status = 408
+    kind = "invalid_request_error"
+    code = "body_too_slow"
+    closes = True
+
+
+class TurnReused(ProxyError):
+    status = 409
+    kind = "invalid_request_error"
+    code = "turn_reused"
+
+
 class TooLarge(ProxyError):
     status = 413
     kind = "invalid_request_error"
     code = "body_too_large"
+    closes = True
 
 
 class Gone(ProxyError):
     status = 499
+
+
+class UpstreamRefused(ProxyError):
+    status = 502
+    code = "upstream_refused"
 
 
 class UpstreamDown(ProxyError):

@@ -1,145 +1,146 @@
-"""`POST /v1/chat/completions`: from the request's bytes to the last byte out, with one frozen Call recorded before it.
+"""What is served and recorded: from the request's bytes to the last byte out, with its Calls recorded before it.
 
 Raw ASGI: a framework's route would cost more than all of this. Knows the order of things; what the bytes mean is
-`request`'s, `answer`'s and `events`'s.
+`wire`'s, what becomes of the Calls the recorder's.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
-import msgspec
 
-from proxy.address import Address, address_of
-from proxy.answer import UNREADABLE, read_answer
-from proxy.call import Call, Choice, Status
-from proxy.errors import AdapterLoading, Gone, NotRecorded, TooLarge, UpstreamDown
-from proxy.events import DONE_EVENT, Stream
-from proxy.policies import Policy, Speaker, resolve
+from proxy import replays
+from proxy.address import address_of
+from proxy.asgi import Receive, Scope, Send, begin_stream, check_json, read_whole, send_whole, until_disconnected
+from proxy.call import Status
+from proxy.errors import NotRecorded, UpstreamDown
+from proxy.policies import Policies
 from proxy.recorder import Recorder
-from proxy.request import Asked, read_request
-from proxy.upstream import Upstream
+from proxy.replays import Replays, Reply
+from proxy.turn import Turn, digest_of
+from proxy.upstream import Upstream, refusal
+from proxy.wire.body import read_body
+from proxy.wire.dialect import UNREADABLE, Heard, Stream
+from proxy.wire.dialects import ask
 from whetstone.ids import new_id
+from whetstone.settings import ProxySettings
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+JSON = (b"content-type", b"application/json")
+MAX_ERROR_CHARACTERS = 2000
+"""Of an error of upstream's, kept with the record."""
 
 log = logging.getLogger(__name__)
 
 
-class _Turn(msgspec.Struct):
-    """One call on its way."""
-
-    id: str
-    asked: Asked
-    address: Address
-    trajectory_id: str
-    threaded_by: str
-    speaker: Speaker
-    created_at_s: float
-    began: float
-    ttft_ms: float | None = None
-    """Milliseconds to the first event; None until it was sent."""
-    recorded: bool = False
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the answer says about itself."""
-        headers = [
-            (b"x-completion-id", self.id.encode()),
-            (b"x-trajectory-id", self.trajectory_id.encode()),
-            (b"x-policy-version", str(self.speaker.version).encode()),
-            (b"x-threaded-by", self.threaded_by.encode()),
-        ]
-        if self.address.group_id is not None:
-            headers.append((b"x-group-id", self.address.group_id.encode()))
-        return headers
-
-
 class Inference:
-    """The route. `policies` gives what the database last told."""
+    """The routes of `dialects.PATHS`.
+
+    `policies` gives what the database last told; `upstreams` are by name, vLLM under None.
+    """
 
     def __init__(
         self,
         project: str,
-        policies: Callable[[], dict[str, Policy]],
-        upstream: Upstream,
+        policies: Callable[[], Policies],
+        upstreams: Mapping[str | None, Upstream],
         recorder: Recorder,
-        max_body_bytes: int,
+        answered: Replays,
+        settings: ProxySettings,
     ) -> None:
         self._project = project
         self._policies = policies
-        self._upstream = upstream
+        self._upstreams = upstreams
         self._recorder = recorder
-        self._max_body_bytes = max_body_bytes
+        self._answered = answered
+        self._settings = settings
+        self._media_domains = frozenset(settings.media_domains)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one chat request.
+        """Serve one request.
 
         Raises:
             ProxyError: before anything was sent; the caller answers it.
         """
         created_at_s, began = time.time(), time.perf_counter()
-        headers = dict(scope["headers"])
-        asked = read_request(await read_body(receive, self._max_body_bytes))
+        path, headers = scope["path"], dict(scope["headers"])
+        check_json(headers)
+        data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         address = address_of(headers)
-        turn = _Turn(
+        body = read_body(data, self._media_domains)
+        speaker = self._policies().resolve(body.model)
+        turn = Turn(
+            project=self._project,
             id=new_id(),
-            asked=asked,
+            asked=ask(path, body, captured=speaker.upstream is None),
             address=address,
             trajectory_id=address.trajectory_id or new_id(),
             threaded_by="new" if address.trajectory_id is None else "header",
-            speaker=resolve(self._policies(), asked.model),
+            speaker=speaker,
+            digest=digest_of(path, data),
             created_at_s=created_at_s,
             began=began,
         )
-        answering = asyncio.ensure_future(self._answer(turn, send))
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        serving = asyncio.ensure_future(self._serve(turn, headers, send))
+        leaving = asyncio.ensure_future(until_disconnected(receive))
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Cancelling the answer closes the connection to vLLM, which then aborts the generation.
+            # Cancelling the answer closes the connection to upstream, which then aborts the generation.
             leaving.cancel()
-            if not answering.done():
-                answering.cancel()
+            if not serving.done():
+                serving.cancel()
         try:
-            await answering
+            await serving
         except asyncio.CancelledError:
             log.info("call %s: the app hung up", turn.id)
 
-    async def _answer(self, turn: _Turn, send: Send) -> None:
-        body = turn.asked.for_upstream(turn.speaker.served_name, cache_salt=self._project)
-        stream = Stream(turn.asked)
+    async def _serve(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
+        key = turn.address.turn_key
+        if key is None:
+            await self._answer(turn, headers, send)
+            return
+        async with self._answered.turn(key, turn.digest) as reply:
+            if reply is None:
+                turn.sent = []
+                await self._answer(turn, headers, send)
+            else:
+                await _again(reply, send)
+
+    async def _answer(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
+        asked = turn.asked
+        upstream = self._upstreams[turn.speaker.upstream]
+        body = asked.for_upstream(turn.speaker.served_name, cache_salt=self._project)
+        stream = asked.events()
         try:
             try:
-                async with self._upstream.post("/v1/chat/completions", body, turn.id) as response:
+                async with upstream.post(asked.path, body, turn.id, headers) as response:
                     if response.status != 200:
-                        return await self._pass_error(turn, response, send)
+                        return await self._pass_error(turn, response, stream.heard, send)
                     if response.content_type != "text/event-stream":
                         return await self._plain(turn, await response.read(), send)
                     await self._pass_events(turn, response, stream, send)
             except UpstreamDown as down:
-                # What vLLM did after its last event harms nobody.
+                # What upstream did after its last event harms nobody.
                 if not stream.done:
                     return self._broken(turn, stream, down)
             await self._finish(turn, stream, send)
         except asyncio.CancelledError:
             if not turn.recorded:
-                self._record_stream(turn, "aborted", stream)
+                self._record(turn, "aborted", stream.heard, stream.upstream_id)
             raise
 
-    async def _plain(self, turn: _Turn, body: bytes, send: Send) -> None:
+    async def _plain(self, turn: Turn, body: bytes, send: Send) -> None:
         try:
-            answer = read_answer(body, turn.asked)
+            answer = turn.asked.read(body)
         except UNREADABLE as error:
             raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
-        self._record(turn, "complete", answer.choices, answer.prompt_token_ids, answer.prompt_tokens)
-        await _send_whole(send, 200, [(b"content-type", b"application/json"), *turn.headers()], answer.for_app)
+        headers = [JSON, *turn.headers()]
+        self._record(turn, "complete", answer.heard, answer.upstream_id, reply=_reply(turn, headers, answer.for_app))
+        await send_whole(send, 200, headers, answer.for_app)
 
-    async def _pass_events(self, turn: _Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
+    async def _pass_events(self, turn: Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
         async for data in response.content.iter_any():
             try:
                 events = stream.feed(data)
@@ -147,15 +148,19 @@ class Inference:
                 raise UpstreamDown(f"an event of the model server cannot be read: {error}") from error
             if events:
                 await _begin(turn, send)
+                if turn.sent is not None:
+                    turn.sent.append(events)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         if not stream.done:
-            raise UpstreamDown("the model server ended its stream without [DONE]")
+            raise UpstreamDown("the model server broke its stream off")
 
-    async def _finish(self, turn: _Turn, stream: Stream, send: Send) -> None:
+    async def _finish(self, turn: Turn, stream: Stream, send: Send) -> None:
         """Record, then send the last byte."""
+        last = stream.last()
+        status: Status = "error" if stream.error else "complete"
+        reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last))) if turn.sent is not None else None
         try:
-            self._record_stream(turn, "error" if stream.error else "complete", stream, error=stream.error)
-            last = DONE_EVENT
+            self._record(turn, status, stream.heard, stream.upstream_id, error=stream.error, reply=reply)
         except NotRecorded as error:
             if turn.ttft_ms is None:
                 raise
@@ -163,113 +168,72 @@ class Inference:
         await _begin(turn, send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    def _broken(self, turn: _Turn, stream: Stream, down: UpstreamDown) -> None:
-        """Record what vLLM broke off. Before the first byte the app gets an error; after it, as without us, no end.
+    def _broken(self, turn: Turn, stream: Stream, down: UpstreamDown) -> None:
+        """Record what upstream broke off. Before the first byte the app gets an error; after it, as without us, no end.
 
         Raises:
             UpstreamDown: nothing was sent yet.
         """
         try:
-            self._record_stream(turn, "error", stream, error=stream.error or down.message)
+            self._record(turn, "error", stream.heard, stream.upstream_id, error=stream.error or down.message)
         except NotRecorded:
             log.error("call %s broke off and was not recorded: %s", turn.id, down.message)
         if turn.ttft_ms is None:
             raise down
 
-    async def _pass_error(self, turn: _Turn, response: aiohttp.ClientResponse, send: Send) -> None:
+    async def _pass_error(
+        self, turn: Turn, response: aiohttp.ClientResponse, heard: Sequence[Heard], send: Send
+    ) -> None:
+        """Record that upstream refused, and pass on why."""
         body = await response.read()
-        if response.status == 404:
-            raise AdapterLoading(
-                f"version {turn.speaker.version} of {turn.speaker.policy!r} is being loaded again; try again soon"
-            )
-        if response.status >= 500:
-            self._record(turn, "error", (), None, None, error=body.decode("utf-8", "replace")[:2000])
-        # vLLM names the adapter; the app knows the model by the name it asked for.
+        told = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
+        self._record(turn, "error", heard, None, error=f"{response.status}: {told}")
+        if error := refusal(response, body, turn.speaker):
+            raise error
+        # It knows the model by another name than the app.
         body = body.replace(turn.speaker.served_name.encode(), turn.asked.model.encode())
-        content_type = response.headers.get("content-type", "application/json").encode()
-        await _send_whole(send, response.status, [(b"content-type", content_type), *turn.headers()], body)
-
-    def _record_stream(self, turn: _Turn, status: Status, stream: Stream, error: str | None = None) -> None:
-        self._record(turn, status, stream.choices, stream.prompt_token_ids, stream.prompt_tokens, error=error)
+        headers = [(b"content-type", response.headers.get("content-type", "application/json").encode())]
+        if retry_after := response.headers.get("retry-after"):
+            headers.append((b"retry-after", retry_after.encode()))
+        await send_whole(send, response.status, [*headers, *turn.headers()], turn.asked.error(body, response.status))
 
     def _record(
         self,
-        turn: _Turn,
+        turn: Turn,
         status: Status,
-        choices: tuple[Choice, ...],
-        prompt_token_ids: list[int] | None,
-        prompt_tokens: int | None,
+        heard: Sequence[Heard],
+        answer_id: str | None,
+        *,
         error: str | None = None,
+        reply: bytes | None = None,
     ) -> None:
-        call = Call(
-            id=turn.id,
-            project=self._project,
-            policy=turn.speaker.policy,
-            policy_version=turn.speaker.version,
-            endpoint="chat.completions",
-            streamed=turn.asked.stream,
-            status=status,
-            error=error,
-            trajectory_id=turn.trajectory_id,
-            threaded_by=turn.threaded_by,
-            address=turn.address,
-            end_user=turn.asked.end_user,
-            messages=turn.asked.messages,
-            tools_or_null=turn.asked.tools_or_null,
-            sampling=msgspec.Raw(turn.asked.sampling()),
-            bent=turn.asked.why_not_trained(),
-            prompt_token_ids=prompt_token_ids,
-            prompt_tokens=prompt_tokens,
-            choices=choices,
-            created_at_s=turn.created_at_s,
-            ttft_ms=turn.ttft_ms,
-            total_ms=(time.perf_counter() - turn.began) * 1000,
-        )
-        self._recorder.record(call)
         turn.recorded = True
+        if status != "complete":
+            reply = None
+        for call in turn.calls(status, heard, answer_id, error, reply):
+            self._recorder.record(call)
+        if reply is not None and turn.address.turn_key is not None:
+            self._answered.keep(turn.address.turn_key, reply)
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The request's whole body.
-
-    Raises:
-        TooLarge: it has more than `limit` bytes; the rest is not read.
-        Gone: the app hung up before its end.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone("the app hung up")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise TooLarge(f"the body is over {limit} bytes (setting proxy.max_body_bytes)")
-        if not message.get("more_body"):
-            return b"".join(parts)
+def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
+    """The answer as it may be asked for again; None where it may not."""
+    if turn.sent is None:
+        return None
+    return replays.encode(Reply(turn.digest, turn.asked.stream, headers, body))
 
 
-async def _begin(turn: _Turn, send: Send) -> None:
+async def _again(reply: Reply, send: Send) -> None:
+    """Send a finished answer once more."""
+    if reply.streamed:
+        await begin_stream(send, reply.headers)
+        await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+    else:
+        await send_whole(send, 200, reply.headers, reply.body)
+
+
+async def _begin(turn: Turn, send: Send) -> None:
     """Open the stream to the app, once there is something to say: until then it can still be an error."""
-    if turn.ttft_ms is not None:
-        return
-    turn.ttft_ms = (time.perf_counter() - turn.began) * 1000
-    headers = [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-        *turn.headers(),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    if turn.ttft_ms is None:
+        turn.ttft_ms = turn.elapsed_ms()
+        await begin_stream(send, turn.headers())

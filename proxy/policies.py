@@ -1,7 +1,7 @@
-"""Which version speaks: the policies as the database last told. Knows names and versions; no vLLM, no request."""
+"""Which version speaks: the policies as the database last told. Knows names and versions; no server, no request."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -9,6 +9,8 @@ from proxy.errors import UnknownModel
 from whetstone.ids import version_id
 
 _NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
+MAX_LISTED = 20
+"""Names an error lists."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -19,6 +21,18 @@ class Policy(msgspec.Struct, frozen=True):
     served_versions: frozenset[int]
     """The versions vLLM keeps loaded, the live one among them."""
     created_at_s: int
+    aliases: tuple[str, ...] = ()
+    """Other names of its live version."""
+    upstream: str | None = None
+    """Another server that answers; None where vLLM does."""
+    upstream_model: str | None = None
+    """What that server calls it."""
+
+    @property
+    def names(self) -> list[str]:
+        """Every name an app may ask for: its own, the others, then its served versions."""
+        versions = [] if self.upstream else sorted(self.served_versions)
+        return [self.name, *self.aliases, *(version_id(self.name, version) for version in versions)]
 
 
 class Speaker(msgspec.Struct, frozen=True):
@@ -26,30 +40,43 @@ class Speaker(msgspec.Struct, frozen=True):
 
     policy: str
     version: int
+    upstream: str | None = None
+    upstream_model: str | None = None
 
     @property
     def served_name(self) -> str:
-        """What vLLM calls it."""
-        return version_id(self.policy, self.version)
+        """What the server that answers calls it."""
+        return self.upstream_model or version_id(self.policy, self.version)
 
 
-def names_of(policy: Policy) -> list[str]:
-    """Every name an app may ask for: the policy's own, then its served versions."""
-    return [policy.name, *(version_id(policy.name, version) for version in sorted(policy.served_versions))]
+class Policies:
+    """All policies of a project."""
 
+    def __init__(self, policies: Iterable[Policy] = ()) -> None:
+        self._policies = tuple(policies)
+        self._by_name = {alias: policy for policy in self._policies for alias in policy.aliases}
+        self._by_name |= {policy.name: policy for policy in self._policies}
 
-def resolve(policies: Mapping[str, Policy], model: str) -> Speaker:
-    """Find the version that `model` means: a policy's live one, or `policy@vN`.
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self._policies)
 
-    Raises:
-        UnknownModel: nobody has that name; the message lists those that exist.
-    """
-    if policy := policies.get(model):
-        return Speaker(policy.name, policy.live_version)
-    if named := _NAMED_VERSION.fullmatch(model):
-        policy = policies.get(named["policy"])
-        if policy and int(named["version"]) in policy.served_versions:
-            return Speaker(policy.name, int(named["version"]))
-    known = [name for policy in policies.values() for name in names_of(policy)]
-    listed = ", ".join(known[:20]) + (f" and {len(known) - 20} more (GET /v1/models)" if len(known) > 20 else "")
-    raise UnknownModel(f"the model {model[:200]!r} does not exist; there are: {listed or 'none yet'}", param="model")
+    def __bool__(self) -> bool:
+        return bool(self._policies)
+
+    def resolve(self, model: str) -> Speaker:
+        """Find the version that `model` means: a policy's live one, by its name or an alias, or `policy@vN`.
+
+        Raises:
+            UnknownModel: nobody has that name; the message lists those that exist.
+        """
+        if policy := self._by_name.get(model):
+            return Speaker(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
+        if named := _NAMED_VERSION.fullmatch(model):
+            policy = self._by_name.get(named["policy"])
+            if policy and not policy.upstream and int(named["version"]) in policy.served_versions:
+                return Speaker(policy.name, int(named["version"]))
+        known = [name for policy in self._policies for name in policy.names]
+        listed = ", ".join(known[:MAX_LISTED]) or "none yet"
+        if len(known) > MAX_LISTED:
+            listed += f" and {len(known) - MAX_LISTED} more (GET /v1/models)"
+        raise UnknownModel(f"the model {model[:200]!r} does not exist; there are: {listed}", param="model")

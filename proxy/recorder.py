@@ -48,10 +48,18 @@ class _Recorded(msgspec.Struct, frozen=True):
 class Recorder:
     """Takes calls and feedback. `start` first, `close` last."""
 
-    def __init__(self, store: Store, folder: Path, on_feedback: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        on_feedback: Callable[[], None],
+        on_written: Callable[[Sequence[Call]], None],
+    ) -> None:
+        """`on_written` is told, in the writer thread, of the calls that SQL has now."""
         self._store = store
         self._folder = folder
         self._on_feedback = on_feedback
+        self._on_written = on_written
         self._queue: queue.SimpleQueue[_Recorded | _Feedback | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._unwritten = 0
@@ -169,7 +177,9 @@ class Recorder:
             raise
         for feedback, ids in done:
             feedback.ids.set_result(ids)
-        self._settle([item for item in items if isinstance(item, _Recorded)])
+        written = [item for item in items if isinstance(item, _Recorded)]
+        self._on_written([item.call for item in written])
+        self._settle(written)
         if done:
             self._on_feedback()
 

@@ -2,18 +2,22 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Table, and_, select
+from sqlalchemy import Connection, Engine, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from migrations import schema
-from proxy.call import Call, Choice
+from proxy.call import Call, Choice, nothing_said
 from proxy.delta import ANSWER, Tail, added, digest, tail_of
 from proxy.policies import Policy
 from whetstone.reasons import WhyNotTrained
 
+RETRY_WINDOW = timedelta(minutes=15)
+"""How long a client may take to ask again; the official ones give up after seconds."""
 TAILS_KEPT = 4096
 """Trajectories whose tail stays in memory; another one's is read from the database when it goes on."""
 
@@ -26,11 +30,11 @@ class Store:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
 
-    def policies(self, project: str) -> dict[str, Policy]:
-        """The project's policies with the versions vLLM keeps loaded, by name."""
+    def policies(self, project: str) -> list[Policy]:
+        """The project's policies with the versions vLLM keeps loaded, in the order of their names."""
         p, v = schema.policies.c, schema.policy_versions.c
         query = (
-            select(p.id, p.live_version, p.created_at, v.version)
+            select(p.id, p.live_version, p.created_at, p.aliases, p.upstream, p.base_model, v.version)
             .join(
                 schema.policy_versions,
                 and_(v.project == p.project, v.policy == p.id, v.served),
@@ -39,27 +43,32 @@ class Store:
             .where(p.project == project)
             .order_by(p.id)
         )
-        found: dict[str, tuple[int, set[int], int]] = {}
         with self._reader.connect() as connection:
-            for name, live, created_at, version in connection.execute(query):
-                entry = found.setdefault(name, (live, set(), int(created_at.timestamp())))
-                if version is not None:
-                    entry[1].add(version)
-        return {name: Policy(name, live, frozenset(served), at) for name, (live, served, at) in found.items()}
+            rows = list(connection.execute(query))
+        return [_policy(list(of_policy)) for _, of_policy in groupby(rows, key=lambda row: row.id)]
+
+    def reply(self, project: str, turn_key: str) -> bytes | None:
+        """The answer that was sent under this key; None where none was finished."""
+        c = schema.completions.c
+        kept = (c.project == project, c.turn_key == turn_key, c.turn_key.is_not(None), c.reply.is_not(None))
+        with self._reader.connect() as connection:
+            found: bytes | None = connection.execute(select(c.reply).where(*kept).limit(1)).scalar()
+        return found
 
     def write_calls(self, connection: Connection, calls: Sequence[Call]) -> None:
         """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays."""
         for call in calls:
             digests = [digest(message) for message in call.messages]
-            choices = call.choices or (_NOTHING_SAID,)
+            choices = call.choices or (nothing_said(0),)
             group_id = call.address.group_id
             formed_by = "header"
             if group_id is None and len(choices) > 1:
-                group_id, formed_by = f"{call.trajectory_id}.choices", "choices"
+                group_id, formed_by = f"{call.trajectory_of(choices[0])}.choices", "choices"
             if group_id is not None:
                 self._open_group(connection, call, group_id, formed_by)
+            retried = _supersede(connection, call)
             for choice in choices:
-                self._write_choice(connection, call, choice, digests, group_id)
+                self._write_choice(connection, call, choice, digests, group_id, retried.get(choice.index))
 
     def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Add feedback as it came, state `waiting`; return the ids, those of the first where a key repeats."""
@@ -97,6 +106,14 @@ class Store:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
 
+    def probe_tokens(self, project: str, since_s: float) -> int:
+        """Tokens the training worker had sampled to probe versions made since."""
+        v = schema.policy_versions.c
+        since = datetime.fromtimestamp(since_s, UTC)
+        query = select(func.sum(v.probe_tokens)).where(v.project == project, v.created_at >= since)
+        with self._reader.connect() as connection:
+            return int(connection.execute(query).scalar() or 0)
+
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
@@ -130,7 +147,13 @@ class Store:
         _insert_new(connection, schema.groups, row)
 
     def _write_choice(
-        self, connection: Connection, call: Call, choice: Choice, digests: list[bytes], group_id: str | None
+        self,
+        connection: Connection,
+        call: Call,
+        choice: Choice,
+        digests: list[bytes],
+        group_id: str | None,
+        retry_of: str | None,
     ) -> None:
         trajectory_id = call.trajectory_of(choice)
         why_not_trained = call.why_not_trained(choice)
@@ -174,6 +197,10 @@ class Store:
             "completion_tokens": None if choice.token_ids is None else len(choice.token_ids),
             "ttft_ms": call.ttft_ms,
             "total_ms": call.total_ms,
+            "retry_of": retry_of,
+            "request_digest": None if call.status == "complete" else call.request_digest,
+            "turn_key": call.address.turn_key,
+            "reply": call.reply if choice.index == 0 else None,
             "threaded_by": call.threaded_by,
             "why_not_trained": why_not_trained,
             "created_at": call.created_at,
@@ -254,7 +281,63 @@ class Store:
         )
 
 
-_NOTHING_SAID = Choice(index=0, message={}, text=None, finish_reason=None, token_ids=None, logprobs=None)
+def _policy(rows: list[Any]) -> Policy:
+    """A policy from its rows, one for each version it has."""
+    first = rows[0]
+    return Policy(
+        name=first.id,
+        live_version=first.live_version,
+        served_versions=frozenset(row.version for row in rows if row.version is not None),
+        created_at_s=int(first.created_at.timestamp()),
+        aliases=tuple(first.aliases or ()),
+        upstream=first.upstream,
+        upstream_model=first.base_model if first.upstream else None,
+    )
+
+
+def _supersede(connection: Connection, call: Call) -> dict[int, str]:
+    """Mark what `call` asks again as superseded; return its completions' ids by choice, none where it asks afresh.
+
+    A client that lost its answer sends an equal body, and says so by its retry count or by the same turn key. It is
+    believed where exactly one call with that body was not answered whole lately: nothing else tells a retry from the
+    next member of a group.
+    """
+    address, c = call.address, schema.completions.c
+    if call.request_digest is None or not (address.retry or address.turn_key):
+        return {}
+    unanswered = [
+        c.project == call.project,
+        c.request_digest == call.request_digest,
+        c.request_digest.is_not(None),
+        c.call_id != call.id,
+        c.created_at.between(call.created_at - RETRY_WINDOW, call.created_at),
+    ]
+    if not address.retry:
+        unanswered.append(c.turn_key == address.turn_key)
+    query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
+    found = list(connection.execute(query))
+    if len({row.call_id for row in found}) != 1:
+        return {}
+    connection.execute(
+        schema.completions.update()
+        .where(c.project == call.project, c.id.in_([row.id for row in found]))
+        .values(why_not_trained=WhyNotTrained.SUPERSEDED.value, request_digest=None)
+    )
+    for row in found:
+        _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
+    return {row.choice: row.id for row in found}
+
+
+def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, completion_id: str) -> None:
+    """A trajectory with nothing else in it was no attempt: its group goes without it, and is told."""
+    c, t = schema.completions.c, schema.trajectories.c
+    others = select(c.id).where(c.project == project, c.trajectory_id == trajectory_id, c.id != completion_id)
+    undecided = (t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended")))
+    connection.execute(
+        schema.trajectories.update()
+        .where(*undecided, ~others.exists())
+        .values(state="excluded", why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
+    )
 
 
 def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:

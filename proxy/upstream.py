@@ -1,22 +1,29 @@
-"""vLLM, as the proxy reaches it: one edge, one translation of its errors. Knows HTTP; no chat."""
+"""A server that answers, as the proxy reaches it: one edge, one translation of its errors. Knows HTTP; no dialect."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
 
-from proxy.errors import UpstreamDown
+from proxy.errors import AdapterLoading, ProxyError, UpstreamDown, UpstreamRefused
+from proxy.policies import Speaker
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0
 """Idle connections are closed by us: vLLM closes them after 5 s, and a request on its way then would be lost."""
+DIALECT_HEADERS = (b"anthropic-version", b"anthropic-beta")
+"""Headers that say what a body means; other servers ask for them."""
+_ENGINE_DEAD = b"EngineCore encountered an issue"
+"""What vLLM (0.32) answers to everybody once its engine has died."""
 
 
 class Upstream:
-    """A pool of connections to one vLLM."""
+    """A pool of connections to one server: vLLM, or with a key another one."""
 
-    def __init__(self, url: str, silence_timeout_s: float) -> None:
-        self._url = url.rstrip("/")
+    def __init__(self, base_url: str, silence_timeout_s: float, api_key: str | None = None) -> None:
+        """`base_url` as clients write it, `/v1` included."""
+        self._base_url = base_url.rstrip("/")
+        self._api_key = api_key
         self._session = aiohttp.ClientSession(
             # No limit: vLLM queues, and a request that waits here would be invisible to it.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
@@ -26,29 +33,64 @@ class Upstream:
         )
 
     @asynccontextmanager
-    async def post(self, path: str, body: bytes, request_id: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def post(
+        self, path: str, body: bytes, request_id: str, asked: Mapping[bytes, bytes]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and give its response, headers read. Leaving early closes the connection: vLLM aborts.
 
+        Of the app's headers (`asked`, names in lower case) only those pass that say what the body means.
+
         Raises:
-            UpstreamDown: vLLM cannot be reached, hung up before its answer was whole, or was silent for too long.
+            UpstreamDown: it cannot be reached, hung up before its answer was whole, or was silent for too long.
         """
         headers = {"content-type": "application/json", "x-request-id": request_id}
+        headers |= {name.decode(): asked[name].decode("latin-1") for name in DIALECT_HEADERS if name in asked}
+        if self._api_key and path == "/v1/messages":
+            headers["x-api-key"] = self._api_key
+        elif self._api_key:
+            headers["authorization"] = f"Bearer {self._api_key}"
         try:
-            async with self._session.post(self._url + path, data=body, headers=headers) as response:
+            async with self._session.post(self._address(path), data=body, headers=headers) as response:
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise UpstreamDown(
                 f"the model server does not answer ({type(error).__name__}); it may be starting, try again soon"
             ) from error
 
+    async def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
+        """What it answers to a read; None where it does not answer with 200."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._session.get(self._address(path), timeout=timeout) as response:
+                return await response.read() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return None
+
     async def healthy(self) -> bool:
         """Whether vLLM answers its health check."""
-        try:
-            async with self._session.get(self._url + "/health", timeout=aiohttp.ClientTimeout(total=2)) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, ConnectionError):
-            return False
+        return await self.get("/health") is not None
 
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
+
+    def _address(self, path: str) -> str:
+        if path.startswith("/v1/"):
+            return self._base_url + path.removeprefix("/v1")
+        return self._base_url.removesuffix("/v1") + path
+
+
+def refusal(response: aiohttp.ClientResponse, body: bytes, speaker: Speaker) -> ProxyError | None:
+    """The error of ours for an answer that would mislead the app; None where it is passed on as it is."""
+    if speaker.upstream is not None:
+        if response.status in (401, 403):
+            return UpstreamRefused(
+                f"the server {speaker.upstream!r} did not take this proxy's key ({response.status}); "
+                f"check upstreams.{speaker.upstream}.api_key_env",
+            )
+        return None
+    if response.status == 404 and speaker.served_name.encode() in body:
+        return AdapterLoading(f"version {speaker.version} of {speaker.policy!r} is being loaded again; try again soon")
+    if response.status == 500 and _ENGINE_DEAD in body:
+        return UpstreamDown("the model server's engine has stopped and is being restarted; try again soon")
+    return None

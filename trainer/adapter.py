@@ -1,4 +1,4 @@
-"""Adapter folders: written whole or not at all, never overwritten, checked before use.
+"""Adapter folders: written whole or not at all, never overwritten; `whetstone.adapters` checks and loads them.
 
 Knows files, hashes and fsync; what is in the files is the learner's. A folder gets its final name by one rename,
 after every byte of it is on the disk, so whatever dies, what stands under a final name is complete. Unfinished
@@ -14,14 +14,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer.base import BaseModel
-from trainer.errors import AdapterDamaged, AdapterExists, AdapterNotWritten
+from trainer.errors import AdapterExists, AdapterNotWritten
+from whetstone.adapters import FORMAT, MANIFEST
 
-MANIFEST = "manifest.json"
-FORMAT = 1
-"""Version of the folder's layout; a reader refuses others."""
 TEMPORARY = ".tmp-"
 """How the name of an unfinished folder begins."""
 
@@ -66,52 +64,6 @@ def write(folder: Path, learner: Learned, *, parent: int, step: int) -> str:
             raise AdapterExists(f"{folder}: written meanwhile by somebody else; never overwritten") from error
         raise AdapterNotWritten(f"{folder}: {error.strerror or error}; nothing was left there") from error
     return hashlib.sha256(manifest).hexdigest()
-
-
-def verify(folder: Path) -> str:
-    """Check every file against the manifest. Returns the manifest's SHA-256, for comparison with the database.
-
-    Raises:
-        AdapterDamaged: the manifest or a file of it is missing, unreadable, or not what was written; names the file.
-    """
-    manifest, content = read_manifest(folder)
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        try:
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                raise AdapterDamaged(f"{path}: {size} bytes, the manifest says {expected['bytes']}")
-            with path.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise AdapterDamaged(f"{path}: {error.strerror or error}") from error
-        if sha256 != expected["sha256"]:
-            raise AdapterDamaged(f"{path}: its SHA-256 is not the one in the manifest")
-    return hashlib.sha256(content).hexdigest()
-
-
-def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The manifest, parsed and as it stands on the disk. Checks its form, not the files.
-
-    Raises:
-        AdapterDamaged: it is missing, not readable, or of another format.
-    """
-    path = folder / MANIFEST
-    try:
-        content = path.read_bytes()
-        manifest = json.loads(content)
-        if manifest["format"] != FORMAT:
-            raise AdapterDamaged(f"{path}: format {manifest['format']}, this version reads {FORMAT}")
-        for name, file in manifest["files"].items():
-            if Path(name).name != name or not isinstance(file["bytes"], int) or not isinstance(file["sha256"], str):
-                raise AdapterDamaged(f"{path}: no entry of ours: {name!r}")
-        if not isinstance(manifest["base_model"], dict):
-            raise AdapterDamaged(f"{path}: base_model is no object")
-    except OSError as error:
-        raise AdapterDamaged(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AdapterDamaged(f"{path}: not a manifest of ours ({error!r})") from error
-    return manifest, content
 
 
 def sweep(parent: Path, *, older_than_s: float = 3600) -> list[Path]:

@@ -9,8 +9,9 @@ TrainerError
 └── AdapterError
     ├── AdapterExists     the folder is taken; adapters are never overwritten
     ├── AdapterNotWritten the disk refused; nothing stands under the final name
-    ├── AdapterDamaged    a file is missing, or is not what the manifest says
     └── AdapterMismatch   the adapter is whole, but of another base model or another shape
+
+Beside it stands `whetstone.adapters.AdapterDamaged`: whoever loads adapters meets it, not the trainer alone.
 """
 
 
@@ -48,10 +49,6 @@ class AdapterExists(AdapterError):
 
 class AdapterNotWritten(AdapterError):
     """The disk refused. Nothing stands under the final name."""
-
-
-class AdapterDamaged(AdapterError):
-    """A file is missing, or is not what the manifest says. The message names it."""
 
 
 class AdapterMismatch(AdapterError):

@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from trainer import adapter
 from trainer.base import BaseModel, fingerprint
 from trainer.batches import by_length
 from trainer.errors import AdapterMismatch, ModelUnusable, NotFinite, RowError
 from trainer.losses import dppo_tv, entropy, k3, token_logprobs
 from trainer.rows import Row
+from whetstone import adapters
 from whetstone.settings import TrainerSettings
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -165,8 +165,8 @@ class Learner:
             AdapterDamaged: the folder is not what was written.
             AdapterMismatch: it belongs to another base model, or has another rank or alpha than the settings.
         """
-        adapter.verify(adapter_folder)
-        manifest, _ = adapter.read_manifest(adapter_folder)
+        adapters.verify(adapter_folder)
+        manifest, _ = adapters.read_manifest(adapter_folder)
         model, base, device = _load_base(model_path, settings)
         if differs := base.differs_in(manifest["base_model"]):
             raise AdapterMismatch(f"{adapter_folder}: trained on another base model than {model_path}: {differs}")

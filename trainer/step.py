@@ -15,11 +15,12 @@ import torch
 from trainer import adapter
 from trainer.advantages import Advantages, group_relative
 from trainer.claims import Claim, Member
-from trainer.errors import AdapterError, NotFinite, RewardError, RowError
+from trainer.errors import NotFinite, RewardError, RowError
 from trainer.learner import Learner, StepFigures
 from trainer.losses import k3
 from trainer.rows import Row, merge
 from trainer.store import Store
+from whetstone.adapters import load_missing
 from whetstone.settings import Settings
 from whetstone.vllm import Vllm, VllmDown, VllmRefused
 
@@ -82,7 +83,7 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
     Raises:
         LeaseLost: another worker has taken the step over; nothing more was written.
         VllmDown: it did not come back in time; the step is taken over when its lease ends.
-        AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; likewise.
+        AdapterError, AdapterDamaged, ModelUnusable: the step cannot begin or its adapter cannot be written; likewise.
     """
     claim = store.claim(policy, settings.trainer)
     if claim is None:
@@ -137,14 +138,7 @@ def reconcile(store: Store, vllm: Vllm) -> None:
     # In this order: what another worker loads after the first look was wanted before.
     loaded = vllm.models()
     wanted = store.served()
-    for name, folder in wanted.items():
-        if name not in loaded:
-            try:
-                adapter.verify(folder)
-                vllm.load(name, folder)
-                log.info("loaded %s", name)
-            except (AdapterError, VllmRefused) as error:
-                log.error("%s cannot be loaded: %s", name, error)
+    load_missing(vllm, wanted, loaded)
     policies = store.policies()
     for name in loaded - wanted.keys():
         policy, _, version = name.rpartition("@v")

@@ -16,6 +16,7 @@ from trainer.claims import Candidate, Claim, Member, choose, lineage_of
 from trainer.errors import LeaseLost
 from trainer.rows import Spoken
 from whetstone.settings import TrainerSettings
+from whetstone.store import served
 
 UNFINISHED = ("claimed", "trained", "loaded")
 
@@ -30,10 +31,8 @@ class Store:
 
     def served(self) -> dict[str, Path]:
         """The adapters that vLLM is to have loaded: name and folder."""
-        v = schema.policy_versions.c
-        query = select(v.id, v.adapter_path).where(v.project == self._project, v.served, v.adapter_path.is_not(None))
         with self._reader.connect() as connection:
-            return {name: Path(folder) for name, folder in connection.execute(query)}
+            return served(connection, self._project)
 
     def policies(self) -> set[str]:
         """The project's policies."""

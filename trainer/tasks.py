@@ -11,6 +11,7 @@ from trainer import adapter
 from trainer.errors import LeaseLost, TrainerError
 from trainer.step import Learners, reconcile, take_step
 from trainer.store import Store
+from whetstone.adapters import AdapterDamaged
 from whetstone.broker import celery_app, sweep_every
 from whetstone.settings import load
 from whetstone.tasks import STEP
@@ -57,5 +58,5 @@ def step() -> None:
     except DBAPIError as error:
         # A step in the middle is taken over when its lease ends.
         log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())
-    except TrainerError:
+    except (TrainerError, AdapterDamaged):
         log.exception("the step could not be taken")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +20,7 @@ from rich.table import Table
 from migrations.database import connect
 from migrations.run import MigrationError, upgrade
 from whetstone.ask import QueryFailed, ask
+from whetstone.doctor import NothingToTest, examine, last_test, of_running, shown
 from whetstone.settings import Settings, SettingsError, load
 from whetstone.store import Store, UnknownPolicy
 from whetstone.supervisor import StartFailed
@@ -130,6 +132,30 @@ def sql(
     console.print(f"{len(rows)} rows", style="dim")
 
 
+@app.command()
+def doctor(
+    data: DataOption = None,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object")] = False,
+    stored: Annotated[bool, typer.Option("--stored", help="Show the last test, made at the start or since")] = False,
+) -> None:
+    """Ask the stack's vLLM about fifteen short questions: can training rely on what it answers?
+
+    Exit code 0 if all that training needs is there, 1 if not, 2 if no vLLM answers.
+    """
+    settings = of_running(load(config, data=data))
+    test = last_test(settings, _store(settings)) if stored else examine(settings)
+    if as_json:
+        typer.echo(msgspec.json.encode(test).decode())
+    else:
+        console.print(shown(test))
+    if not stored and not (
+        _has_database(settings) and _store(settings).keep_self_test(settings.project, settings.policy, test)
+    ):
+        errors.print(f"not stored: there is no policy {settings.policy} yet; `whetstone up` makes it", style="dim")
+    raise typer.Exit(0 if test.trainable else 1)
+
+
 @policies.command("list")
 def list_policies(data: DataOption = None, config: ConfigOption = None) -> None:
     """Show the policies, their live versions and whether they train."""
@@ -161,8 +187,12 @@ def _store(settings: Settings) -> Store:
     return Store(connect(settings.database_url))
 
 
+def _has_database(settings: Settings) -> bool:
+    return settings.database is not None or (settings.data / "whetstone.db").exists()
+
+
 def _database(settings: Settings) -> str:
-    if settings.database is None and not (settings.data / "whetstone.db").exists():
+    if not _has_database(settings):
         raise SettingsError(f"there is no database in {settings.data}; start the stack with `whetstone up` first")
     return settings.database_url
 
@@ -182,8 +212,8 @@ def main() -> None:
     """Run the command line; errors that a user can mend end with their message and code 2."""
     try:
         app()
-    except (SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed) as error:
-        errors.print(f"[red]whetstone:[/red] {error}", highlight=False)
+    except (SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed, NothingToTest) as error:
+        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False)
         sys.exit(2)
 
 

@@ -34,6 +34,7 @@ class WhyNotTrained(StrEnum):
     OTHER_POLICY = "other_policy", "Another policy than the one of its trajectory or step spoke."
     SUPERSEDED = "superseded", "A retry of the same request took its place."
     TRAJECTORY_OVER = "trajectory_over", "The completion came after its trajectory was rewarded."
+    DEMONSTRATION = "demonstration", "Another server than this policy's own vLLM answered; no step weighs its tokens."
 
     # What was captured cannot be trained on exactly.
     EMPTY = "empty", "It has no completion."

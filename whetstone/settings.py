@@ -5,7 +5,9 @@ are written `[trainer] learning_rate = …` in the file and `WHETSTONE_TRAINER__
 the environment wins.
 """
 
+import contextlib
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -40,8 +42,12 @@ class ProxySettings(_Section):
     """How often the live versions are read from the database, in seconds."""
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
     """Largest request body accepted; above it 413."""
+    body_timeout_s: float = Field(30, gt=0)
+    """How long a request's body may take to arrive, in seconds; above it 408."""
     upstream_timeout_s: float = Field(600, gt=0)
     """Longest silence of vLLM within one answer, in seconds."""
+    media_domains: tuple[str, ...] = ()
+    """Hosts that vLLM may fetch media from on an app's word; without one only `data:` URLs pass."""
 
     @field_validator("host")
     @classmethod
@@ -49,6 +55,22 @@ class ProxySettings(_Section):
         if host not in ("127.0.0.1", "localhost", "::1"):
             raise ValueError("off loopback the proxy needs API keys, which this version cannot check; use 127.0.0.1")
         return host
+
+
+class UpstreamSettings(_Section):
+    """Another OpenAI-compatible server: its answers are recorded as demonstrations, never trained on by GRPO."""
+
+    url: str = Field(pattern=r"^https?://[^/\s]+")
+    """Its base URL as clients write it, `/v1` included: `https://api.openai.com/v1`."""
+    api_key_env: str | None = None
+    """Environment variable that holds its key; without it none is sent."""
+    models: dict[str, str] = Field(min_length=1)
+    """Policy name = model name there: `teacher = "gpt-4o"`. Apps ask for the first."""
+
+    @field_validator("models")
+    @classmethod
+    def _policy_names(cls, models: dict[str, str]) -> dict[str, str]:
+        return {_policy_name(name): model for name, model in models.items()}
 
 
 class VllmSettings(_Section):
@@ -151,6 +173,12 @@ class Settings(_Section):
     """Base model: a folder or a hub name. The default is the starter model of this repository."""
     policy: str = "starter"
     """Name that apps ask for as `model`."""
+    policies: tuple[str, ...] = ()
+    """More policies on the same base model, each with a line of adapters of its own."""
+    aliases: dict[str, str] = {}
+    """Other names that apps may ask for, and the policy each means: `"gpt-4o" = "starter"`."""
+    upstreams: dict[str, UpstreamSettings] = {}
+    """Other servers, by a name of yours: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
     project: str = "default"
     """The tenant that requests without a key belong to."""
     database: str | None = None
@@ -168,12 +196,40 @@ class Settings(_Section):
 
     @field_validator("policy")
     @classmethod
-    def _policy_name(cls, name: str) -> str:
-        if not POLICY_NAME.fullmatch(name):
+    def _one_policy_name(cls, name: str) -> str:
+        return _policy_name(name)
+
+    @field_validator("policies")
+    @classmethod
+    def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_policy_name(name) for name in names)
+
+    @model_validator(mode="after")
+    def _one_meaning_per_name(self) -> Self:
+        names = [*self.trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two policies are named {twice[0]!r}")
+        for alias, policy in self.aliases.items():
+            if alias in names:
+                raise ValueError(f"the alias {alias!r} is the name of a policy")
+            if policy not in names:
+                raise ValueError(f"the alias {alias!r} leads to {policy!r}; there are: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _room_for_adapters(self) -> Self:
+        needed = len(self.trained) * (self.trainer.keep_served + 2)
+        if self.vllm.max_loras < needed:
             raise ValueError(
-                f"{name!r} is no policy name: up to 64 of a-z, 0-9, '.', '_', '-', a letter or digit first"
+                f"vllm.max_loras is {self.vllm.max_loras}; {len(self.trained)} policies need {needed}: each a live "
+                f"version, a candidate, and trainer.keep_served = {self.trainer.keep_served}"
             )
-        return name
+        return self
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The policies that vLLM serves."""
+        return (self.policy, *self.policies)
 
     @property
     def database_url(self) -> str:
@@ -184,6 +240,12 @@ class Settings(_Section):
     def served_name(self) -> str:
         """The name vLLM serves the base model under: version 0 of the policy."""
         return f"{self.policy}@v0"
+
+
+def _policy_name(name: str) -> str:
+    if not POLICY_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no policy name: up to 64 of a-z, 0-9, '.', '_', '-', a letter or digit first")
+    return name
 
 
 def load(config: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
@@ -211,7 +273,7 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
 
 def as_environment(settings: Settings, config: Path | None = None) -> dict[str, str]:
     """What a child process needs in its environment to load these very settings."""
-    variables = {PREFIX + "__".join(path).upper(): text for path, text in _flatten(settings.model_dump(mode="json"))}
+    variables = {PREFIX + "__".join(path).upper(): text for path, text in _flatten(settings)}
     variables[PREFIX + "DATA"] = str(settings.data.resolve())
     if config:
         variables[CONFIG_VARIABLE] = str(config.resolve())
@@ -235,22 +297,28 @@ def _put(values: dict[str, Any], path: list[str], value: Any, name: str) -> None
         values = values.setdefault(key, {})
         if not isinstance(values, dict):
             raise SettingsError(f"{name}: {key} is a single value, not a section")
-    if isinstance(value, str) and value.startswith("["):
-        try:
-            value = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{name}: {error}") from error
-    values[path[-1]] = value
+    values[path[-1]] = _decoded(value, name) if isinstance(value, str) and value[:1] in ("[", "{") else value
 
 
-def _flatten(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
+def _decoded(text: str, name: str) -> Any:
+    """A list or a table, written as JSON or as TOML."""
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(text)
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{name}: {error}") from error
+
+
+def _flatten(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    for key, dumped in section.model_dump(mode="json").items():
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
             yield from _flatten(value, (*path, key))
-        elif isinstance(value, list):
-            yield (*path, key), "[" + ",".join(f"'{item}'" for item in value) + "]"
-        elif value is not None:
-            yield (*path, key), str(value)
+        elif isinstance(dumped, list | dict):
+            yield (*path, key), json.dumps(dumped)
+        elif dumped is not None:
+            yield (*path, key), str(dumped)
 
 
 def known_keys(section: type[BaseModel] = Settings, path: str = "") -> Iterator[str]:

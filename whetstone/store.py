@@ -3,12 +3,16 @@
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, Table, and_, func, select
+import msgspec
+from sqlalchemy import Connection, Engine, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from migrations import schema
+from whetstone.ids import version_id
+from whetstone.selftest import SelfTest
 from whetstone.settings import Settings
 
 POLICY_STATES = ("recording", "training", "paused")
@@ -28,6 +32,13 @@ class UnknownPolicy(Exception):
     """The project has no policy of that name; the message lists those it has."""
 
 
+def served(connection: Connection, project: str) -> dict[str, Path]:
+    """The adapters that vLLM is to have loaded: name and folder."""
+    v = schema.policy_versions.c
+    query = select(v.id, v.adapter_path).where(v.project == project, v.served, v.adapter_path.is_not(None))
+    return {name: Path(folder) for name, folder in connection.execute(query)}
+
+
 class Store:
     """The tables, through one engine."""
 
@@ -36,37 +47,18 @@ class Store:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def prepare(self, settings: Settings) -> None:
-        """Make sure that the project, the policy and its version 0 exist. A new policy only records."""
+        """Make sure that the project and its policies, each with version 0, are as the settings say.
+
+        A new policy only records. What other servers answer under is a policy too; it never trains.
+        """
         now = datetime.now(UTC)
-        policy = {
-            "project": settings.project,
-            "id": settings.policy,
-            "base_model": settings.served_name,
-            "model_path": settings.model,
-            "live_version": 0,
-            "next_version": 1,
-            "next_step": 1,
-            "state": "recording",
-            "created_at": now,
-        }
-        base = {
-            "project": settings.project,
-            "id": settings.served_name,
-            "policy": settings.policy,
-            "version": 0,
-            "state": "live",
-            "served": True,
-            "created_at": now,
-            "promoted_at": now,
-        }
         with self._engine.begin() as connection:
-            for table, row in (
-                (schema.projects, {"id": settings.project, "created_at": now}),
-                (schema.policies, policy),
-                (schema.policy_versions, base),
-            ):
-                insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-                connection.execute(insert(table).values(**row).on_conflict_do_nothing())
+            _insert_new(connection, schema.projects, {"id": settings.project, "created_at": now})
+            for name in settings.trained:
+                _prepare_policy(connection, settings, name, f"{settings.policy}@v0", None, now)
+            for upstream, server in settings.upstreams.items():
+                for name, model in server.models.items():
+                    _prepare_policy(connection, settings, name, model, upstream, now)
 
     def live_name(self, settings: Settings) -> str:
         """What vLLM calls the policy's live version."""
@@ -74,6 +66,11 @@ class Store:
         query = select(p.live_version).where(p.project == settings.project, p.id == settings.policy)
         with self._reader.connect() as connection:
             return f"{settings.policy}@v{connection.execute(query).scalar_one()}"
+
+    def served(self, project: str) -> dict[str, Path]:
+        """The adapters that vLLM is to have loaded: name and folder."""
+        with self._reader.connect() as connection:
+            return served(connection, project)
 
     def policies(self, project: str) -> list[dict[str, Any]]:
         """The project's policies."""
@@ -83,16 +80,33 @@ class Store:
         """Let a policy record, train or pause.
 
         Raises:
-            UnknownPolicy: there is none of that name.
+            UnknownPolicy: there is none of that name here; another server's only records.
         """
         p = schema.policies.c
         with self._engine.begin() as connection:
-            changed = connection.execute(
-                schema.policies.update().where(p.project == project, p.id == policy).values(state=state)
-            )
+            here = (p.project == project, p.id == policy, p.upstream.is_(None))
+            changed = connection.execute(schema.policies.update().where(*here).values(state=state))
         if not changed.rowcount:
-            names = ", ".join(row["id"] for row in self.policies(project)) or "none yet"
-            raise UnknownPolicy(f"there is no policy {policy!r}; there are: {names}")
+            names = ", ".join(row["id"] for row in self.policies(project) if row["upstream"] is None) or "none yet"
+            raise UnknownPolicy(f"there is no policy {policy!r} that could train; there are: {names}")
+
+    def keep_self_test(self, project: str, policy: str, test: SelfTest) -> bool:
+        """Keep what was found out about a policy's model; whether there is such a policy."""
+        p = schema.policies.c
+        values = {"self_test": msgspec.to_builtins(test), "self_tested_at": test.tested_at}
+        with self._engine.begin() as connection:
+            changed = connection.execute(
+                schema.policies.update().where(p.project == project, p.id == policy).values(values)
+            )
+        return changed.rowcount > 0
+
+    def self_test(self, project: str, policy: str) -> SelfTest | None:
+        """The last self-test that was kept; None without one."""
+        p = schema.policies.c
+        query = select(p.self_test).where(p.project == project, p.id == policy)
+        with self._reader.connect() as connection:
+            kept = connection.execute(query).scalar_one_or_none()
+        return None if kept is None else msgspec.convert(kept, SelfTest)
 
     def steps(self, project: str, policy: str) -> list[dict[str, Any]]:
         """The policy's steps, in order."""
@@ -127,3 +141,45 @@ class Store:
     def _rows(self, table: Table, where: Any, order: Any) -> list[dict[str, Any]]:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(select(table).where(where).order_by(order))]
+
+
+def _prepare_policy(
+    connection: Connection, settings: Settings, name: str, base_model: str, upstream: str | None, now: datetime
+) -> None:
+    told = {
+        "base_model": base_model,
+        "upstream": upstream,
+        "aliases": sorted(alias for alias, policy in settings.aliases.items() if policy == name) or None,
+    }
+    row = {
+        "project": settings.project,
+        "id": name,
+        "model_path": base_model if upstream else settings.model,
+        "live_version": 0,
+        "next_version": 1,
+        "next_step": 1,
+        "state": "recording",
+        "created_at": now,
+    }
+    if not _insert_new(connection, schema.policies, row | told):
+        p = schema.policies.c
+        is_it = (p.project == settings.project, p.id == name)
+        connection.execute(schema.policies.update().where(*is_it).values(told))
+    base = {
+        "project": settings.project,
+        "id": version_id(name, 0),
+        "policy": name,
+        "version": 0,
+        "state": "live",
+        "served": True,
+        "created_at": now,
+        "promoted_at": now,
+    }
+    _insert_new(connection, schema.policy_versions, base)
+
+
+def _insert_new(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
+    """Insert unless it is there; whether it was not."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table).values(**row).on_conflict_do_nothing().returning(table.c.id)
+    return connection.execute(statement).first() is not None

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -10,11 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 STOP_TIMEOUT_S = 15.0
 RESTARTS = 5
 RESTART_WINDOW_S = 120.0
+ALIVE_EVERY_S = 5.0
+"""How often a part is asked whether it lives."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,9 +34,14 @@ class Part:
     command: list[str]
     environment: Mapping[str, str]
     ready: Callable[[], bool]
-    """Asked until it says yes."""
+    """Asked after each start until it says yes; does what is left to be done then. Answers within seconds."""
     timeout_s: float = 60.0
+    """How long a start may take."""
     niceness: int = 0
+    alive: Callable[[], bool | None] | None = None
+    """Asked of a part that is ready, within seconds too: yes, no (it is killed at once), or None, it cannot be told."""
+    silence_s: float = 15.0
+    """A part of which it cannot be told for so long hangs, and is killed."""
 
 
 @dataclass
@@ -40,13 +49,33 @@ class _Running:
     part: Part
     process: subprocess.Popen[bytes]
     restarts: deque[float] = field(default_factory=deque)
+    started_at: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    asked_at: float = -math.inf
+    silences: int = 0
+
+    def lives(self) -> bool:
+        """Whether it runs, and says so where it can be asked."""
+        if self.process.poll() is not None:
+            return False
+        now = time.monotonic()
+        if not self.ready:
+            self.ready = self.part.ready()
+            return self.ready or now - self.started_at < self.part.timeout_s
+        if self.part.alive is None or now - self.asked_at < ALIVE_EVERY_S:
+            return True
+        self.asked_at = now
+        answer = self.part.alive()
+        # Counted, not timed: after a pause of the whole machine nobody has been silent yet.
+        self.silences = 0 if answer else self.silences + 1
+        return answer is not False and self.silences * ALIVE_EVERY_S < self.part.silence_s
 
 
 class Supervisor:
     """Runs parts; each has its own session and its own log file. Used from one thread.
 
-    A part that dies is started again, at most RESTARTS times in RESTART_WINDOW_S. If the supervisor itself is killed,
-    the kernel sends its parts SIGTERM (Linux).
+    A part that dies or hangs is started again, at most RESTARTS times in RESTART_WINDOW_S. If the supervisor itself is
+    killed, the kernel sends its parts SIGTERM (Linux).
     """
 
     def __init__(self, logs: Path) -> None:
@@ -82,26 +111,32 @@ class Supervisor:
                 if time.monotonic() - began > part.timeout_s:
                     raise StartFailed(f"{part.name} was not ready after {part.timeout_s:.0f} s.\n{self._tail(part)}")
                 time.sleep(0.1)
+            running.ready = True
 
     def watch(self) -> list[str]:
-        """Start again what has died; return the names.
+        """Start again what has died or hangs; return the names. What was started is asked whether it is ready.
 
         Raises:
             StartFailed: a part dies again and again.
         """
         restarted = []
-        for running in self._running:
-            if running.process.poll() is None:
+        for place, running in enumerate(self._running):
+            if running.lives():
                 continue
+            part, restarts = running.part, running.restarts
+            if running.process.poll() is None:
+                self._note(part, "it runs, but is not ready in time, dead, or silent: killed")
             _kill_group(running.process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(STOP_TIMEOUT_S)
             now = time.monotonic()
-            while running.restarts and now - running.restarts[0] > RESTART_WINDOW_S:
-                running.restarts.popleft()
-            if len(running.restarts) >= RESTARTS:
-                raise StartFailed(f"{running.part.name} keeps dying.\n{self._tail(running.part)}")
-            running.restarts.append(now)
-            running.process = self._spawn(running.part)
-            restarted.append(running.part.name)
+            while restarts and now - restarts[0] > RESTART_WINDOW_S:
+                restarts.popleft()
+            if len(restarts) >= RESTARTS:
+                raise StartFailed(f"{part.name} keeps dying.\n{self._tail(part)}")
+            restarts.append(now)
+            self._running[place] = _Running(part, self._spawn(part), restarts)
+            restarted.append(part.name)
         return restarted
 
     def stop(self) -> None:
@@ -131,6 +166,10 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=prepare,  # noqa: PLW1509  the parent has no thread that could hold a lock here
             )
+
+    def _note(self, part: Part, text: str) -> None:
+        with self.log(part.name).open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} supervisor: {text}\n")
 
     def _tail(self, part: Part) -> str:
         log = self.log(part.name)

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from sqlalchemy.exc import DBAPIError
 
 from migrations.database import connect
 from migrations.run import upgrade
-from whetstone import vllm
+from whetstone import adapters, vllm
 from whetstone.settings import Settings, SettingsError, as_environment
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
@@ -90,7 +91,7 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
                 supervisor.start(_redis(Path(run)))
             if own_vllm:
                 say("starting vLLM (about half a minute)")
-                supervisor.start(_vllm(settings))
+                supervisor.start(_vllm(settings, store))
             _start_ours(settings, supervisor, stack.proxy_url)
             supervisor.await_ready(*supervisor.pids)
             _await_live(settings, supervisor, store.live_name(settings))
@@ -115,7 +116,7 @@ def _start_ours(settings: Settings, supervisor: Supervisor, proxy_url: str) -> N
 
 
 def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:
-    """The training worker loads what is to be served; no request may come before the live version is there."""
+    """No request may come before the live version is there; the training worker loads it into a vLLM not ours."""
     deadline = time.monotonic() + settings.vllm.start_timeout_s
     with contextlib.closing(vllm.Vllm(str(settings.vllm.url))) as control:
         while True:
@@ -131,11 +132,26 @@ def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:
             time.sleep(0.2)
 
 
-def _vllm(settings: Settings) -> Part:
+def _vllm(settings: Settings, store: Store) -> Part:
     url = str(settings.vllm.url)
     command = vllm.command(settings, port=int(url.rsplit(":", 1)[1]))
-    ready = vllm.Vllm(url).healthy
-    return Part("vllm", command, vllm.environment(settings), ready, settings.vllm.start_timeout_s)
+    control = vllm.Vllm(url)
+
+    def ready() -> bool:
+        """Whether it has its adapters: a start lost them all, and the training worker may be in a long step."""
+        try:
+            if not control.healthy():
+                return False
+            adapters.load_missing(control, store.served(settings.project), control.models())
+        except (vllm.VllmError, DBAPIError):
+            return False
+        return True
+
+    def alive() -> bool | None:
+        return control.alive(settings.served_name)
+
+    environment = vllm.environment(settings)
+    return Part("vllm", command, environment, ready, settings.vllm.start_timeout_s, alive=alive)
 
 
 def _redis(run: Path) -> Part:

@@ -1,9 +1,12 @@
 """vLLM as a server of ours: its command line and control calls. Knows its HTTP and flags; imports nothing of it."""
 
+import json
+import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -13,6 +16,10 @@ from whetstone.settings import Settings
 T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 60.0
+LIFE_TIMEOUT_S = 2.0
+"""Of each of the questions that ask for life: whoever asks has other parts to watch."""
+STEPS = re.compile(r"^vllm:iteration_tokens_total_count\b.* (\S+)$", re.MULTILINE)
+"""How many steps each engine has taken, in the server's /metrics."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's --max-lora-rank takes; an adapter may have any rank up to it."""
 
@@ -125,13 +132,39 @@ class Vllm:
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S, trust_env=False)
+        self._steps: list[str] | None = None
 
     def healthy(self) -> bool:
         """Whether it answers its health check."""
         try:
-            return self._http.get("/health", timeout=2).status_code == 200
+            return self._http.get("/health", timeout=LIFE_TIMEOUT_S).status_code == 200
         except httpx.TransportError:
             return False
+
+    def alive(self, name: str) -> bool | None:
+        """Whether the engine lives: no once the server says that it died, None where it may hang.
+
+        The server answers its health check while the engine hangs, so `name` is asked for a token too. On a busy
+        server that comes late; then the engine must have taken a step since it came late the last time.
+        """
+        before, self._steps = self._steps, None
+        try:
+            if self._http.get("/health", timeout=LIFE_TIMEOUT_S).is_error:
+                return False
+            if self._says_something(name):
+                return True
+            self._steps = STEPS.findall(self._http.get("/metrics", timeout=LIFE_TIMEOUT_S).text)
+        except httpx.TransportError:
+            return None
+        return True if before is not None and before != self._steps else None
+
+    def _says_something(self, name: str) -> bool:
+        body = {"model": name, "prompt": [0], "max_tokens": 1}
+        try:
+            self._http.post("/v1/completions", json=body, timeout=LIFE_TIMEOUT_S)
+        except httpx.ReadTimeout:
+            return False
+        return True
 
     def models(self) -> set[str]:
         """The names it serves: the base model's and the loaded adapters'.
@@ -182,6 +215,43 @@ class Vllm:
             raise VllmRefused(f"{name}: {len(token_ids)} token ids and {len(logprobs)} logprobs came back")
         return Sampled(token_ids, logprobs)
 
+    def answer(self, method: str, path: str, body: object, timeout_s: float) -> Any:
+        """What it answers, as decoded JSON.
+
+        Raises:
+            VllmRefused: it answers with an error, or with something else than JSON.
+            VllmDown: it cannot be reached, or takes longer than `timeout_s`.
+        """
+        response = self._call(method, path, body, timeout_s)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise VllmRefused(f"{response.url} answers, but not as vLLM does: {error}") from error
+
+    def events(self, path: str, body: object, timeout_s: float) -> list[Any]:
+        """The events of a stream, decoded, once it has ended.
+
+        Raises:
+            VllmRefused: it answers with an error, or with something else than JSON events.
+            VllmDown: it cannot be reached, or takes longer than `timeout_s`.
+        """
+        deadline, events = time.monotonic() + timeout_s, []
+        try:
+            with self._http.stream("POST", path, json=body, timeout=timeout_s) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(path, response)
+                for line in response.iter_lines():
+                    if time.monotonic() > deadline:
+                        raise VllmDown(f"vLLM does not end its answer to {path} within {timeout_s:.0f} s")
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        events.append(json.loads(line.removeprefix("data: ")))
+        except httpx.TransportError as error:
+            raise VllmDown(f"vLLM does not answer {path}: {error}") from error
+        except ValueError as error:
+            raise VllmRefused(f"{path} streams, but not as vLLM does: {error}") from error
+        return events
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -193,11 +263,17 @@ class Vllm:
         except ValueError as error:
             raise VllmRefused(f"{response.url} answers, but not as vLLM does: {error}") from error
 
-    def _call(self, method: str, path: str, body: object = None) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, body: object = None, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> httpx.Response:
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, json=body, timeout=timeout_s)
         except httpx.TransportError as error:
             raise VllmDown(f"vLLM does not answer {path}: {error}") from error
         if response.is_error:
-            raise VllmRefused(f"vLLM refused {path}: {response.status_code} {response.text[:500]}")
+            raise _refusal(path, response)
         return response
+
+
+def _refusal(path: str, response: httpx.Response) -> VllmRefused:
+    return VllmRefused(f"vLLM refused {path}: {response.status_code} {response.text[:500]}")

@@ -30,6 +30,7 @@ from tests.proxy.conftest import (
 )
 from whetstone.settings import Settings
 
+JSON = {"Content-Type": "application/json"}
 STREAM = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
@@ -271,21 +272,23 @@ def test_a_500_of_vllm_is_passed_on_and_recorded(plain_proxy: RunningProxy, fake
     assert "EngineDeadError" in row.error
 
 
-def test_a_400_of_vllm_is_passed_on_under_the_apps_name_and_not_recorded(
+def test_a_400_of_vllm_is_passed_on_under_the_apps_name_and_recorded(
     plain_proxy: RunningProxy, fake_vllm: FakeVllm
 ) -> None:
     fake_vllm.script = lambda handler, _: handler.whole(400, b'{"error":{"message":"starter@v0 cannot do that"}}')
     response = plain_proxy.chat()
     assert (response.status_code, response.json()["error"]["message"]) == (400, "starter cannot do that")
-    fake_vllm.script = FakeHandler.speak
-    plain_proxy.chat()
-    assert len(plain_proxy.recorded()) == 1
+    (row,) = plain_proxy.recorded()
+    assert (row.status, row.why_not_trained) == ("error", "error")
+    assert row.error == '400: {"error":{"message":"starter@v0 cannot do that"}}'
 
 
 def test_an_adapter_that_vllm_lost_is_503_until_it_is_loaded_again(
     plain_proxy: RunningProxy, fake_vllm: FakeVllm
 ) -> None:
-    fake_vllm.script = lambda handler, _: handler.whole(404, b'{"error":{"message":"no such model"}}')
+    fake_vllm.script = lambda handler, _: handler.whole(
+        404, b'{"error":{"message":"The model `starter@v0` does not exist."}}'
+    )
     response = plain_proxy.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (503, "adapter_loading")
     assert "retry-after" in response.headers
@@ -311,7 +314,10 @@ def test_a_disconnect_reaches_vllm_and_keeps_the_tokens_already_spoken(
     fake_vllm.script = script
     with socket.create_connection(("127.0.0.1", int(proxy.url.rsplit(":", 1)[1]))) as app:
         body = json.dumps(STREAM | {"stream": stream}).encode()
-        app.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        app.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+        )
         app.sendall(body)
         assert began.wait(5)
         if stream:
@@ -326,7 +332,9 @@ def test_a_disconnect_reaches_vllm_and_keeps_the_tokens_already_spoken(
 
 def test_an_app_that_hangs_up_within_its_request_leaves_nothing(plain_proxy: RunningProxy) -> None:
     with socket.create_connection(("127.0.0.1", int(plain_proxy.url.rsplit(":", 1)[1]))) as app:
-        app.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        app.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
     assert plain_proxy.chat().status_code == 200
     assert len(plain_proxy.recorded()) == 1
 
@@ -350,7 +358,7 @@ def test_an_app_that_hangs_up_within_its_request_leaves_nothing(plain_proxy: Run
 def test_bad_requests_get_a_clear_error_in_openais_shape(
     door: RunningProxy, body: bytes, status: int, code: str | None
 ) -> None:
-    response = door.client.post("/v1/chat/completions", content=body)
+    response = door.client.post("/v1/chat/completions", content=body, headers=JSON)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code)
     assert set(error) == {"message", "type", "code", "param"}
@@ -379,7 +387,7 @@ def test_a_body_too_large_is_refused(
     sqlite_url: str, tmp_path: Path, fake_vllm: FakeVllm, start: Callable[[Settings], RunningProxy], path: str
 ) -> None:
     proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, proxy={"max_body_bytes": 2000}))
-    response = proxy.client.post(path, content=b" " * 1_000_000)
+    response = proxy.client.post(path, content=b" " * 1_000_000, headers=JSON)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
     assert "proxy.max_body_bytes" in response.json()["error"]["message"]
     assert proxy.chat().status_code == 200

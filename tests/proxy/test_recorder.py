@@ -25,9 +25,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.02)
 
 
+def make_recorder(engine: Engine, folder: Path, hints: list[None] | None = None) -> Recorder:
+    told = [] if hints is None else hints
+    return Recorder(Store(engine), folder, on_feedback=lambda: told.append(None), on_written=lambda _calls: None)
+
+
 @asynccontextmanager
 async def recording(engine: Engine, folder: Path, hints: list[None] | None = None) -> AsyncIterator[Recorder]:
-    recorder = Recorder(Store(engine), folder, on_feedback=lambda: (hints if hints is not None else []).append(None))
+    recorder = make_recorder(engine, folder, hints)
     recorder.start()
     yield recorder
     await recorder.close()
@@ -116,7 +121,7 @@ def test_what_a_killed_process_left_is_taken_up_whole(engine: Engine, seed: Any,
             connection.execute(table.delete())
 
     async def main() -> None:
-        dead = Recorder(Store(engine), tmp_path, on_feedback=lambda: None)
+        dead = make_recorder(engine, tmp_path)
         dead._journal = module.Journal(tmp_path)
         dead.record(call)
         dead._journal.close()

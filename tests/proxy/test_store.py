@@ -220,7 +220,7 @@ def test_what_is_not_there_is_none(store: Store) -> None:
     assert store.feedback("default", "x") is None
     assert store.trajectory("default", "x") is None
     assert store.group("default", "x") is None
-    assert store.policies("other") == {}
+    assert store.policies("other") == []
 
 
 def test_another_projects_rows_are_not_there(store: Store, write: Any) -> None:
@@ -229,14 +229,117 @@ def test_another_projects_rows_are_not_there(store: Store, write: Any) -> None:
     assert store.trajectory("other", "t0") is None
 
 
-def test_policies_come_with_their_served_versions(store: Store, engine: Engine) -> None:
-    policy = store.policies("default")["starter"]
+def test_policies_come_with_their_served_versions_and_other_names(store: Store, engine: Engine) -> None:
+    (policy,) = store.policies("default")
     version = {"project": "default", "policy": "starter", "state": "retired", "created_at": NOW}
     with engine.begin() as connection:
         for number, served in ((7, True), (8, False)):
             values = version | {"id": f"starter@v{number}", "version": number, "served": served}
             connection.execute(schema.policy_versions.insert().values(**values))
-    assert store.policies("default")["starter"].served_versions == policy.served_versions | {7}
+        connection.execute(schema.policies.update().values(aliases=["gpt-4o"], upstream="openai", base_model="gpt-9"))
+    (found,) = store.policies("default")
+    assert found.served_versions == policy.served_versions | {7}
+    assert (policy.aliases, policy.upstream, policy.upstream_model) == ((), None, None)
+    assert (found.aliases, found.upstream, found.upstream_model) == (("gpt-4o",), "openai", "gpt-9")
+
+
+def test_probe_tokens_of_versions_made_since_are_counted(store: Store, engine: Engine) -> None:
+    version = {"project": "default", "policy": "starter", "state": "retired", "served": False, "created_at": NOW}
+    with engine.begin() as connection:
+        for number, tokens in ((7, 5), (8, None), (9, 6)):
+            values = version | {"id": f"starter@v{number}", "version": number, "probe_tokens": tokens}
+            connection.execute(schema.policy_versions.insert().values(**values))
+    assert store.probe_tokens("default", NOW.timestamp()) == 11
+    assert store.probe_tokens("default", NOW.timestamp() + 1) == 0
+    assert store.probe_tokens("other", 0) == 0
+
+
+def test_an_answer_is_found_again_by_its_turn_key(store: Store, write: Any) -> None:
+    write(make_call("c0", address=Address(turn_key="key:k"), reply=b"sent", choices=(make_choice(0), make_choice(1))))
+    write(make_call("c1", "t1", address=Address(turn_key="key:unanswered"), status="aborted"))
+    assert store.reply("default", "key:k") == b"sent"
+    assert store.reply("default", "key:unanswered") is None
+    assert store.reply("other", "key:k") is None
+
+
+ABORTED = {"status": "aborted", "choices": (), "prompt_token_ids": None, "prompt_tokens": None, "request_digest": "d"}
+
+
+def retry(call_id: str, **values: Any) -> Any:
+    """The same request once more, of a client that says so."""
+    row = {"trajectory_id": f"t-{call_id}", "address": Address(group_id="g", retry=True), "request_digest": "d"}
+    return make_call(call_id, **row | values)
+
+
+def test_a_retry_takes_the_place_of_the_call_that_was_not_answered(write: Any, rows: Any) -> None:
+    write(make_call("c0", "t0", address=Address(group_id="g"), **ABORTED))
+    write(retry("c1"))
+    first, second = rows()
+    assert (first.why_not_trained, first.request_digest) == ("superseded", None)
+    assert (second.retry_of, second.why_not_trained, second.request_digest) == ("c0", None, None)
+    trajectories = {row.id: row for row in rows(schema.trajectories)}
+    assert (trajectories["t0"].state, trajectories["t0"].why_not_trained) == ("excluded", "superseded")
+    assert trajectories["t-c1"].state == "open"
+
+
+def test_retries_of_retries_lead_back_one_by_one(write: Any, rows: Any) -> None:
+    write(make_call("c0", "t0", **ABORTED))
+    write(retry("c1", **ABORTED))
+    write(retry("c2"))
+    assert [(row.id, row.retry_of, row.why_not_trained) for row in rows()] == [
+        ("c0", None, "superseded"), ("c1", "c0", "superseded"), ("c2", "c1", None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"request_digest": "other"},
+        {"created_at_s": 1_767_268_800.0 - 16 * 60},
+        {"project": "other"},
+    ],
+    ids=lambda first: next(iter(first)),
+)
+def test_what_is_no_retry_of_it_supersedes_nothing(write: Any, rows: Any, first: dict[str, Any]) -> None:
+    write(make_call("c0", "t0", **ABORTED | first))
+    write(retry("c1"))
+    by_id = {row.id: row for row in rows()}
+    assert by_id["c0"].why_not_trained == "aborted"
+    assert by_id["c1"].retry_of is None
+
+
+def test_an_equal_body_that_says_nothing_of_a_retry_is_a_member_of_its_own(write: Any, rows: Any) -> None:
+    write(make_call("c0", "t0", **ABORTED))
+    write(retry("c1", address=Address(group_id="g")))
+    assert [row.why_not_trained for row in rows()] == ["aborted", None]
+
+
+def test_of_two_unanswered_equals_nobody_knows_which_is_asked_again(write: Any, rows: Any) -> None:
+    write(make_call("c0", "t0", **ABORTED), make_call("c1", "t1", **ABORTED))
+    write(retry("c2"))
+    assert [row.retry_of for row in rows()] == [None, None, None]
+    assert [row.why_not_trained for row in rows()] == ["aborted", "aborted", None]
+
+
+def test_the_same_turn_key_says_which_of_several_it_is(write: Any, rows: Any) -> None:
+    key = Address(turn_key="key:k")
+    write(make_call("c0", "t0", address=key, **ABORTED), make_call("c1", "t1", **ABORTED))
+    write(retry("c2", address=key))
+    assert [row.retry_of for row in rows()] == [None, None, "c0"]
+
+
+def test_every_choice_is_linked_to_its_own(write: Any, rows: Any) -> None:
+    spoken = (make_choice(0), make_choice(1))
+    write(make_call("c0", "t0", **ABORTED | {"choices": spoken}))
+    write(retry("c1", choices=spoken))
+    assert {row.id: row.retry_of for row in rows() if row.call_id == "c1"} == {"c1": "c0", "c1.1": "c0.1"}
+
+
+def test_a_trajectory_with_other_turns_stays(write: Any, rows: Any) -> None:
+    write(make_call("c0", "t0"), make_call("c1", "t0", **ABORTED))
+    write(retry("c2", trajectory_id="t0"))
+    (trajectory,) = rows(schema.trajectories)
+    assert (trajectory.state, trajectory.why_not_trained, trajectory.completions) == ("open", None, 3)
 
 
 # NUL is stored as another character: what follows such a message is stored whole again after a restart.

@@ -12,7 +12,8 @@ import pytest
 
 from trainer import adapter
 from trainer.base import BaseModel
-from trainer.errors import AdapterDamaged, AdapterExists, AdapterNotWritten
+from trainer.errors import AdapterExists, AdapterNotWritten
+from whetstone.adapters import AdapterDamaged, verify
 
 ROOT = Path(__file__).parents[2]
 BASE = BaseModel("tiny", "c" * 64, "w" * 64, None)
@@ -31,7 +32,7 @@ def test_a_written_adapter_is_whole_and_its_manifest_tells_all(tmp_path: Path) -
     folder = tmp_path / "adapters" / "p@v1"
     sha256 = adapter.write(folder, Learned(), parent=0, step=7)
     content = (folder / "manifest.json").read_bytes()
-    assert sha256 == hashlib.sha256(content).hexdigest() == adapter.verify(folder)
+    assert sha256 == hashlib.sha256(content).hexdigest() == verify(folder)
     manifest = json.loads(content)
     assert (manifest["format"], manifest["parent"], manifest["step"]) == (1, 0, 7)
     assert manifest["base_model"] == {
@@ -66,7 +67,7 @@ def test_the_second_of_two_writers_loses_and_leaves_the_first_alone(tmp_path: Pa
 
     with pytest.raises(AdapterExists):
         adapter.write(folder, Slow(), parent=0, step=1)
-    adapter.verify(folder)
+    verify(folder)
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -118,7 +119,7 @@ def test_a_writer_killed_half_way_leaves_nothing_under_the_final_name(tmp_path: 
     assert leftover.name.startswith(".tmp-p@v1-")
 
     adapter.write(folder, Learned(), parent=0, step=1)
-    adapter.verify(folder)
+    verify(folder)
     assert adapter.sweep(tmp_path) == []
     hours_ago = time.time() - 2 * 3600
     os.utime(leftover, (hours_ago, hours_ago))
@@ -143,7 +144,7 @@ def test_damage_is_named(tmp_path: Path, name: str, harm: str) -> None:
     else:
         path.write_bytes(content[:-2] if harm == "cut" else bytes([content[0] ^ 1]) + content[1:])
     with pytest.raises(AdapterDamaged, match=name):
-        adapter.verify(folder)
+        verify(folder)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +160,4 @@ def test_damage_is_named(tmp_path: Path, name: str, harm: str) -> None:
 def test_a_manifest_of_somebody_else_is_refused(tmp_path: Path, manifest: str, says: str) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(AdapterDamaged, match=says):
-        adapter.verify(tmp_path)
+        verify(tmp_path)

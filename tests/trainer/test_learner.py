@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trainer import adapter
-from trainer.errors import AdapterDamaged, AdapterMismatch, ModelUnusable, NotFinite, RowError
+from trainer.errors import AdapterMismatch, ModelUnusable, NotFinite, RowError
 from trainer.learner import Learner
 from trainer.rows import Row
+from whetstone.adapters import AdapterDamaged
 from whetstone.settings import TrainerSettings
 
 MakeRows = Callable[..., list[Row]]

@@ -18,6 +18,7 @@ from trainer.errors import AdapterNotWritten, LeaseLost
 from trainer.learner import Learner
 from trainer.step import Learners, reconcile, take_step
 from trainer.store import Store
+from whetstone import adapters
 from whetstone.settings import Settings, TrainerSettings
 from whetstone.vllm import Vllm, VllmDown
 
@@ -190,7 +191,7 @@ def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(traini
         "g-0": -0.5, "g-1": 0.5,
     }  # fmt: skip
     version = training.seed.one(schema.policy_versions, "starter@v1")
-    assert version.manifest_sha256 == adapter.verify(training.adapters / "starter@v1")
+    assert version.manifest_sha256 == adapters.verify(training.adapters / "starter@v1")
     assert version.probe_k3 < 1e-9
     assert training.store.served() == training.fake.loaded == {"starter@v1": training.adapters / "starter@v1"}
     assert training.step() is False
@@ -214,7 +215,7 @@ def test_a_candidate_that_vllm_speaks_otherwise_is_rejected_and_the_next_step_st
     assert training.step() is True
     step = training.seed.one(schema.steps, "starter#2")
     assert (step.state, step.version_in, step.version_out, training.live_version) == ("promoted", 0, 2, 2)
-    manifest, _ = adapter.read_manifest(training.adapters / "starter@v2")
+    manifest, _ = adapters.read_manifest(training.adapters / "starter@v2")
     assert (manifest["parent"], manifest["step"]) == (0, 2)
     # The same rows from the same beginning: nothing of the rejected one is left in it.
     files = [(training.adapters / f"starter@v{n}" / "adapter_model.safetensors").read_bytes() for n in (1, 2)]

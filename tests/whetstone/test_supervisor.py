@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,81 @@ def test_a_part_that_dies_is_started_again(supervisor: Supervisor) -> None:
     until(lambda: supervisor.watch() == ["part"])
     assert alive(supervisor.pids["part"])
     assert supervisor.pids["part"] != pid
+
+
+def watched(supervisor: Supervisor, times: int) -> list[str]:
+    """Whom so many looks start again; each look asks the parts for life (see the fixture `hurried`)."""
+    return [name for _ in range(times) for name in supervisor.watch()]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> float:
+    """How often a part is asked for life, in seconds: at every look, for what a clock can tell."""
+    every_s = 1e-9
+    monkeypatch.setattr("whetstone.supervisor.ALIVE_EVERY_S", every_s)
+    return every_s
+
+
+def test_a_part_that_says_it_is_dead_is_killed_and_started_again(supervisor: Supervisor, hurried: float) -> None:
+    answers = iter([True, False])
+    supervisor.start(replace(part(SLEEPER), alive=lambda: next(answers)))
+    supervisor.await_ready("part")
+    pid = supervisor.pids["part"]
+    assert watched(supervisor, 2) == ["part"]
+    assert not alive(pid) and alive(supervisor.pids["part"])
+    assert "supervisor: it runs, but" in supervisor.log("part").read_text()
+
+
+def test_a_part_that_cannot_tell_whether_it_lives_is_killed_only_if_that_lasts(
+    supervisor: Supervisor, hurried: float
+) -> None:
+    answers = iter([None, None, True, None, None, None])
+    supervisor.start(replace(part(SLEEPER), alive=lambda: next(answers), silence_s=3 * hurried))
+    supervisor.await_ready("part")
+    assert watched(supervisor, 5) == []
+    assert watched(supervisor, 1) == ["part"]
+
+
+def test_a_part_is_asked_for_life_every_few_seconds_only(supervisor: Supervisor) -> None:
+    asked: list[bool] = []
+    supervisor.start(replace(part(SLEEPER), alive=lambda: asked.append(True) or True))
+    supervisor.await_ready("part")
+    assert watched(supervisor, 10) == []
+    assert len(asked) == 1
+
+
+def test_a_part_that_was_started_again_is_asked_whether_it_is_ready_before_it_is_asked_for_life(
+    supervisor: Supervisor, hurried: float
+) -> None:
+    asked: list[str] = []
+    readiness = iter([True, False, True])
+
+    def ready() -> bool:
+        asked.append("ready")
+        return next(readiness)
+
+    def lives() -> bool:
+        asked.append("alive")
+        return True
+
+    supervisor.start(replace(part(SLEEPER, ready), alive=lives))
+    supervisor.await_ready("part")
+    os.kill(supervisor.pids["part"], signal.SIGKILL)
+    until(lambda: watched(supervisor, 1) == ["part"])
+    asked.clear()
+    assert watched(supervisor, 3) == []
+    assert asked == ["ready", "ready", "alive"]
+
+
+def test_a_part_that_does_not_get_ready_after_its_restart_is_started_again(supervisor: Supervisor) -> None:
+    readiness = iter([True])
+    supervisor.start(part(SLEEPER, lambda: next(readiness, False), timeout_s=0.5))
+    supervisor.await_ready("part")
+    os.kill(supervisor.pids["part"], signal.SIGKILL)
+    until(lambda: watched(supervisor, 1) == ["part"])
+    pid = supervisor.pids["part"]
+    until(lambda: watched(supervisor, 1) == ["part"])
+    assert not alive(pid)
 
 
 def test_a_part_that_keeps_dying_ends_the_stack(supervisor: Supervisor) -> None:

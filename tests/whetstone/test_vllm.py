@@ -71,6 +71,9 @@ class Server:
     def __init__(self) -> None:
         self.status = 200
         self.content = b"{}"
+        self.speaks = threading.Event()
+        """Completions are answered while it is set."""
+        self.speaks.set()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
@@ -83,6 +86,7 @@ class Server:
         self.status, self.content = status, content if isinstance(content, bytes) else json.dumps(content).encode()
 
     def close(self) -> None:
+        self.speaks.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -101,6 +105,8 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, body: dict[str, Any]) -> None:
         owner: Server = self.server.owner  # type: ignore[attr-defined]
         owner.asked.append((self.path, body))
+        if self.path == "/v1/completions" and not owner.speaks.wait(10):
+            return
         self.send_response(owner.status)
         self.end_headers()
         self.wfile.write(owner.content)
@@ -191,3 +197,40 @@ def test_it_is_healthy_only_if_it_says_so(server: Server, control: Vllm) -> None
     assert control.healthy() is True
     server.answers(b"", status=503)
     assert control.healthy() is False
+
+
+def test_an_engine_that_speaks_lives(server: Server, control: Vllm) -> None:
+    server.answers(completion([3], [-0.5]))
+    assert control.alive("starter@v0") is True
+    assert [path for path, _ in server.asked] == ["/health", "/v1/completions"]
+    assert server.asked[1][1] == {"model": "starter@v0", "prompt": [0], "max_tokens": 1}
+
+
+def test_an_engine_whose_server_says_that_it_died_is_dead(server: Server, control: Vllm) -> None:
+    server.answers(b"", status=503)
+    assert control.alive("starter@v0") is False
+
+
+def test_an_engine_that_says_nothing_lives_only_if_it_takes_steps(
+    server: Server, control: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whetstone.vllm.LIFE_TIMEOUT_S", 0.2)
+    server.speaks.clear()
+
+    def at_step(step: float) -> bool | None:
+        server.answers(f'vllm:iteration_tokens_total_count{{engine="0",model_name="starter@v0"}} {step}\n'.encode())
+        return control.alive("starter@v0")
+
+    # One look does not tell whether the count grows.
+    assert [at_step(7.0), at_step(7.0), at_step(8.0), at_step(8.0)] == [None, None, True, None]
+    server.speaks.set()
+    assert at_step(9.0) is True
+    server.speaks.clear()
+    # What was counted before it spoke the last time does not matter.
+    assert [at_step(10.0), at_step(10.0)] == [None, None]
+
+
+def test_of_a_server_that_nobody_can_reach_it_cannot_be_told(server: Server) -> None:
+    control = Vllm("http://127.0.0.1:1")
+    assert control.alive("starter@v0") is None
+    control.close()

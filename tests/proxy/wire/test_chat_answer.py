@@ -3,20 +3,25 @@ from typing import Any
 
 import pytest
 
-from proxy.answer import UNREADABLE, Answer, read_answer
-from proxy.request import read_request
+from proxy.wire.body import read_body
+from proxy.wire.chat import ChatAsked
+from proxy.wire.dialect import UNREADABLE, Answer
 from tests.proxy.conftest import ANSWER_IDS, LOGPROBS, PROMPT_IDS, answer
 
 
 def read(body: dict[str, Any], **asked: Any) -> Answer:
-    return read_answer(json.dumps(body).encode(), read_request(json.dumps({"model": "starter"} | asked).encode()))
+    return read_bytes(json.dumps(body).encode(), **asked)
+
+
+def read_bytes(body: bytes, **asked: Any) -> Answer:
+    return ChatAsked(read_body(json.dumps({"model": "starter"} | asked).encode()), captured=True).read(body)
 
 
 def test_ids_and_logprobs_are_captured() -> None:
     taken = read(answer())
-    (choice,) = taken.choices
-    assert taken.prompt_token_ids == PROMPT_IDS
-    assert taken.prompt_tokens == 3
+    (choice,) = taken.heard[0].choices
+    assert taken.heard[0].prompt_token_ids == PROMPT_IDS
+    assert taken.heard[0].prompt_tokens == 3
     assert (choice.token_ids, choice.logprobs) == (ANSWER_IDS, LOGPROBS)
     assert (choice.text, choice.finish_reason) == ("Hello", "stop")
     assert choice.message == {"role": "assistant", "content": "Hello", "tool_calls": []}
@@ -46,7 +51,7 @@ def test_one_wish_does_not_grant_the_other() -> None:
 
 def test_every_choice_counts() -> None:
     taken = read(answer(n=3))
-    assert [choice.index for choice in taken.choices] == [0, 1, 2]
+    assert [choice.index for choice in taken.heard[0].choices] == [0, 1, 2]
     assert all(choice["token_ids"] is None for choice in json.loads(taken.for_app)["choices"])
 
 
@@ -55,7 +60,7 @@ def test_hidden_reasoning_is_recorded_and_not_shown() -> None:
     body["choices"][0]["message"]["reasoning"] = "thinking"
     taken = read(body, include_reasoning=False, logprobs=True)
     seen = json.loads(taken.for_app)["choices"][0]
-    assert taken.choices[0].message["reasoning"] == "thinking"
+    assert taken.heard[0].choices[0].message["reasoning"] == "thinking"
     assert seen["message"] == answer()["choices"][0]["message"] | {"reasoning": None}
     assert seen["logprobs"] is None
 
@@ -65,13 +70,22 @@ def test_what_vllm_did_not_tell_is_none_and_not_zero() -> None:
     body["choices"][0] |= {"token_ids": None, "logprobs": None}
     del body["usage"]
     taken = read(body)
-    assert (taken.prompt_token_ids, taken.prompt_tokens) == (None, None)
-    assert (taken.choices[0].token_ids, taken.choices[0].logprobs) == (None, None)
+    assert (taken.heard[0].prompt_token_ids, taken.heard[0].prompt_tokens) == (None, None)
+    assert (taken.heard[0].choices[0].token_ids, taken.heard[0].choices[0].logprobs) == (None, None)
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"choices": 1}', b'{"choices": [{}]}', b'{"choices": [{"message": 1, "index": 0}]}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"choices": 1}',
+        b'{"choices": [{}]}',
+        b'{"choices": [{"message": 1, "index": 0}]}',
+        b'{"choices":' + b"[" * 5000,
+    ],
 )
 def test_what_is_no_chat_answer_is_unreadable(body: bytes) -> None:
     with pytest.raises(UNREADABLE):
-        read_answer(body, read_request(b'{"model": "m"}'))
+        read_bytes(body)

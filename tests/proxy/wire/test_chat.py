@@ -6,16 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError, RefusedField
-from proxy.request import REFUSED, Asked, read_request
+from proxy.wire.body import REFUSED, read_body
+from proxy.wire.chat import ChatAsked
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def ask(**values: Any) -> Asked:
+def read_request(body: bytes) -> ChatAsked:
+    return ChatAsked(read_body(body), captured=True)
+
+
+def ask(**values: Any) -> ChatAsked:
     return read_request(json.dumps({"model": "starter", "messages": MESSAGES} | values).encode())
 
 
-def upstream(asked: Asked) -> dict[str, Any]:
+def upstream(asked: ChatAsked) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(asked.for_upstream("starter@v3", cache_salt="default"))
     return body
 

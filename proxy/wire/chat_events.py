@@ -1,17 +1,17 @@
 """A streamed chat answer, event by event: captured, and passed on without what the app did not ask for.
 
-Bytes in, bytes out. Knows the SSE grammar and OpenAI's chunks; never opens a socket.
+Bytes in, bytes out. Knows OpenAI's chunks; never opens a socket.
 """
 
 from typing import Any
 
 import msgspec
 
-from proxy.answer import read_ids, read_logprobs, strip_choice, strip_top
 from proxy.call import NULL, Choice
-from proxy.request import Asked
+from proxy.wire.chat_answer import Wants, read_ids, read_logprobs, strip_choice, strip_top
+from proxy.wire.dialect import Heard
+from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
 
-DONE = b"data: [DONE]"
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _EMPTY_DELTAS = (b"{}", b"null")
@@ -67,60 +67,61 @@ class _Spoken:
         )
 
 
-class Stream:
-    """The state of one streamed answer. `feed` it vLLM's bytes; send what it returns."""
+class ChatStream:
+    """The state of one streamed chat answer (`dialect.Stream`)."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self._rest = b""
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+        self._events = Events()
         self._spoken: dict[int, _Spoken] = {}
-        self.prompt_token_ids: list[int] | None = None
-        self.prompt_tokens: int | None = None
+        self._prompt_token_ids: list[int] | None = None
+        self._prompt_tokens: int | None = None
+        self.upstream_id: str | None = None
         self.error: str | None = None
         self.done = False
-        """vLLM has said `[DONE]`. It is held back: whoever records the call sends DONE_EVENT after it."""
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def heard(self) -> tuple[Heard, ...]:
         """What was spoken so far."""
-        return tuple(self._spoken[index].frozen(index) for index in sorted(self._spoken))
+        choices = tuple(self._spoken[index].frozen(index) for index in sorted(self._spoken))
+        return (Heard(self._prompt_token_ids, self._prompt_tokens, choices),)
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes as they come, whole events or not; return the events for the app, possibly none.
+        """Take bytes as they come; return the events for the app, possibly none."""
+        return b"".join(self._pass(event) for event in self._events.feed(data))
 
-        Raises:
-            UNREADABLE: an event is no chunk of a chat completion.
-        """
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        return b"".join(self._pass(event) for event in events)
+    def last(self) -> bytes:
+        """`[DONE]`, as vLLM says it."""
+        return DONE_EVENT
 
     def _pass(self, event: bytes) -> bytes:
-        if event == DONE:
+        said = data_of(event)
+        if said == DONE:
             self.done = True
             return b""
-        if not event.startswith(b"data: {"):
+        if said is None or not said.startswith(b"{"):
             return event + b"\n\n"
-        fields = _object.decode(memoryview(event)[6:])
+        fields = _object.decode(said)
         if "error" in fields:
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
-        if "prompt_token_ids" in fields and self.prompt_token_ids is None:
-            self.prompt_token_ids = read_ids(fields["prompt_token_ids"])
+        if self.upstream_id is None and "id" in fields:
+            self.upstream_id = msgspec.json.decode(fields["id"])
+        if "prompt_token_ids" in fields and self._prompt_token_ids is None:
+            self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
         if "usage" in fields and fields["usage"] != NULL:
-            self.prompt_tokens = msgspec.json.decode(fields["usage"]).get("prompt_tokens")
+            self._prompt_tokens = msgspec.json.decode(fields["usage"]).get("prompt_tokens")
         exists_without_capture = not choices
         for choice in choices:
             self._spoken.setdefault(msgspec.json.decode(choice["index"]), _Spoken()).hear(choice)
-            strip_choice(choice, self._asked)
+            strip_choice(choice, self._wants)
             # vLLM alone sends no event for a token that adds nothing: no text, no end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL
-            exists_without_capture |= not silent or self._asked.wants_logprobs or self._asked.wants_token_ids
+            exists_without_capture |= not silent or self._wants.wants_logprobs or self._wants.wants_token_ids
         if not exists_without_capture:
             return b""
-        strip_top(fields, self._asked)
-        fields["choices"] = msgspec.Raw(msgspec.json.encode(choices))
+        strip_top(fields, self._wants)
+        if "choices" in fields:
+            fields["choices"] = msgspec.Raw(msgspec.json.encode(choices))
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"
-
-
-DONE_EVENT = DONE + b"\n\n"

@@ -1,0 +1,78 @@
+"""ASGI by hand: reading a request's body, sending an answer. Knows the protocol's messages; no route."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from proxy.errors import BadRequest, Gone, TooLarge, TooSlow
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+
+async def read_whole(receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
+    """The request's whole body.
+
+    Raises:
+        TooLarge: it has more than `limit_bytes`; the rest is not read.
+        TooSlow: it was not there after `timeout_s`.
+        Gone: the app hung up before its end.
+    """
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone("the app hung up")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit_bytes:
+                    raise TooLarge(f"the body is over {limit_bytes} bytes (setting proxy.max_body_bytes)")
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise TooSlow(f"the body was not there after {timeout_s:g} s (setting proxy.body_timeout_s)") from error
+
+
+def check_json(headers: Mapping[bytes, bytes]) -> None:
+    """Take JSON only, as vLLM does.
+
+    Raises:
+        BadRequest: the content type is another one, or none.
+    """
+    kind = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+    if kind != b"application/json":
+        told = kind.decode("latin-1")[:100] or "none"
+        raise BadRequest(f"the content type must be application/json, not {told}", param="content-type")
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the app has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    """Send an answer in one piece."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, (b"content-length", str(len(body)).encode())],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def begin_stream(send: Send, headers: list[Header]) -> None:
+    """Open a stream of events that nobody on the way may hold back."""
+    kept = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": [*kept, *headers]})

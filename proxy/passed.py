@@ -1,0 +1,68 @@
+"""Reads that sample nothing: embeddings, scores, token counts. Passed on unrecorded, but for the model's name."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from proxy.asgi import Receive, Scope, Send, check_json, read_whole, send_whole
+from proxy.policies import Policies
+from proxy.upstream import Upstream, refusal
+from proxy.wire.body import read_body
+from whetstone.ids import new_id
+from whetstone.settings import ProxySettings
+
+PATHS = frozenset(
+    {"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/messages/count_tokens", "/tokenize", "/detokenize"}
+)
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Passed:
+    """The routes of PATHS."""
+
+    def __init__(
+        self,
+        policies: Callable[[], Policies],
+        upstreams: Mapping[str | None, Upstream],
+        settings: ProxySettings,
+    ) -> None:
+        self._policies = policies
+        self._upstreams = upstreams
+        self._settings = settings
+        self._media_domains = frozenset(settings.media_domains)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request.
+
+        Raises:
+            ProxyError: before anything was sent; the caller answers it.
+        """
+        headers = dict(scope["headers"])
+        check_json(headers)
+        data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
+        body = read_body(data, self._media_domains)
+        speaker = self._policies().resolve(body.model)
+        asked = msgspec.json.encode(body.fields | {"model": msgspec.Raw(msgspec.json.encode(speaker.served_name))})
+        async with self._upstreams[speaker.upstream].post(scope["path"], asked, new_id(), headers) as response:
+            answer = await response.read()
+            if response.status != 200 and (error := refusal(response, answer, speaker)):
+                raise error
+        content_type = response.headers.get("content-type", "application/json")
+        await send_whole(
+            send,
+            response.status,
+            [(b"content-type", content_type.encode())],
+            _renamed(answer, speaker.served_name, body.model),
+        )
+
+
+def _renamed(answer: bytes, served_name: str, model: str) -> bytes:
+    """The answer, saying the name the app asked for."""
+    try:
+        fields = _object.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return answer
+    if "model" in fields:
+        return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(model))})
+    return answer.replace(served_name.encode(), model.encode()) if "error" in fields else answer

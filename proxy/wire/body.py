@@ -1,0 +1,118 @@
+"""A request's body, before any dialect: a JSON object with a model, and nothing that reaches into the server. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from proxy.errors import BadRequest, NotJson, RefusedField
+
+REFUSED = frozenset(
+    {
+        "request_id",
+        "cache_salt",
+        "priority",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "vllm_xargs",
+        "chat_template",
+        "mm_processor_kwargs",
+        "prompt_embeds",
+    }
+)
+"""Fields that reach into the server: they would forge ids, cross tenants, or run a template of the app's."""
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Body(msgspec.Struct, frozen=True):
+    """A request's body, cut into fields."""
+
+    fields: dict[str, msgspec.Raw]
+    """Every field, as it came."""
+    values: dict[str, Any]
+    """The same, decoded."""
+    model: str
+
+    def given(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(field) is not None
+
+    def without(self, *names: str) -> bytes:
+        """Every field but these, as one JSON object."""
+        return msgspec.json.encode({name: piece for name, piece in self.fields.items() if name not in names})
+
+
+def read_body(data: bytes, media_domains: frozenset[str] = frozenset()) -> Body:
+    """Read a body.
+
+    Raises:
+        NotJson: it is no JSON object.
+        BadRequest: `model` is missing or no string.
+        RefusedField: it carries a field that reaches into the server, or media that the server would have to fetch.
+    """
+    try:
+        fields = _fields.decode(data)
+        # Decoded as well, for what cutting it up does not see: bytes that are no UTF-8, numbers that no float holds.
+        values: dict[str, Any] = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(f"the body must be a JSON object: {error}") from error
+    for field in REFUSED & values.keys():
+        raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
+    if values.get("prompt_logprobs") is not None:
+        raise deadly("prompt_logprobs")
+    if b"url" in data:
+        for url in _media(values):
+            _check_media(url, media_domains)
+    model = values.get("model")
+    if not isinstance(model, str):
+        raise BadRequest("`model` must be a string; GET /v1/models lists the names", param="model")
+    return Body(fields, values, model)
+
+
+def deadly(field: str) -> RefusedField:
+    """The error for a field that would end vLLM's engine for everybody: it computes the prompt's logprobs."""
+    return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
+
+
+def _media(values: dict[str, Any]) -> Iterator[str]:
+    """The addresses of media in a conversation's content parts: OpenAI's `…_url`, Anthropic's `source`."""
+    for field in ("messages", "input"):
+        items = values.get(field)
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, dict):
+                yield from _of_parts([item, *_list(item.get("content")), *_list(item.get("output"))])
+
+
+def _of_parts(parts: list[Any]) -> Iterator[str]:
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        for name, value in part.items():
+            if name == "source" or name.endswith("_url"):
+                url = value.get("url") if isinstance(value, dict) else value
+                if isinstance(url, str):
+                    yield url
+        if part.get("type") == "tool_result":
+            yield from _of_parts(_list(part.get("content")))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _check_media(url: str, domains: frozenset[str]) -> None:
+    """Let the server fetch nothing on an app's word: it stands where the app does not."""
+    if url[:5].lower() == "data:":
+        return
+    try:
+        parts = urlsplit(url)
+        allowed = parts.scheme in ("http", "https") and parts.hostname in domains
+    except ValueError:
+        allowed = False
+    if not allowed:
+        raise RefusedField(
+            f"media at {url[:100]!r} is not fetched; send it as a data: URL (or allow its domain: proxy.media_domains)",
+            param="messages",
+        )

@@ -1,0 +1,123 @@
+"""`/v1/chat/completions` as asked: what goes to vLLM, and what of its answer the app did not ask for. Pure."""
+
+import msgspec
+
+from proxy.call import NULL
+from proxy.wire.body import Body, deadly
+from proxy.wire.chat_answer import read_answer
+from proxy.wire.chat_events import ChatStream
+from proxy.wire.dialect import Answer, raw
+from proxy.wire.sampling import why_bent
+from whetstone.reasons import WhyNotTrained
+
+TRAINABLE = frozenset({"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"})
+"""Fields of a chat that bend no logprobs."""
+
+_TRUE = msgspec.Raw(b"true")
+_ZERO = msgspec.Raw(b"0")
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class ChatAsked:
+    """A chat request. Where another server than vLLM answers (`captured` false) it goes as it came."""
+
+    endpoint = "chat.completions"
+    path = "/v1/chat/completions"
+
+    def __init__(self, body: Body, captured: bool) -> None:
+        """Read it as far as capture needs.
+
+        Raises:
+            RefusedField: it would end the engine.
+        """
+        values = body.values
+        self._body = body
+        self._for_vllm = captured
+        self._echo = bool(values.get("echo"))
+        if self._echo and (values.get("logprobs") or values.get("top_logprobs")):
+            raise deadly("logprobs" if values.get("logprobs") else "top_logprobs")
+        self.model = body.model
+        self.stream = values.get("stream") is True
+        user = values.get("user")
+        self.end_user = user if isinstance(user, str) else None
+        self.capturable = captured and _capturable(body)
+        """False where capture fields would make a request valid that is not: it then goes as it came."""
+        self.hides_reasoning = captured and values.get("include_reasoning") is False
+        """The app wants no reasoning; vLLM then tells no ids and no logprobs either."""
+        self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
+        """Whether the app sees the prompt's ids where the answer has any."""
+        self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
+        self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
+
+    @property
+    def messages(self) -> list[msgspec.Raw]:
+        """The conversation, message by message; empty where the request has none."""
+        try:
+            return _list_decoder.decode(self._body.fields.get("messages", msgspec.Raw(b"[]")))
+        except msgspec.DecodeError:
+            return []
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null when it has none."""
+        return self._body.fields.get("tools", NULL)
+
+    def sampling(self) -> bytes:
+        """Every other field, as one JSON object."""
+        return self._body.without("model", "messages", "tools")
+
+    def why_not_trained(self) -> str | None:
+        """Which field bends its logprobs; None when none does."""
+        return why_bent(self._body.values, TRAINABLE) if self._for_vllm else WhyNotTrained.DEMONSTRATION
+
+    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+        """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""
+        fields = dict(self._body.fields)
+        fields["model"] = raw(served_name)
+        if self._for_vllm:
+            fields["cache_salt"] = raw(cache_salt)
+        if self.capturable:
+            fields["return_token_ids"] = _TRUE
+            if self.hides_reasoning:
+                fields["include_reasoning"] = _TRUE
+            if not self._echo:
+                fields["logprobs"] = _TRUE
+                # Absent would do, null would not: vLLM then computes no logprobs.
+                if not self._body.given("top_logprobs"):
+                    fields["top_logprobs"] = _ZERO
+        if self._for_vllm and self._echo:
+            # With anything else, its default too, vLLM computes the prompt's logprobs: deadly.
+            fields["top_logprobs"] = NULL
+        return msgspec.json.encode(fields)
+
+    def read(self, body: bytes) -> Answer:
+        """Take a whole answer apart."""
+        return read_answer(body, self)
+
+    def events(self) -> ChatStream:
+        """Take a streamed one apart."""
+        return ChatStream(self)
+
+    def error(self, body: bytes, status: int) -> bytes:
+        """An error of upstream's is in this dialect already."""
+        return body
+
+
+def _capturable(body: Body) -> bool:
+    logprobs, token_ids = body.values.get("logprobs"), body.values.get("return_token_ids")
+    needs_logprobs = bool(body.values.get("top_logprobs") or body.values.get("logprob_token_ids"))
+    known = all(flag is None or isinstance(flag, bool) for flag in (logprobs, token_ids))
+    return known and (logprobs is True or not needs_logprobs) and not _thinks_within_grammar(body)
+
+
+def _thinks_within_grammar(body: Body) -> bool:
+    """Whether reasoning is hidden and a grammar set: vLLM then holds it from the first token on.
+
+    Asked to tell the reasoning, which capture needs, it would let the model think first: other tokens than without us.
+    """
+    values = body.values
+    return values.get("include_reasoning") is False and (
+        body.given("structured_outputs")
+        or (body.given("response_format") and values["response_format"] != {"type": "text"})
+        or (body.given("tool_choice") and values["tool_choice"] not in ("auto", "none"))
+    )

@@ -1,0 +1,253 @@
+"""`/v1/completions`: text in, text out, its ids and logprobs captured. Pure.
+
+A request may carry several prompts; each is a conversation of its own, and vLLM numbers the choices through: those of
+prompt p are p·n to p·n + n - 1.
+"""
+
+from typing import Any
+
+import msgspec
+
+from proxy.call import NULL, Choice, nothing_said
+from proxy.wire.body import Body, deadly
+from proxy.wire.chat_answer import read_ids
+from proxy.wire.dialect import Answer, Heard, raw
+from proxy.wire.sampling import why_bent
+from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
+from whetstone.reasons import WhyNotTrained
+
+TRAINABLE = frozenset({"prompt"})
+"""Fields of a completion that bend no logprobs."""
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+
+
+_logprobs = msgspec.json.Decoder(_Logprobs | None)
+
+
+class TextAsked:
+    """A completion as asked. Where another server than vLLM answers (`captured` false) it goes as it came."""
+
+    endpoint = "completions"
+    path = "/v1/completions"
+
+    def __init__(self, body: Body, captured: bool) -> None:
+        """Read it as far as capture needs.
+
+        Raises:
+            RefusedField: it would end the engine.
+        """
+        values = body.values
+        self._body = body
+        self._for_vllm = captured
+        if values.get("echo") and values.get("logprobs") is not None:
+            raise deadly("logprobs")
+        self.model = body.model
+        self.stream = values.get("stream") is True
+        user = values.get("user")
+        self.end_user = user if isinstance(user, str) else None
+        n = values.get("n")
+        self.choices_a_prompt: int = n if isinstance(n, int) and n > 0 else 1
+        given = values.get("return_token_ids")
+        # An echo with ids says no text; a beam has no logprobs of its own; a flag that is none must stay an error.
+        self.capturable = (
+            captured
+            and not values.get("echo")
+            and not values.get("use_beam_search")
+            and not values.get("logprob_token_ids")
+            and (given is None or isinstance(given, bool))
+        )
+        self.wants_token_ids = not self.capturable or given is True
+        """Whether the app sees ids where the answer has any."""
+        self.wants_logprobs = not self.capturable or values.get("logprobs") is not None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Its prompts, texts or lists of ids."""
+        prompt = self._body.values.get("prompt")
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            return prompt
+        return [prompt]
+
+    @property
+    def messages(self) -> list[msgspec.Raw]:
+        """Its prompts, one message each: `{"prompt": text or ids}`."""
+        return [raw({"prompt": prompt}) for prompt in self.prompts]
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """A completion has no tools."""
+        return NULL
+
+    def sampling(self) -> bytes:
+        """Every field but model and prompt."""
+        return self._body.without("model", "prompt")
+
+    def why_not_trained(self) -> str | None:
+        """Which field bends its logprobs; None when none does."""
+        if not self._for_vllm:
+            return WhyNotTrained.DEMONSTRATION
+        return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values, TRAINABLE)
+
+    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+        """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""
+        fields = dict(self._body.fields)
+        fields["model"] = raw(served_name)
+        if self._for_vllm:
+            fields["cache_salt"] = raw(cache_salt)
+        if self.capturable:
+            fields["return_token_ids"] = raw(True)
+            if not self._body.given("logprobs"):
+                fields["logprobs"] = raw(0)
+        return msgspec.json.encode(fields)
+
+    def read(self, body: bytes) -> Answer:
+        """Take a whole answer apart."""
+        fields = _object.decode(body)
+        pieces = _objects.decode(fields["choices"])
+        texts = _Texts(self)
+        for piece in pieces:
+            texts.hear(piece)
+            texts.strip(piece)
+        fields["choices"] = raw(pieces)
+        if "usage" in fields:
+            texts.prompt_tokens = (msgspec.json.decode(fields["usage"]) or {}).get("prompt_tokens")
+        if "model" in fields:
+            fields["model"] = raw(self.model)
+        upstream_id = msgspec.json.decode(fields["id"]) if "id" in fields else None
+        return Answer(msgspec.json.encode(fields), upstream_id, texts.heard)
+
+    def events(self) -> "TextStream":
+        """Take a streamed one apart."""
+        return TextStream(self)
+
+    def error(self, body: bytes, status: int) -> bytes:
+        """An error of upstream's is in this dialect already."""
+        return body
+
+
+class _Spoken(msgspec.Struct):
+    """One choice as it grows."""
+
+    texts: list[str] = []
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    finish_reason: str | None = None
+
+
+class _Texts:
+    """The choices of one answer as they grow."""
+
+    def __init__(self, asked: TextAsked) -> None:
+        self._asked = asked
+        self._spoken: dict[int, _Spoken] = {}
+        self._prompt_token_ids: dict[int, list[int]] = {}
+        self.prompt_tokens: int | None = None
+        """Of all prompts together."""
+
+    def hear(self, piece: dict[str, msgspec.Raw]) -> None:
+        """Take what a choice, or a piece of it, says."""
+        index: int = msgspec.json.decode(piece["index"])
+        spoken = self._spoken.setdefault(index, _Spoken())
+        spoken.texts.append(msgspec.json.decode(piece.get("text", NULL)) or "")
+        ids = read_ids(piece.get("token_ids"))
+        if ids is not None:
+            spoken.token_ids = (spoken.token_ids or []) + ids
+        logprobs = _logprobs.decode(piece.get("logprobs", NULL))
+        if logprobs is not None:
+            # The first token of an echoed prompt has none: then there is not one for every token, which counts below.
+            told = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
+            spoken.logprobs = (spoken.logprobs or []) + told
+        spoken.finish_reason = msgspec.json.decode(piece.get("finish_reason", NULL)) or spoken.finish_reason
+        prompt_ids = read_ids(piece.get("prompt_token_ids"))
+        if prompt_ids is not None:
+            self._prompt_token_ids[index // self._asked.choices_a_prompt] = prompt_ids
+
+    def strip(self, piece: dict[str, msgspec.Raw]) -> None:
+        """Take out what capture added, leaving the nulls vLLM alone would have sent."""
+        if not self._asked.wants_token_ids:
+            for name in ("token_ids", "prompt_token_ids"):
+                if name in piece:
+                    piece[name] = NULL
+        if not self._asked.wants_logprobs:
+            piece["logprobs"] = NULL
+
+    @property
+    def heard(self) -> tuple[Heard, ...]:
+        """What was said so far, prompt by prompt; a prompt nobody answered yet too."""
+        n = self._asked.choices_a_prompt
+        prompts = range(max(len(self._asked.prompts), 1))
+        return tuple(self._heard(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
+
+    def _heard(self, prompt: int, indexes: range) -> Heard:
+        choices = tuple(_choice(index, self._spoken[index]) for index in indexes if index in self._spoken)
+        choices = choices or (nothing_said(indexes.start),)
+        alone = len(self._asked.prompts) <= 1
+        return Heard(self._prompt_token_ids.get(prompt), self.prompt_tokens if alone else None, choices, prompt)
+
+
+def _choice(index: int, spoken: _Spoken) -> Choice:
+    text = "".join(spoken.texts)
+    return Choice(
+        index=index,
+        message={"role": "assistant", "content": text},
+        text=text,
+        finish_reason=spoken.finish_reason,
+        token_ids=spoken.token_ids,
+        logprobs=spoken.logprobs,
+    )
+
+
+class TextStream:
+    """The state of one streamed completion (`dialect.Stream`)."""
+
+    def __init__(self, asked: TextAsked) -> None:
+        self._asked = asked
+        self._events = Events()
+        self._texts = _Texts(asked)
+        self.upstream_id: str | None = None
+        self.error: str | None = None
+        self.done = False
+
+    @property
+    def heard(self) -> tuple[Heard, ...]:
+        """What was said so far."""
+        return self._texts.heard
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they come; return the events for the app, possibly none."""
+        return b"".join(self._pass(event) for event in self._events.feed(data))
+
+    def last(self) -> bytes:
+        """`[DONE]`, as vLLM says it."""
+        return DONE_EVENT
+
+    def _pass(self, event: bytes) -> bytes:
+        said = data_of(event)
+        if said == DONE:
+            self.done = True
+            return b""
+        if said is None or not said.startswith(b"{"):
+            return event + b"\n\n"
+        fields = _object.decode(said)
+        if "error" in fields:
+            self.error = bytes(fields["error"]).decode()
+            return event + b"\n\n"
+        if self.upstream_id is None and "id" in fields:
+            self.upstream_id = msgspec.json.decode(fields["id"])
+        if fields.get("usage", NULL) != NULL:
+            self._texts.prompt_tokens = msgspec.json.decode(fields["usage"]).get("prompt_tokens")
+        if "choices" in fields:
+            pieces = _objects.decode(fields["choices"])
+            for piece in pieces:
+                self._texts.hear(piece)
+                self._texts.strip(piece)
+            fields["choices"] = raw(pieces)
+        if "model" in fields:
+            fields["model"] = raw(self._asked.model)
+        return b"data: " + msgspec.json.encode(fields) + b"\n\n"

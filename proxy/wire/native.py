@@ -1,0 +1,182 @@
+"""Messages and responses as another server says them itself: passed on as they are, recorded without ids. Pure.
+
+Used where no exact translation to chat exists (`translated`), and for servers that are no vLLM.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from proxy.call import NULL, Choice
+from proxy.wire.body import Body
+from proxy.wire.dialect import Answer, Heard, raw
+from proxy.wire.sse import Events, data_of
+
+ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})
+"""Types of the events that end a stream; from there on everything is held back until the call is recorded."""
+
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class NativeAsked:
+    """A request of a dialect that is passed on."""
+
+    def __init__(self, endpoint: str, body: Body, why_not_trained: str) -> None:
+        self.endpoint = endpoint
+        self.path = f"/v1/{endpoint}"
+        self.model = body.model
+        self.stream = body.values.get("stream") is True
+        user = body.values.get("user")
+        self.end_user = user if isinstance(user, str) else None
+        self._body = body
+        self._why_not_trained = why_not_trained
+
+    @property
+    def messages(self) -> list[msgspec.Raw]:
+        """The conversation, what stands before it (`system`, `instructions`) first."""
+        return conversation(self._body)
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null when it has none."""
+        return self._body.fields.get("tools", NULL)
+
+    def sampling(self) -> bytes:
+        """Every other field, as one JSON object."""
+        return self._body.without(*NOT_SAMPLING)
+
+    def why_not_trained(self) -> str | None:
+        """Nothing is trained on without the sampled ids."""
+        return self._why_not_trained
+
+    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+        """The body as it came, but for the model."""
+        return msgspec.json.encode(self._body.fields | {"model": raw(served_name)})
+
+    def read(self, body: bytes) -> Answer:
+        """Take a whole answer apart."""
+        said: dict[str, Any] = msgspec.json.decode(body)
+        pieces = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if "model" in pieces:
+            pieces["model"] = raw(self.model)
+        return Answer(msgspec.json.encode(pieces), said.get("id"), (_heard(said),))
+
+    def events(self) -> "NativeStream":
+        """Take a streamed one apart."""
+        return NativeStream(self.model)
+
+    def error(self, body: bytes, status: int) -> bytes:
+        """An error of upstream's is in this dialect already."""
+        return body
+
+
+NOT_SAMPLING = ("model", "messages", "input", "system", "instructions", "tools")
+
+
+def conversation(body: Body) -> list[msgspec.Raw]:
+    """The conversation of a messages or responses request, message by message, as it came."""
+    messages = [
+        raw({"role": "system", "content": body.values[name]}) for name in ("system", "instructions") if body.given(name)
+    ]
+    given = body.fields.get("messages", body.fields.get("input", NULL))
+    try:
+        return messages + _list_decoder.decode(given)
+    except msgspec.DecodeError:  # a text alone
+        return [*messages, raw({"role": "user", "content": msgspec.json.decode(given)})]
+
+
+def _heard(said: dict[str, Any]) -> Heard:
+    """What a message or a response says, as one choice."""
+    parts = said.get("content") or [
+        part
+        for item in said.get("output") or ()
+        for part in (item.get("content") or ())
+        if item.get("type") == "message"
+    ]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    usage = said.get("usage") or {}
+    return Heard(
+        prompt_token_ids=None,
+        prompt_tokens=usage.get("input_tokens"),
+        choices=(
+            Choice(
+                index=0,
+                message={"role": "assistant", "content": said.get("content") or said.get("output")},
+                text="".join(texts),
+                finish_reason=said.get("stop_reason") or said.get("status"),
+                token_ids=None,
+                logprobs=None,
+            ),
+        ),
+    )
+
+
+class NativeStream:
+    """The state of one streamed message or response (`dialect.Stream`)."""
+
+    def __init__(self, model: str) -> None:
+        self._model = b'"model":' + msgspec.json.encode(model)
+        self._events = Events()
+        self._held: list[bytes] = []
+        self._said: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self.upstream_id: str | None = None
+        self.error: str | None = None
+        self.done = False
+
+    @property
+    def heard(self) -> tuple[Heard, ...]:
+        """What was said so far."""
+        blocks = [block for _, block in sorted(self._blocks.items())]
+        return (_heard(self._said if self._said.get("output") else self._said | {"content": blocks}),)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they come; return the events for the app, possibly none."""
+        return b"".join(self._pass(event) for event in self._events.feed(data))
+
+    def last(self) -> bytes:
+        """What was held back from the event on that ends the stream."""
+        return b"".join(self._held)
+
+    def _pass(self, event: bytes) -> bytes:
+        said = data_of(event)
+        passed = event + b"\n\n"
+        if said is not None and said.startswith(b"{"):
+            fields: dict[str, Any] = msgspec.json.decode(said)
+            whole = fields.get("message") or fields.get("response")
+            if isinstance(whole, dict):
+                self._hear_whole(whole)
+                # Nothing but the model's name changes.
+                passed = _MODEL.sub(lambda _: self._model, passed, count=1)
+            self._hear(fields)
+            self.done = self.done or fields.get("type") in ENDS
+        if self.done:
+            self._held.append(passed)
+            return b""
+        return passed
+
+    def _hear_whole(self, whole: dict[str, Any]) -> None:
+        self.upstream_id = self.upstream_id or whole.get("id")
+        self._said |= {name: value for name, value in whole.items() if value is not None and name != "content"}
+
+    def _hear(self, fields: dict[str, Any]) -> None:
+        if isinstance(block := fields.get("content_block"), dict):
+            self._blocks[fields.get("index", 0)] = dict(block)
+        delta = fields.get("delta")
+        if isinstance(delta, str) and fields.get("type") == "response.output_text.delta":
+            delta = {"text": delta}
+        if isinstance(delta, dict):
+            block = self._blocks.setdefault(fields.get("index", fields.get("output_index", 0)), {})
+            for name in ("text", "thinking", "partial_json"):
+                if isinstance(delta.get(name), str):
+                    block[name] = block.get(name, "") + delta[name]
+            if delta.get("stop_reason"):
+                self._said["stop_reason"] = delta["stop_reason"]
+        if isinstance(fields.get("usage"), dict):
+            self._said["usage"] = (self._said.get("usage") or {}) | fields["usage"]
+        if fields.get("type") == "error" or fields.get("error"):
+            self.error = msgspec.json.encode(fields.get("error", fields)).decode()
+
+
+_MODEL = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')

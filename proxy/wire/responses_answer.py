@@ -1,0 +1,222 @@
+"""The Responses dialect as an answer: what chat said, in the words vLLM's own /v1/responses would have used. Pure.
+
+Knows the shapes of vLLM 0.32 with the openai package it is locked to: keys, their order, their nulls. It reads chat
+answers that `responses.chat_of` asked for, of a vLLM with a tool or reasoning parser, started with
+`--generation-config vllm`; ids are made from the chat answer's. Streams are `responses_events`'s.
+
+Two things chat does not tell. How much of the prompt was cached: with `--enable-prompt-tokens-details` it does, else
+the answer says 0. And whether a whole answer with a called tool (`tool_choice: auto`) that used up every token it might
+would have ended there: it is taken as cut off, `incomplete`.
+"""
+
+from typing import Any
+
+import msgspec
+
+COLDEST = 0.01
+"""vLLM raises a temperature between 0 and this one to it (`vllm.sampling_params`)."""
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """A Responses object but for what was said: what was asked, and who answers."""
+
+    id: str
+    """The chat answer's, without what stands before it."""
+    created_at: int
+    model: str
+    values: dict[str, Any]
+    max_output_tokens: int
+
+    def response(
+        self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The whole object. `usage` is None until the answer has ended."""
+        values = self.values
+        temperature = values.get("temperature")
+        temperature = 1.0 if temperature is None else float(temperature)
+        top_p = values.get("top_p")
+        return {
+            "id": f"resp_{self.id}",
+            "created_at": self.created_at,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": values.get("instructions"),
+            "metadata": values.get("metadata"),
+            "model": self.model,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
+            "temperature": max(temperature, COLDEST) if temperature else temperature,
+            "tool_choice": _tool_choice(values),
+            "tools": [_tool(tool) for tool in values.get("tools", ())],
+            # At temperature 0 vLLM ignores it.
+            "top_p": float(top_p) if temperature and top_p is not None else 1.0,
+            "background": False,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": values.get("max_tool_calls"),
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": _named(values.get("reasoning"), "context", "effort", "generate_summary", "mode", "summary"),
+            "service_tier": values.get("service_tier", "auto"),
+            "status": status,
+            "text": _text(values),
+            "top_logprobs": None,
+            "truncation": "disabled",
+            "usage": usage,
+            "user": values.get("user"),
+            "presence_penalty": float(values.get("presence_penalty") or 0),
+            "frequency_penalty": float(values.get("frequency_penalty") or 0),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
+        }
+
+    def ended(self, output: list[dict[str, Any]], finish_reason: str | None, usage: dict[str, Any]) -> dict[str, Any]:
+        """The object once the answer has ended, with chat's finish reason and usage."""
+        return self.response("incomplete" if finish_reason == "length" else "completed", output, _usage(usage))
+
+
+def echo_of(chat: dict[str, Any], values: dict[str, Any], prompt_tokens: int, max_model_len: int) -> Echo:
+    """What an answer repeats. `chat`: the answer or its first chunk; `values`: the request; lengths in tokens."""
+    room = max_model_len - prompt_tokens
+    limit = values.get("max_output_tokens")
+    return Echo(
+        id=chat["id"].removeprefix("chatcmpl-"),
+        created_at=chat["created"],
+        model=chat["model"],
+        values=values,
+        max_output_tokens=room if limit is None else min(limit, room),
+    )
+
+
+def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+    """A whole chat answer as a Responses object.
+
+    Args:
+        chat: the answer, without what capture added.
+        values: the Responses request it answers.
+        max_model_len: tokens that prompt and answer may have together, as GET /v1/models of vLLM says it.
+    """
+    choice, usage = chat["choices"][0], chat["usage"]
+    echo = echo_of(chat, values, usage["prompt_tokens"], max_model_len)
+    finish_reason = choice["finish_reason"]
+    if finish_reason == "tool_calls" and values.get("tool_choice", "auto") == "auto":
+        finish_reason = "length" if usage["completion_tokens"] >= echo.max_output_tokens else "stop"
+    return echo.ended(_output(choice["message"], echo.id), finish_reason, usage)
+
+
+def error_of(body: bytes, status: int) -> bytes:
+    """An error that vLLM answered to chat, as it would answer it to a Responses app: only a field's name differs."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        if error["param"] != "max_completion_tokens":
+            return body
+        message = error["message"].replace("max_completion_tokens", "max_output_tokens")
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return body
+    return msgspec.json.encode({"error": error | {"message": message, "param": "max_output_tokens"}})
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """The part of a message that says `text`."""
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+
+
+def message_item(item_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """What was said, as an output item."""
+    return {
+        "id": item_id,
+        "content": content,
+        "role": "assistant",
+        "status": status,
+        "type": "message",
+        "phase": None,
+    }
+
+
+def reasoning_item(item_id: str, text: str | None, status: str | None) -> dict[str, Any]:
+    """What was thought, as an output item. `text` is None while it is thought."""
+    return {
+        "id": item_id,
+        "summary": [],
+        "type": "reasoning",
+        "content": None if text is None else [{"text": text, "type": "reasoning_text"}],
+        "encrypted_content": None,
+        "status": status,
+    }
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
+    """A called tool, as an output item. `arguments` is JSON, as far as the model wrote it well."""
+    return {
+        "arguments": arguments,
+        "call_id": call_id,
+        "name": name,
+        "type": "function_call",
+        "id": item_id,
+        "async": None,
+        "caller": None,
+        "namespace": None,
+        "status": status,
+    }
+
+
+def _output(message: dict[str, Any], answer_id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if message.get("reasoning"):
+        items.append(reasoning_item(f"rs_{answer_id}_0", message["reasoning"], None))
+    if message.get("content"):
+        items.append(message_item(f"msg_{answer_id}_{len(items)}", [text_part(message["content"])], "completed"))
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        item_id = f"fc_{answer_id}_{len(items)}"
+        items.append(call_item(item_id, call["id"], function["name"], function["arguments"], "completed"))
+    return items
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Tokens. The lists by turn are for tools that vLLM itself calls."""
+    prompt = usage.get("prompt_tokens_details") or {}
+    completion = usage.get("completion_tokens_details") or {}
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": prompt.get("cached_tokens") or 0,
+            "cache_write_tokens": prompt.get("created_cache_tokens") or 0,
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {
+            "reasoning_tokens": completion.get("reasoning_tokens") or 0,
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        },
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _named(given: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
+    """The object with all its keys, null where not given."""
+    return None if given is None else {name: given.get(name) for name in names}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    unused = dict.fromkeys(("allowed_callers", "async", "defer_loading"))
+    first = {name: tool.get(name) for name in ("name", "parameters", "strict", "type")}
+    return first | unused | {"description": tool.get("description"), "output_schema": None}
+
+
+def _tool_choice(values: dict[str, Any]) -> Any:
+    if not values.get("tools"):
+        return "none"
+    choice = values.get("tool_choice", "auto")
+    return {"name": choice["name"], "type": "function"} if isinstance(choice, dict) else choice
+
+
+def _text(values: dict[str, Any]) -> dict[str, Any] | None:
+    text = _named(values.get("text"), "format", "verbosity")
+    if text and (text["format"] or {}).get("type") == "json_schema":
+        text["format"] = _named(text["format"], "name", "schema", "type", "description", "strict")
+    return text

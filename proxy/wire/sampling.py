@@ -1,0 +1,57 @@
+"""Which sampling leaves the logprobs those of the model at its temperature. Pure; names and values only."""
+
+from collections.abc import Mapping
+from typing import Any
+
+ALWAYS = frozenset(
+    {
+        "model",
+        "max_tokens",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "temperature",
+        "user",
+        "metadata",
+        "return_token_ids",
+    }
+)
+"""The closed list of fields that bend nothing, in every dialect."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "store": (False,),
+    "tool_choice": ("auto", "none"),
+    "echo": (False,),
+}
+"""Values at which a field bends nothing: the same as leaving it out."""
+
+
+def why_bent(values: Mapping[str, Any], trainable: frozenset[str]) -> str | None:
+    """Why these values bend the logprobs; None when they do not. `trainable`: the dialect's own harmless fields.
+
+    Returns `greedy`, or `sampling_bent: <field>` with the first field that bends. What is not known to be harmless
+    bends.
+    """
+    temperature = values.get("temperature")
+    if temperature is not None:
+        if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
+            return "sampling_bent: temperature"
+        if temperature == 0:
+            return "greedy"
+    for field, value in values.items():
+        harmless = field in ALWAYS or field in trainable or value is None or value in NEUTRAL.get(field, ())
+        if not harmless:
+            return f"sampling_bent: {field[:100]}"
+    return None

@@ -1,0 +1,133 @@
+"""A dialect that vLLM serves without ids, asked as the chat that vLLM itself makes of it. Pure.
+
+The chat is captured like any other; the answer is put back into the dialect. What `chat_of` does not cover exactly is
+`native`'s.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from proxy.wire.body import Body
+from proxy.wire.chat import ChatAsked
+from proxy.wire.chat_events import ChatStream
+from proxy.wire.dialect import Answer, Heard
+from proxy.wire.native import NOT_SAMPLING, conversation
+from proxy.wire.sse import Events, data_of
+
+
+class Back(Protocol):
+    """A streamed chat on its way back into a dialect."""
+
+    def feed(self, chunk: dict[str, Any]) -> bytes:
+        """The dialect's events for one chunk."""
+        ...
+
+    def error(self, error: dict[str, Any]) -> bytes:
+        """For an error within the stream."""
+        ...
+
+    def end(self) -> bytes:
+        """What ends the stream."""
+        ...
+
+
+class TranslatedAsked:
+    """A request of a dialect, and the chat that stands for it."""
+
+    path = ChatAsked.path
+
+    def __init__(
+        self,
+        endpoint: str,
+        body: Body,
+        chat: dict[str, Any],
+        answer_of: Callable[[dict[str, Any]], dict[str, Any]],
+        events_of: Callable[[], Back],
+        error_of: Callable[[bytes, int], bytes],
+    ) -> None:
+        pieces = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in chat.items()}
+        self._chat = ChatAsked(Body(pieces, chat, body.model), captured=True)
+        self._body = body
+        self._answer_of, self._events_of, self.error = answer_of, events_of, error_of
+        self.endpoint = endpoint
+        self.model = body.model
+        self.stream = self._chat.stream
+        self.end_user = self._chat.end_user
+
+    @property
+    def messages(self) -> list[msgspec.Raw]:
+        """The conversation, as it came."""
+        return conversation(self._body)
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null when it has none."""
+        return self._body.fields.get("tools", msgspec.Raw(b"null"))
+
+    def sampling(self) -> bytes:
+        """Every other field, as one JSON object."""
+        return self._body.without(*NOT_SAMPLING)
+
+    def why_not_trained(self) -> str | None:
+        """Which field of the chat bends its logprobs; None when none does."""
+        return self._chat.why_not_trained()
+
+    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+        """The chat, with what capture needs."""
+        return self._chat.for_upstream(served_name, cache_salt)
+
+    def read(self, body: bytes) -> Answer:
+        """Take a whole answer apart."""
+        answer = self._chat.read(body)
+        said = self._answer_of(msgspec.json.decode(answer.for_app))
+        return Answer(msgspec.json.encode(said), said.get("id"), answer.heard)
+
+    def events(self) -> "TranslatedStream":
+        """Take a streamed one apart."""
+        return TranslatedStream(self._chat.events(), self._events_of())
+
+
+class TranslatedStream:
+    """The state of one streamed answer (`dialect.Stream`): the chat's, put back event by event."""
+
+    def __init__(self, chat: ChatStream, back: Back) -> None:
+        self._chat = chat
+        self._back = back
+        self._events = Events()
+
+    @property
+    def upstream_id(self) -> str | None:
+        """The answer's id."""
+        return self._chat.upstream_id
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong within the stream."""
+        return self._chat.error
+
+    @property
+    def done(self) -> bool:
+        """The chat has said its last event."""
+        return self._chat.done
+
+    @property
+    def heard(self) -> tuple[Heard, ...]:
+        """What was said so far."""
+        return self._chat.heard
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the chat as they come; return the dialect's events for the app, possibly none."""
+        return b"".join(self._pass(event) for event in self._events.feed(self._chat.feed(data)))
+
+    def last(self) -> bytes:
+        """What ends the stream in this dialect."""
+        return self._back.end()
+
+    def _pass(self, event: bytes) -> bytes:
+        said = data_of(event)
+        if said is None:
+            return b""
+        chunk: dict[str, Any] = msgspec.json.decode(said)
+        return self._back.error(chunk["error"]) if "error" in chunk else self._back.feed(chunk)

@@ -1,0 +1,210 @@
+"""Responses requests translated to chat, beside the real vLLM's own /v1/responses: prompt, sampling and answer are equal.
+
+Ids and times may differ, and where a stream is cut into pieces: vLLM itself cuts it by how busy it is.
+"""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.stack
+
+MODEL = "starter@v0"
+MOVE = {
+    "type": "function",
+    "name": "move",
+    "description": "Take a cell",
+    "parameters": {"type": "object", "properties": {"cell": {"type": "integer"}}, "required": ["cell"]},
+}
+PASS = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
+SCHEMA = {"type": "object", "properties": {"cell": {"type": "integer", "maximum": 8}}, "required": ["cell"]}
+FORMAT = {"format": {"type": "json_schema", "name": "cell", "schema": SCHEMA}}
+BRIEF = {"reasoning": {"effort": "none"}}
+"""No thoughts: the starter model then calls tools and writes JSON where it must."""
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def called(call_id: str, cell: int) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "move", "arguments": json.dumps({"cell": cell})}
+
+
+def returned(call_id: str, output: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def spoken(text: str, **values: Any) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]} | values
+
+
+def thought(text: str, **values: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} | values
+
+
+TOOL_TURN = [
+    user("Play!"),
+    thought("The middle."),
+    called("c1", 4),
+    called("c2", 0),
+    returned("c1", "X"),
+    returned("c2", "O"),
+]
+REPLAYED = [
+    user("Play!"),
+    thought("The middle.", id="rs_1", encrypted_content=None, status=None),
+    spoken("I take it.", id="msg_1", status="completed", phase=None),
+    {"id": "fc_1", "status": "completed", "async": None, "caller": None, "namespace": None} | called("c1", 4),
+    {"id": "o_1", "status": "completed"} | returned("c1", "X"),
+]
+"""An answer's items as the openai package sends them back."""
+
+CAPTURED: dict[str, dict[str, Any]] = {
+    "a text": {},
+    "an empty text": {"input": ""},
+    "unicode": {"input": "Grüße, 世界 🙂 \u0000\u2028 \"quoted\" \\ <|im_end|>"},
+    "instructions": {"instructions": "You play tic-tac-toe."},
+    "empty instructions": {"instructions": ""},
+    "one item": {"input": [user("Hello there!")]},
+    "parts": {"input": [user([{"type": "input_text", "text": "Hello"}, {"type": "input_text", "text": "there!"}])]},
+    "system and developer": {"input": [{"role": "system", "content": "Be brief."}, user("a"), {"role": "developer", "content": "b"}]},
+    "instructions and system": {"instructions": "One.", "input": [{"role": "system", "content": "Two."}, user("a")]},
+    "several turns": {"input": [user("Hello"), {"role": "assistant", "content": "Hi!"}, user("there")]},
+    "an answer last": {"input": [user("Hello"), {"role": "assistant", "content": "Hi!"}]},
+    "two answers": {"input": [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}, user("d")]},
+    "answer items": {"input": [user("Hello"), spoken("Hi!"), user("there")]},
+    "an answer of two parts": {"input": [user("a"), spoken("", content=[{"type": "output_text", "text": t} for t in "bc"]), user("d")]},
+    "thoughts before an answer": {"input": [user("a"), thought("b"), spoken("c"), user("d")]},
+    "thoughts after an answer": {"input": [user("a"), spoken("b"), thought("c"), user("d")]},
+    "a summary": {"input": [user("a"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]}, user("c")]},
+    "thoughts twice": {"input": [user("a"), thought("b"), thought("c"), user("d")]},
+    "empty thoughts": {"input": [user("a"), {"type": "reasoning", "summary": []}, spoken("b"), user("c")]},
+    "an answer as the client sends it back": {"input": REPLAYED, "tools": [MOVE]},
+    "tool results": {"input": TOOL_TURN, "tools": [MOVE]},
+    "a call after an answer": {"input": [user("a"), spoken("b"), called("c1", 1), returned("c1", "c")], "tools": [MOVE]},
+    "tool results without tools": {"input": TOOL_TURN},
+    "two tools": {"tools": [MOVE, PASS]},
+    "a strict tool": {"tools": [MOVE | {"strict": True}], **BRIEF},
+    "a tool that is not strict": {"tools": [MOVE | {"strict": False}], **BRIEF},
+    "no tool to be called": {"tools": [MOVE], "tool_choice": "none", "text": {"format": {"type": "text"}}},
+    "a tool must be called": {"tools": [MOVE, PASS], "tool_choice": "required", "max_output_tokens": 60},
+    "a tool must be called at once": {"tools": [MOVE | {"strict": True}, PASS], "tool_choice": "required", "max_output_tokens": 60, **BRIEF},
+    "this tool": {"tools": [MOVE, PASS], "tool_choice": {"type": "function", "name": "move"}, "max_output_tokens": 60},
+    "this tool at once": {
+        "tools": [MOVE | {"strict": True}],
+        "tool_choice": {"type": "function", "name": "move"},
+        "max_output_tokens": 60,
+        **BRIEF,
+    },
+    "one call": {"tools": [MOVE | {"strict": True}], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 90, **BRIEF},
+    "one call if any": {"tools": [MOVE], "parallel_tool_calls": False},
+    "effort": {"reasoning": {"effort": "low", "summary": "auto"}, "max_output_tokens": 30},
+    "no effort": BRIEF,
+    "template arguments": {"chat_template_kwargs": {"enable_thinking": False}},
+    "text": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+    "empty text settings": {"text": {}},
+    "a schema": {"text": FORMAT, "max_output_tokens": 40, **BRIEF},
+    "a schema after thoughts": {"text": FORMAT, "max_output_tokens": 40},
+    "a strict schema": {"text": {"format": FORMAT["format"] | {"strict": True, "description": "where"}}, **BRIEF},
+    "any JSON": {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 20, **BRIEF},
+    "one token": {"max_output_tokens": 1},
+    "no limit": {"max_output_tokens": None},
+    "more than there is room for": {"max_output_tokens": 2045},
+    "sampled by seed": {"temperature": 1, "seed": 7},
+    "by default": {"temperature": None, "seed": 7},
+    "hot and cut": {"temperature": 1.5, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "nearly greedy": {"temperature": 0.001, "top_p": 0.5, "seed": 1},
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1},
+    "stop": {"stop": ["o ", "e"], "max_output_tokens": 24},
+    "what is only echoed": {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "service_tier": "flex",
+        "max_tool_calls": 2,
+        "store": True,
+        "truncation": "disabled",
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "top_logprobs": 3,
+    },
+}  # fmt: skip
+"""What is translated, and answered 200."""
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "more tokens than the model has": {"max_output_tokens": 100_000},
+    "too long": {"input": "hi " * 3000},
+    "too long with a limit": {"input": "hi " * 3000, "max_output_tokens": 5},
+    "an unknown model": {"model": "nobody"},
+    "a schema of no type": {"text": {"format": FORMAT["format"] | {"schema": {"type": "strange"}}}},
+    "arguments that are no JSON": {"input": [user("a"), called("c1", 1) | {"arguments": "{"}, returned("c1", "b")]},
+}
+"""What is translated, and refused by vLLM."""
+
+AS_IT_CAME: dict[str, dict[str, Any]] = {
+    "no input": {"input": []},
+    "cold": {"temperature": -1},
+    "a number as text": {"temperature": "0.5"},
+    "a turn before": {"previous_response_id": "resp_none"},
+    "a tool nobody gave": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
+    "a tool without tools": {"tool_choice": "required"},
+    "a tool of the server": {"tools": [{"type": "web_search_preview"}]},
+    "in the background": {"background": True},
+    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+    "no reasoning": {"include_reasoning": False},
+    "a half answer": {"input": [user("a"), spoken("b", id="m", status="in_progress")]},
+    "encrypted thoughts": {"input": [user("a"), thought("b", encrypted_content="x")]},
+    "text beside tools": {"tools": [MOVE], "text": {"format": {"type": "text"}}},
+    "an unknown field": {"never_heard_of": 1},
+    "items that are none": {"input": [5]},
+}
+"""What is not translated: vLLM's own route answers it."""
+
+
+def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    request = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 12, "temperature": 0} | values | more
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def hidden(value: Any) -> Any:
+    """Without what may differ: ids, times, the model's name, and how much was cached already."""
+    differs = ("id", "item_id", "call_id", "created_at", "model", "cached_tokens", "cache_write_tokens")
+    if isinstance(value, dict):
+        return {name: hidden(item) for name, item in value.items() if name not in differs}
+    return [hidden(item) for item in value] if isinstance(value, list) else value
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream; each is framed as vLLM frames it."""
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    parsed = []
+    for event in events:
+        match = re.fullmatch(r"event: (\S+)\ndata: ({.*})", event)
+        assert match, event
+        parsed.append(json.loads(match[2]))
+        assert parsed[-1]["type"] == match[1]
+    return parsed
+
+
+def joined(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events, pieces of the same put together; their numbers must run on."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    whole: list[dict[str, Any]] = []
+    for event in events:
+        unnumbered = {name: value for name, value in event.items() if name != "sequence_number"}
+        if event["type"].endswith(".delta") and whole and whole[-1]["type"] == event["type"]:
+            whole[-1]["delta"] += event["delta"]
+        else:
+            whole.append(unnumbered)
+    return whole
+
+
+def keys_of(value: Any) -> Any:
+    """Every key, in order."""
+    if isinstance(value, dict):
+        return [(name, keys_of(item)) for name, item in value.items()]
+    return [keys_of(item) for item in value] if isinstance(value, list) else None

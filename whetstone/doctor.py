@@ -1,0 +1,120 @@
+"""`whetstone doctor`: where the model server is, and how what was found out about it is shown. Asks it nothing itself.
+
+`up` runs the same self-test at each start (`at_start`), so that `--stored` has something to show.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from whetstone import selftest
+from whetstone.questions import Check
+from whetstone.selftest import SelfTest
+from whetstone.settings import Settings
+from whetstone.store import Store
+from whetstone.vllm import Vllm, VllmDown, VllmRefused
+
+
+class NothingToTest(Exception):
+    """No vLLM with the policy's model answers, or no test is stored; the message says where, and what to do."""
+
+
+class _Addresses(msgspec.Struct):
+    """What `<data>/up.json` says, as far as it goes here."""
+
+    vllm: str
+    database: str
+    policy: str
+
+
+def of_running(settings: Settings) -> Settings:
+    """The settings with what the stack that runs on the data folder was started with; as they are if none does.
+
+    Raises:
+        NothingToTest: up.json is damaged.
+    """
+    path = settings.data / "up.json"
+    try:
+        up = msgspec.json.decode(path.read_bytes(), type=_Addresses)
+    except FileNotFoundError:
+        return settings
+    except (OSError, ValueError) as error:
+        raise NothingToTest(f"{path} cannot be read ({error}); stop the stack and start it again") from error
+    vllm = settings.vllm.model_copy(update={"url": up.vllm})
+    return settings.model_copy(update={"database": up.database, "policy": up.policy, "vllm": vllm})
+
+
+def examine(settings: Settings) -> SelfTest:
+    """Test the vLLM of the settings.
+
+    Raises:
+        NothingToTest: no vLLM with the policy's model answers.
+    """
+    url, served = settings.vllm.url, settings.served_name
+    if url is None:
+        raise NothingToTest(f"no stack runs on {settings.data}: start it with `whetstone up`, or set vllm.url")
+    with closing(Vllm(url)) as control:
+        try:
+            names = control.models()
+        except VllmDown as error:
+            raise NothingToTest(f"no vLLM answers at {url}: start it, or correct vllm.url ({error})") from error
+        except VllmRefused as error:
+            raise NothingToTest(f"what answers at {url} is no vLLM; correct vllm.url ({error})") from error
+        if served not in names:
+            raise NothingToTest(
+                f"the vLLM at {url} serves {', '.join(sorted(names)) or 'nothing'}, but not {served}: start it with "
+                f"--served-model-name {served}, or correct vllm.url"
+            )
+        return selftest.run(control, served)
+
+
+def last_test(settings: Settings, store: Store) -> SelfTest:
+    """What was found out last.
+
+    Raises:
+        NothingToTest: no test is stored.
+    """
+    test = store.self_test(settings.project, settings.policy)
+    if test is None:
+        raise NothingToTest(f"no self-test of {settings.policy} is stored; `whetstone doctor` makes one")
+    return test
+
+
+def at_start(settings: Settings, store: Store, say: Callable[[str], None]) -> None:
+    """Test the vLLM that `up` has started, keep what came out, and say it in short. Never stops the start."""
+    try:
+        test = examine(settings)
+    except NothingToTest as error:
+        say(escape(f"no self-test: {error}"))
+        return
+    store.keep_self_test(settings.project, settings.policy, test)
+    yes = sum(check.ok is True for check in test.checks)
+    say(f"self-test: {yes} of {len(test.checks)} answers are yes; `whetstone doctor --stored` explains them")
+    for check in test.missing:
+        say(escape(f"training cannot rely on this vLLM. {check.name}: {check.found}. {check.means}"))
+
+
+def shown(test: SelfTest) -> RenderableType:
+    """A table of the questions, and the verdict below."""
+    server = f"vLLM {test.vllm_version}" if test.vllm_version else "a server of unknown version"
+    table = Table("question", "answer", "what was found, and what it means", title_justify="left", show_lines=True)
+    table.title = f"{test.served} on {server}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
+    for check in test.checks:
+        table.add_row(check.name, _answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
+    if test.trainable:
+        return Group(table, Text("all that training needs is there", style="bold green"))
+    names = ", ".join(check.name for check in test.missing or test.checks[:1])
+    return Group(table, Text(f"training cannot rely on this server: {names}", style="bold red"))
+
+
+def _answer(check: Check) -> Text:
+    if check.ok is None:
+        return Text("could not tell", style="yellow")
+    if check.ok:
+        return Text("yes", style="green")
+    return Text("no", style="bold red" if check.needed else "yellow")

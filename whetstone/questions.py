@@ -1,0 +1,104 @@
+"""What is asked of a model server, and what each outcome means for the user. Words only; asks and judges nothing."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One question and what came out."""
+
+    name: str
+    ok: bool | None
+    """None: it could not be told."""
+    needed: bool
+    """Whether a no makes training impossible."""
+    found: str
+    """What was seen."""
+    means: str
+    """What follows for the user, and what to do."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and its three outcomes in words."""
+
+    name: str
+    yes: str
+    no: str
+    unknown: str = "Run `whetstone doctor` again when vLLM answers and is idle."
+    needed: bool = False
+    refusal_is_no: bool = False
+    """Whether a refused request means no; otherwise it could not be told."""
+
+    def answer(self, ok: bool | None, found: str) -> Check:
+        """The check that came out."""
+        return Check(self.name, ok, self.needed, found, self.unknown if ok is None else self.yes if ok else self.no)
+
+
+_NO_IDS = (
+    "Such calls are answered and recorded, but training needs ids and logprobs: reach vLLM (0.26 or later) directly, "
+    "with no gateway between."
+)
+PLAIN = Question("ids in plain answers", "Plain answers can be trained on.", _NO_IDS, needed=True, refusal_is_no=True)
+STREAMED = Question("ids in streams", "Streamed answers can be trained on.", _NO_IDS, needed=True, refusal_is_no=True)
+TOOLS = Question(
+    "ids beside tools",
+    "Calls with tools can be trained on.",
+    _NO_IDS,
+    "It shows once vLLM takes calls with tools. Training does not need them.",
+    needed=True,
+)
+CALL = Question(
+    "tool calls",
+    "Apps get tool calls as tool calls.",
+    "Apps get no tool calls: start vLLM with --enable-auto-tool-choice and the --tool-call-parser of the model's "
+    "family (`hermes` for most Qwen models). Training does not need it.",
+    "The model could not be brought to call a tool; if apps need it, check vLLM's --tool-call-parser and "
+    "--reasoning-parser. Training does not need it.",
+    refusal_is_no=True,
+)
+REASONING = Question(
+    "reasoning",
+    "Apps can tell reasoning, where there is any, from the answer; both are recorded and trained on.",
+    "Apps cannot tell reasoning from the answer: start vLLM with the --reasoning-parser of the model's family, or "
+    "without one where the model does not reason. Training does not need it.",
+    "Ask the model something and look whether content comes; without any, vLLM's --reasoning-parser is not that of "
+    "the model's family. Training does not need it.",
+)
+TEMPLATE = Question(
+    "chat template",
+    "Each turn adds to one row: a conversation is trained on in one pass.",
+    "Each turn opens a row of its own: training is slower, nothing is lost. A --chat-template that leaves earlier "
+    "answers as they were spoken changes that.",
+    "Whether turns share a row shows in training; nothing is lost either way.",
+)
+LOGPROBS = Question(
+    "logprob mode",
+    "Calls at any temperature above 0 can be trained on.",
+    "Training takes logprobs for those of the distribution that was sampled from, and these are not: start vLLM with "
+    "--logprobs-mode processed_logprobs.",
+    "Start vLLM with --logprobs-mode processed_logprobs to be sure; temperature 1 is right with raw ones too.",
+    needed=True,
+)
+DEFAULTS = Question(
+    "sampling defaults",
+    "What an app leaves unset is neutral, as its record says.",
+    "The model's generation_config bends what apps leave unset, so logprobs are not those that training expects: "
+    "start vLLM with --generation-config vllm.",
+    "Start vLLM with --generation-config vllm to be sure: the model's own defaults would spoil training.",
+    needed=True,
+)
+SEEDS = Question(
+    "seeds",
+    "An app's `seed` repeats its answer.",
+    "An app's `seed` does not repeat its answer; other traffic in the same batch can cause that. "
+    "Training does not need it.",
+)
+ADAPTERS = Question(
+    "adapters at run time",
+    "New versions can be served without a restart.",
+    "No version could be served: start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its "
+    "environment.",
+    needed=True,
+)
