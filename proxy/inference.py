@@ -55,7 +55,6 @@ class Inference:
         self._recorder = recorder
         self._answered = answered
         self._settings = settings
-        self._media_domains = frozenset(settings.media_domains)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -68,7 +67,7 @@ class Inference:
         check_json(headers)
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         address = address_of(headers)
-        body = read_body(data, self._media_domains)
+        body = read_body(data, self._settings.media_domains, self._settings.max_choices)
         speaker = self._policies().resolve(body.model)
         turn = Turn(
             project=self._project,

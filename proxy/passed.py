@@ -30,7 +30,6 @@ class Passed:
         self._policies = policies
         self._upstreams = upstreams
         self._settings = settings
-        self._media_domains = frozenset(settings.media_domains)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -41,7 +40,7 @@ class Passed:
         headers = dict(scope["headers"])
         check_json(headers)
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
-        body = read_body(data, self._media_domains)
+        body = read_body(data, self._settings.media_domains, self._settings.max_choices)
         speaker = self._policies().resolve(body.model)
         asked = msgspec.json.encode(body.fields | {"model": msgspec.Raw(msgspec.json.encode(speaker.served_name))})
         async with self._upstreams[speaker.upstream].post(scope["path"], asked, new_id(), headers) as response:

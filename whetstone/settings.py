@@ -46,6 +46,8 @@ class ProxySettings(_Section):
     """How long a request's body may take to arrive, in seconds; above it 408."""
     upstream_timeout_s: float = Field(600, gt=0)
     """Longest silence of vLLM within one answer, in seconds."""
+    max_choices: int = Field(256, ge=1)
+    """Most choices one request may ask for, all its prompts together; above it 400. More would make all others wait."""
     media_domains: tuple[str, ...] = ()
     """Hosts that vLLM may fetch media from on an app's word; without one only `data:` URLs pass."""
 

@@ -1,6 +1,6 @@
 """A request's body, before any dialect: a JSON object with a model, and nothing that reaches into the server. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,12 +44,12 @@ class Body(msgspec.Struct, frozen=True):
         return msgspec.json.encode({name: piece for name, piece in self.fields.items() if name not in names})
 
 
-def read_body(data: bytes, media_domains: frozenset[str] = frozenset()) -> Body:
+def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int = 256) -> Body:
     """Read a body.
 
     Raises:
         NotJson: it is no JSON object.
-        BadRequest: `model` is missing or no string.
+        BadRequest: `model` is missing or no string; or so many answers are asked for that all others would wait.
         RefusedField: it carries a field that reaches into the server, or media that the server would have to fetch.
     """
     try:
@@ -62,6 +62,7 @@ def read_body(data: bytes, media_domains: frozenset[str] = frozenset()) -> Body:
         raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
     if values.get("prompt_logprobs") is not None:
         raise deadly("prompt_logprobs")
+    _check_choices(values, max_choices)
     if b"url" in data:
         for url in _media(values):
             _check_media(url, media_domains)
@@ -69,6 +70,18 @@ def read_body(data: bytes, media_domains: frozenset[str] = frozenset()) -> Body:
     if not isinstance(model, str):
         raise BadRequest("`model` must be a string; GET /v1/models lists the names", param="model")
     return Body(fields, values, model)
+
+
+def _check_choices(values: dict[str, Any], most: int) -> None:
+    """`n`, or `best_of`, for each of the prompts: vLLM samples them all at once, whoever else is waiting."""
+    prompts = values.get("prompt")
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    for field in ("n", "best_of"):
+        wanted = values.get(field)
+        if isinstance(wanted, int) and wanted * several > most:
+            raise BadRequest(f"{wanted} choices for {several} prompts are over {most} (proxy.max_choices)", param=field)
+    if several > most:
+        raise BadRequest(f"{several} prompts are over {most} (proxy.max_choices)", param="prompt")
 
 
 def deadly(field: str) -> RefusedField:
@@ -102,7 +115,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _check_media(url: str, domains: frozenset[str]) -> None:
+def _check_media(url: str, domains: Container[str]) -> None:
     """Let the server fetch nothing on an app's word: it stands where the app does not."""
     if url[:5].lower() == "data:":
         return

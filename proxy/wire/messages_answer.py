@@ -180,12 +180,15 @@ def _error(kind: str, message: str) -> bytes:
 
 def _tool_use(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
+    block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
     arguments = json.loads(function["arguments"])
+    if arguments is None:
+        return block
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of the tool call {function['name']!r} are no JSON object")
     # Python's writer, not msgspec's: the two write some numbers differently, as 1e+16 and 1e16.
     written = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": msgspec.Raw(written)}
+    return block | {"input": msgspec.Raw(written)}
 
 
 def _stopped(finish_reason: str | None, stop_reason: Any, tool_used: bool, tool_complete: bool) -> dict[str, Any]:

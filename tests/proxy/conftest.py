@@ -230,9 +230,9 @@ def settings(database_url: str, fake_vllm: FakeVllm, tmp_path: Path) -> Settings
     return settings_for(database_url, fake_vllm.url, tmp_path)
 
 
-def settings_for(database_url: str, vllm_url: str, data: Path, **values: Any) -> Settings:
-    broker = "memory://"
-    settings = Settings(data=data, database=database_url, broker=broker, vllm={"url": vllm_url}, **values)
+def settings_for(database_url: str, vllm_url: str, data: Path, max_loras: int = 6, **values: Any) -> Settings:
+    vllm = {"url": vllm_url, "max_loras": max_loras}
+    settings = Settings(data=data, database=database_url, broker="memory://", vllm=vllm, **values)
     engine = connect(database_url)
     CommandLineStore(engine).prepare(settings)
     engine.dispose()

@@ -1,13 +1,21 @@
-"""Responses requests translated to chat, beside the real vLLM's own /v1/responses: prompt, sampling and answer are equal.
+"""Responses requests translated to chat, beside the real vLLM's own /v1/responses: prompt, sampling, answer are equal.
 
 Ids and times may differ, and where a stream is cut into pieces: vLLM itself cuts it by how busy it is.
 """
 
 import json
+import math
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
+
+from proxy.wire.responses import chat_of
+from tests.proxy.conftest import RunningProxy, settings_for, wait_for
 
 pytestmark = pytest.mark.stack
 
@@ -65,33 +73,50 @@ REPLAYED = [
 CAPTURED: dict[str, dict[str, Any]] = {
     "a text": {},
     "an empty text": {"input": ""},
-    "unicode": {"input": "Grüße, 世界 🙂 \u0000\u2028 \"quoted\" \\ <|im_end|>"},
+    "unicode": {"input": 'Grüße, 世界 🙂 \u0000\u2028 "quoted" \\ <|im_end|>'},
     "instructions": {"instructions": "You play tic-tac-toe."},
+    "unicode echoed": {"instructions": 'Grüße \u2028 \x01 \x7f </b> 🙂 "\\/', "metadata": {"ß": "\t界"}},
     "empty instructions": {"instructions": ""},
     "one item": {"input": [user("Hello there!")]},
     "parts": {"input": [user([{"type": "input_text", "text": "Hello"}, {"type": "input_text", "text": "there!"}])]},
-    "system and developer": {"input": [{"role": "system", "content": "Be brief."}, user("a"), {"role": "developer", "content": "b"}]},
+    "system and developer": {
+        "input": [{"role": "system", "content": "Be brief."}, user("a"), {"role": "developer", "content": "b"}]
+    },
     "instructions and system": {"instructions": "One.", "input": [{"role": "system", "content": "Two."}, user("a")]},
     "several turns": {"input": [user("Hello"), {"role": "assistant", "content": "Hi!"}, user("there")]},
     "an answer last": {"input": [user("Hello"), {"role": "assistant", "content": "Hi!"}]},
-    "two answers": {"input": [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}, user("d")]},
+    "two answers": {
+        "input": [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}, user("d")]
+    },
     "answer items": {"input": [user("Hello"), spoken("Hi!"), user("there")]},
-    "an answer of two parts": {"input": [user("a"), spoken("", content=[{"type": "output_text", "text": t} for t in "bc"]), user("d")]},
+    "an answer of two parts": {
+        "input": [user("a"), spoken("", content=[{"type": "output_text", "text": t} for t in "bc"]), user("d")]
+    },
     "thoughts before an answer": {"input": [user("a"), thought("b"), spoken("c"), user("d")]},
     "thoughts after an answer": {"input": [user("a"), spoken("b"), thought("c"), user("d")]},
-    "a summary": {"input": [user("a"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]}, user("c")]},
+    "a summary": {
+        "input": [user("a"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]}, user("c")]
+    },
     "thoughts twice": {"input": [user("a"), thought("b"), thought("c"), user("d")]},
     "empty thoughts": {"input": [user("a"), {"type": "reasoning", "summary": []}, spoken("b"), user("c")]},
     "an answer as the client sends it back": {"input": REPLAYED, "tools": [MOVE]},
     "tool results": {"input": TOOL_TURN, "tools": [MOVE]},
-    "a call after an answer": {"input": [user("a"), spoken("b"), called("c1", 1), returned("c1", "c")], "tools": [MOVE]},
+    "a call after an answer": {
+        "input": [user("a"), spoken("b"), called("c1", 1), returned("c1", "c")],
+        "tools": [MOVE],
+    },
     "tool results without tools": {"input": TOOL_TURN},
     "two tools": {"tools": [MOVE, PASS]},
     "a strict tool": {"tools": [MOVE | {"strict": True}], **BRIEF},
     "a tool that is not strict": {"tools": [MOVE | {"strict": False}], **BRIEF},
     "no tool to be called": {"tools": [MOVE], "tool_choice": "none", "text": {"format": {"type": "text"}}},
     "a tool must be called": {"tools": [MOVE, PASS], "tool_choice": "required", "max_output_tokens": 60},
-    "a tool must be called at once": {"tools": [MOVE | {"strict": True}, PASS], "tool_choice": "required", "max_output_tokens": 60, **BRIEF},
+    "a tool must be called at once": {
+        "tools": [MOVE | {"strict": True}, PASS],
+        "tool_choice": "required",
+        "max_output_tokens": 60,
+        **BRIEF,
+    },
     "this tool": {"tools": [MOVE, PASS], "tool_choice": {"type": "function", "name": "move"}, "max_output_tokens": 60},
     "this tool at once": {
         "tools": [MOVE | {"strict": True}],
@@ -99,7 +124,13 @@ CAPTURED: dict[str, dict[str, Any]] = {
         "max_output_tokens": 60,
         **BRIEF,
     },
-    "one call": {"tools": [MOVE | {"strict": True}], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 90, **BRIEF},
+    "one call": {
+        "tools": [MOVE | {"strict": True}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 90,
+        **BRIEF,
+    },
     "one call if any": {"tools": [MOVE], "parallel_tool_calls": False},
     "effort": {"reasoning": {"effort": "low", "summary": "auto"}, "max_output_tokens": 30},
     "no effort": BRIEF,
@@ -131,18 +162,16 @@ CAPTURED: dict[str, dict[str, Any]] = {
         "safety_identifier": "s",
         "top_logprobs": 3,
     },
-}  # fmt: skip
+}
 """What is translated, and answered 200."""
 
 REFUSED: dict[str, dict[str, Any]] = {
     "more tokens than the model has": {"max_output_tokens": 100_000},
     "too long": {"input": "hi " * 3000},
     "too long with a limit": {"input": "hi " * 3000, "max_output_tokens": 5},
-    "an unknown model": {"model": "nobody"},
-    "a schema of no type": {"text": {"format": FORMAT["format"] | {"schema": {"type": "strange"}}}},
     "arguments that are no JSON": {"input": [user("a"), called("c1", 1) | {"arguments": "{"}, returned("c1", "b")]},
 }
-"""What is translated, and refused by vLLM."""
+"""What is translated, and refused by vLLM before it speaks."""
 
 AS_IT_CAME: dict[str, dict[str, Any]] = {
     "no input": {"input": []},
@@ -164,6 +193,36 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
 """What is not translated: vLLM's own route answers it."""
 
 
+NO_TYPE = {"text": {"format": FORMAT["format"] | {"schema": {"type": "strange"}}}}
+"""What vLLM refuses late: within a stream."""
+
+DIFFERS = ("id", "item_id", "call_id", "created_at", "model", "cached_tokens", "cache_write_tokens")
+_DIFFERING = re.compile(rf'"({"|".join(DIFFERS)})":("(?:[^"\\\\]|\\\\.)*"|\d+)')
+
+
+@pytest.fixture(scope="module")
+def real(
+    parsing_vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningProxy]:
+    """A proxy before a real vLLM with parsers for thoughts and tools."""
+    data = tmp_path_factory.mktemp("responses")
+    (data / "whetstone.db").write_bytes(sqlite_template.read_bytes())
+    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", parsing_vllm_url, data))
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture(scope="module")
+def direct(parsing_vllm_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=parsing_vllm_url, timeout=120, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def max_model_len(direct: httpx.Client) -> int:
+    return int(direct.get("/v1/models").json()["data"][0]["max_model_len"])
+
+
 def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:
     request = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 12, "temperature": 0} | values | more
     return {name: value for name, value in request.items() if value is not None}
@@ -171,14 +230,20 @@ def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def hidden(value: Any) -> Any:
     """Without what may differ: ids, times, the model's name, and how much was cached already."""
-    differs = ("id", "item_id", "call_id", "created_at", "model", "cached_tokens", "cache_write_tokens")
     if isinstance(value, dict):
-        return {name: hidden(item) for name, item in value.items() if name not in differs}
+        return {name: hidden(item) for name, item in value.items() if name not in DIFFERS}
     return [hidden(item) for item in value] if isinstance(value, list) else value
 
 
+def keys_of(value: Any) -> Any:
+    """Every key, in order."""
+    if isinstance(value, dict):
+        return [(name, keys_of(item)) for name, item in value.items()]
+    return [keys_of(item) for item in value] if isinstance(value, list) else None
+
+
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream; each is framed as vLLM frames it."""
+    """The events of a stream; each is framed as vLLM frames it, and they are numbered."""
     *events, rest = text.split("\n\n")
     assert rest == ""
     parsed = []
@@ -187,24 +252,161 @@ def events_of(text: str) -> list[dict[str, Any]]:
         assert match, event
         parsed.append(json.loads(match[2]))
         assert parsed[-1]["type"] == match[1]
+    assert [event["sequence_number"] for event in parsed] == list(range(len(parsed)))
     return parsed
 
 
 def joined(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events, pieces of the same put together; their numbers must run on."""
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    """The events without their numbers, pieces of the same put together."""
     whole: list[dict[str, Any]] = []
     for event in events:
-        unnumbered = {name: value for name, value in event.items() if name != "sequence_number"}
         if event["type"].endswith(".delta") and whole and whole[-1]["type"] == event["type"]:
             whole[-1]["delta"] += event["delta"]
         else:
-            whole.append(unnumbered)
+            whole.append({name: value for name, value in event.items() if name != "sequence_number"})
     return whole
 
 
-def keys_of(value: Any) -> Any:
-    """Every key, in order."""
-    if isinstance(value, dict):
-        return [(name, keys_of(item)) for name, item in value.items()]
-    return [keys_of(item) for item in value] if isinstance(value, list) else None
+def compared(response: httpx.Response) -> Any:
+    """What must be equal: of a whole answer every byte, of a stream every event, with the order of its keys."""
+    kind = response.headers["content-type"]
+    if kind.startswith("text/event-stream"):
+        events = joined(events_of(response.text))
+        return response.status_code, kind, hidden(events), [keys_of(event) for event in events]
+    return response.status_code, kind, _DIFFERING.sub(r'"\1":…', response.text)
+
+
+def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) -> httpx.Response:
+    """Ask the proxy, and vLLM alone; the answers are equal."""
+    for _ in range(3):
+        response = real.client.post("/v1/responses", json=request | {"model": "starter"})
+        alone = direct.post("/v1/responses", json=request)
+        # Of two tokens that are nearly as likely, a batch decides.
+        if compared(response) == compared(alone):
+            break
+    assert compared(response) == compared(alone)
+    return response
+
+
+def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Response, request: dict[str, Any]) -> Any:
+    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of all that was said."""
+    (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
+    assert (row.endpoint, row.status, row.streamed) == ("responses", "complete", bool(request.get("stream")))
+    rendered = direct.post("/v1/responses/render", json=request).json()
+    assert row.prompt_token_ids == rendered["token_ids"]
+    assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens > 0
+    assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs)
+    return row
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_prompt_and_sampling_are_those_of_vllm_alone(direct: httpx.Client, max_model_len: int, name: str) -> None:
+    request = request_of(CAPTURED[name])
+    renders = {"responses": request, "chat/completions": chat_of(request, max_model_len)}
+    made = [direct.post(f"/v1/{route}/render", json=body).json() for route, body in renders.items()]
+    for one in made:
+        assert len(one["token_ids"]) > 0
+        # What one dialect leaves out and the other leaves empty.
+        one["sampling_params"].pop("extra_args", None)
+    for part in ("token_ids", "sampling_params", "reasoning_parser_kwargs"):
+        assert made[0][part] == made[1][part]
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name])
+    response = ask_both(real, direct, request)
+    assert response.status_code == 200
+    body = response.json()
+    row = check_record(real, direct, response, request)
+    assert body["model"] == "starter"
+    assert body["id"] == row.upstream_id
+    assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (row.prompt_tokens, row.completion_tokens)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name], stream=True)
+    response = ask_both(real, direct, request)
+    first, *_, last = events_of(response.text)
+    assert (first["type"], last["type"]) == ("response.created", "response.completed")
+    row = check_record(real, direct, response, request)
+    assert first["response"]["id"] == last["response"]["id"] == row.upstream_id
+    assert first["response"]["model"] == "starter"
+    assert last["response"]["usage"]["output_tokens"] == row.completion_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_text_and_calls_in_one_answer(real: RunningProxy, direct: httpx.Client, stream: bool) -> None:
+    """Hot enough, the starter model ends its thoughts by chance; a strict tool makes the call it begins a right one."""
+    heard: set[str] = set()
+    for seed in range(100):
+        values = {"input": "Hello", "temperature": 2, "max_output_tokens": 120, "tools": [MOVE | {"strict": True}]}
+        request = request_of(values, seed=seed, stream=stream)
+        response = ask_both(real, direct, request)
+        body = events_of(response.text)[-1]["response"] if stream else response.json()
+        if len(body["output"]) > 1:
+            heard |= {item["type"] for item in body["output"]}
+        if heard == {"reasoning", "message", "function_call"}:
+            break
+    assert heard == {"reasoning", "message", "function_call"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_error_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str, stream: bool) -> None:
+    assert ask_both(real, direct, request_of(REFUSED[name], stream=stream)).status_code == 400
+
+
+def test_what_vllm_finds_out_late_is_told(real: RunningProxy, direct: httpx.Client) -> None:
+    """Within a stream vLLM alone breaks off without a word."""
+    refused = ask_both(real, direct, request_of(NO_TYPE)).json()["error"]
+    response = real.client.post("/v1/responses", json=request_of(NO_TYPE, model="starter", stream=True))
+    error = events_of(response.text)[-1]
+    assert (error["type"], error["code"], error["message"]) == ("error", "400", refused["message"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", AS_IT_CAME)
+def test_what_is_not_exact_goes_to_vllm_as_it_came(
+    real: RunningProxy, direct: httpx.Client, max_model_len: int, name: str, stream: bool
+) -> None:
+    request = request_of(AS_IT_CAME[name], stream=stream)
+    assert chat_of(request, max_model_len) is None
+    response = ask_both(real, direct, request)
+    if response.is_success:
+        (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
+        assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
+
+
+def test_the_stock_client_plays_with_tools_and_its_turns_are_one_trajectory(real: RunningProxy) -> None:
+    with openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client:
+        items: list[Any] = [user("Hello")]
+        turns = []
+        for turn in range(3):
+            raw = client.responses.with_raw_response.create(
+                model="starter",
+                instructions="Play.",
+                input=items,
+                tools=[MOVE | {"strict": True}],
+                tool_choice="required",
+                reasoning={"effort": "none"},
+                temperature=0,
+                max_output_tokens=90,
+            )
+            turns.append(raw.headers["x-trajectory-id"])
+            said = raw.parse()
+            (call,) = said.output[:1]
+            assert call.type == "function_call"
+            # As the package's own examples send an answer back.
+            items += said.output
+            items += [
+                {"type": "function_call_output", "call_id": item.call_id, "output": f"turn {turn}"}
+                for item in said.output
+                if item.type == "function_call"
+            ]
+        assert len(set(turns)) == 1
+        with client.responses.stream(model="starter", input="Hello", temperature=0, max_output_tokens=12) as events:
+            whole = events.get_final_response()
+        assert whole.status == "completed"
+        assert whole.output[0].type == "reasoning"
