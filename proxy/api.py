@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy import openapi
 from proxy.asgi import read_whole
 from proxy.completeness import Completeness
 from proxy.errors import DatabaseAway, NotFound, ProxyError
@@ -41,6 +42,7 @@ def build(
 ) -> FastAPI:
     """The routes, over these parts."""
     api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
+    openapi.add(api)
 
     @api.exception_handler(ProxyError)
     async def answer_error(_request: Request, error: ProxyError) -> Response:
@@ -67,7 +69,7 @@ def build(
         policies().resolve(name)
         return _json(next(entry for entry in _models(policies()) if entry["id"] == name))
 
-    @api.post("/v1/feedback", status_code=202)
+    @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
         """Take what trajectories were worth; answered once it is committed."""
         items, batch = read_feedback(

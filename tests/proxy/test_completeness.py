@@ -1,0 +1,72 @@
+"""Every token that vLLM sampled is in SQL: counted by vLLM on one side and by the database on the other."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from migrations import schema
+from tests.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
+from whetstone.settings import Settings
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 12}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 12, "stream": True, "n": 3}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 12, "n": 2, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 12, "stop": ["e", "a", "1"]}),
+    ("/v1/completions", {"prompt": "hi", "max_tokens": 12}),
+    ("/v1/completions", {"prompt": ["hi", "a longer one"], "max_tokens": 12, "n": 2, "stream": True}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 12}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 12, "stream": True}),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 12}),
+]
+
+
+def completeness(proxy: RunningProxy) -> float | None:
+    """As `/metrics` tells it, once everything is written."""
+    wait_for(lambda: metric(proxy, "whetstone_unwritten_calls") == 0)
+    return metric(proxy, "whetstone_capture_completeness")
+
+
+def metric(proxy: RunningProxy, name: str) -> float | None:
+    lines = proxy.client.get("/metrics").text.splitlines()
+    return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+@pytest.fixture
+def real_proxy(
+    vllm_url: str, sqlite_template: Path, tmp_path: Path, start: Callable[[Settings], RunningProxy]
+) -> Iterator[RunningProxy]:
+    """A proxy in front of the real vLLM."""
+    shutil.copyfile(sqlite_template, tmp_path / "whetstone.db")
+    yield start(settings_for(f"sqlite:///{tmp_path / 'whetstone.db'}", vllm_url, tmp_path))
+
+
+def test_every_sampled_token_is_recorded(real_proxy: RunningProxy, vllm_url: str) -> None:
+    assert metric(real_proxy, "whetstone_capture_completeness") is None, "nothing was sampled yet"
+    for path, values in KINDS:
+        response = real_proxy.client.post(path, json={"model": "starter", "temperature": 1} | values)
+        assert response.status_code == 200, response.text
+        assert completeness(real_proxy) == 1.0, (path, values)
+    c = schema.completions.c
+    with real_proxy.engine.connect() as connection:
+        recorded = connection.execute(select(func.sum(c.completion_tokens))).scalar_one()
+    assert metric(real_proxy, "whetstone_recorded_tokens_total") == recorded > len(KINDS)
+
+    past_us = {"model": "starter@v0", "messages": MESSAGES, "max_tokens": 12}
+    httpx.post(f"{vllm_url}/v1/chat/completions", json=past_us, trust_env=False).raise_for_status()
+    share = completeness(real_proxy)
+    assert share is not None and share < 1.0
+
+
+def test_without_vllms_count_nothing_is_said(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+    plain_proxy.chat()
+    plain_proxy.recorded()
+    assert completeness(plain_proxy) is None
+    fake_vllm.close()
+    assert metric(plain_proxy, "whetstone_recorded_tokens_total") == 3
