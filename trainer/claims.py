@@ -50,6 +50,16 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """What vLLM said with a new version, against the trainer's own reading of it."""
+
+    k3: float | None
+    """Mean over its tokens, in nats; None where it was not measured."""
+    tokens: int
+    """How many vLLM sampled for it."""
+
+
+@dataclass(frozen=True)
 class CandidateMember:
     """One rewarded trajectory of a scored group."""
 

@@ -14,7 +14,7 @@ import torch
 
 from trainer import adapter
 from trainer.advantages import Advantages, group_relative
-from trainer.claims import Claim, Member
+from trainer.claims import Claim, Member, Probe
 from trainer.errors import NotFinite, RewardError, RowError
 from trainer.learner import Learner, StepFigures
 from trainer.losses import k3
@@ -27,6 +27,7 @@ from whetstone.vllm import Vllm, VllmDown, VllmRefused
 PROBE_PROMPTS = 4
 PROBE_TOKENS = 8
 LOAD_RETRY_S = 1.0
+NO_PROBE = Probe(None, 0)
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,9 @@ class _Phases:
 class _NotFit(Exception):
     """The candidate does not pass the gate."""
 
-    def __init__(self, reason: str, probe_k3: float | None) -> None:
+    def __init__(self, reason: str, probe: Probe) -> None:
         super().__init__(reason)
-        self.probe_k3 = probe_k3
+        self.probe = probe
 
 
 def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, settings: Settings) -> bool:
@@ -115,14 +116,14 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
         manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
     store.trained(claim, _as_columns(figures, members, advantages), folder, manifest_sha256)
     try:
-        probe_k3 = _gate(vllm, claim, folder, learner, members, store, settings, phases)
+        probe = _gate(vllm, claim, folder, learner, members, store, settings, phases)
     except _NotFit as unfit:
-        store.reject(claim, str(unfit), unfit.probe_k3)
+        store.reject(claim, str(unfit), unfit.probe)
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
         return True
     seconds = time.perf_counter() - began
     timing = {"seconds": seconds, "tokens_per_s": figures.sampled_tokens / seconds, "phases": phases.seconds}
-    store.promote(claim, timing, probe_k3, settings.trainer.keep_served)
+    store.promote(claim, timing, probe, settings.trainer.keep_served)
     learners.keep(claim, learner)
     log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, seconds)
     return True
@@ -219,7 +220,7 @@ def _gate(
     store: Store,
     settings: Settings,
     phases: _Phases,
-) -> float:
+) -> Probe:
     """Load the candidate and probe it; once more if vLLM went away meanwhile, and with it what it had loaded.
 
     Raises:
@@ -235,7 +236,7 @@ def _gate(
                 return _probe(vllm, claim, learner, members, settings.trainer.probe_max_k3)
         except VllmDown as error:
             if again:
-                raise _NotFit(f"vLLM goes away when it is to speak: {error}", None) from error
+                raise _NotFit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error
             log.warning("step %s: vLLM went away during the probe: %s", claim.id, error)
             again = True
 
@@ -249,7 +250,7 @@ def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settin
                 vllm.load(claim.name_out, folder)
             return
         except VllmRefused as error:
-            raise _NotFit(f"vLLM does not load it: {error}", None) from error
+            raise _NotFit(f"vLLM does not load it: {error}", NO_PROBE) from error
         except VllmDown:
             if time.monotonic() > deadline:
                 raise
@@ -257,8 +258,8 @@ def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settin
             time.sleep(LOAD_RETRY_S)
 
 
-def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member], max_k3: float) -> float:
-    """Let vLLM speak with the candidate and compare with the trainer: mean k3 over the probe's tokens, in nats.
+def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member], max_k3: float) -> Probe:
+    """Let vLLM speak with the candidate and compare with the trainer.
 
     Raises:
         _NotFit: a logprob is not finite, or the two disagree: vLLM does not serve what was trained.
@@ -271,13 +272,14 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member]
         try:
             sampled = vllm.sample(claim.name_out, prompt_ids, PROBE_TOKENS, seed)
         except VllmRefused as error:
-            raise _NotFit(f"it does not answer: {error}", None) from error
+            raise _NotFit(f"it does not answer: {error}", Probe(None, len(inference))) from error
         inference += sampled.logprobs
         trainer += learner.logprobs(prompt_ids, sampled.token_ids)
     mean_k3 = k3(torch.tensor(inference), torch.tensor(trainer)).mean().item()
+    probe = Probe(mean_k3, len(inference))
     if not math.isfinite(mean_k3) or mean_k3 > max_k3:
-        raise _NotFit(f"vLLM and trainer disagree: k3 {mean_k3:.3g} nats a token, allowed are {max_k3:g}", mean_k3)
-    return mean_k3
+        raise _NotFit(f"vLLM and trainer disagree: k3 {mean_k3:.3g} nats a token, allowed are {max_k3:g}", probe)
+    return probe
 
 
 def _as_columns(figures: StepFigures, members: Sequence[Member], advantages: dict[str, float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, and_, case, func, or_, select
 
 from migrations import schema
-from trainer.claims import Candidate, Claim, Member, choose, lineage_of
+from trainer.claims import Candidate, Claim, Member, Probe, choose, lineage_of
 from trainer.errors import LeaseLost
 from trainer.rows import Spoken
 from whetstone.settings import TrainerSettings
@@ -111,7 +111,7 @@ class Store:
         with self._engine.begin() as connection:
             self._update_step(connection, claim, state="loaded")
 
-    def promote(self, claim: Claim, figures: dict[str, Any], probe_k3: float, keep_served: int) -> None:
+    def promote(self, claim: Claim, figures: dict[str, Any], probe: Probe, keep_served: int) -> None:
         """The candidate becomes the live version, in one transaction with all that follows from it.
 
         Raises:
@@ -126,7 +126,7 @@ class Store:
             connection.execute(update.where(of_policy, v.state == "live").values(state="retired"))
             connection.execute(
                 update.where(of_policy, v.version == claim.version_out).values(
-                    state="live", promoted_at=now, probe_k3=probe_k3
+                    state="live", promoted_at=now, probe_k3=probe.k3, probe_tokens=probe.tokens
                 )
             )
             retired = (
@@ -143,7 +143,7 @@ class Store:
                 .values(live_version=claim.version_out)
             )
 
-    def reject(self, claim: Claim, reason: str, probe_k3: float | None) -> None:
+    def reject(self, claim: Claim, reason: str, probe: Probe) -> None:
         """The candidate is not good enough. What it was trained on counts as trained: once is once.
 
         Raises:
@@ -155,7 +155,7 @@ class Store:
             connection.execute(
                 schema.policy_versions.update()
                 .where(v.project == claim.project, v.policy == claim.policy, v.version == claim.version_out)
-                .values(state="rejected", reason=reason, served=False, probe_k3=probe_k3)
+                .values(state="rejected", reason=reason, served=False, probe_k3=probe.k3, probe_tokens=probe.tokens)
             )
 
     def end_without_version(self, claim: Claim, state: str, reason: str) -> None:

@@ -192,7 +192,7 @@ def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(traini
     }  # fmt: skip
     version = training.seed.one(schema.policy_versions, "starter@v1")
     assert version.manifest_sha256 == adapters.verify(training.adapters / "starter@v1")
-    assert version.probe_k3 < 1e-9
+    assert version.probe_k3 < 1e-9 and version.probe_tokens > 0
     assert training.store.served() == training.fake.loaded == {"starter@v1": training.adapters / "starter@v1"}
     assert training.step() is False
 

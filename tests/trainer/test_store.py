@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import Engine, select, update
 
 from migrations import schema
-from trainer.claims import Claim
+from trainer.claims import Claim, Probe
 from trainer.errors import LeaseLost
 from trainer.store import Store
 from whetstone.settings import TrainerSettings
 
 RULES = TrainerSettings(groups_per_step=1, max_groups_per_step=4, min_fresh_share=0.3)
+PROBE = Probe(0.0, 32)
 FIGURES = {"loss": 0.1, "reward_mean": 0.5}
 
 
@@ -122,8 +123,8 @@ def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, wr
         "renew": lambda: store.renew(lost, 10),
         "trained": lambda: store.trained(lost, FIGURES, Path("/a"), "hash"),
         "loaded": lambda: store.loaded(lost),
-        "promote": lambda: store.promote(lost, FIGURES, 0.0, 2),
-        "reject": lambda: store.reject(lost, "no", None),
+        "promote": lambda: store.promote(lost, FIGURES, PROBE, 2),
+        "reject": lambda: store.reject(lost, "no", PROBE),
         "end": lambda: store.end_without_version(lost, "noop", "nothing"),
         "note": lambda: teach(store, lost),
     }
@@ -137,7 +138,7 @@ def test_a_promotion_moves_everything_at_once(store: Store, engine: Engine, seed
     teach(store, claim)
     store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
     store.loaded(claim)
-    store.promote(claim, {"seconds": 1.0}, 1e-5, keep_served=2)
+    store.promote(claim, {"seconds": 1.0}, Probe(1e-5, 64), keep_served=2)
     assert seed.one(schema.policies, "starter").live_version == 1
     assert {row.version: row.state for row in rows(engine, schema.policy_versions)} == {0: "retired", 1: "live"}
     assert {(row.state, row.trained_in_step, row.why_not_trained) for row in rows(engine, schema.trajectories)} == {
@@ -155,7 +156,7 @@ def test_only_the_newest_retired_versions_stay_loaded(store: Store, engine: Engi
             scored_group(seed, f"g{number}", version=number - 1)
         claim = claim_of(store)
         store.trained(claim, FIGURES, Path(f"/adapters/starter@v{number}"), "hash")
-        store.promote(claim, {}, 0.0, keep_served=1)
+        store.promote(claim, {}, PROBE, keep_served=1)
     assert store.served() == {f"starter@v{n}": Path(f"/adapters/starter@v{n}") for n in (3, 4)}
 
 
@@ -163,10 +164,11 @@ def test_what_a_rejected_step_took_counts_as_trained(store: Store, engine: Engin
     claim = claim_of(store)
     teach(store, claim)
     store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
-    store.reject(claim, "vLLM and trainer disagree", 0.5)
+    store.reject(claim, "vLLM and trainer disagree", Probe(0.5, 64))
     assert seed.one(schema.policies, "starter").live_version == 0
     version = seed.one(schema.policy_versions, "starter@v1")
-    assert (version.state, version.served, version.probe_k3) == ("rejected", False, 0.5)
+    assert (version.state, version.served) == ("rejected", False)
+    assert (version.probe_k3, version.probe_tokens) == (0.5, 64)
     assert {row.state for row in rows(engine, schema.trajectories)} == {"trained"}
     assert store.claim("starter", RULES) is None
 
@@ -176,7 +178,7 @@ def test_a_trajectory_that_teaches_nothing_says_why(store: Store, engine: Engine
     claim = claim_of(store)
     store.note_advantages(claim, {"g-0.0": -0.5, "g-1.0": 0.5}, {"h-0.0": "group_uniform", "h-1.0": "too_long"})
     store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
-    store.promote(claim, {}, 0.0, keep_served=2)
+    store.promote(claim, {}, PROBE, keep_served=2)
     reasons = {row.id: (row.state, row.why_not_trained) for row in rows(engine, schema.trajectories)}
     assert reasons == {
         "g-0.0": ("trained", None),
@@ -195,7 +197,7 @@ def test_feedback_for_a_group_is_used_with_the_group(store: Store, seed: Any) ->
     claim = claim_of(store)
     teach(store, claim)
     store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
-    store.promote(claim, {}, 0.0, keep_served=2)
+    store.promote(claim, {}, PROBE, keep_served=2)
     assert seed.one(schema.feedback, given).state == "used"
 
 
