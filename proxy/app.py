@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+from contextlib import AsyncExitStack
 
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,7 +23,7 @@ from proxy.store import Store
 from proxy.upstream import Upstream
 from proxy.wire import dialects
 from whetstone.broker import celery_app, hint
-from whetstone.settings import Settings, load
+from whetstone.settings import Settings, UpstreamSettings, load
 from whetstone.tasks import ASSEMBLE
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Proxy:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._policies = Policies()
+        self._opened = AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI connection."""
@@ -63,11 +65,12 @@ class Proxy:
             await self._start()
         except Exception as error:
             log.exception("the proxy cannot start")
+            await self._opened.aclose()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._stop()
+        await self._opened.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self) -> None:
@@ -76,7 +79,10 @@ class Proxy:
             raise RuntimeError("the proxy needs vLLM's address: setting vllm.url")
         celery = celery_app("proxy", settings)
         self._store = Store(connect(settings.database_url))
+        self._opened.callback(self._store.close)
         self._upstreams = _upstreams(settings.vllm.url, settings)
+        for upstream in self._upstreams.values():
+            self._opened.push_async_callback(upstream.close)
         self._completeness = Completeness(self._upstreams[None], self._store, settings.project)
         self._recorder = Recorder(
             self._store,
@@ -86,8 +92,10 @@ class Proxy:
         )
         await self._completeness.begin()
         self._recorder.start()
+        self._opened.push_async_callback(self._recorder.close)
         self._policies = self._read_policies()
-        self._refreshing = asyncio.ensure_future(self._refresh())
+        refreshing = asyncio.ensure_future(self._refresh())
+        self._opened.callback(refreshing.cancel)
         answered = Replays(self._reply)
         self._inference = Inference(
             settings.project, self._known, self._upstreams, self._recorder, answered, settings.proxy
@@ -105,13 +113,6 @@ class Proxy:
         # What start-up made stays; without this every full collection walks all of it.
         gc.collect()
         gc.freeze()
-
-    async def _stop(self) -> None:
-        self._refreshing.cancel()
-        await self._recorder.close()
-        for upstream in self._upstreams.values():
-            await upstream.close()
-        self._store.close()
 
     def _known(self) -> Policies:
         return self._policies
@@ -147,13 +148,19 @@ class Proxy:
 def _upstreams(vllm_url: str, settings: Settings) -> dict[str | None, Upstream]:
     """vLLM under None, the other servers by name, their keys from the environment."""
     timeout_s = settings.proxy.upstream_timeout_s
+    keys = {name: _key(name, server) for name, server in settings.upstreams.items()}
     upstreams: dict[str | None, Upstream] = {None: Upstream(vllm_url.rstrip("/") + "/v1", timeout_s)}
-    for name, server in settings.upstreams.items():
-        key = None if server.api_key_env is None else os.environ.get(server.api_key_env)
-        if server.api_key_env and not key:
-            raise RuntimeError(f"upstreams.{name}: the environment has no {server.api_key_env}")
-        upstreams[name] = Upstream(server.url, timeout_s, key)
-    return upstreams
+    return upstreams | {
+        name: Upstream(server.url, timeout_s, keys[name]) for name, server in settings.upstreams.items()
+    }
+
+
+def _key(name: str, server: UpstreamSettings) -> str | None:
+    if server.api_key_env is None:
+        return None
+    if key := os.environ.get(server.api_key_env):
+        return key
+    raise RuntimeError(f"upstreams.{name}: the environment has no {server.api_key_env}")
 
 
 def _served(policy: Policy, settings: Settings) -> bool:

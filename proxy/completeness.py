@@ -58,4 +58,7 @@ class Completeness:
         if told is None:
             return None
         families = text_string_to_metric_families(told.decode("utf-8", "replace"))
-        return sum(sample.value for family in families for sample in family.samples if sample.name == GENERATED)
+        try:
+            return sum(sample.value for family in families for sample in family.samples if sample.name == GENERATED)
+        except ValueError:  # not in Prometheus' format
+            return None

@@ -24,6 +24,8 @@ MINUS_INFINITY = -9000.0
 """vLLM writes -9999.0 for a token that cannot be sampled; no real logprob comes near."""
 NOISE_NATS = 0.1
 """Mean shift of logprobs below which two answers count as equal: batches and bfloat16 move them by less."""
+NOISE_OF_ONE_NATS = 0.5
+"""The same for a single logprob; a repetition penalty moves those of the prompt's tokens by more."""
 COOL = 0.7
 """The temperature at which processed logprobs are told from raw ones."""
 
@@ -145,9 +147,11 @@ def defaults(pairs: Sequence[tuple[Answer, Answer]], mode: Check) -> Check:
         return DEFAULTS.answer(None, "cannot be seen unless logprobs are processed ones")
     if any(logprob < MINUS_INFINITY for unset, _ in pairs for logprob in unset.top.values()):
         return DEFAULTS.answer(False, "unset top_p, top_k or min_p cuts tokens off")
-    shift = max(_shift(unset.top, neutral.top) for unset, neutral in pairs)
-    if shift > NOISE_NATS:
-        return DEFAULTS.answer(False, f"unset fields move logprobs by {min(shift, 99):.2f} nats")
+    shifts = [_shifts(unset.top, neutral.top) for unset, neutral in pairs]
+    if not all(shifts):
+        return DEFAULTS.answer(False, "unset fields make other tokens likely")
+    if any(max(shift) > NOISE_OF_ONE_NATS or sum(shift) / len(shift) > NOISE_NATS for shift in shifts):
+        return DEFAULTS.answer(False, f"unset fields move logprobs by up to {max(map(max, shifts)):.2f} nats")
     return DEFAULTS.answer(True, "unset fields change nothing")
 
 
@@ -203,7 +207,6 @@ def _apart(top: Mapping[str, float], tokens: Sequence[str]) -> float:
     return sum(max(top[token] for token in tokens) - top[token] for token in tokens) if tokens else 0.0
 
 
-def _shift(top: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """Mean distance of the logprobs of the tokens in both, in nats; infinite when there are none."""
-    shared = top.keys() & other.keys()
-    return sum(abs(top[token] - other[token]) for token in shared) / len(shared) if shared else math.inf
+def _shifts(top: Mapping[str, float], other: Mapping[str, float]) -> list[float]:
+    """Distances of the logprobs of the tokens in both, in nats."""
+    return [abs(top[token] - other[token]) for token in top.keys() & other.keys()]

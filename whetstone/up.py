@@ -150,8 +150,15 @@ def _vllm(settings: Settings, store: Store) -> Part:
     def alive() -> bool | None:
         return control.alive(settings.served_name)
 
-    environment = vllm.environment(settings)
-    return Part("vllm", command, environment, ready, settings.vllm.start_timeout_s, alive=alive)
+    return Part(
+        "vllm",
+        command,
+        vllm.environment(settings),
+        ready,
+        timeout_s=settings.vllm.start_timeout_s,
+        silence_s=settings.vllm.silence_s,
+        alive=alive,
+    )
 
 
 def _redis(run: Path) -> Part:

@@ -16,8 +16,10 @@ from whetstone.settings import Settings
 T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 60.0
-LIFE_TIMEOUT_S = 2.0
-"""Of each of the questions that ask for life: whoever asks has other parts to watch."""
+LIFE_TIMEOUT_S = 5.0
+"""Of the health check and the like: whoever asks has other parts to watch."""
+TOKEN_TIMEOUT_S = 2.0
+"""How long one token may take until it is looked whether the engine takes steps at all."""
 STEPS = re.compile(r"^vllm:iteration_tokens_total_count\b.* (\S+)$", re.MULTILINE)
 """How many steps each engine has taken, in the server's /metrics."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -161,7 +163,7 @@ class Vllm:
     def _says_something(self, name: str) -> bool:
         body = {"model": name, "prompt": [0], "max_tokens": 1}
         try:
-            self._http.post("/v1/completions", json=body, timeout=LIFE_TIMEOUT_S)
+            self._http.post("/v1/completions", json=body, timeout=TOKEN_TIMEOUT_S)
         except httpx.ReadTimeout:
             return False
         return True

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.call import NULL, Choice
-from proxy.wire.dialect import Answer, Heard, raw
+from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
 
 
 class Wants(Protocol):
@@ -16,6 +16,10 @@ class Wants(Protocol):
     wants_logprobs: bool
     wants_token_ids: bool
     wants_prompt_token_ids: bool
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -30,6 +34,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _ids = msgspec.json.Decoder(list[int] | None)
 _logprobs = msgspec.json.Decoder(_ChoiceLogprobs | None)
+_usage = msgspec.json.Decoder(_Usage | None)
 
 
 def read_ids(piece: msgspec.Raw | None) -> list[int] | None:
@@ -43,6 +48,12 @@ def read_logprobs(piece: msgspec.Raw | None) -> list[float] | None:
     if logprobs is None or logprobs.content is None:
         return None
     return [token.logprob for token in logprobs.content]
+
+
+def prompt_tokens_of(piece: msgspec.Raw | None) -> int | None:
+    """How many tokens the prompt has, by the usage; None where it was not told."""
+    usage = None if piece is None else _usage.decode(piece)
+    return None if usage is None else usage.prompt_tokens
 
 
 def strip_choice(choice: dict[str, msgspec.Raw], wants: Wants) -> None:
@@ -73,6 +84,11 @@ def strip_top(fields: dict[str, msgspec.Raw], wants: Wants) -> None:
         fields["model"] = raw(wants.model)
 
 
+def _text_of(content: Any) -> str | None:
+    """The text of a message; another server's parts are kept in the message alone."""
+    return content if isinstance(content, str) else None
+
+
 def read_answer(body: bytes, wants: Wants) -> Answer:
     """Take an answer apart.
 
@@ -81,17 +97,16 @@ def read_answer(body: bytes, wants: Wants) -> Answer:
     """
     fields = _object.decode(body)
     pieces = _objects.decode(fields["choices"])
-    usage: dict[str, Any] | None = msgspec.json.decode(fields["usage"]) if "usage" in fields else None
     prompt_token_ids = read_ids(fields.get("prompt_token_ids"))
     choices = []
     for piece in pieces:
         message: dict[str, Any] = msgspec.json.decode(piece["message"])
         choices.append(
             Choice(
-                index=msgspec.json.decode(piece["index"]),
+                index=read_index(piece["index"]),
                 message={key: value for key, value in message.items() if value is not None},
-                text=message.get("content"),
-                finish_reason=msgspec.json.decode(piece.get("finish_reason", NULL)),
+                text=_text_of(message.get("content")),
+                finish_reason=read_text(piece.get("finish_reason", NULL)),
                 token_ids=read_ids(piece.get("token_ids")),
                 logprobs=read_logprobs(piece.get("logprobs")),
             )
@@ -99,6 +114,5 @@ def read_answer(body: bytes, wants: Wants) -> Answer:
         strip_choice(piece, wants)
     strip_top(fields, wants)
     fields["choices"] = raw(pieces)
-    heard = Heard(prompt_token_ids, usage.get("prompt_tokens") if usage else None, tuple(choices))
-    upstream_id = msgspec.json.decode(fields["id"]) if "id" in fields else None
-    return Answer(msgspec.json.encode(fields), upstream_id, (heard,))
+    heard = Heard(prompt_token_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
+    return Answer(msgspec.json.encode(fields), read_text(fields.get("id", NULL)), (heard,))

@@ -8,13 +8,35 @@ from typing import Any
 import msgspec
 
 from proxy.call import NULL, Choice
-from proxy.wire.chat_answer import Wants, read_ids, read_logprobs, strip_choice, strip_top
-from proxy.wire.dialect import Heard
+from proxy.wire.chat_answer import Wants, prompt_tokens_of, read_ids, read_logprobs, strip_choice, strip_top
+from proxy.wire.dialect import Heard, read_index, read_text
 from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _EMPTY_DELTAS = (b"{}", b"null")
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+_delta = msgspec.json.Decoder(_Delta | None)
 
 
 class _Spoken:
@@ -35,22 +57,24 @@ class _Spoken:
         logprobs = read_logprobs(choice.get("logprobs"))
         if logprobs is not None:
             self.logprobs = (self.logprobs or []) + logprobs
-        self.finish_reason = msgspec.json.decode(choice.get("finish_reason", NULL)) or self.finish_reason
-        delta: dict[str, Any] = msgspec.json.decode(choice.get("delta", NULL)) or {}
-        self.role = delta.get("role") or self.role
+        self.finish_reason = read_text(choice.get("finish_reason", NULL)) or self.finish_reason
+        delta = _delta.decode(choice.get("delta", NULL))
+        if delta is None:
+            return
+        self.role = delta.role or self.role
         for part in ("content", "reasoning", "refusal"):
-            if isinstance(delta.get(part), str):
-                self.texts.setdefault(part, []).append(delta[part])
-        for piece in delta.get("tool_calls") or ():
+            if (text := getattr(delta, part)) is not None:
+                self.texts.setdefault(part, []).append(text)
+        for piece in delta.tool_calls or ():
             self._hear_tool_call(piece)
 
-    def _hear_tool_call(self, piece: dict[str, Any]) -> None:
-        call = self.tool_calls.setdefault(piece.get("index", 0), {"id": None, "type": "function", "function": {}})
-        call["id"] = piece.get("id") or call["id"]
-        spoken = piece.get("function") or {}
-        if spoken.get("name"):
-            call["function"]["name"] = spoken["name"]
-        call["function"]["arguments"] = call["function"].get("arguments", "") + (spoken.get("arguments") or "")
+    def _hear_tool_call(self, piece: _ToolCall) -> None:
+        call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
+        call["id"] = piece.id or call["id"]
+        spoken = piece.function or _Function()
+        if spoken.name:
+            call["function"]["name"] = spoken.name
+        call["function"]["arguments"] = call["function"].get("arguments", "") + (spoken.arguments or "")
 
     def frozen(self, index: int) -> Choice:
         message: dict[str, Any] = {"role": self.role}
@@ -107,14 +131,14 @@ class ChatStream:
             return event + b"\n\n"
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
         if self.upstream_id is None and "id" in fields:
-            self.upstream_id = msgspec.json.decode(fields["id"])
+            self.upstream_id = read_text(fields["id"])
         if "prompt_token_ids" in fields and self._prompt_token_ids is None:
             self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
         if "usage" in fields and fields["usage"] != NULL:
-            self._prompt_tokens = msgspec.json.decode(fields["usage"]).get("prompt_tokens")
+            self._prompt_tokens = prompt_tokens_of(fields["usage"])
         exists_without_capture = not choices
         for choice in choices:
-            self._spoken.setdefault(msgspec.json.decode(choice["index"]), _Spoken()).hear(choice)
+            self._spoken.setdefault(read_index(choice["index"]), _Spoken()).hear(choice)
             strip_choice(choice, self._wants)
             # vLLM alone sends no event for a token that adds nothing: no text, no end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL

@@ -10,8 +10,8 @@ import msgspec
 
 from proxy.call import NULL, Choice, nothing_said
 from proxy.wire.body import Body, deadly
-from proxy.wire.chat_answer import read_ids
-from proxy.wire.dialect import Answer, Heard, raw
+from proxy.wire.chat_answer import prompt_tokens_of, read_ids
+from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
 from proxy.wire.sampling import why_bent
 from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
 from whetstone.reasons import WhyNotTrained
@@ -116,10 +116,10 @@ class TextAsked:
             texts.strip(piece)
         fields["choices"] = raw(pieces)
         if "usage" in fields:
-            texts.prompt_tokens = (msgspec.json.decode(fields["usage"]) or {}).get("prompt_tokens")
+            texts.prompt_tokens = prompt_tokens_of(fields["usage"])
         if "model" in fields:
             fields["model"] = raw(self.model)
-        upstream_id = msgspec.json.decode(fields["id"]) if "id" in fields else None
+        upstream_id = read_text(fields.get("id", NULL))
         return Answer(msgspec.json.encode(fields), upstream_id, texts.heard)
 
     def events(self) -> "TextStream":
@@ -152,9 +152,9 @@ class _Texts:
 
     def hear(self, piece: dict[str, msgspec.Raw]) -> None:
         """Take what a choice, or a piece of it, says."""
-        index: int = msgspec.json.decode(piece["index"])
+        index = read_index(piece["index"])
         spoken = self._spoken.setdefault(index, _Spoken())
-        spoken.texts.append(msgspec.json.decode(piece.get("text", NULL)) or "")
+        spoken.texts.append(read_text(piece.get("text", NULL)) or "")
         ids = read_ids(piece.get("token_ids"))
         if ids is not None:
             spoken.token_ids = (spoken.token_ids or []) + ids
@@ -163,7 +163,7 @@ class _Texts:
             # The first token of an echoed prompt has none: then there is not one for every token, which counts below.
             told = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
             spoken.logprobs = (spoken.logprobs or []) + told
-        spoken.finish_reason = msgspec.json.decode(piece.get("finish_reason", NULL)) or spoken.finish_reason
+        spoken.finish_reason = read_text(piece.get("finish_reason", NULL)) or spoken.finish_reason
         prompt_ids = read_ids(piece.get("prompt_token_ids"))
         if prompt_ids is not None:
             self._prompt_token_ids[index // self._asked.choices_a_prompt] = prompt_ids
@@ -239,9 +239,9 @@ class TextStream:
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"
         if self.upstream_id is None and "id" in fields:
-            self.upstream_id = msgspec.json.decode(fields["id"])
+            self.upstream_id = read_text(fields["id"])
         if fields.get("usage", NULL) != NULL:
-            self._texts.prompt_tokens = msgspec.json.decode(fields["usage"]).get("prompt_tokens")
+            self._texts.prompt_tokens = prompt_tokens_of(fields["usage"])
         if "choices" in fields:
             pieces = _objects.decode(fields["choices"])
             for piece in pieces:

@@ -115,6 +115,12 @@ class Asked(Protocol):
         ...
 
 
+read_text = msgspec.json.Decoder(str | None).decode
+"""A piece of JSON that is a text or null."""
+read_index = msgspec.json.Decoder(int).decode
+"""A piece of JSON that is a whole number."""
+
+
 def raw(value: Any) -> msgspec.Raw:
     """A piece of JSON."""
     return msgspec.Raw(msgspec.json.encode(value))

@@ -19,7 +19,7 @@ def answer_of(chat: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: a tool call's arguments are no JSON object, as where `max_tokens` cut them short. vLLM then answers
-            400, with the body that `refusal_of` gives.
+            400 with this message.
     """
     choice = chat["choices"][0]
     message = choice["message"]
@@ -49,11 +49,6 @@ def error_of(chat_error_body: bytes, status: int) -> bytes:
         return _error(error["type"], error["message"])
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError):
         return _error(HTTPStatus(status).phrase, chat_error_body.decode("utf-8", "replace"))
-
-
-def refusal_of(error: ValueError) -> bytes:
-    """The body of the 400 for an answer that cannot be put into an Anthropic message."""
-    return _error("BadRequestError", str(error))
 
 
 class MessageEvents:

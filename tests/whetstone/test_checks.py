@@ -170,9 +170,10 @@ def test_a_sampled_logprob_unlike_its_alternative_is_found() -> None:
     [
         (TOP, True, "unset fields change nothing"),
         ({name: logprob + 0.01 for name, logprob in TOP.items()}, True, "unset fields change nothing"),
-        (scaled(TOP, 1.5), False, "unset fields move logprobs by 0.50 nats"),
+        (scaled(TOP, 1.5), False, "unset fields move logprobs by up to 1.00 nats"),
         (TOP | {"token_id:16": -9999.0}, False, "cuts tokens off"),
-        ({"token_id:7": -0.5}, False, "unset fields move logprobs"),
+        (TOP | {f"token_id:{n}": -9.0 for n in range(100, 110)}, True, "unset fields change nothing"),
+        ({"token_id:7": -0.5}, False, "unset fields make other tokens likely"),
     ],
 )
 def test_defaults_of_the_model_are_seen(unset: dict[str, float], ok: bool, found: str) -> None:
@@ -180,6 +181,12 @@ def test_defaults_of_the_model_are_seen(unset: dict[str, float], ok: bool, found
     for pairs in ([(answer(top=unset), answer(top=TOP)), same], [same, (answer(top=unset), answer(top=TOP))]):
         check = checks.defaults(pairs, PROCESSED)
         assert (check.ok, found in check.found) == (ok, True), check.found
+
+
+def test_one_token_that_is_moved_is_seen_among_many_that_are_not() -> None:
+    many = {f"token_id:{n}": -9.0 for n in range(100, 117)} | TOP
+    penalised = many | {"token_id:470": -1.1}
+    assert checks.defaults([(answer(top=penalised), answer(top=many))], PROCESSED).ok is False
 
 
 @pytest.mark.parametrize("mode", [LOGPROBS.answer(False, "raw"), LOGPROBS.answer(None, "nobody answered")])

@@ -1,13 +1,16 @@
 """The self-test: against a real vLLM, and against servers with one fault each."""
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from whetstone import selftest
+from whetstone import selftest, vllm
 from whetstone.selftest import SelfTest
 from whetstone.settings import Settings
+from whetstone.supervisor import Part, Supervisor
 from whetstone.vllm import Vllm
 
 ALL = (
@@ -45,6 +48,27 @@ def test_a_real_vllm_as_up_starts_it_has_all_that_training_needs(vllm_url: str) 
 
 
 @pytest.mark.stack
+def test_a_real_vllm_with_other_flags_is_told_what_to_change(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    bent = ("--override-generation-config", '{"top_k": 3}', "--no-enable-auto-tool-choice")
+    settings = Settings(vllm={"url": f"http://127.0.0.1:{port}", "extra_args": bent})
+    environment = vllm.environment(settings) | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}
+    control, supervisor = Vllm(f"http://127.0.0.1:{port}"), Supervisor(tmp_path)
+    try:
+        supervisor.start(Part("vllm", vllm.command(settings, port), environment, control.healthy, 300))
+        supervisor.await_ready("vllm")
+        test = selftest.run(control, settings.served_name)
+    finally:
+        supervisor.stop()
+        control.close()
+    assert [check.name for check in test.missing] == ["sampling defaults", "adapters at run time"]
+    assert "--enable-auto-tool-choice" in found(test, "tool calls")
+    assert outcomes(test)["logprob mode"] is True
+
+
+@pytest.mark.stack
 def test_a_real_vllm_is_asked_for_a_model_that_it_has_not(vllm_url: str) -> None:
     control = Vllm(vllm_url)
     test = selftest.run(control, "nobody@v0")
@@ -63,7 +87,7 @@ def test_about_fifteen_short_requests_are_made_and_none_that_could_hurt(fake_vll
     selftest.run(control, "starter@v0")
     assert len(fake_vllm.asked) <= 15
     for body in fake_vllm.asked:
-        assert body["max_tokens"] <= 64
+        assert body["max_tokens"] < 200
         assert not {"prompt_logprobs", "echo"} & body.keys()
 
 
@@ -107,6 +131,13 @@ def test_what_only_apps_miss_does_not_stop_training(
     assert outcomes(test)[name] is False
     assert seen in found(test, name)
     assert test.trainable
+
+
+def test_a_server_that_takes_no_tools_is_asked_for_its_template_all_the_same(fake_vllm: Any, control: Vllm) -> None:
+    fake_vllm.takes_tools = False
+    test = selftest.run(control, "starter@v0")
+    assert outcomes(test)["chat template"] is True
+    assert outcomes(test)["ids beside tools"] is None
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_an_engine_whose_server_says_that_it_died_is_dead(server: Server, contro
 def test_an_engine_that_says_nothing_lives_only_if_it_takes_steps(
     server: Server, control: Vllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whetstone.vllm.LIFE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("whetstone.vllm.TOKEN_TIMEOUT_S", 0.2)
     server.speaks.clear()
 
     def at_step(step: float) -> bool | None:

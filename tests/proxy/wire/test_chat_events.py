@@ -169,3 +169,25 @@ def test_a_comment_passes_as_it_is() -> None:
 def test_what_is_no_chunk_is_unreadable(body: bytes) -> None:
     with pytest.raises(UNREADABLE):
         stream().feed(b"data: " + body + b"\n\n")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"index": "0"},
+        {"delta": {"content": 7}},
+        {"delta": {"role": []}},
+        {"delta": {"tool_calls": [{"index": "x"}]}},
+        {"delta": {"tool_calls": [{"function": {"arguments": {}}}]}},
+        {"finish_reason": 5},
+        {"token_ids": ["x"]},
+        {"logprobs": {"content": [{"logprob": "x"}]}},
+    ],
+)
+def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any]) -> None:
+    heard = stream()
+    heard.feed(b"".join(events()[:2]))
+    choice = {"index": 0, "delta": {}, "finish_reason": None} | wrong
+    with pytest.raises(UNREADABLE):
+        heard.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    assert heard.heard[0].choices[0].text == "Hel"

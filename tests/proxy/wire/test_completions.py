@@ -125,6 +125,15 @@ def test_what_nobody_answered_is_there_all_the_same() -> None:
     assert [choice.text for one in heard for choice in one.choices] == [None, None]
 
 
+@pytest.mark.parametrize("wrong", [{"text": 7}, {"index": "0"}, {"token_ids": "x"}, {"finish_reason": []}])
+def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any]) -> None:
+    data = b"data: " + json.dumps({"choices": [piece(0, "x", [1]) | wrong]}).encode() + b"\n\n"
+    stream = ask(stream=True).events()
+    with pytest.raises(UNREADABLE):
+        stream.feed(data)
+    assert [choice.index for heard in stream.heard for choice in heard.choices] == [0]
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"choices": 1}', b'{"choices": [{}]}', b'{"choices": ' + b"[" * 5000])
 def test_what_is_no_answer_is_unreadable(body: bytes) -> None:
     with pytest.raises(UNREADABLE):
