@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from migrations import schema
 from whetstone.reasons import WhyNotTrained
-from whetstone.settings import PREFIX, Settings
+from whetstone.settings import PREFIX, Settings, UpstreamSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _MADE = "<!-- Made by `make docs`; edit the code instead. -->\n"
@@ -35,6 +36,7 @@ def _settings() -> str:
     for name, section in sections.items():
         if section is not None:
             lines += _table(f"[{name}]", section.model_fields)
+    lines += _table("[upstreams.<name>]", UpstreamSettings.model_fields)
     return "\n".join(lines)
 
 
@@ -47,7 +49,7 @@ def _table(title: str, fields: dict[str, Any]) -> Iterator[str]:
     yield "| setting | default | meaning |\n|---|---|---|"
     for name, field in fields.items():
         default = "examples/starter/model" if name == "model" else field.default
-        shown = "–" if default in (None, ()) else f"`{default}`"
+        shown = "–" if default in (None, (), {}, PydanticUndefined) else f"`{default}`"
         yield f"| `{name}` | {shown} | {' '.join(str(field.description).split())} |"
     yield ""
 

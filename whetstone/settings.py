@@ -99,6 +99,10 @@ class VllmSettings(_Section):
     silence_s: float = Field(30, ge=5)
     """An engine that takes no step for so long, though asked for a token, is killed and started again. Above the
     longest step: for models from 0.5B on a CPU, whose step over a long prompt takes that long, raise it."""
+    tool_call_parser: str | None = None
+    """vLLM's --tool-call-parser; without it that of the model's family, by its name."""
+    reasoning_parser: str | None = None
+    """vLLM's --reasoning-parser; likewise. A model of no family has none: its thinking stays in its text."""
     extra_args: tuple[str, ...] = ()
     """More arguments for vLLM's server, as they are."""
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from whetstone.families import parsers_of
+from whetstone.ids import version_id
 from whetstone.settings import Settings
 
 T = TypeVar("T")
@@ -53,9 +55,9 @@ class Sampled(msgspec.Struct, frozen=True):
 def command(settings: Settings, port: int) -> list[str]:
     """The server's command line, for its CPU build and its GPU build alike (`vllm serve` fails in the former)."""
     vllm = settings.vllm
+    parsers = parsers_of(settings.model)
     arguments = {
         "--model": settings.model,
-        "--served-model-name": settings.served_name,
         "--host": "127.0.0.1",
         "--port": str(port),
         "--dtype": _dtype(settings),
@@ -68,13 +70,17 @@ def command(settings: Settings, port: int) -> list[str]:
         "--max-loras": str(vllm.max_loras),
         "--max-cpu-loras": str(2 * vllm.max_loras),
         "--max-lora-rank": str(_max_lora_rank(settings.trainer.lora_rank)),
-        "--tool-call-parser": "hermes",
+        "--tool-call-parser": vllm.tool_call_parser or parsers.tool_call,
     }
+    if reasoning_parser := vllm.reasoning_parser or parsers.reasoning:
+        arguments["--reasoning-parser"] = reasoning_parser
     if vllm.max_model_len is not None:
         arguments["--max-model-len"] = str(vllm.max_model_len)
     flags = ["--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
     pairs = [part for pair in arguments.items() for part in pair]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *vllm.extra_args]
+    # The base model is version 0 of each policy.
+    names = ["--served-model-name", *(version_id(policy, 0) for policy in settings.trained)]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *names, *flags, *vllm.extra_args]
 
 
 def _max_lora_rank(rank: int) -> int:

@@ -28,6 +28,15 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_SEED": "1", "WHETSTONE_SEED__X": "1"}, "seed"),
         ({"WHETSTONE_TRAINER__LEARNING_RATE": "nan"}, "learning_rate"),
         ({"WHETSTONE_TRAINER__GROUPS_PER_STEP": "40"}, "no step would ever be due"),
+        ({"WHETSTONE_POLICIES": '["Big Name"]'}, "no policy name"),
+        ({"WHETSTONE_POLICIES": '["starter"]'}, "two policies are named 'starter'"),
+        ({"WHETSTONE_POLICIES": '["a", "b"]'}, "vllm.max_loras is 6; 3 policies need 12"),
+        ({"WHETSTONE_POLICIES": '["a"'}, "WHETSTONE_POLICIES"),
+        ({"WHETSTONE_ALIASES": '{"gpt-4o": "nobody"}'}, "leads to 'nobody'; there are: starter"),
+        ({"WHETSTONE_ALIASES": '{"starter": "starter"}'}, "is the name of a policy"),
+        ({"WHETSTONE_UPSTREAMS": '{"o": {"url": "ftp://x", "models": {"t": "m"}}}'}, "upstreams.o.url"),
+        ({"WHETSTONE_UPSTREAMS": '{"o": {"url": "http://x", "models": {}}}'}, "upstreams.o.models"),
+        ({"WHETSTONE_UPSTREAMS": '{"o": {"url": "http://x", "models": {"T T": "m"}}}'}, "no policy name"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_remedy(environment: dict[str, str], hint: str) -> None:
@@ -56,8 +65,26 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
 
 
 def test_a_child_process_loads_the_very_same_settings(tmp_path: Path) -> None:
-    settings = load(environment={}, data=tmp_path, vllm__extra_args=("--a", "b c"), seed=7)
-    assert load(environment=as_environment(settings)) == settings
+    config = tmp_path / "w.toml"
+    config.write_text("""
+        policies = ["second"]
+        [aliases]
+        "GPT-4o 'mini'" = "second"
+        "a.b/c" = "teacher"
+        [upstreams.openai]
+        url = "https://api.openai.com/v1"
+        api_key_env = "OPENAI_API_KEY"
+        models = { teacher = "gpt-4o" }
+        [vllm]
+        max_loras = 8
+        extra_args = ["--a", "it's \\"b\\" [c]"]
+    """)
+    settings = load(config, {}, data=tmp_path, seed=7)
+    assert settings.aliases == {"GPT-4o 'mini'": "second", "a.b/c": "teacher"}
+    assert settings.upstreams["openai"].models == {"teacher": "gpt-4o"}
+    assert settings.trained == ("starter", "second")
+    for file in (config, Path(os.devnull)):
+        assert load(environment=as_environment(settings, file)) == settings
 
 
 def test_every_setting_is_documented() -> None:

@@ -33,6 +33,20 @@ def test_the_command_line_serves_adapters_and_the_logprobs_that_were_sampled_fro
     assert "--enable-prefix-caching" not in line  # vLLM's default
 
 
+def test_every_policy_has_version_0_under_its_own_name() -> None:
+    line = command(Settings(policies=("second",), vllm={"max_loras": 8}), 1)
+    at = line.index("--served-model-name")
+    assert line[at + 1 : at + 3] == ["starter@v0", "second@v0"]
+
+
+def test_the_parsers_are_those_of_the_models_family_unless_the_settings_name_others() -> None:
+    assert flags(Settings())["--tool-call-parser"] == "hermes"
+    assert "--reasoning-parser" not in flags(Settings())
+    assert flags(Settings(model="Qwen/Qwen3-8B"))["--reasoning-parser"] == "qwen3"
+    named = Settings(model="Qwen/Qwen3-8B", vllm={"tool_call_parser": "qwen3_xml", "reasoning_parser": "hf"})
+    assert (flags(named)["--tool-call-parser"], flags(named)["--reasoning-parser"]) == ("qwen3_xml", "hf")
+
+
 def test_adapters_may_come_and_go_while_it_runs() -> None:
     assert environment(Settings())["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
