@@ -1,8 +1,8 @@
 """Which of vLLM's parsers reads a model's tool calls and its thinking: by the model's name. Knows names only.
 
 From vLLM's own pages "Tool Calling" and "Reasoning Outputs" (0.32). The first family that matches wins; a model that is
-From vLLM's own pages "Tool Calling" and "Reasoning Outputs" (0.32). The first family that matches wins; a model that is
 none of them gets the `hermes` parser, which leaves alone what is no call in its form, and keeps its thinking as text.
+"""
 
 import re
 from typing import NamedTuple

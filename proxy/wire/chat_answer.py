@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.call import NULL, Choice
-from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
+from proxy.wire.dialect import Answer, Heard, Number, raw, read_index, read_text
 
 
 class Wants(Protocol):
@@ -19,7 +19,7 @@ class Wants(Protocol):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
+    prompt_tokens: Number | None = None
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -32,7 +32,7 @@ class _ChoiceLogprobs(msgspec.Struct):
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
-_ids = msgspec.json.Decoder(list[int] | None)
+_ids = msgspec.json.Decoder(list[Number] | None)
 _logprobs = msgspec.json.Decoder(_ChoiceLogprobs | None)
 _usage = msgspec.json.Decoder(_Usage | None)
 

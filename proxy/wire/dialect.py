@@ -1,6 +1,6 @@
 """What every dialect gives: a request as asked, its answer taken apart, its events one by one. Only the shapes."""
 
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -117,8 +117,10 @@ class Asked(Protocol):
 
 read_text = msgspec.json.Decoder(str | None).decode
 """A piece of JSON that is a text or null."""
-read_index = msgspec.json.Decoder(int).decode
-"""A piece of JSON that is a whole number."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A token id, or a choice's place: what SQL's integers hold."""
+read_index = msgspec.json.Decoder(Number).decode
+"""A piece of JSON that is a choice's place."""
 
 
 def raw(value: Any) -> msgspec.Raw:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+
 COLDEST = 0.01
 """vLLM raises a temperature between 0 and this one to it (`vllm.sampling_params`)."""
 
@@ -21,7 +23,6 @@ class Echo(msgspec.Struct, frozen=True):
     """A Responses object but for what was said: what was asked, and who answers."""
 
     id: str
-    """The chat answer's, without what stands before it."""
     created_at: int
     model: str
     values: dict[str, Any]
@@ -36,7 +37,7 @@ class Echo(msgspec.Struct, frozen=True):
         temperature = 1.0 if temperature is None else float(temperature)
         top_p = values.get("top_p")
         return {
-            "id": f"resp_{self.id}",
+            "id": self.id,
             "created_at": self.created_at,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": values.get("instructions"),
@@ -81,12 +82,22 @@ def echo_of(chat: dict[str, Any], values: dict[str, Any], prompt_tokens: int, ma
     room = max_model_len - prompt_tokens
     limit = values.get("max_output_tokens")
     return Echo(
-        id=chat["id"].removeprefix("chatcmpl-"),
+        id=id_of(chat["id"]),
         created_at=chat["created"],
         model=chat["model"],
         values=values,
         max_output_tokens=room if limit is None else min(limit, room),
     )
+
+
+def id_of(chat_id: str) -> str:
+    """The id that the app sees, of the chat answer's."""
+    return f"resp_{chat_id.removeprefix('chatcmpl-')}"
+
+
+def item_id(kind: str, response_id: str, output_index: int) -> str:
+    """The id of an output item of this type, at this place."""
+    return f"{_PREFIXES[kind]}_{response_id.removeprefix('resp_')}_{output_index}"
 
 
 def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) -> dict[str, Any]:
@@ -161,16 +172,16 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
     }
 
 
-def _output(message: dict[str, Any], answer_id: str) -> list[dict[str, Any]]:
+def _output(message: dict[str, Any], response_id: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if message.get("reasoning"):
-        items.append(reasoning_item(f"rs_{answer_id}_0", message["reasoning"], None))
+        items.append(reasoning_item(item_id("reasoning", response_id, 0), message["reasoning"], None))
     if message.get("content"):
-        items.append(message_item(f"msg_{answer_id}_{len(items)}", [text_part(message["content"])], "completed"))
+        content = [text_part(message["content"])]
+        items.append(message_item(item_id("message", response_id, len(items)), content, "completed"))
     for call in message.get("tool_calls") or ():
-        function = call["function"]
-        item_id = f"fc_{answer_id}_{len(items)}"
-        items.append(call_item(item_id, call["id"], function["name"], function["arguments"], "completed"))
+        called_id, function = item_id("function_call", response_id, len(items)), call["function"]
+        items.append(call_item(called_id, call["id"], function["name"], function["arguments"], "completed"))
     return items
 
 

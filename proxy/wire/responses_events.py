@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.wire.responses_answer import Echo, call_item, echo_of, message_item, reasoning_item, text_part
-
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+from proxy.wire.responses_answer import Echo, call_item, echo_of, item_id, message_item, reasoning_item, text_part
 
 
 class ResponseEvents:
@@ -122,7 +120,7 @@ class ResponseEvents:
     @property
     def _item_id(self) -> str:
         assert self._echo is not None and self._kind is not None
-        return f"{_PREFIXES[self._kind]}_{self._echo.id}_{len(self._output)}"
+        return item_id(self._kind, self._echo.id, len(self._output))
 
     def _part_event(self, kind: str, **said: Any) -> bytes:
         """An event of the open item's one part."""
