@@ -22,9 +22,12 @@ from proxy.replays import Replays
 from proxy.store import Store
 from proxy.upstream import Upstream
 from proxy.wire import dialects
+from proxy.wire.dialect import Server
 from whetstone.broker import celery_app, hint
 from whetstone.settings import Settings, UpstreamSettings, load
 from whetstone.tasks import ASSEMBLE
+
+LEARN_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class Proxy:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._policies = Policies()
+        self._vllm = Server()
         self._opened = AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,11 +98,18 @@ class Proxy:
         self._recorder.start()
         self._opened.push_async_callback(self._recorder.close)
         self._policies = self._read_policies()
-        refreshing = asyncio.ensure_future(self._refresh())
-        self._opened.callback(refreshing.cancel)
+        await self._learn()
+        for task in (self._refresh(), self._learn_more()):
+            self._opened.callback(asyncio.ensure_future(task).cancel)
         answered = Replays(self._reply)
         self._inference = Inference(
-            settings.project, self._known, self._upstreams, self._recorder, answered, settings.proxy
+            settings.project,
+            self._known,
+            self._upstreams,
+            lambda: self._vllm,
+            self._recorder,
+            answered,
+            settings.proxy,
         )
         self._passed = Passed(self._known, self._upstreams, settings.proxy)
         self._api: FastAPI = api.build(
@@ -130,6 +141,15 @@ class Proxy:
             raise DatabaseAway(
                 "whether this turn was answered before stands in the database: try again soon"
             ) from error
+
+    async def _learn(self) -> None:
+        self._vllm = Server(max_model_len=await self._upstreams[None].max_model_len())
+
+    async def _learn_more(self) -> None:
+        """Ask until vLLM has told what it is; it may be starting."""
+        while self._vllm.max_model_len is None:
+            await asyncio.sleep(LEARN_EVERY_S)
+            await self._learn()
 
     async def _refresh(self) -> None:
         """Keep the policies as the database tells them; while it is away the last ones stay."""

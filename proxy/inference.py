@@ -22,7 +22,7 @@ from proxy.replays import Replays, Reply
 from proxy.turn import Turn, digest_of
 from proxy.upstream import Upstream, refusal
 from proxy.wire.body import read_body
-from proxy.wire.dialect import UNREADABLE, Heard, Stream
+from proxy.wire.dialect import UNREADABLE, Heard, Server, Stream
 from proxy.wire.dialects import ask
 from whetstone.ids import new_id
 from whetstone.settings import ProxySettings
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Inference:
     """The routes of `dialects.PATHS`.
 
-    `policies` gives what the database last told; `upstreams` are by name, vLLM under None.
+    `policies` gives what the database last told, `vllm` what vLLM did; `upstreams` are by name, vLLM under None.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Inference:
         project: str,
         policies: Callable[[], Policies],
         upstreams: Mapping[str | None, Upstream],
+        vllm: Callable[[], Server],
         recorder: Recorder,
         answered: Replays,
         settings: ProxySettings,
@@ -52,6 +53,7 @@ class Inference:
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
+        self._vllm = vllm
         self._recorder = recorder
         self._answered = answered
         self._settings = settings
@@ -72,7 +74,7 @@ class Inference:
         turn = Turn(
             project=self._project,
             id=new_id(),
-            asked=ask(path, body, captured=speaker.upstream is None),
+            asked=ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False)),
             address=address,
             trajectory_id=address.trajectory_id or new_id(),
             threaded_by="new" if address.trajectory_id is None else "header",

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 
 from proxy.errors import AdapterLoading, ProxyError, UpstreamDown, UpstreamRefused
 from proxy.policies import Speaker
@@ -15,6 +16,17 @@ DIALECT_HEADERS = (b"anthropic-version", b"anthropic-beta")
 """Headers that say what a body means; other servers ask for them."""
 _ENGINE_DEAD = b"EngineCore encountered an issue"
 """What vLLM (0.32) answers to everybody once its engine has died."""
+
+
+class _Model(msgspec.Struct):
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_models = msgspec.json.Decoder(_Models)
 
 
 class Upstream:
@@ -52,6 +64,9 @@ class Upstream:
         try:
             async with self._session.post(self._address(path), data=body, headers=headers) as response:
                 yield response
+                if response.status >= 500:
+                    # vLLM's server closes such a connection without saying so: nobody's request may go that way.
+                    response.close()
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise UpstreamDown(
                 f"the model server does not answer ({type(error).__name__}); it may be starting, try again soon"
@@ -64,6 +79,14 @@ class Upstream:
             async with self._session.get(self._address(path), timeout=timeout) as response:
                 return await response.read() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return None
+
+    async def max_model_len(self) -> int | None:
+        """Tokens that prompt and answer may have together; None where it does not tell."""
+        told = await self.get("/v1/models")
+        try:
+            return None if told is None else _models.decode(told).data[0].max_model_len
+        except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
             return None
 
     async def healthy(self) -> bool:

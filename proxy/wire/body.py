@@ -77,11 +77,20 @@ def _check_choices(values: dict[str, Any], most: int) -> None:
     prompts = values.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     for field in ("n", "best_of"):
-        wanted = values.get(field)
-        if isinstance(wanted, int) and wanted * several > most:
+        wanted = whole(values.get(field)) or 1
+        if wanted * several > most:
             raise BadRequest(f"{wanted} choices for {several} prompts are over {most} (proxy.max_choices)", param=field)
-    if several > most:
-        raise BadRequest(f"{several} prompts are over {most} (proxy.max_choices)", param="prompt")
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as vLLM reads it, also from 2.0 and "2"; None where it is none."""
+    if not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() else None
 
 
 def deadly(field: str) -> RefusedField:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.call import NULL, Choice, nothing_said
-from proxy.wire.body import Body, deadly
+from proxy.wire.body import Body, deadly, whole
 from proxy.wire.chat_answer import prompt_tokens_of, read_ids
 from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
 from proxy.wire.sampling import why_bent
@@ -51,8 +51,7 @@ class TextAsked:
         self.stream = values.get("stream") is True
         user = values.get("user")
         self.end_user = user if isinstance(user, str) else None
-        n = values.get("n")
-        self.choices_a_prompt: int = n if isinstance(n, int) and n > 0 else 1
+        self.choices_a_prompt = max(whole(values.get("n")) or 1, 1)
         given = values.get("return_token_ids")
         # An echo with ids says no text; a beam has no logprobs of its own; a flag that is none must stay an error.
         self.capturable = (

@@ -10,6 +10,15 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, Attr
 """What taking an answer apart raises where it is none of its dialect."""
 
 
+class Server(msgspec.Struct, frozen=True):
+    """What is known of the server that answers."""
+
+    captured: bool = True
+    """It is our vLLM, which tells ids and logprobs."""
+    max_model_len: int | None = None
+    """Tokens that prompt and answer may have together; None while it has not told."""
+
+
 class Heard(msgspec.Struct, frozen=True):
     """What was said to one prompt: its choices share the prompt's ids. None: not told."""
 

@@ -6,36 +6,37 @@ from proxy.wire import messages, messages_answer, responses, responses_answer
 from proxy.wire.body import Body
 from proxy.wire.chat import ChatAsked
 from proxy.wire.completions import TextAsked
-from proxy.wire.dialect import Asked
+from proxy.wire.dialect import Asked, Server
 from proxy.wire.native import NativeAsked
+from proxy.wire.responses_events import ResponseEvents
 from proxy.wire.translated import TranslatedAsked
 from whetstone.reasons import WhyNotTrained
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
-def ask(path: str, body: Body, captured: bool) -> Asked:
-    """Read a request of one of PATHS. `captured`: vLLM answers, which tells ids and logprobs.
+def ask(path: str, body: Body, server: Server) -> Asked:
+    """Read a request of one of PATHS.
 
     Raises:
         RefusedField: it would end the engine.
     """
     match path:
         case "/v1/chat/completions":
-            return ChatAsked(body, captured)
+            return ChatAsked(body, server.captured)
         case "/v1/completions":
-            return TextAsked(body, captured)
+            return TextAsked(body, server.captured)
         case "/v1/messages":
-            return _messages(body, captured)
+            return _messages(body, server)
         case "/v1/responses":
-            return _responses(body, captured)
+            return _responses(body, server)
     raise ValueError(f"{path} is none of {PATHS}")
 
 
-def _messages(body: Body, captured: bool) -> Asked:
-    chat = messages.chat_of(body.values) if captured else None
+def _messages(body: Body, server: Server) -> Asked:
+    chat = messages.chat_of(body.values) if server.captured else None
     if chat is None:
-        return _native("messages", body, captured)
+        return _native("messages", body, server)
     return TranslatedAsked(
         "messages",
         body,
@@ -46,19 +47,21 @@ def _messages(body: Body, captured: bool) -> Asked:
     )
 
 
-def _responses(body: Body, captured: bool) -> Asked:
-    chat = responses.chat_of(body.values) if captured else None
-    if chat is None:
-        return _native("responses", body, captured)
+def _responses(body: Body, server: Server) -> Asked:
+    length = server.max_model_len
+    chat = responses.chat_of(body.values, length) if server.captured else None
+    if chat is None or length is None:
+        return _native("responses", body, server)
     return TranslatedAsked(
         "responses",
         body,
         chat,
-        answer_of=partial(responses_answer.answer_of, values=body.values),
-        events_of=partial(responses_answer.ResponseEvents, body.values),
+        answer_of=partial(responses_answer.answer_of, values=body.values, max_model_len=length),
+        events_of=partial(ResponseEvents, body.values, length),
         error_of=responses_answer.error_of,
+        id_of=responses_answer.id_of,
     )
 
 
-def _native(endpoint: str, body: Body, captured: bool) -> NativeAsked:
-    return NativeAsked(endpoint, body, WhyNotTrained.NO_TOKEN_IDS if captured else WhyNotTrained.DEMONSTRATION)
+def _native(endpoint: str, body: Body, server: Server) -> NativeAsked:
+    return NativeAsked(endpoint, body, WhyNotTrained.NO_TOKEN_IDS if server.captured else WhyNotTrained.DEMONSTRATION)

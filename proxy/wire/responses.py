@@ -8,6 +8,7 @@ prompt, values it would convert ("0.5" for 0.5), fields unknown here, `backgroun
 `truncation: auto`, `include` of logprobs, `include_reasoning: false`, tools other than functions, `text` beside tools
 that may be called (vLLM drops it, or not, by its tool parser), images, files, refusals, encrypted reasoning,
 half-finished messages. `store` is covered: vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE.
+Not for gpt-oss and for Mistral's tokenizers: vLLM makes their prompts in other ways here than in chat.
 """
 
 from collections.abc import Callable

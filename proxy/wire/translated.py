@@ -46,11 +46,14 @@ class TranslatedAsked:
         answer_of: Callable[[dict[str, Any]], dict[str, Any]],
         events_of: Callable[[], Back],
         error_of: Callable[[bytes, int], bytes],
+        id_of: Callable[[str], str] = str,
     ) -> None:
+        """`chat` stands for `body`; the others put answer, stream, errors and the answer's id back into the dialect."""
         pieces = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in chat.items()}
         self._chat = ChatAsked(Body(pieces, chat, body.model), captured=True)
         self._body = body
-        self._answer_of, self._events_of, self.error = answer_of, events_of, error_of
+        self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
+        self.error = error_of
         self.endpoint = endpoint
         self.model = body.model
         self.stream = self._chat.stream
@@ -86,21 +89,22 @@ class TranslatedAsked:
 
     def events(self) -> "TranslatedStream":
         """Take a streamed one apart."""
-        return TranslatedStream(self._chat.events(), self._events_of())
+        return TranslatedStream(self._chat.events(), self._events_of(), self._id_of)
 
 
 class TranslatedStream:
     """The state of one streamed answer (`dialect.Stream`): the chat's, put back event by event."""
 
-    def __init__(self, chat: ChatStream, back: Back) -> None:
+    def __init__(self, chat: ChatStream, back: Back, id_of: Callable[[str], str]) -> None:
         self._chat = chat
         self._back = back
+        self._id_of = id_of
         self._events = Events()
 
     @property
     def upstream_id(self) -> str | None:
-        """The answer's id."""
-        return self._chat.upstream_id
+        """The answer's id, as the app holds it."""
+        return None if self._chat.upstream_id is None else self._id_of(self._chat.upstream_id)
 
     @property
     def error(self) -> str | None:

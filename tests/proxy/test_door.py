@@ -34,6 +34,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/lates
         (b'{"model": "starter", "chat_template": "x"}', 400, "refused_field"),
         (b'{"model": "starter", "prompt_logprobs": 1}', 400, "refused_field"),
         (b'{"model": "starter", "n": 257}', 400, None),
+        (b'{"model": "starter", "n": "257"}', 400, None),
+        (b'{"model": "starter", "n": 1e30}', 400, None),
         (b'{"model": "starter", "best_of": 100, "prompt": ["a", "b", "c"]}', 400, None),
         (b'{"model": "starter", "prompt": [' + b'"a",' * 256 + b'"a"]}', 400, None),
         (b'{"model": "starter", "messages": "\xff"}', 400, "invalid_json"),
