@@ -138,8 +138,9 @@ class Inference:
         except UNREADABLE as error:
             raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
         headers = [JSON, *turn.headers()]
-        self._record(turn, "complete", answer.heard, answer.upstream_id, reply=_reply(turn, headers, answer.for_app))
-        await send_whole(send, 200, headers, answer.for_app)
+        reply = _reply(turn, headers, answer.for_app) if answer.status == 200 else None
+        self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
+        await send_whole(send, answer.status, headers, answer.for_app)
 
     async def _pass_events(self, turn: Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
         async for data in response.content.iter_any():

@@ -6,6 +6,7 @@ import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -100,13 +101,28 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a real vLLM with the starter model, as `whetstone up` starts it: one for all tests (mark them `stack`)."""
+    with _running_vllm(tmp_path_factory.mktemp("vllm")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def parsing_vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same, with a reasoning parser beside the tool parser, and the routes that render prompts."""
+    with _running_vllm(
+        tmp_path_factory.mktemp("parsing"), reasoning_parser="qwen3", extra_args=("--enable-scale-out",)
+    ) as url:
+        yield url
+
+
+@contextmanager
+def _running_vllm(logs: Path, **settings_of_vllm: Any) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    settings = Settings(vllm={"url": url})
+    settings = Settings(vllm={"url": url, **settings_of_vllm})
     control = vllm.Vllm(url)
-    supervisor = Supervisor(tmp_path_factory.mktemp("vllm"))
+    supervisor = Supervisor(logs)
     command, environment = vllm.command(settings, port), vllm.environment(settings)
     try:
         supervisor.start(Part("vllm", command, environment, control.healthy, settings.vllm.start_timeout_s))

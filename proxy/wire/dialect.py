@@ -36,6 +36,8 @@ class Answer(msgspec.Struct, frozen=True):
     upstream_id: str | None
     """Its id, as the app holds it."""
     heard: tuple[Heard, ...]
+    status: int = 200
+    """400 where the dialect has no words for what was said."""
 
 
 class Stream(Protocol):

@@ -64,8 +64,9 @@ class MessageEvents:
         self._held_text: list[str] = []
         """What was said while a tool call was open; it becomes a block of its own after it."""
         self._tool_use_ids: dict[int, str] = {}
-        self._arguments: list[str] | None = None
-        """Those of the latest tool call; None without any."""
+        self._tool_used = False
+        self._arguments: list[str] = []
+        """Those of the latest tool call."""
         self._finish_reason: str | None = None
         self._stop_reason: Any = None
 
@@ -112,9 +113,8 @@ class MessageEvents:
         return _event({"type": "message_start", "message": message})
 
     def _finish(self, chunk: dict[str, Any]) -> bytes:
-        complete = self._arguments is not None and _is_json("".join(self._arguments))
-        used = self._arguments is not None
-        delta = _stopped(self._finish_reason or "stop", self._stop_reason, used, complete)
+        complete = self._tool_used and _is_json("".join(self._arguments))
+        delta = _stopped(self._finish_reason or "stop", self._stop_reason, self._tool_used, complete)
         return _event({"type": "message_delta", "delta": delta, "usage": _usage(chunk.get("usage"))})
 
     def _think(self, thinking: str) -> bytes:
@@ -137,9 +137,9 @@ class MessageEvents:
             if call["id"] != self._tool_use_id and function.get("name") is not None:
                 block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
                 events = self._close() + self._open(block)
-                self._tool_use_id, self._arguments = call["id"], []
+                self._tool_used, self._tool_use_id, self._arguments = True, call["id"], []
         tool_use_id = self._tool_use_ids.get(call["index"])
-        if function.get("arguments") and self._arguments is not None and self._tool_use_id == tool_use_id:
+        if function.get("arguments") and tool_use_id is not None and tool_use_id == self._tool_use_id:
             self._arguments.append(function["arguments"])
             events += self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
         return events

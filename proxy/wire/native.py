@@ -27,8 +27,7 @@ class NativeAsked:
         self.path = f"/v1/{endpoint}"
         self.model = body.model
         self.stream = body.values.get("stream") is True
-        user = body.values.get("user")
-        self.end_user = user if isinstance(user, str) else None
+        self.end_user = end_user_of(body)
         self._body = body
         self._why_not_trained = why_not_trained
 
@@ -72,6 +71,13 @@ class NativeAsked:
 
 
 NOT_SAMPLING = ("model", "messages", "input", "system", "instructions", "tools")
+
+
+def end_user_of(body: Body) -> str | None:
+    """Whom the app serves: OpenAI's `user`, Anthropic's `metadata.user_id`."""
+    metadata = body.values.get("metadata")
+    user = body.values.get("user") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
+    return user if isinstance(user, str) else None
 
 
 def conversation(body: Body) -> list[msgspec.Raw]:

@@ -13,7 +13,7 @@ from proxy.wire.body import Body
 from proxy.wire.chat import ChatAsked
 from proxy.wire.chat_events import ChatStream
 from proxy.wire.dialect import Answer, Heard
-from proxy.wire.native import NOT_SAMPLING, conversation
+from proxy.wire.native import NOT_SAMPLING, conversation, end_user_of
 from proxy.wire.sse import Events, data_of
 
 
@@ -57,7 +57,7 @@ class TranslatedAsked:
         self.endpoint = endpoint
         self.model = body.model
         self.stream = self._chat.stream
-        self.end_user = self._chat.end_user
+        self.end_user = end_user_of(body)
 
     @property
     def messages(self) -> list[msgspec.Raw]:
@@ -84,8 +84,14 @@ class TranslatedAsked:
     def read(self, body: bytes) -> Answer:
         """Take a whole answer apart."""
         answer = self._chat.read(body)
-        said = self._answer_of(msgspec.json.decode(answer.for_app))
-        return Answer(msgspec.json.encode(said), said.get("id"), answer.heard)
+        upstream_id = None if answer.upstream_id is None else self._id_of(answer.upstream_id)
+        chat = msgspec.json.decode(answer.for_app)
+        try:
+            said = msgspec.json.encode(self._answer_of(chat))
+        except ValueError as error:
+            refused = msgspec.json.encode({"error": {"message": str(error), "type": "BadRequestError"}})
+            return Answer(self.error(refused, 400), upstream_id, answer.heard, status=400)
+        return Answer(said, upstream_id, answer.heard)
 
     def events(self) -> "TranslatedStream":
         """Take a streamed one apart."""

@@ -272,6 +272,14 @@ def plain_proxy(
     return start(settings_for(sqlite_url, fake_vllm.url, tmp_path))
 
 
+@pytest.fixture
+def real_proxy(
+    vllm_url: str, sqlite_url: str, tmp_path: Path, start: Callable[[Settings], RunningProxy]
+) -> RunningProxy:
+    """A proxy in front of the real vLLM."""
+    return start(settings_for(sqlite_url, vllm_url, tmp_path))
+
+
 @pytest.fixture(scope="session")
 def door(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """One proxy for all tests of what is refused: they leave nothing behind, and nothing of theirs reaches vLLM."""

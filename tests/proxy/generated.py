@@ -9,9 +9,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from tests.proxy.both import MODELS
+from tests.proxy.wrong_values import MISSING
+
 Body = dict[str, Any]
 
-MODELS = ("starter", "starter@v0")
 FRAGMENTS = (
     "hi", " you", "\n", "", "board 4", "é", "e\u0301", "😀", "👩‍👩‍👧", "日本", "\u200d", "ß", "\x00", "\\", '"',
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", '{"a": 1}',
@@ -80,11 +82,19 @@ _message = some(role=one("user", "assistant", "system"), content=texts) | some(r
 _turns = _message.map(lambda message: [message]) | _tool_turn
 messages = st.lists(_turns, min_size=1, max_size=3).map(lambda turns: [message for turn in turns for message in turn])
 
+_ids = st.lists(st.integers(3, 503), min_size=1, max_size=6)
+several_prompts = st.lists(texts.filter(bool), min_size=1, max_size=3) | st.lists(_ids, min_size=1, max_size=3)
+prompts = texts | _ids | several_prompts
+
 sampled = both(some(temperature=one(1, 0.7, 1.5), seed=seeds), may(top_p=one(1, 0.9), top_k=one(-1, 0, 20)))
 choices = some(n=one(2, 3), temperature=one(1), seed=seeds)
-shared: dict[str, SearchStrategy[Body]] = {
+greedy_or_seeded = some(temperature=one(0)) | some(temperature=one(1), seed=seeds)
+lengths = some(max_tokens=st.integers(1, 8))
+_shared: dict[str, SearchStrategy[Body]] = {
+    "nothing": st.just({}),
     "sampled": sampled,
     "choices": choices,
+    "oddly many choices": both(choices, some(n=one("2", 2.0, True))),
     "stop": both(some(stop=stops | st.lists(stops, max_size=3)), may(include_stop_str_in_output=one(True, False))),
     "tokens that stop": some(stop_token_ids=one([220], [90, 91], [])),
     "kept going": both(some(min_tokens=one(0, 3), ignore_eos=one(True, False)), may(skip_special_tokens=one(False))),
@@ -110,9 +120,8 @@ shared: dict[str, SearchStrategy[Body]] = {
     "spaces": may(spaces_between_special_tokens=one(False), add_special_tokens=one(True, False)),
     "session": may(session_id=one("s"), service_tier=one("auto"), return_token_offsets=one(True, False)),
 }  # fmt: skip
-"""Features of both endpoints: each a few fields that belong together."""
 
-chat_only: dict[str, SearchStrategy[Body]] = {
+CHAT_FEATURES: dict[str, SearchStrategy[Body]] = _shared | {
     "logprobs": some(logprobs=flags),
     "top_logprobs": some(logprobs=one(True), top_logprobs=one(0, 1, 3, None)),
     "zero top_logprobs": some(top_logprobs=one(0, None)),
@@ -156,13 +165,15 @@ chat_only: dict[str, SearchStrategy[Body]] = {
     ),
     "format": some(
         response_format=one(
-            {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "c", "schema": CELL}}
+            {"type": "text"}, {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "c", "schema": CELL}},
         ),
         chat_template_kwargs=one({"enable_thinking": False}, {}),
     ),
-    "format and hidden": some(
-        response_format=one({"type": "json_object"}, {"type": "text"}), include_reasoning=one(False, True)
-    ),
+    "hidden format": some(response_format=one({"type": "json_object"}), include_reasoning=one(False)),
+    "hidden text": some(response_format=one({"type": "text"}), include_reasoning=one(False)),
+    "hidden logprobs": some(include_reasoning=one(False), logprobs=one(True), return_token_ids=one(True, False)),
+    "hidden tool": some(tools=one([MOVE]), tool_choice=one("required", "auto"), include_reasoning=one(False)),
     "completion tokens": some(max_completion_tokens=st.integers(1, 8)),
     "metadata": some(metadata=one({"a": "b"}, {}), store=one(False)),
     "echo": some(echo=one(True, False), top_logprobs=one(None)),
@@ -171,13 +182,18 @@ chat_only: dict[str, SearchStrategy[Body]] = {
     "continued": some(add_generation_prompt=one(False), continue_final_message=one(True, False)),
 }  # fmt: skip
 
-completion_only: dict[str, SearchStrategy[Body]] = {
+"""What a chat may have: each a few fields that belong together."""
+
+TEXT_FEATURES: dict[str, SearchStrategy[Body]] = _shared | {
     "logprobs": some(logprobs=one(None, 0, 1, 5)),
-    "echo": some(echo=one(True, False, None)),
+    "echo": some(echo=one(True)),
+    "no echo": some(echo=one(False, None)),
+    "several prompts": some(prompt=several_prompts),
     "suffix": some(suffix=one("", None)),
     "no max_tokens": some(max_tokens=one(None)),
     "said": some(structured_outputs=texts.filter(bool).map(lambda text: {"choice": [text]})),
 }
+"""The same of a completion."""
 
 streaming = some(stream=one(True)), may(
     stream_options=one(
@@ -186,109 +202,38 @@ streaming = some(stream=one(True)), may(
     )
 )  # fmt: skip
 
-_ids = st.lists(st.integers(3, 503), min_size=1, max_size=6)
-_some_texts = texts.filter(lambda text: "\x00" not in text)
-prompts = texts | _ids | st.lists(texts.filter(bool), min_size=1, max_size=3) | st.lists(_ids, min_size=1, max_size=3)
 
-MISSING = object()
-"""In place of a value: the field is left out."""
-
-WRONG: dict[str, tuple[Any, ...]] = {
-    "model": ("nobody", "", "starter@v1", "STARTER", None, 1, [], MISSING),
-    "temperature": (-1, "hot", "0.5", 3.5, [], {}, 10**30),
-    "top_p": (0, 2, "x", -0.1),
-    "top_k": (-5, 1.5, "x"),
-    "min_p": (-1, 2),
-    "presence_penalty": (3, "x"),
-    "frequency_penalty": (-3, []),
-    "repetition_penalty": (0, -1, "x"),
-    "max_tokens": (-1, 100_000, "x", 1.5, [1]),
-    "n": (0, -1, "two", "2", True, 1.5, 2, 100_000),
-    "seed": ("x", 2**70, 1.5, -(2**70)),
-    "stop": (1, [1], {}, [""], ""),
-    "stream": ("maybe", 7, [], "true", 1, 0),
-    "stream_options": ({"include_usage": "maybe"}, [], "x", {"include_usage": True}),
-    "return_token_ids": ("maybe", "true", 1, 2, []),
-    "echo": ("maybe", "true", "false", 1, []),
-    "use_beam_search": ("maybe", "true", 1, None),
-    "request_id": ("r",),
-    "cache_salt": ("s", "", 1),
-    "priority": (0, "x"),
-    "user": (1, []),
-    "logit_bias": ({"x": 1}, {"999999": 1}, [], "x", {"1": "x"}),
-    "min_tokens": (-1, 100, "x"),
-    "ignore_eos": ("maybe", None),
-    "skip_special_tokens": (None, "x"),
-    "stop_token_ids": (["x"], "x", None),
-    "allowed_token_ids": ([], [999_999], "x"),
-    "bad_words": (None, "x", [1]),
-    "structured_outputs": ({}, {"choice": []}, {"json": "{"}, {"choice": ["a"], "regex": "b"}, "x", {"regex": "("}),
-    "response_format": ({}, {"type": "xml"}, {"type": "json_schema"}, "json", []),
-    "stream_interval": (0, "x"),
-    "truncate_prompt_tokens": (-2, 10_000, "x"),
-}
-"""Values that are wrong: of another kind, out of bounds, or at odds with what is usual."""
-
-WRONG_CHAT: dict[str, tuple[Any, ...]] = WRONG | {
-    "messages": (MISSING, [], "hi", None, [{}], [{"content": "hi"}], [{"role": "user"}], [{"role": "robot", "content": "hi"}],
-                 [[]], {"role": "user"}, [{"role": "user", "content": [{"type": "video"}]}], [{"role": "user", "content": 1}]),
-    "tools": ("x", [{}], [1], {}, [{"type": "function"}], [{"type": "function", "function": {"name": 1}}]),
-    "tool_choice": ("always", "required", {}, {"type": "function", "function": {"name": "no"}}, 1),
-    "logprobs": ("maybe", 5, 1, 0, "true", []),
-    "top_logprobs": (2, -1, -2, 1000, "two", True, 1.5, [], ""),
-    "logprob_token_ids": ([1], ["x"], "x", [999_999]),
-    "include_reasoning": (None, "maybe", 0, "false"),
-    "max_completion_tokens": (-1, "x", 100_000),
-    "chat_template_kwargs": ("x", [], {"tools": 1}, {"add_generation_prompt": False}),
-    "parallel_tool_calls": ("maybe",),
-    "metadata": (1, "x"),
-    "reasoning_effort": ("extreme", 1),
-    "continue_final_message": (True, "x"),
-    "return_tokens_as_token_ids": ("maybe",),
-}  # fmt: skip
-WRONG_COMPLETION: dict[str, tuple[Any, ...]] = WRONG | {
-    "prompt": (MISSING, None, [], "", [[]], [-1], [999_999], {}, 1, ["a", 1], [[1], "a"], [1.5]),
-    "logprobs": (-1, -2, "x", 1000, True, 1.5, []),
-    "logprob_token_ids": ([1], "x"),
-    "suffix": ("x", 1),
-    "return_tokens_as_token_ids": ("maybe",),
-}
+@st.composite
+def chats(draw: st.DrawFn, feature: str, stream: bool) -> Body:
+    """Bodies for `/v1/chat/completions` with one of `CHAT_FEATURES` and perhaps others, which may contradict it."""
+    body = both(some(model=one(*MODELS), messages=messages), lengths, greedy_or_seeded)
+    return _safe(draw(both(body, _some_of(CHAT_FEATURES), CHAT_FEATURES[feature], *(streaming if stream else ()))))
 
 
 @st.composite
-def chats(draw: st.DrawFn, stream: bool) -> Body:
-    """Bodies for `/v1/chat/completions` that are right, or nearly: features may contradict one another."""
-    body = draw(some(model=one(*MODELS), messages=messages, max_tokens=st.integers(1, 8), temperature=one(0)))
-    return _safe(body | _features(draw, shared | chat_only, stream))
+def completions(draw: st.DrawFn, feature: str, stream: bool) -> Body:
+    """The same for `/v1/completions` and `TEXT_FEATURES`."""
+    body = both(some(model=one(*MODELS), prompt=prompts), lengths, greedy_or_seeded)
+    return _safe(draw(both(body, _some_of(TEXT_FEATURES), TEXT_FEATURES[feature], *(streaming if stream else ()))))
 
 
-@st.composite
-def completions(draw: st.DrawFn, stream: bool) -> Body:
+def wrong_chats(field: str, value: Any) -> SearchStrategy[Body]:
+    """Bodies for `/v1/chat/completions` with a value that is wrong."""
+    return _with(chats("nothing", stream=False) | chats("nothing", stream=True), field, value)
+
+
+def wrong_completions(field: str, value: Any) -> SearchStrategy[Body]:
     """The same for `/v1/completions`."""
-    body = draw(some(model=one(*MODELS), prompt=prompts, max_tokens=st.integers(1, 8), temperature=one(0)))
-    return _safe(body | _features(draw, shared | completion_only, stream))
+    return _with(completions("nothing", stream=False) | completions("nothing", stream=True), field, value)
 
 
-@st.composite
-def wrong_chats(draw: st.DrawFn) -> Body:
-    """Bodies for `/v1/chat/completions` with one or two fields that are wrong."""
-    return _safe(draw(chats(draw(st.booleans()))) | _wrong(draw, WRONG_CHAT))
+def _some_of(features: dict[str, SearchStrategy[Body]]) -> SearchStrategy[Body]:
+    names = st.lists(st.sampled_from(sorted(features)), max_size=3, unique=True)
+    return names.flatmap(lambda chosen: both(*(features[name] for name in chosen)))
 
 
-@st.composite
-def wrong_completions(draw: st.DrawFn) -> Body:
-    """The same for `/v1/completions`."""
-    return _safe(draw(completions(draw(st.booleans()))) | _wrong(draw, WRONG_COMPLETION))
-
-
-def _features(draw: st.DrawFn, features: dict[str, SearchStrategy[Body]], stream: bool) -> Body:
-    names = draw(st.lists(st.sampled_from(sorted(features)), max_size=4, unique=True))
-    return draw(both(*(features[name] for name in names), *(streaming if stream else ())))
-
-
-def _wrong(draw: st.DrawFn, wrong: dict[str, tuple[Any, ...]]) -> Body:
-    names = draw(st.lists(st.sampled_from(sorted(wrong)), min_size=1, max_size=2, unique=True))
-    return {name: draw(st.sampled_from(wrong[name])) for name in names}
+def _with(bodies: SearchStrategy[Body], field: str, value: Any) -> SearchStrategy[Body]:
+    return bodies.map(lambda body: _safe(body | {field: value}))
 
 
 def _safe(body: Body) -> Body:

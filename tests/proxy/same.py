@@ -57,9 +57,13 @@ def masked(response: httpx.Response, model: str) -> Answer:
 
 def same(through: Answer, alone: Answer) -> bool:
     """Whether the app could not tell them apart."""
-    return through[:2] == alone[:2] and len(through.events) == len(alone.events) and all(
-        one.text == other.text and _close(one.logprobs, other.logprobs)
-        for one, other in zip(through.events, alone.events, strict=True)
+    return (
+        through[:2] == alone[:2]
+        and len(through.events) == len(alone.events)
+        and all(
+            one.text == other.text and _close(one.logprobs, other.logprobs)
+            for one, other in zip(through.events, alone.events, strict=True)
+        )
     )
 
 

@@ -1,8 +1,5 @@
 """Every token that vLLM sampled is in SQL: counted by vLLM on one side and by the database on the other."""
 
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +7,7 @@ import pytest
 from sqlalchemy import func, select
 
 from migrations import schema
-from tests.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
-from whetstone.settings import Settings
+from tests.proxy.conftest import FakeVllm, RunningProxy, wait_for
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -38,15 +34,7 @@ def metric(proxy: RunningProxy, name: str) -> float | None:
     return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
 
 
-@pytest.fixture
-def real_proxy(
-    vllm_url: str, sqlite_template: Path, tmp_path: Path, start: Callable[[Settings], RunningProxy]
-) -> Iterator[RunningProxy]:
-    """A proxy in front of the real vLLM."""
-    shutil.copyfile(sqlite_template, tmp_path / "whetstone.db")
-    yield start(settings_for(f"sqlite:///{tmp_path / 'whetstone.db'}", vllm_url, tmp_path))
-
-
+@pytest.mark.stack
 def test_every_sampled_token_is_recorded(real_proxy: RunningProxy, vllm_url: str) -> None:
     assert metric(real_proxy, "whetstone_capture_completeness") is None, "nothing was sampled yet"
     for path, values in KINDS:

@@ -24,10 +24,12 @@ DEADLY: dict[str, tuple[str, dict[str, Any], int]] = {
     "an echo with logprobs": (CHAT, {"echo": True, "logprobs": True}, 400),
     "an echo with top_logprobs": (CHAT, {"echo": True, "logprobs": True, "top_logprobs": 2}, 400),
     "an echo of a completion with logprobs": (COMPLETIONS, {"echo": True, "logprobs": 0}, 400),
-    # vLLM makes prompt logprobs of an echo that asks for none.
-    "an echo": (CHAT, {"echo": True}, 200),
-    "an echo in a stream": (CHAT, {"echo": True, "stream": True}, 200),
-    "an echo of what is continued": (CHAT, {"echo": True, **CONTINUED}, 200),
+    # vLLM makes prompt logprobs of a chat's echo that asks for none, even with null.
+    "an echo": (CHAT, {"echo": True}, 400),
+    "an echo without top_logprobs": (CHAT, {"echo": True, "top_logprobs": None}, 400),
+    "an echo in a stream": (CHAT, {"echo": True, "stream": True}, 400),
+    "an echo of what is continued": (CHAT, {"echo": True, **CONTINUED}, 400),
+    "an echo in other words": (CHAT, {"echo": "yes"}, 400),
     "an echo of a completion": (COMPLETIONS, {"echo": True}, 200),
 }
 """Endpoint, fields, and the status that they are answered with."""

@@ -213,7 +213,7 @@ def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {name: value for name, value in request.items() if value is not None}
 
 
-def events_of(stream: str) -> list[str]:
+def events_of(stream: str) -> list[dict[str, Any]]:
     """The events of a stream, each framed as vLLM frames it; pieces of the same block put together."""
     *events, rest = stream.split("\n\n")
     assert rest == ""
@@ -229,15 +229,16 @@ def events_of(stream: str) -> list[str]:
             whole[-1]["delta"][part] += delta[part]
         else:
             whole.append(said)
-    return [json.dumps(event) for event in whole]
+    return whole
 
 
 def compared(response: httpx.Response) -> Any:
     """What must be equal: every byte of a whole answer, every event of a stream, with the order of its keys."""
     kind = response.headers["content-type"]
-    said = events_of(response.text) if kind.startswith("text/event-stream") else [response.text]
+    streamed = kind.startswith("text/event-stream")
+    said = json.dumps(events_of(response.text), separators=(",", ":")) if streamed else response.text
     # Errors name the model.
-    return response.status_code, kind, [_DIFFERING.sub(r'"\1":…', each).replace(MODEL, "starter") for each in said]
+    return response.status_code, kind, _DIFFERING.sub(r'"\1":…', said).replace(MODEL, "starter")
 
 
 def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) -> httpx.Response:
@@ -303,7 +304,7 @@ def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.
 def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
     request = request_of(CAPTURED[name], stream=True)
     response = ask_both(real, direct, request)
-    first, *_, before, last = (json.loads(event) for event in events_of(response.text))
+    first, *_, before, last = events_of(response.text)
     assert (first["type"], before["type"], last) == ("message_start", "message_delta", {"type": "message_stop"})
     row = check_record(real, direct, response, request)
     assert (first["message"]["model"], first["message"]["id"]) == ("starter", row.upstream_id)
@@ -323,7 +324,7 @@ def test_what_vllm_finds_out_late_is_told(real: RunningProxy, direct: httpx.Clie
     refused = ask_both(real, direct, request_of(NO_TYPE)).json()["error"]
     response = real.client.post("/v1/messages", json=request_of(NO_TYPE, model="starter", stream=True))
     (event,) = events_of(response.text)
-    assert json.loads(event) == {"type": "error", "error": {"type": "internal_error", "message": refused["message"]}}
+    assert event == {"type": "error", "error": {"type": "internal_error", "message": refused["message"]}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -339,28 +340,26 @@ def test_what_is_not_exact_goes_to_vllm_as_it_came(
         assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
 
 
-def test_the_stock_client_plays_with_tools_and_its_turns_are_one_trajectory(real: RunningProxy) -> None:
-    with anthropic.Anthropic(base_url=real.url, api_key="none") as client:
+def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:
+    game = {"X-Trajectory-Id": "a-game-of-messages"}
+    with anthropic.Anthropic(base_url=real.url, api_key="none", default_headers=game) as client:
         messages: list[Any] = [user("Hello")]
-        turns = []
         for turn in range(3):
-            raw = client.messages.with_raw_response.create(
+            said = client.messages.create(
                 model="starter",
                 system="Play.",
                 messages=messages,
-                tools=[MOVE],
+                tools=[MOVE | {"strict": True}],
                 tool_choice={"type": "any"},
-                temperature=0,
                 max_tokens=90,
-                extra_body=BRIEF,
+                extra_body=BRIEF | {"temperature": 0},
             )
-            turns.append(raw.headers["x-trajectory-id"])
-            said = raw.parse()
             calls = [block for block in said.content if block.type == "tool_use"]
             assert (calls[0].name, said.stop_reason) == ("move", "tool_use")
             # As the package's own examples send an answer back.
             messages += [assistant(said.content), user([returned(call.id, f"turn {turn}") for call in calls])]
-        assert len(set(turns)) == 1
         with client.messages.stream(model="starter", messages=[user("Hello")], max_tokens=12) as stream:
             whole = stream.get_final_message()
         assert whole.content[0].type == "thinking"
+    rows = real.recorded(4, trajectory_id=game["X-Trajectory-Id"])
+    assert all(row.token_ids and row.status == "complete" for row in rows)

@@ -292,24 +292,12 @@ def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Respo
     """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of all that was said."""
     (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
     assert (row.endpoint, row.status, row.streamed) == ("responses", "complete", bool(request.get("stream")))
-    rendered = direct.post("/v1/responses/render", json=request).json()
-    assert row.prompt_token_ids == rendered["token_ids"]
+    asked = {name: value for name, value in request.items() if name != "stream"} | {"enable_response_messages": True}
+    (prompt,) = direct.post("/v1/responses", json=asked).json()["input_messages"]
+    assert row.prompt_token_ids == prompt["tokens"]
     assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens > 0
     assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs)
     return row
-
-
-@pytest.mark.parametrize("name", CAPTURED)
-def test_prompt_and_sampling_are_those_of_vllm_alone(direct: httpx.Client, max_model_len: int, name: str) -> None:
-    request = request_of(CAPTURED[name])
-    renders = {"responses": request, "chat/completions": chat_of(request, max_model_len)}
-    made = [direct.post(f"/v1/{route}/render", json=body).json() for route, body in renders.items()]
-    for one in made:
-        assert len(one["token_ids"]) > 0
-        # What one dialect leaves out and the other leaves empty.
-        one["sampling_params"].pop("extra_args", None)
-    for part in ("token_ids", "sampling_params", "reasoning_parser_kwargs"):
-        assert made[0][part] == made[1][part]
 
 
 @pytest.mark.parametrize("name", CAPTURED)
@@ -379,10 +367,11 @@ def test_what_is_not_exact_goes_to_vllm_as_it_came(
         assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
 
 
-def test_the_stock_client_plays_with_tools_and_its_turns_are_one_trajectory(real: RunningProxy) -> None:
+def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:
+    """Turn by turn it sends back the items it was given; each turn is captured."""
     with openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client:
         items: list[Any] = [user("Hello")]
-        turns = []
+        prompts: list[list[int]] = []
         for turn in range(3):
             raw = client.responses.with_raw_response.create(
                 model="starter",
@@ -394,19 +383,21 @@ def test_the_stock_client_plays_with_tools_and_its_turns_are_one_trajectory(real
                 temperature=0,
                 max_output_tokens=90,
             )
-            turns.append(raw.headers["x-trajectory-id"])
-            said = raw.parse()
-            (call,) = said.output[:1]
-            assert call.type == "function_call"
-            # As the package's own examples send an answer back.
-            items += said.output
-            items += [
-                {"type": "function_call_output", "call_id": item.call_id, "output": f"turn {turn}"}
-                for item in said.output
-                if item.type == "function_call"
-            ]
-        assert len(set(turns)) == 1
-        with client.responses.stream(model="starter", input="Hello", temperature=0, max_output_tokens=12) as events:
-            whole = events.get_final_response()
-        assert whole.status == "completed"
-        assert whole.output[0].type == "reasoning"
+            said = raw.parse().output
+            assert [item.type for item in said] == ["function_call"]
+            # As the package's own examples do it.
+            items += [*said, returned(said[0].call_id, f"turn {turn}")]
+            (row,) = wait_for(lambda call_id=raw.headers["x-completion-id"]: real.rows(call_id=call_id))
+            assert row.token_ids
+            prompts.append(row.prompt_token_ids)
+        assert len(prompts[0]) < len(prompts[1]) < len(prompts[2])
+
+
+def test_the_stock_client_hears_a_stream_to_its_end(real: RunningProxy) -> None:
+    with (
+        openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client,
+        client.responses.stream(model="starter", input="Hello", temperature=0, max_output_tokens=12) as events,
+    ):
+        whole = events.get_final_response()
+    assert whole.status == "completed"
+    assert whole.output[0].type == "reasoning"

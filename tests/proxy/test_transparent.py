@@ -11,10 +11,12 @@ import httpx
 import openai
 import pytest
 
+from tests.proxy.both import Both
 from tests.proxy.conftest import RunningProxy, settings_for, wait_for
 
 pytestmark = pytest.mark.stack
 
+CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "system", "content": "You play tic-tac-toe."}, {"role": "user", "content": "Hello there!"}]
 TOOLS = [
     {
@@ -115,6 +117,13 @@ def real(vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
+def both(real: RunningProxy, vllm_url: str) -> Iterator[Both]:
+    both = Both(real, vllm_url)
+    yield both
+    both.close()
+
+
+@pytest.fixture(scope="module")
 def direct(vllm_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=vllm_url, timeout=120, trust_env=False) as client:
         yield client
@@ -125,67 +134,12 @@ def body_of(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if not (key == "max_tokens" and value is None)}
 
 
-def hide(value: Any) -> Any:
-    """Without what may differ: ids, times, and the name, which is checked on its own."""
-    if isinstance(value, dict):
-        return {name: hide(item) for name, item in value.items() if name not in ("id", "created", "model")}
-    return [hide(item) for item in value] if isinstance(value, list) else value
-
-
-def nearly(value: Any, name: str = "") -> Any:
-    """Equal, but for logprobs, which are to 1e-4: batches and caches move their last digits."""
-    if isinstance(value, dict):
-        return {name: nearly(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [nearly(item) for item in value]
-    return pytest.approx(value, abs=1e-4) if name == "logprob" else value
-
-
-def parsed(response: httpx.Response) -> tuple[int, str, Any]:
-    """Status, content type, and the answer: one object, or the events of a stream."""
-    kind = response.headers["content-type"]
-    if not kind.startswith("text/event-stream"):
-        return response.status_code, kind, response.json()
+def events_of(response: httpx.Response) -> list[Any]:
+    """A stream's events, decoded, `[DONE]` as it is."""
     *events, rest = response.text.split("\n\n")
     assert rest == ""
-    assert all(event.startswith("data: ") for event in events)
     data = [event.removeprefix("data: ") for event in events]
-    return response.status_code, kind, [piece if piece == "[DONE]" else json.loads(piece) for piece in data]
-
-
-def said(answer: list[Any]) -> list[Any]:
-    """An answer with the tokens of each choice put together."""
-    *head, events = answer
-    choices: dict[int, dict[str, Any]] = {}
-    rest = []
-    for event in events:
-        if not isinstance(event, dict) or not event.get("choices"):
-            rest.append(event)
-            continue
-        for part in event["choices"]:
-            whole = choices.setdefault(part["index"], {"text": "", "tool_calls": [], "ids": [], "logprobs": []})
-            whole["text"] += part["delta"].get("content") or ""
-            whole["tool_calls"] += part["delta"].get("tool_calls") or []
-            whole["ids"] += part.get("token_ids") or []
-            whole["logprobs"] += (part["logprobs"] or {"content": []})["content"]
-            whole["finish_reason"] = part["finish_reason"]
-    return [*head, choices, rest]
-
-
-def ask_both(real: RunningProxy, direct: httpx.Client, values: dict[str, Any]) -> httpx.Response:
-    """Ask the proxy and vLLM alone, under the name it knows; the answers are equal."""
-    path, body = "/v1/chat/completions", body_of(values)
-    for _ in range(3):
-        response = real.client.post(path, json=body)
-        alone = direct.post(path, json=body | {"model": "starter@v0"})
-        through, expected = hide([*parsed(response)]), hide([*parsed(alone)])
-        if through == nearly(expected):
-            return response
-    # A busy vLLM puts several tokens into one event: then at least they are the same.
-    if body.get("stream") and response.is_success and alone.is_success:
-        through, expected = said(through), said(expected)
-    assert through == nearly(expected)
-    return response
+    return [piece if piece == "[DONE]" else json.loads(piece) for piece in data]
 
 
 def check_record(real: RunningProxy, response: httpx.Response, captured: bool) -> list[Any]:
@@ -203,10 +157,10 @@ def check_record(real: RunningProxy, response: httpx.Response, captured: bool) -
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
-    response = ask_both(real, direct, VALID[name])
+def test_a_plain_answer_is_that_of_vllm_alone(both: Both, name: str) -> None:
+    response = both.ask(CHAT, body_of(VALID[name]))
     body = response.json()
-    rows = check_record(real, response, captured=name != "logprobs 1")
+    rows = check_record(both.proxy, response, captured=name != "logprobs 1")
     assert body["model"] == "starter"
     assert body["id"] == rows[0].upstream_id
     assert [choice["message"]["content"] for choice in body["choices"]] == [row.response_text for row in rows]
@@ -217,10 +171,10 @@ def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
-    response = ask_both(real, direct, STREAMED[name] | {"stream": True})
-    *events, done = parsed(response)[2]
-    rows = check_record(real, response, captured=name != "logprobs 1")
+def test_a_stream_is_that_of_vllm_alone(both: Both, name: str) -> None:
+    response = both.ask(CHAT, body_of(STREAMED[name] | {"stream": True}))
+    *events, done = events_of(response)
+    rows = check_record(both.proxy, response, captured=name != "logprobs 1")
     assert done == "[DONE]"
     assert {event["model"] for event in events} == {"starter"}
     assert {event["id"] for event in events} == {rows[0].upstream_id}
@@ -234,12 +188,17 @@ def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client
         assert usage["prompt_tokens"] == rows[0].prompt_tokens
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", INVALID)
-def test_an_error_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str, stream: bool) -> None:
-    if stream and "stream_options" in INVALID[name]:
-        pytest.skip("valid in a stream")
-    response = ask_both(real, direct, INVALID[name] | ({"stream": True} if stream else {}))
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [
+        (name, stream)
+        for name in INVALID
+        for stream in (False, True)
+        if not (stream and "stream_options" in INVALID[name])
+    ],
+)
+def test_an_error_is_that_of_vllm_alone(both: Both, name: str, stream: bool) -> None:
+    response = both.ask(CHAT, body_of(INVALID[name] | ({"stream": True} if stream else {})))
     # What vLLM finds out late it says within the stream.
     assert response.status_code == 400 or '{"error":' in response.text
 

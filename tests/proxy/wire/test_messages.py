@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.wire.body import read_body
+from proxy.wire.dialect import Server
+from proxy.wire.dialects import ask
 from proxy.wire.messages import chat_of
 from proxy.wire.messages_answer import MessageEvents, answer_of, error_of
 
@@ -282,6 +285,17 @@ def test_arguments_that_are_no_object_cannot_be_said(arguments: str) -> None:
         answer_of(answered(tool_calls=[tool_call(arguments)]))
 
 
+def test_what_cannot_be_said_is_refused_as_vllm_does_and_captured() -> None:
+    asked = ask("/v1/messages", read_body(json.dumps(ASKED).encode()), Server())
+    chat_answer = answered(tool_calls=[tool_call("[1]")])
+    chat_answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -0.5}]}}
+    answer = asked.read(json.dumps(chat_answer).encode())
+    assert answer.status == 400
+    error = {"type": "BadRequestError", "message": "the arguments of the tool call 'move' are no JSON object"}
+    assert json.loads(answer.for_app) == {"type": "error", "error": error}
+    assert answer.heard[0].choices[0].token_ids == [7]
+
+
 @pytest.mark.parametrize(
     ("finish_reason", "stop_reason", "calls", "told"),
     [
@@ -403,6 +417,21 @@ def test_what_is_said_within_a_call_follows_it() -> None:
         stop(0),
         start(1, '{"type":"text","text":""}'),
         delta(1, "text_delta", "text", "ab"),
+        stop(1),
+        ended("tool_use"),
+    ]
+
+
+def test_arguments_of_a_call_that_is_over_or_never_began_are_dropped() -> None:
+    assert streamed(
+        chunk(tool_calls=[piece(0, "c1", name="move", arguments="{}")]),
+        chunk(reasoning="h"),
+        chunk(tool_calls=[piece(0, arguments="1"), piece(1, arguments="2")]),
+        chunk("stop"),
+    )[3:] == [
+        start(1, '{"type":"thinking","thinking":""}'),
+        delta(1, "thinking_delta", "thinking", "h"),
+        '{"type":"content_block_delta","delta":{"type":"signature_delta","signature":"s"},"index":1}',
         stop(1),
         ended("tool_use"),
     ]

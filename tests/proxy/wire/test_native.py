@@ -69,6 +69,14 @@ def test_the_input_of_a_response_is_a_text_or_items(given: Any, said: Any) -> No
     assert messages == [{"role": "system", "content": "be kind"}, *said]
 
 
+@pytest.mark.parametrize(
+    ("values", "user"),
+    [({"user": "u"}, "u"), ({"metadata": {"user_id": "u"}}, "u"), ({"metadata": {"user_id": 1}}, None), ({}, None)],
+)
+def test_whom_the_app_serves_is_noted(values: dict[str, Any], user: str | None) -> None:
+    assert ask("messages", **values).end_user == user
+
+
 @pytest.mark.parametrize(("endpoint", "said"), [("messages", MESSAGE), ("responses", RESPONSE)])
 def test_an_answer_passes_but_for_the_models_name_and_its_text_is_heard(endpoint: str, said: dict[str, Any]) -> None:
     taken = ask(endpoint).read(json.dumps(said).encode())
