@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 SEGMENT_BYTES = 16 * 2**20
 _HEAD = struct.Struct("<II")
@@ -36,7 +37,7 @@ class Segment:
         self.bytes = os.fstat(self._file).st_size
         self.outstanding = 0
 
-    def append(self, payload: bytes) -> None:
+    def append(self, payload: bytes) -> "Record":
         """Write one record, whole or not at all.
 
         Raises:
@@ -50,20 +51,48 @@ class Segment:
         except OSError:
             os.ftruncate(self._file, self.bytes)
             raise
+        record = Record(self, self.bytes + _HEAD.size, len(payload))
         self.bytes += len(frame)
         self.outstanding += 1
+        return record
 
-    def records(self) -> list[bytes]:
+    def records(self) -> list["Record"]:
         """Every whole record in it; all of them count as outstanding from now on."""
-        records = list(_frames(os.pread(self._file, self.bytes, 0)))
+        found = _frames(os.pread(self._file, self.bytes, 0))
+        records = [Record(self, start, length) for start, length in found]
         self.outstanding = len(records)
         return records
+
+    def read(self, start: int, length: int) -> bytes:
+        """A record's payload. May be called from any thread.
+
+        Raises:
+            OSError: the segment is closed, or its disk fails.
+        """
+        return os.pread(self._file, length, start)
 
     def close(self) -> None:
         """Close it; remove the file unless SQL still lacks something of it."""
         if not self.outstanding:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
+
+
+class Record(NamedTuple):
+    """One record, by its place: what waits for SQL need not stay in memory."""
+
+    segment: Segment
+    start: int
+    """Of its payload, in bytes."""
+    length: int
+
+    def read(self) -> bytes:
+        """Its payload, from the file.
+
+        Raises:
+            OSError: the segment is closed, or its disk fails.
+        """
+        return self.segment.read(self.start, self.length)
 
 
 class Journal:
@@ -76,8 +105,8 @@ class Journal:
         self._full: set[Segment] = set()
         self._current = self._new_segment()
 
-    def append(self, payload: bytes) -> Segment:
-        """Write a record; hand the segment back to `settled` once SQL has it.
+    def append(self, payload: bytes) -> Record:
+        """Write a record; hand it back to `settled` once SQL has it.
 
         Raises:
             OSError: nothing was written.
@@ -85,10 +114,9 @@ class Journal:
         if self._current.bytes > SEGMENT_BYTES:
             full, self._current = self._current, self._new_segment()
             self._retire(full)
-        self._current.append(payload)
-        return self._current
+        return self._current.append(payload)
 
-    def left_behind(self) -> Iterator[tuple[Segment, list[bytes]]]:
+    def left_behind(self) -> Iterator[tuple[Segment, list[Record]]]:
         """The records of dead processes, segment by segment, oldest first; they are this journal's to settle now."""
         for path in sorted(self._folder.glob("*.journal"), key=lambda found: found.stat().st_mtime_ns):
             try:
@@ -100,9 +128,10 @@ class Journal:
             if records:
                 yield segment, records
 
-    def settled(self, segment: Segment, records: int) -> None:
-        """Say that SQL has so many more of the segment's records."""
-        segment.outstanding -= records
+    def settled(self, record: Record) -> None:
+        """Say that SQL has this record."""
+        segment = record.segment
+        segment.outstanding -= 1
         if not segment.outstanding and segment in self._full:
             self._full.remove(segment)
             segment.close()
@@ -123,12 +152,14 @@ class Journal:
         return Segment(self._folder / f"{os.getpid()}-{os.urandom(4).hex()}-{self._number:06d}.journal")
 
 
-def _frames(data: bytes) -> Iterator[bytes]:
+def _frames(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where the payloads of whole frames begin, and how long they are."""
     start = 0
     while start + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, start)
-        payload = data[start + _HEAD.size : start + _HEAD.size + length]
+        start += _HEAD.size
+        payload = data[start : start + length]
         if len(payload) != length or zlib.crc32(payload) != crc:
             return
-        yield payload
-        start += _HEAD.size + length
+        yield start, length
+        start += length

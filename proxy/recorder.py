@@ -19,10 +19,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.call import Call
 from proxy.errors import NotRecorded
-from proxy.journal import Journal, Segment
+from proxy.journal import Journal, Record, Segment
 from proxy.store import Store
 
 BATCH = 200
+MOST_KEPT = 1000
+"""Calls that stay in memory while they wait for SQL; the journal has the rest, however slow or away the database is."""
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
 
@@ -35,14 +37,26 @@ AWAY = (OperationalError, InterfaceError, PoolTimeout)
 """The database cannot be reached or is busy: the same rows may be taken later."""
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
 class _Feedback(msgspec.Struct, frozen=True):
     rows: list[dict[str, Any]]
     ids: Future[list[str]]
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    call: Call
-    segment: Segment
+    kept: Call | None
+    """None: it is read from the journal when its turn comes."""
+    record: Record
+
+    @property
+    def call(self) -> Call:
+        return _decode(self.record.read()) if self.kept is None else self.kept
 
 
 class Recorder:
@@ -88,13 +102,13 @@ class Recorder:
             NotRecorded: the journal cannot be written; nothing of the call is kept.
         """
         try:
-            segment = self._journal.append(_encode(call))
+            record = self._journal.append(_encode(call))
         except OSError as error:
             log.error("the journal cannot be written: %s", error)
             raise NotRecorded(
                 f"the answer could not be recorded ({error.strerror or error}); free space in the data folder"
             ) from error
-        self._enqueue(call, segment)
+        self._enqueue(call, record)
 
     async def feedback(self, rows: list[dict[str, Any]]) -> list[str]:
         """Commit feedback; return its ids.
@@ -117,18 +131,18 @@ class Recorder:
         await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
         self._journal.close()
 
-    def _recover(self, segment: Segment, records: list[bytes]) -> None:
+    def _recover(self, segment: Segment, records: list[Record]) -> None:
         for record in records:
             try:
-                self._enqueue(_decode(record), segment)
+                self._enqueue(_decode(record.read()), record)
             except msgspec.DecodeError as error:
                 # A call that another version wrote. It keeps its segment on disk, and nothing else waits for it.
                 log.error("a record in %s cannot be read: %s", segment.path, error)
         log.info("recovering %d calls from %s", len(records), segment.path.name)
 
-    def _enqueue(self, call: Call, segment: Segment) -> None:
+    def _enqueue(self, call: Call, record: Record) -> None:
         self._unwritten += 1
-        self._queue.put(_Recorded(call, segment))
+        self._queue.put(_Recorded(call if self._unwritten <= MOST_KEPT else None, record))
 
     def _write(self) -> None:
         """The writer thread. Calls that found the database away are tried again with whatever comes next."""
@@ -164,12 +178,14 @@ class Recorder:
 
     def _commit(self, items: Sequence[_Recorded | _Feedback]) -> None:
         """One transaction for all of them, in the order they came."""
+        calls: list[Call] = []
         done: list[tuple[_Feedback, list[str]]] = []
         try:
             with self._store.engine.begin() as connection:
                 for item in items:
                     if isinstance(item, _Recorded):
-                        self._store.write_calls(connection, [item.call])
+                        calls.append(item.call)
+                        self._store.write_calls(connection, calls[-1:])
                     else:
                         done.append((item, self._store.insert_feedback(connection, item.rows)))
         except Exception:
@@ -177,27 +193,27 @@ class Recorder:
             raise
         for feedback, ids in done:
             feedback.ids.set_result(ids)
-        written = [item for item in items if isinstance(item, _Recorded)]
-        self._on_written([item.call for item in written])
-        self._settle(written)
+        self._on_written(calls)
+        self._settle([item for item in items if isinstance(item, _Recorded)])
         if done:
             self._on_feedback()
 
     def _refuse(self, item: _Recorded | _Feedback, error: Exception) -> None:
         if isinstance(item, _Feedback):
             item.ids.set_exception(error)
-        elif self._set_aside(item.call, error):
+        elif self._set_aside(item.record, error):
             self._settle([item])
 
-    def _set_aside(self, call: Call, error: Exception) -> bool:
+    def _set_aside(self, record: Record, error: Exception) -> bool:
         """A call the database refuses for good must not block those behind it: it goes to a file of its own."""
-        path = self._folder / f"{call.id}.refused"
         try:
-            path.write_bytes(_encode(call))
+            payload = record.read()
+            path = self._folder / f"{_named.decode(payload).id}.refused"
+            path.write_bytes(payload)
         except OSError as full:
-            log.error("call %s was refused by the database (%s); it stays in the journal: %s", call.id, error, full)
+            log.error("a call was refused by the database (%s); it stays in the journal: %s", error, full)
             return False
-        log.error("call %s was refused by the database (%s); kept in %s", call.id, error, path)
+        log.error("a call was refused by the database (%s); kept in %s", error, path)
         return True
 
     def _settle(self, items: Sequence[_Recorded]) -> None:
@@ -207,7 +223,7 @@ class Recorder:
     def _settled(self, items: Sequence[_Recorded]) -> None:
         self._unwritten -= len(items)
         for item in items:
-            self._journal.settled(item.segment, 1)
+            self._journal.settled(item.record)
 
 
 def _refuse_feedback(items: Sequence[_Recorded | _Feedback], error: Exception) -> list[_Recorded]:

@@ -71,7 +71,7 @@ def up(
             console.print(f"ready: base_url {stack.proxy_url}/v1, model {settings.policy} ({settings.data}/up.json)")
             while True:
                 for name in stack.watch():
-                    console.print(f"{name} had died and was started again; see {settings.data}/logs/{name}.log")
+                    console.print(f"{name} had died or hung and was started again; see {settings.data}/logs/{name}.log")
                 time.sleep(0.5)
     except _Stop:
         console.print("stopped")

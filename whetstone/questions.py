@@ -85,7 +85,7 @@ DEFAULTS = Question(
     "sampling defaults",
     "What an app leaves unset is neutral, as its record says.",
     "The model's generation_config bends what apps leave unset, so logprobs are not those that training expects: "
-    "start vLLM with --generation-config vllm.",
+    "start vLLM with --generation-config vllm and without --override-generation-config.",
     "Start vLLM with --generation-config vllm to be sure: the model's own defaults would spoil training.",
     needed=True,
 )

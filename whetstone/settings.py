@@ -96,7 +96,7 @@ class VllmSettings(_Section):
     """vLLM's --max-loras: adapters of one running batch. At least live + candidate + pinned + 1."""
     start_timeout_s: float = Field(300, gt=0)
     """How long vLLM may take until it answers its health check."""
-    silence_s: float = Field(30, ge=5)
+    silence_s: float = Field(20, ge=5)
     """An engine that takes no step for so long, though asked for a token, is killed and started again. Above the
     longest step: for models from 0.5B on a CPU, whose step over a long prompt takes that long, raise it."""
     tool_call_parser: str | None = None

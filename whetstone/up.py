@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from migrations.database import connect
 from migrations.run import upgrade
-from whetstone import adapters, vllm
+from whetstone import adapters, doctor, vllm
 from whetstone.settings import Settings, SettingsError, as_environment
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
@@ -92,7 +92,13 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
             if own_vllm:
                 say("starting vLLM (about half a minute)")
                 supervisor.start(_vllm(settings, store))
-            _start_ours(settings, supervisor, stack.proxy_url)
+            # Everything is in the environment; a whetstone.toml that lies about must not add to it.
+            ours = as_environment(settings, config=Path(os.devnull))
+            _start_workers(settings, supervisor, ours)
+            supervisor.await_ready("vllm")
+            # Before the proxy: what vLLM samples from then on is an app's, and is to be found in SQL.
+            doctor.at_start(settings, store, say)
+            supervisor.start(_proxy(settings, stack.proxy_url, ours))
             supervisor.await_ready(*supervisor.pids)
             _await_live(settings, supervisor, store.live_name(settings))
             stack.write_addresses()
@@ -103,11 +109,8 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
             supervisor.stop()
 
 
-def _start_ours(settings: Settings, supervisor: Supervisor, proxy_url: str) -> None:
-    # Everything is in the environment; a whetstone.toml that lies about must not add to it.
-    ours = as_environment(settings, config=Path(os.devnull))
+def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:
     threads = ["--pool", "threads", "--concurrency", "2"]
-    supervisor.start(_proxy(settings, proxy_url, ours))
     supervisor.start(_worker(supervisor, "judge", JUDGE_QUEUE, ours, threads))
     # A thread that waits for another must not spin: vLLM needs the core.
     patient = {**ours, "OMP_WAIT_POLICY": "PASSIVE"}

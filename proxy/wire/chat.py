@@ -1,5 +1,7 @@
 """`/v1/chat/completions` as asked: what goes to vLLM, and what of its answer the app did not ask for. Pure."""
 
+from typing import Any
+
 import msgspec
 
 from proxy.call import NULL
@@ -33,9 +35,9 @@ class ChatAsked:
         values = body.values
         self._body = body
         self._for_vllm = captured
-        self._echo = bool(values.get("echo"))
-        if self._echo and (values.get("logprobs") or values.get("top_logprobs")):
-            raise deadly("logprobs" if values.get("logprobs") else "top_logprobs")
+        # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
+        if captured and values.get("echo"):
+            raise deadly("echo")
         self.model = body.model
         self.stream = values.get("stream") is True
         user = values.get("user")
@@ -68,7 +70,10 @@ class ChatAsked:
 
     def why_not_trained(self) -> str | None:
         """Which field bends its logprobs; None when none does."""
-        return why_bent(self._body.values, TRAINABLE) if self._for_vllm else WhyNotTrained.DEMONSTRATION
+        if not self._for_vllm:
+            return WhyNotTrained.DEMONSTRATION
+        bent = why_bent(self._body.values, TRAINABLE)
+        return bent or ("sampling_bent: tools" if _strict_tools(self._body.values) else None)
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
         """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""
@@ -80,14 +85,10 @@ class ChatAsked:
             fields["return_token_ids"] = _TRUE
             if self.hides_reasoning:
                 fields["include_reasoning"] = _TRUE
-            if not self._echo:
-                fields["logprobs"] = _TRUE
-                # Absent would do, null would not: vLLM then computes no logprobs.
-                if not self._body.given("top_logprobs"):
-                    fields["top_logprobs"] = _ZERO
-        if self._for_vllm and self._echo:
-            # With anything else, its default too, vLLM computes the prompt's logprobs: deadly.
-            fields["top_logprobs"] = NULL
+            fields["logprobs"] = _TRUE
+            # Absent would do, null would not: vLLM then computes no logprobs.
+            if not self._body.given("top_logprobs"):
+                fields["top_logprobs"] = _ZERO
         return msgspec.json.encode(fields)
 
     def read(self, body: bytes) -> Answer:
@@ -101,6 +102,15 @@ class ChatAsked:
     def error(self, body: bytes, status: int) -> bytes:
         """An error of upstream's is in this dialect already."""
         return body
+
+
+def _strict_tools(values: dict[str, Any]) -> bool:
+    """Whether a tool's arguments are held by a grammar: vLLM (0.32) does so for `strict` ones, with `auto` too."""
+    if values.get("tool_choice") == "none":
+        return False
+    tools = values.get("tools")
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    return any(isinstance(function, dict) and bool(function.get("strict")) for function in functions)
 
 
 def _capturable(body: Body) -> bool:

@@ -10,7 +10,6 @@ from proxy.wire.dialect import Asked, Server
 from proxy.wire.native import NativeAsked
 from proxy.wire.responses_events import ResponseEvents
 from proxy.wire.translated import TranslatedAsked
-from whetstone.reasons import WhyNotTrained
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
@@ -36,7 +35,7 @@ def ask(path: str, body: Body, server: Server) -> Asked:
 def _messages(body: Body, server: Server) -> Asked:
     chat = messages.chat_of(body.values) if server.captured else None
     if chat is None:
-        return _native("messages", body, server)
+        return NativeAsked("messages", body, server)
     return TranslatedAsked(
         "messages",
         body,
@@ -51,7 +50,7 @@ def _responses(body: Body, server: Server) -> Asked:
     length = server.max_model_len
     chat = responses.chat_of(body.values, length) if server.captured else None
     if chat is None or length is None:
-        return _native("responses", body, server)
+        return NativeAsked("responses", body, server)
     return TranslatedAsked(
         "responses",
         body,
@@ -61,7 +60,3 @@ def _responses(body: Body, server: Server) -> Asked:
         error_of=responses_answer.error_of,
         id_of=responses_answer.id_of,
     )
-
-
-def _native(endpoint: str, body: Body, server: Server) -> NativeAsked:
-    return NativeAsked(endpoint, body, WhyNotTrained.NO_TOKEN_IDS if server.captured else WhyNotTrained.DEMONSTRATION)

@@ -10,8 +10,9 @@ import msgspec
 
 from proxy.call import NULL, Choice
 from proxy.wire.body import Body
-from proxy.wire.dialect import Answer, Heard, raw
+from proxy.wire.dialect import Answer, Heard, Server, raw
 from proxy.wire.sse import Events, data_of
+from whetstone.reasons import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})
 """Types of the events that end a stream; from there on everything is held back until the call is recorded."""
@@ -22,14 +23,14 @@ _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 class NativeAsked:
     """A request of a dialect that is passed on."""
 
-    def __init__(self, endpoint: str, body: Body, why_not_trained: str) -> None:
+    def __init__(self, endpoint: str, body: Body, server: Server) -> None:
         self.endpoint = endpoint
         self.path = f"/v1/{endpoint}"
         self.model = body.model
         self.stream = body.values.get("stream") is True
         self.end_user = end_user_of(body)
         self._body = body
-        self._why_not_trained = why_not_trained
+        self._for_vllm = server.captured
 
     @property
     def messages(self) -> list[msgspec.Raw]:
@@ -47,11 +48,12 @@ class NativeAsked:
 
     def why_not_trained(self) -> str | None:
         """Nothing is trained on without the sampled ids."""
-        return self._why_not_trained
+        return WhyNotTrained.NO_TOKEN_IDS if self._for_vllm else WhyNotTrained.DEMONSTRATION
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
-        """The body as it came, but for the model."""
-        return msgspec.json.encode(self._body.fields | {"model": raw(served_name)})
+        """The body as it came, but for the model; what vLLM keeps of it in its cache is the project's alone."""
+        salted = {"cache_salt": raw(cache_salt)} if self._for_vllm else {}
+        return msgspec.json.encode(self._body.fields | salted | {"model": raw(served_name)})
 
     def read(self, body: bytes) -> Answer:
         """Take a whole answer apart."""

@@ -1,8 +1,9 @@
 """The Responses dialect as an answer: what chat said, in the words vLLM's own /v1/responses would have used. Pure.
 
-Knows the shapes of vLLM 0.32 with the openai package it is locked to: keys, their order, their nulls. It reads chat
-answers that `responses.chat_of` asked for, of a vLLM with a tool or reasoning parser, started with
-`--generation-config vllm`; ids are made from the chat answer's. Streams are `responses_events`'s.
+Knows the shapes of vLLM 0.32 with openai 2.54, whose classes vLLM fills: keys, their order, their nulls (with openai 3
+tools and their calls have an `async` too). It reads chat answers that `responses.chat_of` asked for, of a vLLM with a
+tool or reasoning parser, started with `--generation-config vllm`; ids are made from the chat answer's. Streams are
+`responses_events`'s.
 
 Two things chat does not tell. How much of the prompt was cached: with `--enable-prompt-tokens-details` it does, else
 the answer says 0. And whether a whole answer with a called tool (`tool_choice: auto`) that used up every token it might
@@ -165,7 +166,6 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
         "name": name,
         "type": "function_call",
         "id": item_id,
-        "async": None,
         "caller": None,
         "namespace": None,
         "status": status,
@@ -214,7 +214,7 @@ def _named(given: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    unused = dict.fromkeys(("allowed_callers", "async", "defer_loading"))
+    unused = dict.fromkeys(("allowed_callers", "defer_loading"))
     first = {name: tool.get(name) for name in ("name", "parameters", "strict", "type")}
     return first | unused | {"description": tool.get("description"), "output_schema": None}
 

@@ -132,9 +132,8 @@ class ResponseEvents:
     def _event(self, kind: str, **said: Any) -> bytes:
         fields = said | {"sequence_number": self._sequence_number, "type": kind}
         self._sequence_number += 1
-        # By name, as vLLM writes them, but for one.
-        ordered = dict(sorted(fields.items(), key=lambda field: (field[0] == "name", field[0])))
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(ordered))
+        # By name, as vLLM writes them.
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(dict(sorted(fields.items()))))
 
 
 def _pieces(delta: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:

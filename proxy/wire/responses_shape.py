@@ -98,7 +98,6 @@ _TOOL = _shape(
         "parameters": _or_null(_object),
         "strict": _or_null(_flag),
         "allowed_callers": _null,
-        "async": _null,
         "defer_loading": _null,
         "output_schema": _null,
     },

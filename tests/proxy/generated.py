@@ -176,7 +176,7 @@ CHAT_FEATURES: dict[str, SearchStrategy[Body]] = _shared | {
     "hidden tool": some(tools=one([MOVE]), tool_choice=one("required", "auto"), include_reasoning=one(False)),
     "completion tokens": some(max_completion_tokens=st.integers(1, 8)),
     "metadata": some(metadata=one({"a": "b"}, {}), store=one(False)),
-    "echo": some(echo=one(True, False), top_logprobs=one(None)),
+    "no echo": some(echo=one(False, None)),
     "prompt text": some(return_prompt_text=flags),
     "effort": some(reasoning_effort=one("none", "low")),
     "continued": some(add_generation_prompt=one(False), continue_final_message=one(True, False)),
@@ -237,10 +237,10 @@ def _with(bodies: SearchStrategy[Body], field: str, value: Any) -> SearchStrateg
 
 
 def _safe(body: Body) -> Body:
-    """Without what is missing, and what would have vLLM compute the prompt's logprobs: `echo` beside any kind of
-    them, chat's default too."""
+    """Without what is missing, and what would have vLLM compute the prompt's logprobs: a chat's `echo`, and that of a
+    completion beside logprobs."""
     body = {name: value for name, value in body.items() if value is not MISSING}
     if not body.get("echo"):
         return body
-    kept = {name: value for name, value in body.items() if not name.startswith(("logprob", "top_logprobs"))}
-    return kept | {"top_logprobs": None} if "messages" in body else kept
+    deadly = "echo" if "messages" in body else "logprob"
+    return {name: value for name, value in body.items() if not name.startswith(deadly)}

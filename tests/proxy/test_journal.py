@@ -16,7 +16,7 @@ from proxy.journal import Journal, Segment
 def frames(folder: Path) -> list[bytes]:
     """What the next start finds."""
     journal = Journal(folder)
-    found = [record for _, records in journal.left_behind() for record in records]
+    found = [record.read() for _, records in journal.left_behind() for record in records]
     journal.close()
     return found
 
@@ -25,9 +25,9 @@ def killed(folder: Path, *records: bytes) -> Path:
     """A journal whose process was killed after these records; its file."""
     journal = Journal(folder)
     for record in records:
-        segment = journal.append(record)
+        last = journal.append(record)
     journal.close()
-    return segment.path
+    return last.segment.path
 
 
 def test_what_sql_does_not_have_is_found_at_the_next_start(tmp_path: Path) -> None:
@@ -39,15 +39,16 @@ def test_it_is_found_until_sql_has_it(tmp_path: Path) -> None:
     killed(tmp_path, b"a", b"b")
     assert frames(tmp_path) == [b"a", b"b"]
     journal = Journal(tmp_path)
-    for segment, records in journal.left_behind():
-        journal.settled(segment, len(records))
+    for _, records in journal.left_behind():
+        for record in records:
+            journal.settled(record)
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_settled_journal_leaves_no_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.settled(journal.append(b"a"), 1)
+    journal.settled(journal.append(b"a"))
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -62,8 +63,12 @@ def test_a_torn_last_frame_is_dropped_and_those_before_it_stay(tmp_path: Path, c
 @given(st.lists(st.binary(max_size=50)), st.binary(max_size=60))
 def test_no_rubbish_at_the_end_hides_or_invents_a_record(records: list[bytes], rubbish: bytes) -> None:
     data = b"".join(module._HEAD.pack(len(r), module.zlib.crc32(r)) + r for r in records)
-    assert list(module._frames(data + rubbish))[: len(records)] == records
-    assert list(module._frames(data)) == records
+
+    def payloads(data: bytes) -> list[bytes]:
+        return [data[start : start + length] for start, length in module._frames(data)]
+
+    assert payloads(data + rubbish)[: len(records)] == records
+    assert payloads(data) == records
 
 
 def test_a_frame_whose_bytes_changed_is_dropped(tmp_path: Path) -> None:
@@ -92,10 +97,11 @@ def test_a_full_segment_goes_as_soon_as_sql_has_all_of_it(tmp_path: Path) -> Non
     large = b"x" * (module.SEGMENT_BYTES + 1)
     first = journal.append(large)
     second = journal.append(b"next")
-    assert first is not second
-    assert first.path.exists()
-    journal.settled(first, 1)
-    assert not first.path.exists()
+    assert first.segment is not second.segment
+    assert first.read() == large
+    assert first.segment.path.exists()
+    journal.settled(first)
+    assert not first.segment.path.exists()
     journal.close()
     assert frames(tmp_path) == [b"next"]
 

@@ -1,6 +1,7 @@
 """The recorder on its own: what is durable, and when. The database is real; where it must be away, its tables are."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from sqlalchemy import Engine, select, text
 
 from migrations import schema
 from proxy import recorder as module
+from proxy.call import Call
 from proxy.errors import NotRecorded
 from proxy.feedback import Feedback, row_of
 from proxy.recorder import Recorder
@@ -193,6 +195,32 @@ def test_a_start_without_database_keeps_what_was_left_behind(sqlite_engine: Engi
     assert stored(sqlite_engine) == ["c0", "c1"]
 
 
+def test_what_waits_for_long_waits_in_the_journal_and_not_in_memory(
+    sqlite_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    bad = make_call("c4", trajectory_id=None)  # type: ignore[arg-type]
+
+    def alive() -> int:
+        """Calls in memory, but for the one held here."""
+        gc.collect()
+        return sum(isinstance(one, Call) for one in gc.get_objects()) - 1
+
+    async def main() -> None:
+        async with recording(sqlite_engine, tmp_path / "journal") as recorder:
+            away(sqlite_engine)
+            for number in range(8):
+                recorder.record(bad if number == 4 else make_call(f"c{number}", f"t{number}"))
+            await until(lambda: alive() == 2)
+            back(sqlite_engine)
+            await until(lambda: recorder.unwritten == 0)
+
+    run(main)
+    assert stored(sqlite_engine) == ["c0", "c1", "c2", "c3", "c5", "c6", "c7"]
+    (refused,) = (tmp_path / "journal").iterdir()
+    assert refused.name == "c4.refused"
+
+
 @pytest.mark.parametrize("bad", [{"policy": "nobody", "address": None}, {"trajectory_id": None}])
 def test_a_call_the_database_refuses_blocks_nobody(sqlite_engine: Engine, tmp_path: Path, bad: dict[str, Any]) -> None:
     refused = make_call("bad", **bad)
@@ -229,7 +257,7 @@ def test_a_call_refused_while_others_wait_for_the_database_blocks_nobody(sqlite_
 
 def test_a_record_of_another_version_is_kept_and_blocks_nobody(sqlite_engine: Engine, tmp_path: Path) -> None:
     journal = module.Journal(tmp_path / "journal")
-    path = journal.append(b'{"from": "the future"}').path
+    path = journal.append(b'{"from": "the future"}').segment.path
     journal.append(module._encode(make_call()))
     journal.close()
 

@@ -75,16 +75,9 @@ def test_capture_makes_no_request_valid_that_is_not(values: dict[str, Any]) -> N
     assert asked.wants_token_ids
 
 
-def test_echo_goes_without_logprobs_for_they_would_be_the_prompts() -> None:
-    body = upstream(ask(echo=True))
-    assert "logprobs" not in body
-    assert body["top_logprobs"] is None
-    assert body["return_token_ids"] is True
-
-
 @pytest.mark.parametrize(
     "values",
-    [{"prompt_logprobs": 0}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": True}, {"echo": 1, "top_logprobs": 1}],
+    [{"prompt_logprobs": 0}, {"prompt_logprobs": 1}, {"echo": True}, {"echo": "yes"}, {"echo": 1, "logprobs": True}],
 )
 def test_what_ends_the_engine_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(RefusedField, match="stop the engine"):
@@ -145,6 +138,8 @@ def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
         {"temperature": 2, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0.0, "repetition_penalty": 1},
         {"temperature": None, "top_p": None, "logit_bias": None, "response_format": {"type": "text"}},
         {"tools": [{"type": "function"}], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": False}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "tool_choice": "none"},
         {"user": "u", "metadata": {}, "stream_options": {"include_usage": True}, "tool_choice": "none"},
     ],
 )
@@ -168,7 +163,7 @@ def test_sampling_that_bends_nothing_can_be_trained_on(values: dict[str, Any]) -
         ({"response_format": {"type": "json_object"}}, "sampling_bent: response_format"),
         ({"guided_regex": "a"}, "sampling_bent: guided_regex"),
         ({"ignore_eos": True}, "sampling_bent: ignore_eos"),
-        ({"echo": True}, "sampling_bent: echo"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "sampling_bent: tools"),
         ({"never_heard_of": 1}, "sampling_bent: never_heard_of"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.body import read_body
-from proxy.wire.dialect import UNREADABLE
+from proxy.wire.dialect import UNREADABLE, Server
 from proxy.wire.native import NativeAsked
 
 MESSAGE = {
@@ -29,7 +29,7 @@ RESPONSE = {
 
 
 def ask(endpoint: str, **values: Any) -> NativeAsked:
-    return NativeAsked(endpoint, read_body(json.dumps({"model": "starter"} | values).encode()), "no_token_ids")
+    return NativeAsked(endpoint, read_body(json.dumps({"model": "starter"} | values).encode()), Server())
 
 
 def event(kind: str, **values: Any) -> bytes:
@@ -46,6 +46,7 @@ def test_the_request_passes_under_the_adapters_name() -> None:
         "messages": [{"role": "user", "content": "hi"}],
         "tools": [{"name": "f"}],
         "top_k": 1,
+        "cache_salt": "salt",
     }
     assert [json.loads(bytes(message)) for message in asked.messages] == [
         {"role": "system", "content": "be kind"},
@@ -67,6 +68,12 @@ def test_the_input_of_a_response_is_a_text_or_items(given: Any, said: Any) -> No
     asked = ask("responses", input=given, instructions="be kind")
     messages = [json.loads(bytes(message)) for message in asked.messages]
     assert messages == [{"role": "system", "content": "be kind"}, *said]
+
+
+def test_another_server_gets_it_as_it_came() -> None:
+    asked = NativeAsked("messages", read_body(b'{"model": "teacher", "max_tokens": 1}'), Server(captured=False))
+    assert asked.for_upstream("claude", "salt") == b'{"model":"claude","max_tokens":1}'
+    assert asked.why_not_trained() == "demonstration"
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ def test_what_was_asked_is_echoed_with_all_its_keys() -> None:
     assert (said["metadata"], said["instructions"], said["tool_choice"], said["tools"]) == ({"a": "b"}, "i", "none", [])
     (tool,) = answered(request={"tools": [TOOL]})["tools"]
     assert tool == TOOL | {
-        "strict": None, "allowed_callers": None, "async": None, "defer_loading": None, "output_schema": None
+        "strict": None, "allowed_callers": None, "defer_loading": None, "output_schema": None
     }  # fmt: skip
 
 

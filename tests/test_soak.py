@@ -1,0 +1,159 @@
+"""The soak in its short form, and that it can fail: what its ledgers, its memory curve and its log tell."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from benchmarks.faulty import CHAT, Arrival, Fate, plan_of  # noqa: E402
+from benchmarks.soak import MOST_GROWTH_BYTES, Sample, flat, unhandled  # noqa: E402
+from benchmarks.soak_apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, Seen, ask_of, wrong_with  # noqa: E402
+from benchmarks.soak_records import Record, wrong_with_records  # noqa: E402
+
+SEED, REQUESTS = 2, 1000
+CALL, COMPLETION = "call", "completion"
+
+
+def asked(fate: Fate = Fate.NORMAL) -> Ask:
+    """A streamed request of that fate, whose app stays; its first words are heard."""
+    plans = (plan_of(SEED, number, streamed=True) for number in range(10_000))
+    plan = next(plan for plan in plans if plan.fate is fate and plan.cut > 3 and plan.words[0])
+    return Ask(plan.number, DIALECTS["chat"], plan, None, None, 0.0, 0, {})
+
+
+def heard(ask: Ask, tokens: int) -> Seen:
+    """What an app got that heard so many tokens, and the end if those are all."""
+    events = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in ask.plan.words[:tokens]]
+    if tokens == len(ask.plan.words):
+        events.append("[DONE]")
+    body = "".join(f"data: {event}\n\n" for event in events)
+    return Seen(ask, 200, {"x-completion-id": COMPLETION}, body.encode())
+
+
+def arrived(ask: Ask) -> list[Arrival]:
+    return [Arrival(CALL, CHAT, ask.plan)]
+
+
+def recorded(ask: Ask, tokens: int, status: str = "complete") -> Record:
+    """The record of so many tokens."""
+    plan = ask.plan
+    return Record(
+        number=plan.number,
+        completion_id=COMPLETION,
+        call_id=CALL,
+        upstream_id=f"chatcmpl-{CALL}",
+        status=status,
+        follows=None,
+        text="".join(plan.words[:tokens]),
+        prompt_token_ids=plan.prompt_ids,
+        token_ids=plan.token_ids[:tokens],
+        logprobs=plan.logprobs[:tokens],
+    )
+
+
+@pytest.mark.slow
+def test_the_proxy_holds() -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--requests", str(REQUESTS), "--seed", str(SEED)]
+    soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert soak.returncode == 0, soak.stdout + soak.stderr[-2000:]
+    assert "it holds" in soak.stdout
+
+
+def test_the_short_form_meets_every_fault() -> None:
+    asks = [ask_of(SEED, number, list(DIALECTS.values())) for number in range(REQUESTS)]
+    assert {ask.plan.fate for ask in asks} == set(Fate)
+    assert {ask.leaves for ask in asks} == {None, *MOMENTS}
+    assert {ask.refused for ask in asks} == {None, *WHY_REFUSED}
+
+
+def test_ledgers_that_agree_are_no_fault() -> None:
+    ask = asked()
+    seen = heard(ask, len(ask.plan.words))
+    assert wrong_with(seen) is None
+    assert wrong_with_records(seen, arrived(ask), [recorded(ask, len(ask.plan.words))]) is None
+
+
+def test_a_missing_record_is_a_fault() -> None:
+    ask = asked()
+    assert wrong_with_records(heard(ask, len(ask.plan.words)), arrived(ask), []) == "no record"
+
+
+def test_a_missing_record_is_a_fault_though_the_app_hung_up() -> None:
+    ask = replace(asked(), leaves="midway")
+    seen = replace(heard(ask, 2), left=True)
+    assert wrong_with_records(seen, arrived(ask), []) == "no record"
+    assert wrong_with_records(seen, arrived(ask), [recorded(ask, 3, "aborted")]) is None
+
+
+def test_a_record_of_less_than_the_app_heard_is_a_fault() -> None:
+    ask = replace(asked(), leaves="midway")
+    seen = replace(heard(ask, 2), left=True)
+    fault = wrong_with_records(seen, arrived(ask), [recorded(ask, 0, "aborted")])
+    assert fault is not None and "0 are recorded" in fault
+
+
+def test_a_record_of_half_an_answer_that_went_out_whole_is_a_fault() -> None:
+    ask = asked()
+    tokens = len(ask.plan.words)
+    fault = wrong_with_records(heard(ask, tokens), arrived(ask), [recorded(ask, tokens - 1)])
+    assert fault == f"{tokens - 1} of {tokens} sampled tokens"
+
+
+def test_a_record_of_what_another_app_was_told_is_a_fault() -> None:
+    ask = asked()
+    tokens = len(ask.plan.words)
+    record = recorded(ask, tokens)
+    swapped = replace(record, logprobs=[logprob - 1 for logprob in record.logprobs or []])
+    fault = wrong_with_records(heard(ask, tokens), arrived(ask), [swapped])
+    assert fault == "other ids or logprobs than the model's"
+
+
+def test_two_records_of_one_request_are_a_fault() -> None:
+    ask = asked()
+    record = recorded(ask, len(ask.plan.words))
+    assert wrong_with_records(heard(ask, len(ask.plan.words)), arrived(ask), [record, record]) is not None
+
+
+def test_an_answer_that_broke_off_but_is_recorded_as_complete_is_a_fault() -> None:
+    ask = asked(Fate.DIES)
+    seen = replace(heard(ask, ask.plan.cut), broken=True)
+    assert wrong_with(seen) is None
+    assert wrong_with_records(seen, arrived(ask), [recorded(ask, ask.plan.cut, "error")]) is None
+    fault = wrong_with_records(seen, arrived(ask), [recorded(ask, ask.plan.cut)])
+    assert fault == "complete, not error"
+
+
+def test_a_request_that_should_be_refused_and_was_served_is_a_fault() -> None:
+    ask = replace(asked(), refused="field")
+    seen = heard(ask, len(ask.plan.words))
+    assert wrong_with(seen) == "400 was due, came 200"
+    assert wrong_with_records(seen, arrived(ask), [recorded(ask, 1)]) is not None
+
+
+def test_an_app_that_is_told_something_else_than_the_model_said_is_a_fault() -> None:
+    ask = asked()
+    seen = heard(ask, len(ask.plan.words))
+    assert wrong_with(replace(seen, body=b'data: {"choices":[{"delta":{"content":"lies"}}]}\n\n')) is not None
+
+
+def test_a_server_error_of_the_proxys_own_is_a_fault() -> None:
+    seen = Seen(asked(Fate.GARBAGE), 500, {}, b"Internal Server Error")
+    assert wrong_with(seen) == "503 or an answer that breaks off was due, came 500, whole: True"
+
+
+@pytest.mark.parametrize(("grown_bytes", "is_flat"), [(0, True), (2 * MOST_GROWTH_BYTES, False)])
+def test_memory_that_grows_in_the_last_quarter_is_not_flat(grown_bytes: int, is_flat: bool) -> None:
+    samples = [Sample(answered, 90 * 2**20 + grown_bytes * (answered >= 75), 20, 0) for answered in range(101)]
+    assert flat(samples)[2] is is_flat
+
+
+def test_an_exception_that_nobody_handled_is_found_in_the_log() -> None:
+    assert unhandled("INFO the app hung up\n") == []
+    log = "ERROR: Exception in ASGI application\nTraceback (most recent call last):\n  KeyError: 'choices'\n"
+    assert "KeyError: 'choices'" in unhandled(log)[0]
