@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-.PHONY: help demo test check static unit fix serve bench docs lock install clean
+.PHONY: help demo test check static unit fix serve bench soak docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -40,6 +40,9 @@ serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model 
 
 bench: $(INSTALLED)  ## What the proxy costs, as a ratio to the upstream alone
 	$(BIN)/python benchmarks/overhead.py $(BENCH_ARGS)
+
+soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up, a model server that goes wrong
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m whetstone.docs

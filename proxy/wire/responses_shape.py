@@ -209,6 +209,7 @@ is_call = _shape(
         "id": _or_null(_text),
         "status": _or_null(_one_of(*STATUSES)),
         "async": _null,
+        "async_": _null,  # as the openai client 3 writes it
         "caller": _null,
         "namespace": _null,
     },

@@ -71,6 +71,7 @@ REPLAYED = [
 """An answer's items as the openai package sends them back."""
 
 CAPTURED: dict[str, dict[str, Any]] = {
+    "arguments that are no JSON": {"input": [user("a"), called("c1", 1) | {"arguments": "{"}, returned("c1", "b")]},
     "a text": {},
     "an empty text": {"input": ""},
     "unicode": {"input": 'Grüße, 世界 🙂 \u0000\u2028 "quoted" \\ <|im_end|>'},
@@ -169,7 +170,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "more tokens than the model has": {"max_output_tokens": 100_000},
     "too long": {"input": "hi " * 3000},
     "too long with a limit": {"input": "hi " * 3000, "max_output_tokens": 5},
-    "arguments that are no JSON": {"input": [user("a"), called("c1", 1) | {"arguments": "{"}, returned("c1", "b")]},
 }
 """What is translated, and refused by vLLM before it speaks."""
 
