@@ -237,10 +237,12 @@ def _with(bodies: SearchStrategy[Body], field: str, value: Any) -> SearchStrateg
 
 
 def _safe(body: Body) -> Body:
-    """Without what is missing, and what would have vLLM compute the prompt's logprobs: a chat's `echo`, and that of a
-    completion beside logprobs."""
+    """Without what is missing; what would have vLLM compute the prompt's logprobs: a chat's `echo`, and that of a
+    completion beside logprobs; and logprobs of beams, of which vLLM tells one by chance."""
     body = {name: value for name, value in body.items() if value is not MISSING}
-    if not body.get("echo"):
-        return body
-    deadly = "echo" if "messages" in body else "logprob"
-    return {name: value for name, value in body.items() if not name.startswith(deadly)}
+    left_out = []
+    if body.get("echo"):
+        left_out.append("echo" if "messages" in body else "logprob")
+    if body.get("use_beam_search"):
+        left_out += ["logprob", "top_logprobs"]
+    return {name: value for name, value in body.items() if not name.startswith(tuple(left_out))}
