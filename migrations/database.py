@@ -30,6 +30,8 @@ def connect(url: str) -> Engine:
     engine = create_engine(
         url,
         json_serializer=_compact_json,
+        # Errors are logged; what apps said is not.
+        hide_parameters=True,
         pool_pre_ping=not sqlite,
         connect_args=_SQLITE_ARGUMENTS if sqlite else _POSTGRESQL_ARGUMENTS,
     )

@@ -83,7 +83,8 @@ def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
 def _turn_key(headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
     """A turn's id holds within its trajectory, an idempotency key everywhere."""
     if turn_id := _id(headers, b"x-turn-id"):
-        return f"turn:{trajectory_id or ''}:{turn_id}"
+        # No id has a slash, so no two pairs make one key.
+        return f"turn:{trajectory_id or ''}/{turn_id}"
     raw = headers.get(b"idempotency-key")
     if raw is None:
         return None

@@ -19,7 +19,7 @@ from proxy.completeness import Completeness
 from proxy.errors import DatabaseAway, NotFound, ProxyError
 from proxy.feedback import read_feedback, row_of
 from proxy.metrics import exposition
-from proxy.policies import Policies
+from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
 from proxy.store import Store
 from proxy.upstream import Upstream
@@ -66,8 +66,9 @@ def build(
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """One of them."""
-        policies().resolve(name)
-        return _json(next(entry for entry in _models(policies()) if entry["id"] == name))
+        known = policies()
+        speaker = known.resolve(name)
+        return _json(_model(name, next(policy for policy in known if policy.name == speaker.policy)))
 
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
@@ -123,11 +124,11 @@ def build(
 
 
 def _models(policies: Policies) -> list[dict[str, Any]]:
-    return [
-        {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
-        for policy in policies
-        for name in policy.names
-    ]
+    return [_model(name, policy) for policy in policies for name in policy.names]
+
+
+def _model(name: str, policy: Policy) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
 
 
 def _found(row: dict[str, Any] | None, kind: str, row_id: str) -> Response:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.call import Call
 from proxy.store import Store
@@ -27,6 +28,7 @@ class Completeness:
         self._began_at_s = time.time()
         self._counted = 0.0
         self._sampled = 0.0
+        self._asking = asyncio.Lock()
         self.written = 0
         """Sampled tokens that this proxy has written to SQL since its start."""
 
@@ -41,16 +43,21 @@ class Completeness:
         self.written += sum(len(choice.token_ids or ()) for call in calls for choice in call.choices)
 
     async def share(self) -> float | None:
-        """Recorded tokens over sampled ones; None where vLLM sampled none, or does not tell."""
-        counted = await self._generated()
-        if counted is None:
-            return None
-        # A counter that fell began anew.
-        self._sampled += counted - self._counted if counted >= self._counted else counted
-        self._counted = counted
+        """Recorded tokens over sampled ones; None where vLLM sampled none, or it or the database does not tell."""
+        # One at a time: of two, the one that was told first may arrive last, and look as if the counter fell.
+        async with self._asking:
+            counted = await self._generated()
+            if counted is None:
+                return None
+            # A counter that fell began anew.
+            self._sampled += counted - self._counted if counted >= self._counted else counted
+            self._counted = counted
         if not self._sampled:
             return None
-        probes = await asyncio.to_thread(self._store.probe_tokens, self._project, self._began_at_s)
+        try:
+            probes = await asyncio.to_thread(self._store.probe_tokens, self._project, self._began_at_s)
+        except SQLAlchemyError:
+            return None
         return (self.written + probes) / self._sampled
 
     async def _generated(self) -> float | None:

@@ -99,7 +99,7 @@ def _refuse_unknown(item: dict[str, Any]) -> None:
         if field in NOT_YET:
             raise BadRequest(f"{field!r} is not served by this version; post reward, rewards or thumbs", param=field)
         if field not in Feedback.__struct_fields__:
-            nearest = difflib.get_close_matches(field, Feedback.__struct_fields__, n=1)
+            nearest = difflib.get_close_matches(field[:100], Feedback.__struct_fields__, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise BadRequest(f"feedback has no field {field[:100]!r}{hint}", param=field[:100])
 

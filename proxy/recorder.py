@@ -163,17 +163,21 @@ class Recorder:
 
     def _take(self, items: Sequence[_Recorded | _Feedback]) -> list[_Recorded]:
         """Commit; return the calls the database was not there for. Feedback is answered at once: its app is waiting."""
-        for start in range(0, len(items), BATCH):
+        start = alone_until = 0
+        while start < len(items):
+            batch = items[start : start + (1 if start < alone_until else BATCH)]
             try:
-                self._commit(items[start : start + BATCH])
+                self._commit(batch)
             except AWAY as error:
                 log.error("the database does not take records, trying again: %s", error)
                 return _refuse_feedback(items[start:], error)
             except Exception as error:
-                if start or len(items) > 1:
+                if len(batch) > 1:
                     log.exception("a batch was refused, writing one by one")
-                    return [call for item in items[start:] for call in self._take([item])]
-                self._refuse(items[0], error)
+                    alone_until = start + len(batch)
+                    continue
+                self._refuse(batch[0], error)
+            start += len(batch)
         return []
 
     def _commit(self, items: Sequence[_Recorded | _Feedback]) -> None:
@@ -210,8 +214,8 @@ class Recorder:
             payload = record.read()
             path = self._folder / f"{_named.decode(payload).id}.refused"
             path.write_bytes(payload)
-        except OSError as full:
-            log.error("a call was refused by the database (%s); it stays in the journal: %s", error, full)
+        except (OSError, msgspec.DecodeError) as unkept:
+            log.error("a call was refused by the database (%s); it stays in the journal: %s", error, unkept)
             return False
         log.error("a call was refused by the database (%s); kept in %s", error, path)
         return True

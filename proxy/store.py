@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Table, and_, func, select
+from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from migrations import schema
@@ -299,8 +299,8 @@ def _supersede(connection: Connection, call: Call) -> dict[int, str]:
     """Mark what `call` asks again as superseded; return its completions' ids by choice, none where it asks afresh.
 
     A client that lost its answer sends an equal body, and says so by its retry count or by the same turn key. It is
-    believed where exactly one call with that body was not answered whole lately: nothing else tells a retry from the
-    next member of a group.
+    believed where exactly one call with that body, and that trajectory and turn key where it names them, was not
+    answered whole lately: nothing else tells a retry from the next member of a group.
     """
     address, c = call.address, schema.completions.c
     if call.request_digest is None or not (address.retry or address.turn_key):
@@ -310,10 +310,14 @@ def _supersede(connection: Connection, call: Call) -> dict[int, str]:
         c.request_digest == call.request_digest,
         c.request_digest.is_not(None),
         c.call_id != call.id,
+        c.threaded_by == call.threaded_by,
         c.created_at.between(call.created_at - RETRY_WINDOW, call.created_at),
     ]
-    if not address.retry:
+    if address.turn_key:
         unanswered.append(c.turn_key == address.turn_key)
+    if address.trajectory_id:
+        sibling = c.trajectory_id.startswith(f"{address.trajectory_id}.", autoescape=True)
+        unanswered.append(or_(c.trajectory_id == address.trajectory_id, sibling))
     query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
     found = list(connection.execute(query))
     if len({row.call_id for row in found}) != 1:
@@ -354,8 +358,8 @@ def _storable(value: Any) -> Any:
     match value:
         case str():
             return value.replace("\x00", "\ufffd")
-        case [int() | float(), *_]:
-            return value
+        case list() | dict() if b"\\u0000" not in msgspec.json.encode(value):
+            return value  # nearly all; walked, they could be nested no deeper than Python's stack
         case list():
             return [_storable(item) for item in value]
         case dict():

@@ -39,6 +39,8 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             # No limit: vLLM queues, and a request that waits here would be invisible to it.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+            # What a server says to one app is not told it again by another.
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_timeout_s),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
@@ -62,7 +64,10 @@ class Upstream:
         elif self._api_key:
             headers["authorization"] = f"Bearer {self._api_key}"
         try:
-            async with self._session.post(self._address(path), data=body, headers=headers) as response:
+            # A redirect would take the prompt, and a key in x-api-key, to whatever host it names.
+            async with self._session.post(
+                self._address(path), data=body, headers=headers, allow_redirects=False
+            ) as response:
                 yield response
                 if response.status >= 500:
                     # vLLM's server closes such a connection without saying so: nobody's request may go that way.

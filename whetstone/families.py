@@ -17,6 +17,9 @@ class Parsers(NamedTuple):
 
 OTHERS = Parsers("hermes")
 FAMILIES: tuple[tuple[str, Parsers], ...] = (
+    # Before what they were made from: their names carry both.
+    (r"hermes", Parsers("hermes")),
+    (r"deepseek-r1-0528-qwen3", Parsers("hermes", "deepseek_r1")),
     (r"gpt-oss", Parsers("openai", "openai_gptoss")),
     (r"qwen3-?coder", Parsers("qwen3_coder")),
     # Thinks never: a parser would take its whole answer for thinking.

@@ -345,4 +345,7 @@ def _explain(problem: Any) -> str:
         nearest = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "; docs/settings.md lists them all"
         return f"unknown setting {key!r}{hint}"
-    return f"setting {key!r}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})"
+    why = problem["msg"].removeprefix("Value error, ")
+    told = f"setting {key!r}: {why}" if key else why
+    # Of a rule over several settings the input is all of them, passwords included.
+    return told if isinstance(problem["input"], dict) else f"{told} (got {problem['input']!r})"

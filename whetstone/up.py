@@ -104,9 +104,11 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
             stack.write_addresses()
             yield stack
         finally:
-            (data / "up.json").unlink(missing_ok=True)
-            say("stopping")
-            supervisor.stop()
+            try:
+                (data / "up.json").unlink(missing_ok=True)
+                say("stopping")
+            finally:  # whoever read what we say may be gone
+                supervisor.stop()
 
 
 def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:

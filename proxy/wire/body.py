@@ -63,7 +63,8 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
     if values.get("prompt_logprobs") is not None:
         raise deadly("prompt_logprobs")
     _check_choices(values, max_choices)
-    if b"url" in data:
+    # JSON may spell a letter as \\u0075: what has an escape is looked through too.
+    if b"url" in data or b"\\u" in data:
         for url in _media(values):
             _check_media(url, media_domains)
     model = values.get("model")

@@ -126,7 +126,7 @@ class ChatStream:
         if said is None or not said.startswith(b"{"):
             return event + b"\n\n"
         fields = _object.decode(said)
-        if "error" in fields:
+        if fields.get("error", NULL) != NULL:
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []

@@ -234,7 +234,7 @@ class TextStream:
         if said is None or not said.startswith(b"{"):
             return event + b"\n\n"
         fields = _object.decode(said)
-        if "error" in fields:
+        if fields.get("error", NULL) != NULL:
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"
         if self.upstream_id is None and "id" in fields:

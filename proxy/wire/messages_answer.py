@@ -48,7 +48,7 @@ def error_of(chat_error_body: bytes, status: int) -> bytes:
         error = msgspec.json.decode(chat_error_body)["error"]
         return _error(error["type"], error["message"])
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError):
-        return _error(HTTPStatus(status).phrase, chat_error_body.decode("utf-8", "replace"))
+        return _error(_phrase(status), chat_error_body.decode("utf-8", "replace"))
 
 
 class MessageEvents:
@@ -212,6 +212,13 @@ def _usage(usage: dict[str, Any] | None) -> dict[str, int]:
     known = {name: tokens for name, tokens in cached.items() if tokens is not None}
     input_tokens = max(0, usage["prompt_tokens"] - sum(known.values()))
     return {"input_tokens": input_tokens, "output_tokens": usage.get("completion_tokens") or 0} | known
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:  # a number that no standard names
+        return "error"
 
 
 def _is_json(text: str) -> bool:

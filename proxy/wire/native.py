@@ -3,7 +3,6 @@
 Used where no exact translation to chat exists (`translated`), and for servers that are no vLLM.
 """
 
-import re
 from typing import Any
 
 import msgspec
@@ -14,10 +13,11 @@ from proxy.wire.dialect import Answer, Heard, Server, raw
 from proxy.wire.sse import Events, data_of
 from whetstone.reasons import WhyNotTrained
 
-ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})
+ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
 """Types of the events that end a stream; from there on everything is held back until the call is recorded."""
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_pieces = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class NativeAsked:
@@ -124,7 +124,7 @@ class NativeStream:
     """The state of one streamed message or response (`dialect.Stream`)."""
 
     def __init__(self, model: str) -> None:
-        self._model = b'"model":' + msgspec.json.encode(model)
+        self._model = raw(model)
         self._events = Events()
         self._held: list[bytes] = []
         self._said: dict[str, Any] = {}
@@ -152,17 +152,24 @@ class NativeStream:
         passed = event + b"\n\n"
         if said is not None and said.startswith(b"{"):
             fields: dict[str, Any] = msgspec.json.decode(said)
-            whole = fields.get("message") or fields.get("response")
-            if isinstance(whole, dict):
-                self._hear_whole(whole)
-                # Nothing but the model's name changes.
-                passed = _MODEL.sub(lambda _: self._model, passed, count=1)
+            for name in ("message", "response"):
+                if isinstance(whole := fields.get(name), dict):
+                    self._hear_whole(whole)
+                    passed = passed.replace(said, self._renamed(said, name))
             self._hear(fields)
             self.done = self.done or fields.get("type") in ENDS
         if self.done:
             self._held.append(passed)
             return b""
         return passed
+
+    def _renamed(self, said: bytes, name: str) -> bytes:
+        """The event's data; nothing but the model's name in its `name` changes."""
+        pieces = _pieces.decode(said)
+        whole = _pieces.decode(pieces[name])
+        if "model" in whole:
+            pieces[name] = raw(whole | {"model": self._model})
+        return msgspec.json.encode(pieces)
 
     def _hear_whole(self, whole: dict[str, Any]) -> None:
         self.upstream_id = self.upstream_id or whole.get("id")
@@ -185,6 +192,3 @@ class NativeStream:
             self._said["usage"] = (self._said.get("usage") or {}) | fields["usage"]
         if fields.get("type") == "error" or fields.get("error"):
             self.error = msgspec.json.encode(fields.get("error", fields)).decode()
-
-
-_MODEL = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')

@@ -80,6 +80,13 @@ def test_media_that_the_server_would_have_to_fetch_is_refused(
     assert "proxy.media_domains" in response.json()["error"]["message"]
 
 
+def test_media_cannot_hide_behind_an_escape(door: RunningProxy) -> None:
+    image = b'{"type": "image_\\u0075rl", "image_\\u0075rl": {"\\u0075rl": "http://169.254.169.254/"}}'
+    body = b'{"model": "starter", "messages": [{"role": "user", "content": [' + image + b"]}]}"
+    response = door.client.post("/v1/chat/completions", content=body, headers=JSON)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "refused_field")
+
+
 def test_media_inside_the_request_or_of_an_allowed_domain_passes(
     sqlite_url: str, tmp_path: Path, fake_vllm: FakeVllm, start: Callable[[Settings], RunningProxy]
 ) -> None:

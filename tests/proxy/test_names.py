@@ -71,6 +71,7 @@ def test_models_lists_every_name(many: RunningProxy) -> None:
     names = [model["id"] for model in many.client.get("/v1/models").json()["data"]]
     assert names == ["second", "gpt-4o-mini", "second@v0", "starter", "gpt-4o", "starter@v0", "teacher", "gpt-5"]
     assert many.client.get("/v1/models/gpt-4o").json()["id"] == "gpt-4o"
+    assert many.client.get("/v1/models/gpt-4o@v0").json()["id"] == "gpt-4o@v0"
     assert many.client.get("/v1/models/nobody").status_code == 404
 
 
@@ -99,6 +100,18 @@ def test_a_key_that_another_server_refuses_is_our_fault_not_the_apps(many: Runni
     assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_refused")
     assert "upstreams.elsewhere.api_key_env" in response.json()["error"]["message"]
     assert [row.status for row in many.recorded()] == ["error"]
+
+
+def test_a_redirect_of_another_server_is_not_followed(many: RunningProxy, teacher: FakeVllm) -> None:
+    def script(handler: FakeHandler, _body: Any) -> None:
+        handler.send_response(307)
+        handler.send_header("location", "/elsewhere")
+        handler.send_header("content-length", "0")
+        handler.end_headers()
+
+    teacher.script = script
+    assert many.chat(model="teacher").status_code == 307
+    assert len(teacher.requests) == 1
 
 
 def test_when_to_come_back_is_passed_on(many: RunningProxy, teacher: FakeVllm) -> None:

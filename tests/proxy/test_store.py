@@ -262,13 +262,20 @@ def test_an_answer_is_found_again_by_its_turn_key(store: Store, write: Any) -> N
     assert store.reply("other", "key:k") is None
 
 
-ABORTED = {"status": "aborted", "choices": (), "prompt_token_ids": None, "prompt_tokens": None, "request_digest": "d"}
+ABORTED = {
+    "status": "aborted",
+    "choices": (),
+    "prompt_token_ids": None,
+    "prompt_tokens": None,
+    "request_digest": "d",
+    "threaded_by": "new",
+}
 
 
 def retry(call_id: str, **values: Any) -> Any:
     """The same request once more, of a client that says so."""
     row = {"trajectory_id": f"t-{call_id}", "address": Address(group_id="g", retry=True), "request_digest": "d"}
-    return make_call(call_id, **row | values)
+    return make_call(call_id, **{"threaded_by": "new"} | row | values)
 
 
 def test_a_retry_takes_the_place_of_the_call_that_was_not_answered(write: Any, rows: Any) -> None:
@@ -295,6 +302,7 @@ def test_retries_of_retries_lead_back_one_by_one(write: Any, rows: Any) -> None:
     "first",
     [
         {"request_digest": "other"},
+        {"address": Address(trajectory_id="t0"), "threaded_by": "header"},
         {"created_at_s": 1_767_268_800.0 - 16 * 60},
         {"project": "other"},
     ],

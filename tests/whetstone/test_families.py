@@ -16,6 +16,8 @@ from whetstone.families import FAMILIES, OTHERS, parsers_of
         ("Qwen/Qwen3-4B-Thinking-2507/", "hermes", "qwen3"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_coder", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "hermes", "deepseek_r1"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "hermes", "deepseek_r1"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "hermes", None),
         ("meta-llama/Llama-3.2-1B-Instruct", "llama3_json", None),
         ("/models/Mistral-7B-Instruct-v0.3", "mistral", None),
         ("openai/gpt-oss-20b", "openai", "openai_gptoss"),

@@ -33,7 +33,8 @@ def ask(endpoint: str, **values: Any) -> NativeAsked:
 
 
 def event(kind: str, **values: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind} | values)}\n\n".encode()
+    data = json.dumps({"type": kind} | values, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
 def test_the_request_passes_under_the_adapters_name() -> None:
@@ -110,7 +111,7 @@ def test_a_streamed_message_passes_and_its_end_is_held_back() -> None:
     stream = ask("messages", stream=True).events()
     data = b"".join(events)
     seen = b"".join(stream.feed(data[at : at + 7]) for at in range(0, len(data), 7))
-    assert seen == b"".join(events[:-1]).replace(b'"model": "starter@v0"', b'"model":"starter"')
+    assert seen == b"".join(events[:-1]).replace(b'"model":"starter@v0"', b'"model":"starter"')
     assert (stream.done, stream.last()) == (True, events[-1])
     (heard,) = stream.heard
     (choice,) = heard.choices
@@ -127,9 +128,9 @@ def test_a_streamed_response_passes_and_its_end_is_held_back() -> None:
     ]
     stream = ask("responses", stream=True).events()
     seen = stream.feed(b"".join(events))
-    assert seen == b"".join(events[:2]).replace(b'"model": "starter@v0"', b'"model":"starter"')
+    assert seen == b"".join(events[:2]).replace(b'"model":"starter@v0"', b'"model":"starter"')
     assert stream.done
-    assert stream.last() == events[2].replace(b'"model": "starter@v0"', b'"model":"starter"')
+    assert stream.last() == events[2].replace(b'"model":"starter@v0"', b'"model":"starter"')
     assert stream.heard[0].choices[0].text == "Hello"
 
 
@@ -140,11 +141,19 @@ def test_what_was_said_before_it_broke_off_is_heard() -> None:
     assert stream.heard[0].choices[0].text == "Hel"
 
 
-def test_an_error_within_the_stream_is_noted() -> None:
+def test_an_error_within_the_stream_is_noted_and_ends_it() -> None:
     stream = ask("messages", stream=True).events()
     error = event("error", error={"type": "overloaded_error"})
-    assert stream.feed(error) == error
+    assert stream.feed(error) == b""
+    assert (stream.done, stream.last()) == (True, error)
     assert stream.error == '{"type":"overloaded_error"}'
+
+
+def test_a_model_is_renamed_where_it_names_the_model_and_nowhere_else() -> None:
+    stream = ask("responses", stream=True).events()
+    response = {"metadata": {"model": "starter@v0"}, "model": "starter@v0"}
+    seen = stream.feed(event("response.created", response=response))
+    assert seen == event("response.created", response=response | {"model": "starter"})
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b'{"output": 1}', b'{"content": [' + b"[" * 5000])
