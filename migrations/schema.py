@@ -151,7 +151,11 @@ policy_versions = Table(
     Column("probe_k3", Float, comment="T: nats, k3 between vLLM and the trainer on the probe's tokens"),
     Column("created_at", Utc, nullable=False, comment="W, T"),
     Column("promoted_at", Utc, comment="W, T: when it last became live"),
-    Column("probe_tokens", Integer, comment="T: tokens sampled to probe it; vLLM counts them as generated"),
+    Column(
+        "probe_tokens",
+        Integer,
+        comment="T, W: tokens sampled to probe it, or vLLM",
+    ),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "version"),
     comment="a policy's versions: the base model (0) and the adapters trained on it",

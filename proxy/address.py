@@ -10,6 +10,8 @@ from whetstone.ids import ID
 
 SPLITS = ("train", "eval")
 MAX_IDEMPOTENCY_KEY = 255
+MAX_METADATA_PARTS = 200
+"""Most lists and objects in `X-Metadata`; how deep they are nested is bounded with it."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -74,6 +76,8 @@ def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
     raw = headers.get(b"x-metadata")
     if raw is None:
         return None
+    if raw.count(b"[") + raw.count(b"{") > MAX_METADATA_PARTS:
+        raise BadRequest(f"X-Metadata has more than {MAX_METADATA_PARTS} lists and objects", param="X-Metadata")
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -83,8 +87,13 @@ def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
 def _turn_key(headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
     """A turn's id holds within its trajectory, an idempotency key everywhere."""
     if turn_id := _id(headers, b"x-turn-id"):
+        if trajectory_id is None:
+            raise BadRequest(
+                "X-Turn-Id holds within a trajectory: send X-Trajectory-Id too, or an Idempotency-Key",
+                param="X-Turn-Id",
+            )
         # No id has a slash, so no two pairs make one key.
-        return f"turn:{trajectory_id or ''}/{turn_id}"
+        return f"turn:{trajectory_id}/{turn_id}"
     raw = headers.get(b"idempotency-key")
     if raw is None:
         return None

@@ -159,7 +159,7 @@ class Proxy:
             try:
                 self._policies = await asyncio.to_thread(self._read_policies)
                 away = False
-            except SQLAlchemyError as error:
+            except Exception as error:  # whatever it is: without this task nothing would go live any more
                 if not away:
                     log.warning("the policies cannot be read, the last ones stay: %s", error)
                 away = True

@@ -26,15 +26,18 @@ class Completeness:
         self._store = store
         self._project = project
         self._began_at_s = time.time()
-        self._counted = 0.0
+        self._counted: float | None = None
+        """vLLM's counter as it was told last; None before the first time."""
         self._sampled = 0.0
+        self._not_ours = 0
+        """What was written and probed before vLLM first told."""
         self._asking = asyncio.Lock()
         self.written = 0
         """Sampled tokens that this proxy has written to SQL since its start."""
 
     async def begin(self) -> None:
         """What vLLM has sampled up to here does not count."""
-        self._counted = await self._generated() or 0.0
+        await self.share()
 
     def note(self, calls: Sequence[Call]) -> None:
         """Note what was committed. Called by the writer thread."""
@@ -47,18 +50,19 @@ class Completeness:
         # One at a time: of two, the one that was told first may arrive last, and look as if the counter fell.
         async with self._asking:
             counted = await self._generated()
+            try:
+                probed = await asyncio.to_thread(self._store.probe_tokens, self._project)
+            except SQLAlchemyError:
+                return None
             if counted is None:
                 return None
+            recorded = self.written + probed
+            if self._counted is None:
+                self._not_ours, self._counted = recorded, counted
             # A counter that fell began anew.
             self._sampled += counted - self._counted if counted >= self._counted else counted
             self._counted = counted
-        if not self._sampled:
-            return None
-        try:
-            probes = await asyncio.to_thread(self._store.probe_tokens, self._project, self._began_at_s)
-        except SQLAlchemyError:
-            return None
-        return (self.written + probes) / self._sampled
+            return (recorded - self._not_ours) / self._sampled if self._sampled else None
 
     async def _generated(self) -> float | None:
         told = await self._vllm.get("/metrics")

@@ -131,6 +131,10 @@ class Inference:
             if not turn.recorded:
                 self._record(turn, "aborted", stream.heard, stream.upstream_id)
             raise
+        except Exception as error:
+            if not turn.recorded:
+                self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+            raise
 
     async def _plain(self, turn: Turn, body: bytes, send: Send) -> None:
         try:
@@ -192,8 +196,9 @@ class Inference:
         self._record(turn, "error", heard, None, error=f"{response.status}: {told}")
         if error := refusal(response, body, turn.speaker):
             raise error
-        # It knows the model by another name than the app.
-        body = body.replace(turn.speaker.served_name.encode(), turn.asked.model.encode())
+        if turn.speaker.upstream is None:
+            # vLLM knows the model by another name than the app.
+            body = body.replace(turn.speaker.served_name.encode(), turn.asked.model.encode())
         headers = [(b"content-type", response.headers.get("content-type", "application/json").encode())]
         if retry_after := response.headers.get("retry-after"):
             headers.append((b"retry-after", retry_after.encode()))

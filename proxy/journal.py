@@ -5,6 +5,7 @@ it lives; the segments of the dead are read at the next start. A frame is length
 each) and the payload; a torn last frame was never acknowledged and is dropped.
 """
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -148,18 +149,26 @@ class Journal:
             segment.close()
 
     def _new_segment(self) -> Segment:
-        self._number += 1
-        return Segment(self._folder / f"{os.getpid()}-{os.urandom(4).hex()}-{self._number:06d}.journal")
+        while True:
+            self._number += 1
+            path = self._folder / f"{os.getpid()}-{os.urandom(4).hex()}-{self._number:06d}.journal"
+            # A process that starts at this moment may take it for a dead one's, and remove it.
+            with contextlib.suppress(BlockingIOError):
+                segment = Segment(path)
+                if path.exists():
+                    return segment
+                segment.close()
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where the payloads of whole frames begin, and how long they are."""
+    """Where the payloads of whole frames begin, and how long they are; a damaged one hides none behind it."""
     start = 0
     while start + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, start)
         start += _HEAD.size
         payload = data[start : start + length]
-        if len(payload) != length or zlib.crc32(payload) != crc:
+        if len(payload) != length:
             return
-        yield start, length
+        if zlib.crc32(payload) == crc:
+            yield start, length
         start += length

@@ -32,7 +32,7 @@ _MESSAGES = {
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["role"],
         "properties": {
             "role": {"type": "string"},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
@@ -61,7 +61,7 @@ BODIES: dict[str, dict[str, Any]] = {
     ),
     "/v1/responses": _body(
         ["input"],
-        input={"anyOf": [{"type": "string"}, _MESSAGES]},
+        input={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
         **_SAMPLING,
         max_output_tokens={"type": "integer", "minimum": 1},
     ),
@@ -127,12 +127,12 @@ def feedback_body() -> dict[str, Any]:
 def _document(api: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=api.title, version=api.version, routes=api.routes)
     for path, schema in BODIES.items():
-        address = path in dialects.PATHS
+        recorded = path in dialects.PATHS
         document["paths"][path] = {
             "post": {
-                "summary": "Served and recorded." if address else "Passed to the model server, not recorded.",
+                "summary": "Served and recorded." if recorded else "Passed to the model server, not recorded.",
                 "operationId": path.strip("/").replace("/", "_"),
-                "parameters": _parameters() if address else [],
+                "parameters": _parameters() if recorded else [],
                 "requestBody": _json_body(schema)["requestBody"],
                 "responses": {"200": {"description": "As the model server answers."}, "default": _ERROR},
             }

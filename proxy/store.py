@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +19,9 @@ from whetstone.reasons import WhyNotTrained
 RETRY_WINDOW = timedelta(minutes=15)
 """How long a client may take to ask again; the official ones give up after seconds."""
 TAILS_KEPT = 4096
-"""Trajectories whose tail stays in memory; another one's is read from the database when it goes on."""
+TAIL_TOKENS_KEPT = 8_000_000
+"""Trajectories whose tail stays in memory, and the tokens of all of them (40 bytes each); another one's is read from
+the database when it goes on."""
 
 
 class Store:
@@ -29,6 +31,7 @@ class Store:
         self.engine = engine
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
+        self._tail_tokens = 0
 
     def policies(self, project: str) -> list[Policy]:
         """The project's policies with the versions vLLM keeps loaded, in the order of their names."""
@@ -106,11 +109,10 @@ class Store:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
 
-    def probe_tokens(self, project: str, since_s: float) -> int:
-        """Tokens the training worker had sampled to probe versions made since."""
+    def probe_tokens(self, project: str) -> int:
+        """Tokens that were sampled so far to probe versions, and whether vLLM lives."""
         v = schema.policy_versions.c
-        since = datetime.fromtimestamp(since_s, UTC)
-        query = select(func.sum(v.probe_tokens)).where(v.project == project, v.created_at >= since)
+        query = select(func.sum(v.probe_tokens)).where(v.project == project)
         with self._reader.connect() as connection:
             return int(connection.execute(query).scalar() or 0)
 
@@ -121,6 +123,7 @@ class Store:
     def forget_tails(self) -> None:
         """Drop what is remembered of transactions that did not commit."""
         self._tails.clear()
+        self._tail_tokens = 0
 
     def _row(self, table: Table, project: str, row_id: str) -> dict[str, Any] | None:
         query = select(table).where(table.c.project == project, table.c.id == row_id)
@@ -244,11 +247,13 @@ class Store:
 
     def _remember(self, project: str, trajectory_id: str, tail: Tail | None) -> None:
         key = (project, trajectory_id)
-        self._tails.pop(key, None)
+        if (before := self._tails.pop(key, None)) is not None:
+            self._tail_tokens -= len(before.token_ids)
         if tail is not None:
             self._tails[key] = tail
-            if len(self._tails) > TAILS_KEPT:
-                self._tails.popitem(last=False)
+            self._tail_tokens += len(tail.token_ids)
+        while len(self._tails) > TAILS_KEPT or self._tail_tokens > TAIL_TOKENS_KEPT:
+            self._tail_tokens -= len(self._tails.popitem(last=False)[1].token_ids)
 
     def _tail(self, connection: Connection, project: str, trajectory_id: str, tail_id: str | None) -> Tail | None:
         """The trajectory's tail: from memory where that is still the last one, else read back along `follows`."""

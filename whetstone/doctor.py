@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone import selftest
 from whetstone.questions import Check
@@ -89,10 +90,10 @@ def at_start(settings: Settings, store: Store, say: Callable[[str], None]) -> No
     """Test the vLLM that `up` has started, keep what came out, and say it in short. Never stops the start."""
     try:
         test = examine(settings)
-    except NothingToTest as error:
+        store.keep_self_test(settings.project, settings.policy, test)
+    except (NothingToTest, SQLAlchemyError) as error:
         say(escape(f"no self-test: {error}"))
         return
-    store.keep_self_test(settings.project, settings.policy, test)
     yes = sum(check.ok is True for check in test.checks)
     say(f"self-test: {yes} of {len(test.checks)} answers are yes; `whetstone doctor --stored` explains them")
     for check in test.missing:

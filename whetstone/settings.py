@@ -188,7 +188,7 @@ class Settings(_Section):
     """Other names that apps may ask for, and the policy each means: `"gpt-4o" = "starter"`."""
     upstreams: dict[str, UpstreamSettings] = {}
     """Other servers, by a name of yours: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
-    project: str = "default"
+    project: str = Field("default", min_length=1)
     """The tenant that requests without a key belong to."""
     database: str | None = None
     """Database URL; without it SQLite in the data folder. PostgreSQL: `postgresql+psycopg://…`."""
@@ -219,6 +219,8 @@ class Settings(_Section):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two policies are named {twice[0]!r}")
         for alias, policy in self.aliases.items():
+            if not alias or "@v" in alias:
+                raise ValueError(f"{alias!r} is no alias: it must have characters, and no '@v', which names versions")
             if alias in names:
                 raise ValueError(f"the alias {alias!r} is the name of a policy")
             if policy not in names:

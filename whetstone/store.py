@@ -1,5 +1,6 @@
 """The command line's SQL: what a stack needs before it starts, and what the demo shows."""
 
+import contextlib
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
 from whetstone.ids import version_id
@@ -59,6 +61,14 @@ class Store:
             for upstream, server in settings.upstreams.items():
                 for name, model in server.models.items():
                     _prepare_policy(connection, settings, name, model, upstream, now)
+
+    def count_probe(self, settings: Settings, tokens: int) -> None:
+        """Note tokens that were sampled to see whether vLLM lives; while the database is away they are forgotten."""
+        v = schema.policy_versions.c
+        is_base = (v.project == settings.project, v.id == settings.served_name)
+        with contextlib.suppress(SQLAlchemyError), self._engine.begin() as connection:
+            counted = func.coalesce(v.probe_tokens, 0) + tokens
+            connection.execute(schema.policy_versions.update().where(*is_base).values(probe_tokens=counted))
 
     def live_name(self, settings: Settings) -> str:
         """What vLLM calls the policy's live version."""

@@ -20,6 +20,8 @@ RESTART_WINDOW_S = 120.0
 ALIVE_EVERY_S = 5.0
 """How often a part is asked whether it lives."""
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+"""Loaded before any fork: the loader's lock may be held by another thread then (the demo's display has one)."""
 
 
 class StartFailed(Exception):
@@ -153,7 +155,7 @@ class Supervisor:
     def _spawn(self, part: Part) -> subprocess.Popen[bytes]:
         def prepare() -> None:
             if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             os.nice(part.niceness)
 
         with self.log(part.name).open("ab") as log:
@@ -164,7 +166,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509  the parent has no thread that could hold a lock here
+                preexec_fn=prepare,  # noqa: PLW1509  it takes no lock that another thread could hold
             )
 
     def _note(self, part: Part, text: str) -> None:

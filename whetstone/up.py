@@ -153,7 +153,11 @@ def _vllm(settings: Settings, store: Store) -> Part:
         return True
 
     def alive() -> bool | None:
-        return control.alive(settings.served_name)
+        before = control.probed_tokens
+        lives = control.alive(settings.served_name)
+        if sampled := control.probed_tokens - before:
+            store.count_probe(settings, sampled)
+        return lives
 
     return Part(
         "vllm",

@@ -141,6 +141,8 @@ class Vllm:
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S, trust_env=False)
         self._steps: list[str] | None = None
+        self.probed_tokens = 0
+        """Tokens sampled to see whether the engine lives."""
 
     def healthy(self) -> bool:
         """Whether it answers its health check."""
@@ -169,9 +171,10 @@ class Vllm:
     def _says_something(self, name: str) -> bool:
         body = {"model": name, "prompt": [0], "max_tokens": 1}
         try:
-            self._http.post("/v1/completions", json=body, timeout=TOKEN_TIMEOUT_S)
+            said = self._http.post("/v1/completions", json=body, timeout=TOKEN_TIMEOUT_S)
         except httpx.ReadTimeout:
             return False
+        self.probed_tokens += said.is_success
         return True
 
     def models(self) -> set[str]:

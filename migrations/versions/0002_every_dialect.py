@@ -16,7 +16,12 @@ COLUMNS = (
     ("policies", "aliases", Json, "W: list of other names that apps may ask for"),
     ("policies", "self_test", Json, "W: what `whetstone doctor` found out about the model"),
     ("policies", "self_tested_at", Utc, "W"),
-    ("policy_versions", "probe_tokens", sa.Integer, "T: tokens sampled to probe it; vLLM counts them as generated"),
+    (
+        "policy_versions",
+        "probe_tokens",
+        sa.Integer,
+        "T, W: tokens sampled to probe it, or vLLM",
+    ),
     ("completions", "request_digest", sa.Text, "P: hash of a body not answered whole; its retry is found by it"),
     ("completions", "turn_key", sa.Text, "P: X-Turn-Id or Idempotency-Key; asked again, the answer is the same"),
     ("completions", "reply", sa.LargeBinary, "P: the answer as sent, where turn_key may ask for it again"),

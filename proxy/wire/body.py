@@ -23,6 +23,9 @@ REFUSED = frozenset(
 )
 """Fields that reach into the server: they would forge ids, cross tenants, or run a template of the app's."""
 
+MAX_DEPTH = 200
+"""Deepest nesting of a body: what comes after us, vLLM's JSON reader and SQL's, goes by Python's stack."""
+
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -58,6 +61,8 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
         values: dict[str, Any] = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(f"the body must be a JSON object: {error}") from error
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(values) > MAX_DEPTH:
+        raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
     for field in REFUSED & values.keys():
         raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
     if values.get("prompt_logprobs") is not None:
@@ -99,11 +104,20 @@ def deadly(field: str) -> RefusedField:
     return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
 
 
+def _depth(value: Any) -> int:
+    """How deep lists and objects are nested in one another."""
+    depth, level = 0, [value]
+    while level := [inner for inner in level if isinstance(inner, dict | list)]:
+        depth += 1
+        level = [deeper for inner in level for deeper in (inner.values() if isinstance(inner, dict) else inner)]
+    return depth
+
+
 def _media(values: dict[str, Any]) -> Iterator[str]:
     """The addresses of media in a conversation's content parts: OpenAI's `…_url`, Anthropic's `source`."""
-    for field in ("messages", "input"):
+    for field in ("messages", "input", "text_1", "text_2", "query", "documents"):
         items = values.get(field)
-        for item in items if isinstance(items, list) else ():
+        for item in items if isinstance(items, list) else [items]:
             if isinstance(item, dict):
                 yield from _of_parts([item, *_list(item.get("content")), *_list(item.get("output"))])
 

@@ -30,7 +30,8 @@ class _ToolCall(msgspec.Struct):
 
 class _Delta(msgspec.Struct):
     role: str | None = None
-    content: str | None = None
+    content: str | list[Any] | None = None
+    """Parts, from some other servers: their text is not put together."""
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
@@ -63,7 +64,7 @@ class _Spoken:
             return
         self.role = delta.role or self.role
         for part in ("content", "reasoning", "refusal"):
-            if (text := getattr(delta, part)) is not None:
+            if isinstance(text := getattr(delta, part), str):
                 self.texts.setdefault(part, []).append(text)
         for piece in delta.tool_calls or ():
             self._hear_tool_call(piece)

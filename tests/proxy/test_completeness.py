@@ -8,6 +8,8 @@ from sqlalchemy import func, select
 
 from migrations import schema
 from tests.proxy.conftest import FakeVllm, RunningProxy, wait_for
+from whetstone.store import Store as CommandLineStore
+from whetstone.vllm import Vllm
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -50,6 +52,16 @@ def test_every_sampled_token_is_recorded(real_proxy: RunningProxy, vllm_url: str
     httpx.post(f"{vllm_url}/v1/chat/completions", json=past_us, trust_env=False).raise_for_status()
     share = completeness(real_proxy)
     assert share is not None and share < 1.0
+
+
+@pytest.mark.stack
+def test_what_up_samples_to_see_whether_vllm_lives_is_no_apps(real_proxy: RunningProxy, vllm_url: str) -> None:
+    control = Vllm(vllm_url)
+    assert control.alive("starter@v0") is True
+    assert control.probed_tokens == 1
+    CommandLineStore(real_proxy.engine).count_probe(real_proxy.settings, control.probed_tokens)
+    control.close()
+    assert completeness(real_proxy) == 1.0
 
 
 def test_without_vllms_count_nothing_is_said(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:

@@ -39,6 +39,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/lates
         (b'{"model": "starter", "best_of": 100, "prompt": ["a", "b", "c"]}', 400, None),
         (b'{"model": "starter", "prompt": [' + b'"a",' * 256 + b'"a"]}', 400, None),
         (b'{"model": "starter", "messages": "\xff"}', 400, "invalid_json"),
+        (b'{"model": "starter", "x": ' + b"[" * 200 + b"]" * 200 + b"}", 400, "invalid_json"),
         (b'{"model": "starter", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "invalid_json"),
     ],
 )
@@ -67,6 +68,7 @@ def test_what_is_not_sent_as_json_is_refused(door: RunningProxy, path: str, kind
     ("path", "values"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}),
+        ("/v1/score", {"text_1": "a", "text_2": {"content": [IMAGE]}}),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc"}]}]}),
         ("/v1/messages", {"messages": [{"role": "user", "content": [
             {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "ftp://x/y"}}]}]}]}),
@@ -119,6 +121,8 @@ def test_a_sender_that_is_too_slow_is_told_so_and_let_go(
         {"X-Trajectory-Id": "a b"},
         {"X-Group-Id": "x" * 129},
         {"X-Turn-Id": "é".encode()},
+        {"X-Turn-Id": "1"},
+        {"X-Metadata": '{"a": ' + "[" * 200 + "]" * 200 + "}"},
         {"X-Split": "test"},
         {"X-Metadata": "{"},
         {"X-Metadata": "[" * 5000},

@@ -243,15 +243,14 @@ def test_policies_come_with_their_served_versions_and_other_names(store: Store, 
     assert (found.aliases, found.upstream, found.upstream_model) == (("gpt-4o",), "openai", "gpt-9")
 
 
-def test_probe_tokens_of_versions_made_since_are_counted(store: Store, engine: Engine) -> None:
+def test_probe_tokens_of_all_versions_are_counted(store: Store, engine: Engine) -> None:
     version = {"project": "default", "policy": "starter", "state": "retired", "served": False, "created_at": NOW}
     with engine.begin() as connection:
         for number, tokens in ((7, 5), (8, None), (9, 6)):
             values = version | {"id": f"starter@v{number}", "version": number, "probe_tokens": tokens}
             connection.execute(schema.policy_versions.insert().values(**values))
-    assert store.probe_tokens("default", NOW.timestamp()) == 11
-    assert store.probe_tokens("default", NOW.timestamp() + 1) == 0
-    assert store.probe_tokens("other", 0) == 0
+    assert store.probe_tokens("default") == 11
+    assert store.probe_tokens("other") == 0
 
 
 def test_an_answer_is_found_again_by_its_turn_key(store: Store, write: Any) -> None:

@@ -2,7 +2,8 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError, RefusedField
@@ -188,6 +189,7 @@ FIELDS = st.sampled_from(["messages", "temperature", "logprobs", "top_logprobs",
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
 
+@examples(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.binary()
     | st.dictionaries(FIELDS, VALUES | st.lists(VALUES)).map(

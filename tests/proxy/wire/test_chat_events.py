@@ -191,3 +191,10 @@ def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any])
     with pytest.raises(UNREADABLE):
         heard.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
     assert heard.heard[0].choices[0].text == "Hel"
+
+
+def test_parts_of_another_server_pass() -> None:
+    heard = stream()
+    event = chunk({"content": [{"type": "thinking", "thinking": "hm"}]})
+    assert deltas(heard.feed(event)) == [{"content": [{"type": "thinking", "thinking": "hm"}]}]
+    assert heard.heard[0].choices[0].text is None
