@@ -160,9 +160,10 @@ def doctor(
 def list_policies(data: DataOption = None, config: ConfigOption = None) -> None:
     """Show the policies, their live versions and whether they train."""
     settings = load(config, data=data)
-    table = Table("policy", "base model", "live version", "state")
+    table = Table("policy", "other names", "base model", "answered by", "live version", "state")
     for row in _store(settings).policies(settings.project):
-        table.add_row(row["id"], row["base_model"], str(row["live_version"]), row["state"])
+        aliases, server = ", ".join(row["aliases"] or ()), row["upstream"] or "vLLM"
+        table.add_row(row["id"], aliases, row["base_model"], server, str(row["live_version"]), row["state"])
     console.print(table)
 
 
