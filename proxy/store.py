@@ -23,6 +23,9 @@ TAIL_TOKENS_KEPT = 8_000_000
 """Trajectories whose tail stays in memory, and the tokens of all of them (40 bytes each); another one's is read from
 the database when it goes on."""
 
+NUMBERS = frozenset({"prompt_token_ids", "token_ids", "inference_logprobs"})
+"""Columns that hold numbers only: long, and nothing in them to make storable."""
+
 
 class Store:
     """The tables, through one engine. Writes from one thread, reads from any."""
@@ -352,7 +355,7 @@ def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, 
 def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
     """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    storable = {column: _storable(value) for column, value in row.items()}
+    storable = {column: value if column in NUMBERS else _storable(value) for column, value in row.items()}
     statement = insert(table).values(**storable).on_conflict_do_nothing(index_elements=on).returning(table.c.id)
     # Not by rowcount: psycopg's says nothing where a conflict was possible.
     return connection.execute(statement).first() is not None
