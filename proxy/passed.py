@@ -8,6 +8,7 @@ from proxy.asgi import Receive, Scope, Send, check_json, read_whole, send_whole
 from proxy.policies import Policies
 from proxy.upstream import Upstream, refusal
 from proxy.wire.body import read_body
+from proxy.wire.dialect import raw
 from whetstone.ids import new_id
 from whetstone.settings import ProxySettings
 
@@ -42,7 +43,7 @@ class Passed:
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)
         speaker = self._policies().resolve(body.model)
-        asked = msgspec.json.encode(body.fields | {"model": msgspec.Raw(msgspec.json.encode(speaker.served_name))})
+        asked = msgspec.json.encode(body.fields | {"model": raw(speaker.served_name)})
         async with self._upstreams[speaker.upstream].post(scope["path"], asked, new_id(), headers) as response:
             answer = await response.read()
             if response.status != 200 and (error := refusal(response, answer, speaker)):
@@ -63,5 +64,5 @@ def _renamed(answer: bytes, served_name: str, model: str) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return answer
     if "model" in fields:
-        return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(model))})
+        return msgspec.json.encode(fields | {"model": raw(model)})
     return answer.replace(served_name.encode(), model.encode()) if "error" in fields else answer

@@ -63,6 +63,8 @@ class Turn(msgspec.Struct):
         alone = len(heard) == 1
         may_be_a_retry = self.address.retry or self.address.turn_key is not None
         keeps_digest = may_be_a_retry or status != "complete"
+        sampling, bent = msgspec.Raw(self.asked.sampling()), self.asked.why_not_trained()
+        tools, total_ms = self.asked.tools_or_null, self.elapsed_ms()
         return [
             Call(
                 id=self.id if one.prompt == 0 else new_id(),
@@ -78,15 +80,15 @@ class Turn(msgspec.Struct):
                 address=self.address,
                 end_user=self.asked.end_user,
                 messages=messages if alone else messages[one.prompt : one.prompt + 1],
-                tools_or_null=self.asked.tools_or_null,
-                sampling=msgspec.Raw(self.asked.sampling()),
-                bent=self.asked.why_not_trained(),
+                tools_or_null=tools,
+                sampling=sampling,
+                bent=bent,
                 prompt_token_ids=one.prompt_token_ids,
                 prompt_tokens=one.prompt_tokens,
                 choices=one.choices,
                 created_at_s=self.created_at_s,
                 ttft_ms=self.ttft_ms,
-                total_ms=self.elapsed_ms(),
+                total_ms=total_ms,
                 answer_id=answer_id,
                 first_id="" if one.prompt == 0 else self.id,
                 request_digest=self.digest if keeps_digest and one.prompt == 0 else None,

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from proxy.call import NULL
 from proxy.errors import BadRequest, NotJson, RefusedField
 
 REFUSED = frozenset(
@@ -37,6 +38,22 @@ class Body(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     """The same, decoded."""
     model: str
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is to come event by event."""
+        return self.values.get("stream") is True
+
+    @property
+    def user(self) -> str | None:
+        """Whom the app serves, by its `user`."""
+        user = self.values.get("user")
+        return user if isinstance(user, str) else None
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null when it has none."""
+        return self.fields.get("tools", NULL)
 
     def given(self, field: str) -> bool:
         """Whether the field is there and not null."""

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import NULL
 from proxy.wire.body import Body, deadly
 from proxy.wire.chat_answer import read_answer
 from proxy.wire.chat_events import ChatStream
@@ -39,9 +38,8 @@ class ChatAsked:
         if captured and values.get("echo"):
             raise deadly("echo")
         self.model = body.model
-        self.stream = values.get("stream") is True
-        user = values.get("user")
-        self.end_user = user if isinstance(user, str) else None
+        self.stream = body.stream
+        self.end_user = body.user
         self.capturable = captured and _capturable(body)
         """False where capture fields would make a request valid that is not: it then goes as it came."""
         self.hides_reasoning = captured and values.get("include_reasoning") is False
@@ -62,7 +60,7 @@ class ChatAsked:
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""
-        return self._body.fields.get("tools", NULL)
+        return self._body.tools_or_null
 
     def sampling(self) -> bytes:
         """Every other field, as one JSON object."""

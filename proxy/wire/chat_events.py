@@ -9,10 +9,9 @@ import msgspec
 
 from proxy.call import NULL, Choice
 from proxy.wire.chat_answer import Wants, prompt_tokens_of, read_ids, read_logprobs, strip_choice, strip_top
-from proxy.wire.dialect import Heard, read_index, read_text
-from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
+from proxy.wire.chunks import ChunkStream
+from proxy.wire.dialect import Heard, raw, read_index, read_text
 
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _EMPTY_DELTAS = (b"{}", b"null")
 
@@ -92,18 +91,15 @@ class _Spoken:
         )
 
 
-class ChatStream:
-    """The state of one streamed chat answer (`dialect.Stream`)."""
+class ChatStream(ChunkStream):
+    """One streamed chat answer."""
 
     def __init__(self, wants: Wants) -> None:
+        super().__init__()
         self._wants = wants
-        self._events = Events()
         self._spoken: dict[int, _Spoken] = {}
         self._prompt_token_ids: list[int] | None = None
         self._prompt_tokens: int | None = None
-        self.upstream_id: str | None = None
-        self.error: str | None = None
-        self.done = False
 
     @property
     def heard(self) -> tuple[Heard, ...]:
@@ -111,31 +107,11 @@ class ChatStream:
         choices = tuple(self._spoken[index].frozen(index) for index in sorted(self._spoken))
         return (Heard(self._prompt_token_ids, self._prompt_tokens, choices),)
 
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes as they come; return the events for the app, possibly none."""
-        return b"".join(self._pass(event) for event in self._events.feed(data))
-
-    def last(self) -> bytes:
-        """`[DONE]`, as vLLM says it."""
-        return DONE_EVENT
-
-    def _pass(self, event: bytes) -> bytes:
-        said = data_of(event)
-        if said == DONE:
-            self.done = True
-            return b""
-        if said is None or not said.startswith(b"{"):
-            return event + b"\n\n"
-        fields = _object.decode(said)
-        if fields.get("error", NULL) != NULL:
-            self.error = bytes(fields["error"]).decode()
-            return event + b"\n\n"
+    def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
-        if self.upstream_id is None and "id" in fields:
-            self.upstream_id = read_text(fields["id"])
         if "prompt_token_ids" in fields and self._prompt_token_ids is None:
             self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
-        if "usage" in fields and fields["usage"] != NULL:
+        if fields.get("usage", NULL) != NULL:
             self._prompt_tokens = prompt_tokens_of(fields["usage"])
         exists_without_capture = not choices
         for choice in choices:
@@ -144,9 +120,8 @@ class ChatStream:
             # vLLM alone sends no event for a token that adds nothing: no text, no end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL
             exists_without_capture |= not silent or self._wants.wants_logprobs or self._wants.wants_token_ids
-        if not exists_without_capture:
-            return b""
-        strip_top(fields, self._wants)
-        if "choices" in fields:
-            fields["choices"] = msgspec.Raw(msgspec.json.encode(choices))
-        return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+        if exists_without_capture:
+            strip_top(fields, self._wants)
+            if "choices" in fields:
+                fields["choices"] = raw(choices)
+        return exists_without_capture

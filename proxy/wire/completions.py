@@ -11,9 +11,9 @@ import msgspec
 from proxy.call import NULL, Choice, nothing_said
 from proxy.wire.body import Body, deadly, whole
 from proxy.wire.chat_answer import prompt_tokens_of, read_ids
+from proxy.wire.chunks import ChunkStream
 from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
 from proxy.wire.sampling import why_bent
-from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
 from whetstone.reasons import WhyNotTrained
 
 TRAINABLE = frozenset({"prompt"})
@@ -48,9 +48,8 @@ class TextAsked:
         if values.get("echo") and values.get("logprobs") is not None:
             raise deadly("logprobs")
         self.model = body.model
-        self.stream = values.get("stream") is True
-        user = values.get("user")
-        self.end_user = user if isinstance(user, str) else None
+        self.stream = body.stream
+        self.end_user = body.user
         self.choices_a_prompt = max(whole(values.get("n")) or 1, 1)
         given = values.get("return_token_ids")
         # An echo with ids says no text; a beam has no logprobs of its own; a flag that is none must stay an error.
@@ -202,43 +201,20 @@ def _choice(index: int, spoken: _Spoken) -> Choice:
     )
 
 
-class TextStream:
-    """The state of one streamed completion (`dialect.Stream`)."""
+class TextStream(ChunkStream):
+    """One streamed completion."""
 
     def __init__(self, asked: TextAsked) -> None:
+        super().__init__()
         self._asked = asked
-        self._events = Events()
         self._texts = _Texts(asked)
-        self.upstream_id: str | None = None
-        self.error: str | None = None
-        self.done = False
 
     @property
     def heard(self) -> tuple[Heard, ...]:
         """What was said so far."""
         return self._texts.heard
 
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes as they come; return the events for the app, possibly none."""
-        return b"".join(self._pass(event) for event in self._events.feed(data))
-
-    def last(self) -> bytes:
-        """`[DONE]`, as vLLM says it."""
-        return DONE_EVENT
-
-    def _pass(self, event: bytes) -> bytes:
-        said = data_of(event)
-        if said == DONE:
-            self.done = True
-            return b""
-        if said is None or not said.startswith(b"{"):
-            return event + b"\n\n"
-        fields = _object.decode(said)
-        if fields.get("error", NULL) != NULL:
-            self.error = bytes(fields["error"]).decode()
-            return event + b"\n\n"
-        if self.upstream_id is None and "id" in fields:
-            self.upstream_id = read_text(fields["id"])
+    def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         if fields.get("usage", NULL) != NULL:
             self._texts.prompt_tokens = prompt_tokens_of(fields["usage"])
         if "choices" in fields:
@@ -249,4 +225,4 @@ class TextStream:
             fields["choices"] = raw(pieces)
         if "model" in fields:
             fields["model"] = raw(self._asked.model)
-        return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+        return True

@@ -27,7 +27,7 @@ class NativeAsked:
         self.endpoint = endpoint
         self.path = f"/v1/{endpoint}"
         self.model = body.model
-        self.stream = body.values.get("stream") is True
+        self.stream = body.stream
         self.end_user = end_user_of(body)
         self._body = body
         self._for_vllm = server.captured
@@ -40,7 +40,7 @@ class NativeAsked:
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""
-        return self._body.fields.get("tools", NULL)
+        return self._body.tools_or_null
 
     def sampling(self) -> bytes:
         """Every other field, as one JSON object."""

@@ -12,7 +12,7 @@ import msgspec
 from proxy.wire.body import Body
 from proxy.wire.chat import ChatAsked
 from proxy.wire.chat_events import ChatStream
-from proxy.wire.dialect import Answer, Heard
+from proxy.wire.dialect import Answer, Heard, raw
 from proxy.wire.native import NOT_SAMPLING, conversation, end_user_of
 from proxy.wire.sse import Events, data_of
 
@@ -49,7 +49,7 @@ class TranslatedAsked:
         id_of: Callable[[str], str] = str,
     ) -> None:
         """`chat` stands for `body`; the others put answer, stream, errors and the answer's id back into the dialect."""
-        pieces = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in chat.items()}
+        pieces = {name: raw(value) for name, value in chat.items()}
         self._chat = ChatAsked(Body(pieces, chat, body.model), captured=True)
         self._body = body
         self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
@@ -67,7 +67,7 @@ class TranslatedAsked:
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""
-        return self._body.fields.get("tools", msgspec.Raw(b"null"))
+        return self._body.tools_or_null
 
     def sampling(self) -> bytes:
         """Every other field, as one JSON object."""

@@ -1,0 +1,48 @@
+"""OpenAI's streams, chat or text, as far as they are alike: chunks of JSON until `[DONE]`. Pure."""
+
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from proxy.call import NULL
+from proxy.wire.dialect import read_text
+from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class ChunkStream(ABC):
+    """The state of one streamed answer (`dialect.Stream`), but for what its chunks say."""
+
+    def __init__(self) -> None:
+        self._events = Events()
+        self.upstream_id: str | None = None
+        self.error: str | None = None
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they come; return the events for the app, possibly none."""
+        return b"".join(self._pass(event) for event in self._events.feed(data))
+
+    def last(self) -> bytes:
+        """`[DONE]`, as vLLM says it."""
+        return DONE_EVENT
+
+    @abstractmethod
+    def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
+        """Hear what a chunk says, and strip it in place; whether vLLM alone would have sent it."""
+
+    def _pass(self, event: bytes) -> bytes:
+        said = data_of(event)
+        if said == DONE:
+            self.done = True
+            return b""
+        if said is None or not said.startswith(b"{"):
+            return event + b"\n\n"
+        fields = _object.decode(said)
+        if fields.get("error", NULL) != NULL:
+            self.error = bytes(fields["error"]).decode()
+            return event + b"\n\n"
+        if self.upstream_id is None and "id" in fields:
+            self.upstream_id = read_text(fields["id"])
+        return b"data: " + msgspec.json.encode(fields) + b"\n\n" if self._take(fields) else b""
