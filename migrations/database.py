@@ -1,9 +1,11 @@
-"""The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table, no query."""
+"""The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table of ours."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
 
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
@@ -39,6 +41,14 @@ def connect(url: str) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
     return engine
+
+
+def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
+    """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did. `table` has an `id`."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table).values(**row).on_conflict_do_nothing(index_elements=on).returning(table.c.id)
+    # Not by rowcount: psycopg's says nothing where a conflict was possible.
+    return connection.execute(statement).first() is not None
 
 
 def _compact_json(value: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from migrations import schema
+from migrations.database import insert_new
 from proxy.call import Call, Choice, nothing_said
 from proxy.delta import ANSWER, Tail, added, digest, tail_of
 from proxy.policies import Policy
@@ -353,12 +353,9 @@ def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, 
 
 
 def _insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
-    """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    """`insert_new`, of what both databases can hold."""
     storable = {column: value if column in NUMBERS else _storable(value) for column, value in row.items()}
-    statement = insert(table).values(**storable).on_conflict_do_nothing(index_elements=on).returning(table.c.id)
-    # Not by rowcount: psycopg's says nothing where a conflict was possible.
-    return connection.execute(statement).first() is not None
+    return insert_new(connection, table, storable, on)
 
 
 def _storable(value: Any) -> Any:

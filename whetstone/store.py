@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Engine, Table, and_, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
+from migrations.database import insert_new
 from whetstone.ids import version_id
 from whetstone.selftest import SelfTest
 from whetstone.settings import Settings
@@ -55,7 +55,7 @@ class Store:
         """
         now = datetime.now(UTC)
         with self._engine.begin() as connection:
-            _insert_new(connection, schema.projects, {"id": settings.project, "created_at": now})
+            insert_new(connection, schema.projects, {"id": settings.project, "created_at": now})
             for name in settings.trained:
                 _prepare_policy(connection, settings, name, f"{settings.policy}@v0", None, now)
             for upstream, server in settings.upstreams.items():
@@ -171,7 +171,7 @@ def _prepare_policy(
         "state": "recording",
         "created_at": now,
     }
-    if not _insert_new(connection, schema.policies, row | told):
+    if not insert_new(connection, schema.policies, row | told):
         p = schema.policies.c
         is_it = (p.project == settings.project, p.id == name)
         connection.execute(schema.policies.update().where(*is_it).values(told))
@@ -185,11 +185,4 @@ def _prepare_policy(
         "created_at": now,
         "promoted_at": now,
     }
-    _insert_new(connection, schema.policy_versions, base)
-
-
-def _insert_new(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
-    """Insert unless it is there; whether it was not."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table).values(**row).on_conflict_do_nothing().returning(table.c.id)
-    return connection.execute(statement).first() is not None
+    insert_new(connection, schema.policy_versions, base)

@@ -280,6 +280,23 @@ def real_proxy(
     return start(settings_for(sqlite_url, vllm_url, tmp_path))
 
 
+@pytest.fixture(scope="module")
+def real(vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """One proxy before the real vLLM for a whole file; one with other parsers where the file says so of `vllm_url`."""
+    data = tmp_path_factory.mktemp("real")
+    shutil.copyfile(sqlite_template, data / "whetstone.db")
+    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", vllm_url, data))
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture(scope="module")
+def direct(vllm_url: str) -> Iterator[httpx.Client]:
+    """Past the proxy."""
+    with httpx.Client(base_url=vllm_url, timeout=120, trust_env=False) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def door(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """One proxy for all tests of what is refused: they leave nothing behind, and nothing of theirs reaches vLLM."""

@@ -4,14 +4,12 @@ All of it is sent while requests of different lengths are in flight: alone, each
 """
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.proxy.conftest import RunningProxy, settings_for
+from tests.proxy.conftest import RunningProxy
 
 pytestmark = pytest.mark.stack
 
@@ -34,16 +32,6 @@ DEADLY: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 """Endpoint, fields, and the status that they are answered with."""
 IN_FLIGHT = 9
-
-
-@pytest.fixture(scope="module")
-def real(vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    """A proxy before the real vLLM."""
-    data = tmp_path_factory.mktemp("real")
-    (data / "whetstone.db").write_bytes(sqlite_template.read_bytes())
-    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", vllm_url, data))
-    yield proxy
-    proxy.stop()
 
 
 def body_of(path: str, words: int, **values: Any) -> dict[str, Any]:

@@ -7,8 +7,6 @@ by how busy it is.
 import json
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,7 +14,7 @@ import httpx
 import pytest
 
 from proxy.wire.messages import chat_of
-from tests.proxy.conftest import RunningProxy, settings_for, wait_for
+from tests.proxy.conftest import RunningProxy, wait_for
 
 pytestmark = pytest.mark.stack
 
@@ -191,21 +189,9 @@ _DIFFERING = re.compile(r'"(id|signature|model)":"(?:[^"\\]|\\.)*"')
 
 
 @pytest.fixture(scope="module")
-def real(
-    parsing_vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningProxy]:
-    """A proxy before a real vLLM with parsers for thoughts and tools."""
-    data = tmp_path_factory.mktemp("messages")
-    (data / "whetstone.db").write_bytes(sqlite_template.read_bytes())
-    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", parsing_vllm_url, data))
-    yield proxy
-    proxy.stop()
-
-
-@pytest.fixture(scope="module")
-def direct(parsing_vllm_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=parsing_vllm_url, timeout=120, trust_env=False) as client:
-        yield client
+def vllm_url(parsing_vllm_url: str) -> str:
+    """With parsers for thoughts and tools."""
+    return parsing_vllm_url
 
 
 def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -6,8 +6,6 @@ Ids and times may differ, and where a stream is cut into pieces: vLLM itself cut
 import json
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +13,7 @@ import openai
 import pytest
 
 from proxy.wire.responses import chat_of
-from tests.proxy.conftest import RunningProxy, settings_for, wait_for
+from tests.proxy.conftest import RunningProxy, wait_for
 
 pytestmark = pytest.mark.stack
 
@@ -201,21 +199,9 @@ _DIFFERING = re.compile(rf'"({"|".join(DIFFERS)})":("(?:[^"\\\\]|\\\\.)*"|\d+)')
 
 
 @pytest.fixture(scope="module")
-def real(
-    parsing_vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningProxy]:
-    """A proxy before a real vLLM with parsers for thoughts and tools."""
-    data = tmp_path_factory.mktemp("responses")
-    (data / "whetstone.db").write_bytes(sqlite_template.read_bytes())
-    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", parsing_vllm_url, data))
-    yield proxy
-    proxy.stop()
-
-
-@pytest.fixture(scope="module")
-def direct(parsing_vllm_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=parsing_vllm_url, timeout=120, trust_env=False) as client:
-        yield client
+def vllm_url(parsing_vllm_url: str) -> str:
+    """With parsers for thoughts and tools."""
+    return parsing_vllm_url
 
 
 @pytest.fixture(scope="module")

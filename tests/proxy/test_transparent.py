@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import openai
 import pytest
 
 from tests.proxy.both import Both
-from tests.proxy.conftest import RunningProxy, settings_for, wait_for
+from tests.proxy.conftest import RunningProxy, wait_for
 
 pytestmark = pytest.mark.stack
 
@@ -104,16 +103,6 @@ INVALID: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 2},
     "options without stream": {"stream_options": {"include_usage": True}},
 }
-
-
-@pytest.fixture(scope="module")
-def real(vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    """A proxy before the real vLLM."""
-    data = tmp_path_factory.mktemp("real")
-    (data / "whetstone.db").write_bytes(sqlite_template.read_bytes())
-    proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", vllm_url, data))
-    yield proxy
-    proxy.stop()
 
 
 @pytest.fixture(scope="module")
