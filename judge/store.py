@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, bindparam, exists, literal, or_, select
 
-from judge.assemble import OVER, Became, Feedback, Group, Known, Trajectory
+from judge.facts import OVER, Became, Feedback, Group, Known, Trajectory
 from migrations import schema
 from whetstone.reasons import WhyNotTrained
 

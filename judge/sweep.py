@@ -7,7 +7,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from judge import store
-from judge.assemble import Feedback, Rules, assess, ended, explained, settle
+from judge.assemble import assess
+from judge.facts import Feedback, Rules
+from judge.settle import settle
+from judge.trajectories import ended, explained
 from whetstone.settings import GroupSettings
 
 BATCH = 200

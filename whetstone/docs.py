@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from migrations import schema
 from whetstone.reasons import WhyNotTrained
-from whetstone.settings import PREFIX, Settings, UpstreamSettings
+from whetstone.settings import PREFIX, LearningSettings, RewardFunction, Settings, UpstreamSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _MADE = "<!-- Made by `make docs`; edit the code instead. -->\n"
@@ -37,6 +37,8 @@ def _settings() -> str:
         if section is not None:
             lines += _table(f"[{name}]", section.model_fields)
     lines += _table("[upstreams.<name>]", UpstreamSettings.model_fields)
+    lines += _table("[learning.<policy>]", LearningSettings.model_fields)
+    lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
     return "\n".join(lines)
 
 

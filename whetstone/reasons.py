@@ -28,9 +28,9 @@ class WhyNotTrained(StrEnum):
     # The app or its place decided.
     SPLIT_EVAL = "split_eval", "The app put it into the split `eval`."
     NO_TRAIN = "no_train", "The app asked not to train on it."
-    NO_GROUP = "no_group", "It belongs to no group, so there is nothing to compare its reward with."
-    TOO_FEW = "too_few", "Its group had too few rewarded members at its deadline."
-    LATE = "late", "It, or its reward, came after its group was claimed by a step or discarded."
+    NO_GROUP = "no_group", "It belongs to no group yet."
+    TOO_FEW = "too_few", "Its group had too few rewarded members at its deadline, and its policy keeps no baseline."
+    LATE = "late", "It, or its reward, came after its group was claimed or discarded, and its policy keeps no baseline."
     OTHER_POLICY = "other_policy", "Another policy than the one of its trajectory or step spoke."
     SUPERSEDED = "superseded", "A retry of the same request took its place."
     TRAJECTORY_OVER = "trajectory_over", "The completion came after its trajectory was rewarded."
@@ -51,6 +51,11 @@ class WhyNotTrained(StrEnum):
 
     # The step it was meant for could not use it.
     GROUP_UNIFORM = "group_uniform", "All members of its group have the same reward: no advantage."
+    JUDGE_NOISE = "judge_noise", "The judge's scores of its group differ by less than the judge differs from itself."
+    ALREADY_TRAINED = (
+        "already_trained",
+        "A step has trained on it; followed by the step's number where feedback says so: `already_trained: 7`.",
+    )
     TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
     STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that spoke and the step."
     OFF_LINEAGE = "off_lineage", "The version that spoke is no ancestor of the one the step starts from."

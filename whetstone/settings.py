@@ -8,12 +8,13 @@ the environment wins.
 import contextlib
 import difflib
 import json
+import math
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -21,6 +22,19 @@ PREFIX = "WHETSTONE_"
 CONFIG_VARIABLE = "WHETSTONE_CONFIG"
 POLICY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 STARTER = Path(__file__).resolve().parent.parent / "examples" / "starter" / "model"
+
+
+SESSION_HEADERS = (
+    "x-claude-code-session-id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "session-id",
+    "session_id",
+    "x-session-id",
+    "x-litellm-session-id",
+    "helicone-session-id",
+)
+"""What agent programs and the gateways they know send with every call of a session."""
 
 
 class SettingsError(Exception):
@@ -50,6 +64,26 @@ class ProxySettings(_Section):
     """Most choices one request may ask for, all its prompts together; above it 400. More would make all others wait."""
     media_domains: tuple[str, ...] = ()
     """Hosts that vLLM may fetch media from on an app's word; without one only `data:` URLs pass."""
+    normalise: tuple[str, ...] = ()
+    """Regular expressions of what makes alike prompts differ (dates, names, retrieved text): what they match counts
+    as nothing when conversations are continued and first prompts grouped. What is served stays as it is."""
+    session_headers: tuple[str, ...] = SESSION_HEADERS
+    """Headers of agent programs whose value names the trajectory, the first that is there."""
+
+    @field_validator("normalise")
+    @classmethod
+    def _compiles(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return patterns
+
+    @field_validator("session_headers")
+    @classmethod
+    def _lower_case(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.lower() for name in names)
 
     @field_validator("host")
     @classmethod
@@ -114,21 +148,77 @@ class GroupSettings(_Section):
     """A group closes when it has this many members and all of them have ended."""
     minimum_size: int = Field(2, ge=2)
     """Fewest members for a group that closes at its deadline; below it the group is discarded."""
+    prompt_window_s: float = Field(600, ge=0)
+    """Trajectories with the same first prompt that begin within this many seconds form a group; 0: none do."""
     deadline_s: float = Field(24 * 3600, gt=0)
-    """An open group closes this long after its first member began."""
+    """An open group closes this long after its first member began; a closed one waits as long for rewards."""
     idle_s: float = Field(30 * 60, gt=0)
     """A trajectory ends this long after its last completion."""
     feedback_waits_s: float = Field(15 * 60, gt=0)
     """How long feedback waits for a target nobody has seen yet."""
 
 
+class RewardFunction(_Section):
+    """One function or program of yours that looks at a finished trajectory."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """What its number is called among the trajectory's parts."""
+    run: str = Field(min_length=1)
+    """`package.module:function`, or the path of an executable."""
+    kind: Literal["reward", "penalty", "veto"] = "reward"
+    """`reward`: its number, times its weight, is added, and is enough alone. `penalty`: is added to what others gave.
+    `veto`: where it is not 0, the trajectory gets `failure_reward` (0 without one) and nothing else counts."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """What its number is multiplied by."""
+    timeout_s: float = Field(10, gt=0, le=600)
+    """Seconds it may take, of the clock and of the CPU."""
+    memory_mb: int = Field(1024, ge=64)
+    """MiB of address space it may have."""
+
+
+class LearningSettings(_Section):
+    """What one policy's attempts are worth, and what they are compared with."""
+
+    weights: dict[str, float] = {}
+    """What each part of a feedback's `parts` is multiplied by; 1 for those that are not here."""
+    failure_reward: float | None = Field(None, allow_inf_nan=False)
+    """Reward of an attempt that broke off (its last call failed or was aborted and nothing came after it) or of which
+    nobody told, though others of its group have a reward; without it such attempts are left out."""
+    baseline: bool = True
+    """Whether a rewarded trajectory that stays alone is compared with the running mean of its task."""
+    shadow_share: float = Field(0, ge=0, le=1)
+    """Share of ended trajectories for which siblings are drawn at idle time, for the judge to rank. Never with tools."""
+    shadow_size: int = Field(3, ge=1, le=16)
+    """How many siblings."""
+    rewards: tuple[RewardFunction, ...] = ()
+    """Functions and programs that look at every finished trajectory of the policy."""
+
+    @field_validator("weights")
+    @classmethod
+    def _finite(cls, weights: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, weight in weights.items() if not math.isfinite(weight)]:
+            raise ValueError(f"the weight of {wrong[0]!r} is not a finite number")
+        return weights
+
+    @field_validator("rewards")
+    @classmethod
+    def _one_name_each(cls, rewards: tuple[RewardFunction, ...]) -> tuple[RewardFunction, ...]:
+        names = [reward.name for reward in rewards]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two reward functions are named {twice[0]!r}")
+        return rewards
+
+
 class TrainerSettings(_Section):
     """How a step is taken."""
 
     groups_per_step: int = Field(12, ge=1)
-    """Fewest scored groups with different rewards that start a step."""
+    """Fewest scored groups with different rewards that start a step; trajectories that are alone count in part."""
     max_groups_per_step: int = Field(32, ge=1)
     """Most groups one step takes; the oldest first."""
+    singles_per_step: int = Field(96, ge=2)
+    """So many trajectories that are alone count as much as `groups_per_step` groups; a step takes up to four times as
+    many."""
     min_fresh_share: float = Field(0.35, ge=0, le=1)
     """Share of a step's sampled tokens that must lie in trajectories of the version it starts from."""
     fresh_waits_s: float = Field(120, ge=0)
@@ -202,6 +292,8 @@ class Settings(_Section):
     vllm: VllmSettings = VllmSettings()
     groups: GroupSettings = GroupSettings()
     trainer: TrainerSettings = TrainerSettings()
+    learning: dict[str, LearningSettings] = {}
+    """What a policy's attempts are worth: `[learning.starter]`, one section for each policy that needs one."""
 
     @field_validator("policy")
     @classmethod
@@ -225,6 +317,8 @@ class Settings(_Section):
                 raise ValueError(f"the alias {alias!r} is the name of a policy")
             if policy not in names:
                 raise ValueError(f"the alias {alias!r} leads to {policy!r}; there are: {', '.join(names)}")
+        if unknown := sorted(self.learning.keys() - set(self.trained)):
+            raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.trained)}")
         return self
 
     @model_validator(mode="after")
@@ -241,6 +335,10 @@ class Settings(_Section):
     def trained(self) -> tuple[str, ...]:
         """The policies that vLLM serves."""
         return (self.policy, *self.policies)
+
+    def learning_of(self, policy: str) -> LearningSettings:
+        """The policy's section, or what holds without one."""
+        return self.learning.get(policy, LearningSettings())
 
     @property
     def database_url(self) -> str:

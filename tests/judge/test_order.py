@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from judge.assemble import Feedback, Group, Known, Rules, Trajectory, settle
+from judge.facts import Feedback, Group, Known, Rules, Trajectory
+from judge.settle import settle
 from judge.sweep import sweep
 from migrations import schema
 from whetstone.settings import GroupSettings
