@@ -187,7 +187,7 @@ class LearningSettings(_Section):
     baseline: bool = True
     """Whether a rewarded trajectory that stays alone is compared with the running mean of its task."""
     shadow_share: float = Field(0, ge=0, le=1)
-    """Share of ended trajectories for which siblings are drawn at idle time, for the judge to rank. Never with tools."""
+    """Share of ended trajectories for which siblings are drawn when idle, for the judge to rank; never with tools."""
     shadow_size: int = Field(3, ge=1, le=16)
     """How many siblings."""
     rewards: tuple[RewardFunction, ...] = ()
