@@ -187,7 +187,7 @@ groups = Table(
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     Index(None, "project", "policy", "state", "closed_at"),
     _partial("ix_groups_due", "due_at", where="due_at IS NOT NULL"),
-    _partial("ix_groups_prompt", "project", "prompt_hash", where="prompt_hash IS NOT NULL"),
+    _partial("ix_groups_prompt", "project", "policy", "prompt_hash", "created_at", where="prompt_hash IS NOT NULL"),
     comment="trajectories that answer the same prompt and are compared with one another",
 )
 
@@ -223,6 +223,7 @@ trajectories = Table(
         comment="P: the completion it goes on from, of a trajectory that was over or went on elsewhere",
     ),
     Column("end_user", Text, comment="P: whom its first call was for"),
+    Column("left_group_id", Text, comment="J: the group it was moved from; feedback on that still counts for it"),
     Column("code_parts", Json, comment="J: {name: number}, what the policy's reward functions said"),
     Column("code_error", Text, comment="J: why a reward function said nothing"),
     Column("code_due_at", Utc, comment="J: when the reward functions are to run; NULL while they are not"),
@@ -289,8 +290,8 @@ completions = Table(
     Index(None, "project", "created_at"),
     _partial("ix_completions_unanswered", "project", "request_digest", where="request_digest IS NOT NULL"),
     _partial("ix_completions_turn_key", "project", "turn_key", where="turn_key IS NOT NULL"),
-    _partial("ix_completions_history", "project", "history", where="history IS NOT NULL"),
-    _partial("ix_completions_tool_history", "project", "tool_history", where="tool_history IS NOT NULL"),
+    _partial("ix_completions_history", "project", "history", "id", where="history IS NOT NULL"),
+    _partial("ix_completions_tool_history", "project", "tool_history", "id", where="tool_history IS NOT NULL"),
     comment="one choice of a served call each, with the very ids and logprobs vLLM returned",
 )
 
@@ -332,7 +333,9 @@ feedback = Table(
     _partial("ix_feedback_due", "due_at", where="state = 'waiting' AND due_at IS NOT NULL"),
     _partial("ix_feedback_groups", "project", "target_id", where="target_kind = 'group'"),
     _partial(
-        "ix_feedback_withdrawn", "withdrawn_at", where="withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied')"
+        "ix_feedback_withdrawn",
+        "withdrawn_at",
+        where="withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied', 'superseded')",
     ),
     Index(None, "project", "trajectory_id"),
     comment="what apps said an attempt was worth, and what became of it",

@@ -1,6 +1,10 @@
-"""Whose call is this: from the request's headers. Pure; knows no body and no table."""
+"""What a call says about itself: in its headers, its URL, its body's metadata. Pure; knows no conversation, no table.
 
-from collections.abc import Mapping
+Each key is resolved on its own, the first that says it counts: headers, URL, body; for the trajectory then the session
+headers of agent programs. What nobody says is found by the conversation (`threads`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,16 +13,40 @@ from proxy.errors import BadId, BadRequest
 from whetstone.ids import ID
 
 SPLITS = ("train", "eval")
+TRUTH = ("true", "false")
 MAX_IDEMPOTENCY_KEY = 255
+MAX_LABEL = 128
+MAX_GROUP_SIZE = 1024
 MAX_METADATA_PARTS = 200
 """Most lists and objects in `X-Metadata`; how deep they are nested is bounded with it."""
+
+KEYS = {
+    "trajectory_id": "X-Trajectory-Id",
+    "group_id": "X-Group-Id",
+    "group_size": "X-Group-Size",
+    "task": "X-Task",
+    "split": "X-Split",
+    "no_train": "X-No-Train",
+    "turn_id": "X-Turn-Id",
+}
+"""Name in the body's metadata: header."""
+URL_KEYS = {name.removesuffix("_id").replace("_", "-"): name for name in KEYS}
+"""Name in the URL: name in the body's metadata."""
+_HEADERS = {name: header.lower().encode() for name, header in KEYS.items()}
+
+Said = tuple[str, str, str]
+"""The rule that found it, what to call it in an error, and its value."""
 
 
 class Address(msgspec.Struct, frozen=True):
     """What a call says about itself. None: not said."""
 
     trajectory_id: str | None = None
+    named_by: str | None = None
+    """The rule that found the trajectory's id: header | url | metadata | agent."""
     group_id: str | None = None
+    group_size: int | None = None
+    """Trajectories the group is complete with."""
     task: str | None = None
     split: str = "train"
     no_train: bool = False
@@ -29,53 +57,118 @@ class Address(msgspec.Struct, frozen=True):
     """The client says that it has asked before."""
 
 
-def address_of(headers: Mapping[bytes, bytes]) -> Address:
-    """Read what the headers (names in lower case) say of a call.
+def split_url(path: str) -> tuple[dict[str, str], str]:
+    """Take `/r/trajectory/t1/group/g1/v1/…` apart: what it says by name, and the path `/v1/…` that is meant.
 
-    `X-Trajectory-Id`, `X-Group-Id`, `X-Task`, `X-Split`, `X-No-Train`, `X-Metadata`; `X-Turn-Id` or, without it,
-    `Idempotency-Key`; and the retry count that OpenAI's and Anthropic's clients send.
+    Raises:
+        BadRequest: it is no such path.
+    """
+    parts = path.split("/")[2:]
+    said: dict[str, str] = {}
+    while parts and parts[0] != "v1":
+        key, value, *parts = [*parts, ""] if len(parts) < 2 else parts
+        if key not in URL_KEYS or not value:
+            known = ", ".join(URL_KEYS)
+            raise BadRequest(f"the URL must be /r/<key>/<value>/…/v1/…, its keys among {known}; not {key[:100]!r}")
+        if URL_KEYS[key] in said:
+            raise BadRequest(f"the URL says {key!r} twice")
+        said[URL_KEYS[key]] = value
+    if not parts:
+        raise BadRequest("the URL has no /v1 after what it says of the call")
+    return said, "/" + "/".join(parts)
+
+
+def address_of(
+    headers: Mapping[bytes, bytes],
+    url: Mapping[str, str],
+    metadata: Any,
+    session_headers: Sequence[bytes] = (),
+) -> Address:
+    """Read what a call says of itself.
+
+    `headers` by their names in lower case, `url` as `split_url` gave it, the body's `metadata` as it came. Beside
+    KEYS these are `X-Metadata`, `Idempotency-Key` and the retry count that OpenAI's and Anthropic's clients send.
+    What the body's metadata says beside KEYS is the trajectory's metadata where `X-Metadata` is not there.
 
     Raises:
         BadId: an id is not 1 to 128 of `A-Za-z0-9._:@-`.
-        BadRequest: another header's value is none of those it may have.
+        BadRequest: another value is none of those it may have.
     """
-    trajectory_id = _id(headers, b"x-trajectory-id")
+    own = metadata if isinstance(metadata, dict) else {}
+    named = _said("trajectory_id", headers, url, own)
+    trajectory_id = _id(named) if named else None
+    rule = named[0] if named else None
+    if trajectory_id is None and (session := _session(headers, session_headers)):
+        rule, trajectory_id = "agent", session
     return Address(
         trajectory_id=trajectory_id,
-        group_id=_id(headers, b"x-group-id"),
-        task=_id(headers, b"x-task"),
-        split=_one_of(headers, b"x-split", SPLITS, default="train"),
-        no_train=_one_of(headers, b"x-no-train", ("true", "false"), default="false") == "true",
-        metadata=_metadata(headers),
-        turn_key=_turn_key(headers, trajectory_id),
+        named_by=rule,
+        group_id=_id(said) if (said := _said("group_id", headers, url, own)) else None,
+        group_size=_size(said) if (said := _said("group_size", headers, url, own)) else None,
+        task=_label(said) if (said := _said("task", headers, url, own)) else None,
+        split=_one_of(said, SPLITS) if (said := _said("split", headers, url, own)) else "train",
+        no_train=_one_of(said, TRUTH) == "true" if (said := _said("no_train", headers, url, own)) else False,
+        metadata=_metadata(headers, own),
+        turn_key=_turn_key(_said("turn_id", headers, url, own), headers, trajectory_id),
         retry=headers.get(b"x-stainless-retry-count", b"0").strip(b"0 ").isdigit(),
     )
 
 
-def _id(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
-    raw = headers.get(name)
-    if raw is None:
+def _said(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]) -> Said | None:
+    raw = headers.get(_HEADERS[name])
+    if raw is not None:
+        return "header", KEYS[name], raw.decode("latin-1")
+    if name in url:
+        return "url", f"the URL's {name}", url[name]
+    value = own.get(name)
+    if value is None:
         return None
-    text = raw.decode("latin-1")
+    if isinstance(value, bool | int):
+        value = str(value).lower()
+    if not isinstance(value, str):
+        raise BadRequest(f"metadata.{name} must be a string", param=f"metadata.{name}")
+    return "metadata", f"metadata.{name}", value
+
+
+def _session(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> str | None:
+    """The session an agent program names. What is no id of ours is not meant for us."""
+    candidates: Iterator[str] = (headers[name].decode("latin-1").strip() for name in session_headers if name in headers)
+    return next((text for text in candidates if ID.fullmatch(text)), None)
+
+
+def _id(said: Said) -> str:
+    _, name, text = said
     if not ID.fullmatch(text):
-        raise BadId(f"{_title(name)} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param=_title(name))
+        raise BadId(f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param=name)
     return text
 
 
-def _one_of(headers: Mapping[bytes, bytes], name: bytes, values: tuple[str, ...], *, default: str) -> str:
-    raw = headers.get(name)
-    if raw is None:
-        return default
-    text = raw.decode("latin-1").strip().lower()
+def _size(said: Said) -> int:
+    _, name, text = said
+    if not (text.isascii() and text.isdigit() and 2 <= int(text[:9]) <= MAX_GROUP_SIZE):
+        raise BadRequest(f"{name} must be a whole number from 2 to {MAX_GROUP_SIZE}", param=name)
+    return int(text)
+
+
+def _label(said: Said) -> str:
+    _, name, text = said
+    if not (0 < len(text) <= MAX_LABEL and text.isprintable()):
+        raise BadRequest(f"{name} must be 1 to {MAX_LABEL} printable characters", param=name)
+    return text
+
+
+def _one_of(said: Said, values: tuple[str, ...]) -> str:
+    _, name, text = said
+    text = text.strip().lower()
     if text not in values:
-        raise BadRequest(f"{_title(name)} must be one of {', '.join(values)}", param=_title(name))
+        raise BadRequest(f"{name} must be one of {', '.join(values)}", param=name)
     return text
 
 
-def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+def _metadata(headers: Mapping[bytes, bytes], own: Mapping[str, Any]) -> dict[str, Any] | None:
     raw = headers.get(b"x-metadata")
     if raw is None:
-        return None
+        return {name: value for name, value in own.items() if name not in KEYS} or None
     if raw.count(b"[") + raw.count(b"{") > MAX_METADATA_PARTS:
         raise BadRequest(f"X-Metadata has more than {MAX_METADATA_PARTS} lists and objects", param="X-Metadata")
     try:
@@ -84,13 +177,14 @@ def _metadata(headers: Mapping[bytes, bytes]) -> dict[str, Any] | None:
         raise BadRequest(f"X-Metadata must be a JSON object: {error}", param="X-Metadata") from error
 
 
-def _turn_key(headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
+def _turn_key(said: Said | None, headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
     """A turn's id holds within its trajectory, an idempotency key everywhere."""
-    if turn_id := _id(headers, b"x-turn-id"):
+    if said is not None:
+        turn_id = _id(said)
         if trajectory_id is None:
             raise BadRequest(
-                "X-Turn-Id holds within a trajectory: send X-Trajectory-Id too, or an Idempotency-Key",
-                param="X-Turn-Id",
+                f"{said[1]} holds within a trajectory: name that too (X-Trajectory-Id), or send an Idempotency-Key",
+                param=said[1],
             )
         # No id has a slash, so no two pairs make one key.
         return f"turn:{trajectory_id}/{turn_id}"
@@ -100,7 +194,3 @@ def _turn_key(headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str 
     if not 1 <= len(raw) <= MAX_IDEMPOTENCY_KEY:
         raise BadId(f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
     return f"key:{raw.decode('latin-1')}"
-
-
-def _title(name: bytes) -> str:
-    return name.decode().title()

@@ -3,10 +3,11 @@
 Reads the store, writes by the recorder.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -16,8 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy import openapi
 from proxy.asgi import read_whole
 from proxy.completeness import Completeness
-from proxy.errors import DatabaseAway, NotFound, ProxyError
-from proxy.feedback import read_feedback, row_of
+from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate
+from proxy.feedback import read_feedback
+from proxy.feedback_rows import ended_by, request_row, row_of, too_late
 from proxy.metrics import exposition
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
@@ -38,9 +40,10 @@ def build(
     recorder: Recorder,
     vllm: Upstream,
     completeness: Completeness,
+    ended: Callable[[str], None],
     settings: ProxySettings,
 ) -> FastAPI:
-    """The routes, over these parts."""
+    """The routes, over these parts. `ended` is told of the trajectories that feedback ends, by what it calls them."""
     api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
     openapi.add(api)
 
@@ -79,14 +82,45 @@ def build(
         now = datetime.now(UTC)
         # One after the other: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
-        ids = await recorder.feedback(rows)
-        results = [{"id": feedback_id, "object": "feedback", "state": "waiting"} for feedback_id in ids]
+        ids = await take(rows)
+        results = [_taken(feedback_id) for feedback_id in ids]
         return _json(results if batch else results[0], status=202)
+
+    @api.post("/v1/trajectories/{trajectory_id}/end", status_code=202, openapi_extra=openapi.IDEMPOTENT)
+    async def end_trajectory(trajectory_id: str, request: Request) -> Response:
+        """End a trajectory: nothing more is expected of it."""
+        return await ask("end", trajectory_id, request)
+
+    @api.post("/v1/groups/{group_id}/close", status_code=202, openapi_extra=openapi.IDEMPOTENT)
+    async def close_group(group_id: str, request: Request) -> Response:
+        """Close a group: it is compared as it is."""
+        return await ask("close", group_id, request)
+
+    async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
+        key = request.headers.get("idempotency-key")
+        ids = await take([request_row(source, target_id, key, project, datetime.now(UTC))])
+        return _json(_taken(ids[0]), status=202)
+
+    async def take(rows: list[dict[str, Any]]) -> list[str]:
+        ids = await recorder.feedback(rows)
+        for row in rows:
+            for name in ended_by(row):
+                ended(name)
+        return ids
 
     @api.get("/v1/feedback/{feedback_id}")
     def get_feedback(feedback_id: str) -> Response:
         """What became of a feedback, down to the step that trained on it."""
         return _found(store.feedback(project, feedback_id), "feedback", feedback_id)
+
+    @api.delete("/v1/feedback/{feedback_id}")
+    async def withdraw_feedback(feedback_id: str) -> Response:
+        """Take a feedback back: what it said counts no more. Not once a step has used it."""
+        await recorder.withdraw(project, feedback_id, datetime.now(UTC))
+        row = await asyncio.to_thread(store.feedback, project, feedback_id)
+        if row is not None and (why_not := too_late(row)):
+            raise TooLate(f"feedback {feedback_id!r} cannot be withdrawn: {why_not}")
+        return _found(row, "feedback", feedback_id)
 
     @api.get("/v1/trajectories/{trajectory_id}")
     def get_trajectory(trajectory_id: str) -> Response:
@@ -121,6 +155,10 @@ def build(
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return api
+
+
+def _taken(feedback_id: str) -> dict[str, Any]:
+    return {"id": feedback_id, "object": "feedback", "state": "waiting"}
 
 
 def _models(policies: Policies) -> list[dict[str, Any]]:

@@ -4,22 +4,26 @@ import asyncio
 import gc
 import logging
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.database import connect
 from proxy import api, guard, passed
+from proxy.address import split_url
 from proxy.asgi import Receive, Scope, Send
 from proxy.completeness import Completeness
 from proxy.errors import DatabaseAway, ProxyError
-from proxy.inference import Inference
+from proxy.inference import SAID, Inference
 from proxy.passed import Passed
+from proxy.peers import Peers
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
 from proxy.replays import Replays
 from proxy.store import Store
+from proxy.store_threads import ThreadTables
+from proxy.threads import Threads
 from proxy.upstream import Upstream
 from proxy.wire import dialects
 from proxy.wire.dialect import Server
@@ -53,6 +57,9 @@ class Proxy:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             guard.check(dict(scope["headers"]))
+            if scope["path"].startswith("/r/"):
+                scope[SAID], scope["path"] = split_url(scope["path"])
+                scope["raw_path"] = scope["path"].encode()
             if scope["method"] == "POST" and scope["path"] in dialects.PATHS:
                 await self._inference(scope, receive, send)
             elif scope["method"] == "POST" and scope["path"] in passed.PATHS:
@@ -88,16 +95,22 @@ class Proxy:
         for upstream in self._upstreams.values():
             self._opened.push_async_callback(upstream.close)
         self._completeness = Completeness(self._upstreams[None], self._store, settings.project)
+        tables = ThreadTables(self._store.engine, settings.project)
+        self._peers = Peers(tables, lambda: self._recorder.written_until)
+        self._threads = Threads(tables, self._peers, settings.groups.idle_s)
         self._recorder = Recorder(
             self._store,
             settings.data / "journal",
             on_feedback=lambda: hint(celery, ASSEMBLE),
             on_written=self._completeness.note,
+            on_recovered=self._threads.recovered,
         )
         await self._completeness.begin()
         self._recorder.start()
         self._opened.push_async_callback(self._recorder.close)
         self._policies = self._read_policies()
+        await self._peers.refresh()
+        self._opened.push_async_callback(self._leave)
         await self._learn()
         for task in (self._refresh(), self._learn_more()):
             self._opened.callback(asyncio.ensure_future(task).cancel)
@@ -109,6 +122,7 @@ class Proxy:
             lambda: self._vllm,
             self._recorder,
             answered,
+            self._threads,
             settings.proxy,
         )
         self._passed = Passed(self._known, self._upstreams, settings.proxy)
@@ -119,6 +133,7 @@ class Proxy:
             recorder=self._recorder,
             vllm=self._upstreams[None],
             completeness=self._completeness,
+            ended=self._threads.ended,
             settings=settings.proxy,
         )
         # What start-up made stays; without this every full collection walks all of it.
@@ -151,6 +166,10 @@ class Proxy:
             await asyncio.sleep(LEARN_EVERY_S)
             await self._learn()
 
+    async def _leave(self) -> None:
+        with suppress(SQLAlchemyError):  # then the others wait until it is gone long enough
+            await self._peers.leave()
+
     async def _refresh(self) -> None:
         """Keep the policies as the database tells them; while it is away the last ones stay."""
         away = False
@@ -158,6 +177,7 @@ class Proxy:
             await asyncio.sleep(self._settings.proxy.refresh_s)
             try:
                 self._policies = await asyncio.to_thread(self._read_policies)
+                await self._peers.refresh()
                 away = False
             except Exception as error:  # whatever it is: without this task nothing would go live any more
                 if not away:

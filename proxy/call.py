@@ -28,6 +28,18 @@ def nothing_said(index: int) -> Choice:
     return Choice(index=index, message={}, text=None, finish_reason=None, token_ids=None, logprobs=None)
 
 
+class History(msgspec.Struct, frozen=True):
+    """What a completion leaves to be found by. None: nothing extends it, or it made no tool call."""
+
+    conversation: bytes | None = None
+    tool_calls: bytes | None = None
+
+    @property
+    def found_by(self) -> tuple[bytes, ...]:
+        """Those that are there."""
+        return tuple(one for one in (self.conversation, self.tool_calls) if one is not None)
+
+
 class Call(msgspec.Struct, frozen=True):
     """A served call with all its choices."""
 
@@ -63,6 +75,14 @@ class Call(msgspec.Struct, frozen=True):
     """Hash of path and body; a retry's, or that of a call which was not answered whole."""
     reply: bytes | None = None
     """The answer as it was sent, where it may be asked for again."""
+    extends: str | None = None
+    """The completion of its trajectory that it goes on from, where the conversation says so."""
+    continues: str | None = None
+    """The completion of another trajectory that its own, a new one, goes on from."""
+    prompt_hash: str | None = None
+    """Of its conversation, tools and task."""
+    histories: tuple[History, ...] = ()
+    """Of each choice, where it may be gone on from."""
 
     @property
     def tools(self) -> msgspec.Raw | None:
@@ -87,6 +107,11 @@ class Call(msgspec.Struct, frozen=True):
     def trajectory_of(self, choice: Choice) -> str:
         """The first choice continues the trajectory, each further one opens a sibling."""
         return self.trajectory_id if choice.index == 0 else f"{self.trajectory_id}.{choice.index}"
+
+    def history(self, choice: Choice) -> History:
+        """By what a choice may be gone on from."""
+        found = (history for one, history in zip(self.choices, self.histories, strict=False) if one is choice)
+        return next(found, History())
 
     def why_not_trained(self, choice: Choice) -> str | None:
         """What this choice lacks to be trained on; None when nothing."""

@@ -10,6 +10,7 @@ ProxyError
 │   └── UnknownModel           404
 ├── TooSlow                    408  the body did not come
 ├── TurnReused                 409  one turn id, two different bodies
+├── TooLate                    409  what is to be withdrawn was used, or never counted
 ├── TooLarge                   413
 ├── Gone                       499  the app hung up before it had asked; nobody reads this
 ├── UpstreamRefused            502  another server did not take our key
@@ -96,6 +97,12 @@ class TurnReused(ProxyError):
     status = 409
     kind = "invalid_request_error"
     code = "turn_reused"
+
+
+class TooLate(ProxyError):
+    status = 409
+    kind = "invalid_request_error"
+    code = "too_late"
 
 
 class TooLarge(ProxyError):

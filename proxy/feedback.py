@@ -1,43 +1,81 @@
-"""What an app says a trajectory was worth: the body of `POST /v1/feedback` into rows. Pure; knows no table's state."""
+"""What an app says a trajectory was worth: the body of `POST /v1/feedback`, read and checked. Pure; knows no table."""
 
 import contextlib
 import difflib
 import json
 import math
-from datetime import datetime
-from typing import Any, Literal
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
+from msgspec import Meta
 
 from proxy.errors import BadRequest, NotJson
-from whetstone.ids import ID, new_id
+from proxy.wire.body import MAX_DEPTH, depth
+from whetstone.ids import ID
 
 MAX_BATCH = 1000
-MAX_COMMENT = 20_000
+MAX_TEXT = 20_000
+"""Characters of a comment or a rubric."""
+MAX_JSON = 200_000
+"""Bytes of a demonstration, and of metadata, as JSON."""
+MAX_REWARDS = 10_000
+"""Trajectories of a group that one feedback speaks of."""
+MAX_PARTS = 64
 MAX_REWARD = 1e9
-"""Largest size of a reward. What is squared and summed on the way must stay finite in float32."""
-NOT_YET = frozenset({"judge", "parts", "demonstration"})
-"""Fields of the contract that this version does not serve: refused, never ignored."""
+"""Largest size of a reward or part. What is squared and summed on the way must stay finite in float32."""
+JUDGES = ("ruler",)
+PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-_THUMBS = {"up": 1.0, "down": 0.0}
 _TARGETS = ("trajectory_id", "completion_id", "group_id")
-_VALUES = ("reward", "rewards", "thumbs")
+_VALUES = ("reward", "rewards", "thumbs", "parts", "judge")
+_OF_GROUPS = ("rewards", "judge")
+_AT = re.compile(r" - at `\$\.?(.+)`$")
+"""Where msgspec says that a value is wrong."""
+
+
+class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is to rank a group, and by what."""
+
+    kind: str
+    model: str | None = None
+    rubric: str | None = None
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One feedback as an app posts it: one target, one value."""
 
-    trajectory_id: str | None = None
-    completion_id: str | None = None
-    group_id: str | None = None
-    choice: int = 0
-    reward: float | None = None
-    rewards: dict[str, float] | None = None
-    thumbs: Literal["up", "down"] | None = None
+    trajectory_id: Annotated[str | None, Meta(description="As `X-Trajectory-Id` said.")] = None
+    completion_id: Annotated[str | None, Meta(description="`X-Completion-Id`, or the answer's own id.")] = None
+    group_id: Annotated[str | None, Meta(description="Takes `rewards` or `judge`.")] = None
+    choice: Annotated[int, Meta(description="Which choice of the answer, from 0.")] = 0
+    reward: Annotated[float | None, Meta(description="What it was worth.")] = None
+    rewards: Annotated[dict[str, float] | None, Meta(description="`{trajectory_id: number}`, of a group.")] = None
+    thumbs: Annotated[Literal["up", "down"] | None, Meta(description="`up` is 1.0, `down` 0.0.")] = None
+    parts: Annotated[dict[str, float] | None, Meta(description="Named numbers; the policy's settings weigh them.")] = (
+        None
+    )
+    judge: Annotated[Judge | None, Meta(description="Have the group ranked.")] = None
+    demonstration: Annotated[
+        str | dict[str, Any] | None, Meta(description="The answer that would have been right: a text or a message.")
+    ] = None
     comment: str | None = None
     metadata: dict[str, Any] | None = None
-    idempotency_key: str | None = None
-    final: bool | None = None
+    idempotency_key: Annotated[str | None, Meta(description="Posted again under it, nothing is added.")] = None
+    final: Annotated[
+        bool | None, Meta(description="It ends the trajectory. Left out: it does, unless it speaks of a completion.")
+    ] = None
+
+    @property
+    def target(self) -> str:
+        """The name of the field that says what it speaks of."""
+        return next(name for name in _TARGETS if getattr(self, name) is not None)
+
+    @property
+    def value(self) -> str | None:
+        """The name of the field that says what that was worth; None for a demonstration alone."""
+        return next((name for name in _VALUES if getattr(self, name) is not None), None)
 
 
 def read_feedback(body: bytes) -> tuple[list[Feedback], bool]:
@@ -51,31 +89,21 @@ def read_feedback(body: bytes) -> tuple[list[Feedback], bool]:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(_why_not_json(body, error)) from error
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth(raw) > MAX_DEPTH:
+        raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
     items = raw if isinstance(raw, list) else [raw]
     if not 1 <= len(items) <= MAX_BATCH:
         raise BadRequest(f"a batch holds 1 to {MAX_BATCH} feedbacks, not {len(items)}")
-    return [_read_one(item) for item in items], isinstance(raw, list)
+    if items is not raw:
+        return [_read_one(raw)], False
+    return [_read_item(place, item) for place, item in enumerate(items)], True
 
 
-def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, Any]:
-    """The row of table `feedback` that stores it."""
-    target = next(name for name in _TARGETS if getattr(feedback, name) is not None)
-    final = feedback.final if feedback.final is not None else target != "completion_id"
-    return {
-        "project": project,
-        "id": new_id(),
-        "target_kind": target.removesuffix("_id"),
-        "target_id": getattr(feedback, target),
-        "choice": feedback.choice,
-        "reward": feedback.reward if feedback.thumbs is None else _THUMBS[feedback.thumbs],
-        "rewards": feedback.rewards,
-        "source": "reward" if feedback.thumbs is None else "thumbs",
-        "final": final,
-        "comment": feedback.comment,
-        "metadata": feedback.metadata,
-        "idempotency_key": feedback.idempotency_key,
-        "created_at": created_at,
-    }
+def _read_item(place: int, item: Any) -> Feedback:
+    try:
+        return _read_one(item)
+    except BadRequest as error:
+        raise BadRequest(f"item {place} of the batch: {error.message}", param=error.param) from error
 
 
 def _read_one(item: Any) -> Feedback:
@@ -84,20 +112,22 @@ def _read_one(item: Any) -> Feedback:
     try:
         feedback = msgspec.convert(item, Feedback)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"feedback: {error}") from error
+        at = _AT.search(str(error))
+        raise BadRequest(f"feedback: {str(error)[:300]}", param=at[1][:100] if at else None) from error
     _check_target(feedback)
     _check_value(feedback)
-    if feedback.comment is not None and len(feedback.comment) > MAX_COMMENT:
-        raise BadRequest(f"comment is over {MAX_COMMENT} characters", param="comment")
-    if feedback.idempotency_key is not None and not ID.fullmatch(feedback.idempotency_key):
-        raise BadRequest("idempotency_key must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param="idempotency_key")
+    for name, number in _numbers(feedback):
+        if not math.isfinite(number):
+            raise BadRequest(f"{name} must be a finite number, not {number}", param=name)
+        if abs(number) > MAX_REWARD:
+            raise BadRequest(f"{name} must lie within ±{MAX_REWARD:g}, not at {number:g}", param=name)
+    _check_sizes(feedback)
+    check_id("idempotency_key", feedback.idempotency_key)
     return feedback
 
 
-def _refuse_unknown(item: dict[str, Any]) -> None:
+def _refuse_unknown(item: Mapping[str, Any]) -> None:
     for field in item:
-        if field in NOT_YET:
-            raise BadRequest(f"{field!r} is not served by this version; post reward, rewards or thumbs", param=field)
         if field not in Feedback.__struct_fields__:
             nearest = difflib.get_close_matches(field[:100], Feedback.__struct_fields__, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -107,28 +137,76 @@ def _refuse_unknown(item: dict[str, Any]) -> None:
 def _check_target(feedback: Feedback) -> None:
     given = [name for name in _TARGETS if getattr(feedback, name) is not None]
     if len(given) != 1:
-        raise BadRequest(f"feedback needs exactly one of {', '.join(_TARGETS)}; got {', '.join(given) or 'none'}")
-    if not ID.fullmatch(getattr(feedback, given[0])):
-        raise BadRequest(f"{given[0]} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param=given[0])
+        _not_one(_TARGETS, given)
+    check_id(given[0], getattr(feedback, given[0]))
     if not 0 <= feedback.choice < 2**31:
         raise BadRequest("choice counts from 0", param="choice")
 
 
 def _check_value(feedback: Feedback) -> None:
     given = [name for name in _VALUES if getattr(feedback, name) is not None]
-    if len(given) != 1:
-        raise BadRequest(f"feedback needs exactly one of {', '.join(_VALUES)}; got {', '.join(given) or 'none'}")
-    if feedback.rewards == {}:
-        raise BadRequest("rewards names no trajectory", param="rewards")
-    if (feedback.group_id is not None) != (feedback.rewards is not None):
-        raise BadRequest("a group takes `rewards` ({trajectory_id: number}), nothing else does", param=given[0])
-    for trajectory_id, reward in (feedback.rewards or {"": feedback.reward or 0.0}).items():
-        if not math.isfinite(reward):
-            raise BadRequest(f"reward must be a finite number, not {reward}", param=given[0])
-        if abs(reward) > MAX_REWARD:
-            raise BadRequest(f"reward must lie within ±{MAX_REWARD:g}, not at {reward}", param=given[0])
-        if feedback.rewards is not None and not ID.fullmatch(trajectory_id):
-            raise BadRequest(f"rewards: {trajectory_id[:200]!r} is no trajectory id", param="rewards")
+    if len(given) > 1 or (not given and feedback.demonstration is None):
+        _not_one((*_VALUES, "demonstration"), given)
+    wrong = [name for name in (*given, "demonstration") if getattr(feedback, name) is not None]
+    wrong = [name for name in wrong if (name in _OF_GROUPS) != (feedback.group_id is not None)]
+    if wrong:
+        told = "`rewards` ({trajectory_id: number}) or `judge`"
+        raise BadRequest(f"a group takes {told}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])
+    if feedback.judge is not None and feedback.judge.kind not in JUDGES:
+        known = ", ".join(JUDGES)
+        raise BadRequest(f"there is no judge {feedback.judge.kind[:100]!r}; there are: {known}", param="judge.kind")
+    if isinstance(feedback.demonstration, dict):
+        _check_message(feedback.demonstration)
+
+
+def _check_message(message: Mapping[str, Any]) -> None:
+    if message.get("role") != "assistant":
+        raise BadRequest("demonstration is a text, or a message with the role `assistant`", param="demonstration.role")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not (content or calls) or not isinstance(content, str | list | None) or not isinstance(calls, list | None):
+        told = "demonstration needs `content` (a string or a list of parts), or a list of `tool_calls`"
+        raise BadRequest(told, param="demonstration")
+
+
+def _numbers(feedback: Feedback) -> Iterator[tuple[str, float]]:
+    """Every number it gives, by the field's name."""
+    if feedback.reward is not None:
+        yield "reward", feedback.reward
+    for name, most, pattern in (("rewards", MAX_REWARDS, ID), ("parts", MAX_PARTS, PART)):
+        numbers: dict[str, float] | None = getattr(feedback, name)
+        if numbers is None:
+            continue
+        if not 1 <= len(numbers) <= most:
+            raise BadRequest(f"{name} holds 1 to {most} numbers, not {len(numbers)}", param=name)
+        for key, number in numbers.items():
+            if not pattern.fullmatch(key):
+                raise BadRequest(f"{name}: {key[:200]!r} is no name for one; it must be {pattern.pattern}", param=name)
+            yield f"{name}.{key}", number
+
+
+def _check_sizes(feedback: Feedback) -> None:
+    asked = feedback.judge or Judge("")
+    for name, text in (("comment", feedback.comment), ("judge.model", asked.model), ("judge.rubric", asked.rubric)):
+        if text is not None and len(text) > MAX_TEXT:
+            raise BadRequest(f"{name} is over {MAX_TEXT} characters", param=name)
+    for name in ("demonstration", "metadata"):
+        if len(msgspec.json.encode(getattr(feedback, name))) > MAX_JSON:
+            raise BadRequest(f"{name} is over {MAX_JSON} bytes", param=name)
+
+
+def check_id(name: str, value: str | None) -> None:
+    """Refuse an id that is none.
+
+    Raises:
+        BadRequest: it is not 1 to 128 of `A-Za-z0-9._:@-`.
+    """
+    if value is not None and not ID.fullmatch(value):
+        raise BadRequest(f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param=name)
+
+
+def _not_one(names: tuple[str, ...], given: list[str]) -> NoReturn:
+    told = f"feedback needs exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}"
+    raise BadRequest(told, param=given[-1] if given else None)
 
 
 def _why_not_json(body: bytes, error: Exception) -> str:

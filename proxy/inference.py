@@ -16,9 +16,11 @@ from proxy.address import address_of
 from proxy.asgi import Receive, Scope, Send, begin_stream, check_json, read_whole, send_whole, until_disconnected
 from proxy.call import Status
 from proxy.errors import NotRecorded, UpstreamDown
+from proxy.history import Normaliser
 from proxy.policies import Policies
 from proxy.recorder import Recorder
 from proxy.replays import Replays, Reply
+from proxy.threads import Threads
 from proxy.turn import Turn, digest_of
 from proxy.upstream import Upstream, refusal
 from proxy.wire.body import read_body
@@ -28,6 +30,8 @@ from whetstone.ids import new_id
 from whetstone.settings import ProxySettings
 
 JSON = (b"content-type", b"application/json")
+SAID = "whetstone.said"
+"""Where a request's scope has what its URL said of the call."""
 MAX_ERROR_CHARACTERS = 2000
 """Of an error of upstream's, kept with the record."""
 
@@ -48,6 +52,7 @@ class Inference:
         vllm: Callable[[], Server],
         recorder: Recorder,
         answered: Replays,
+        threads: Threads,
         settings: ProxySettings,
     ) -> None:
         self._project = project
@@ -56,7 +61,10 @@ class Inference:
         self._vllm = vllm
         self._recorder = recorder
         self._answered = answered
+        self._threads = threads
         self._settings = settings
+        self._normaliser = Normaliser(settings.normalise)
+        self._session_headers = tuple(name.encode() for name in settings.session_headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -68,16 +76,17 @@ class Inference:
         path, headers = scope["path"], dict(scope["headers"])
         check_json(headers)
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
-        address = address_of(headers)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)
+        address = address_of(headers, scope.get(SAID, {}), body.values.get("metadata"), self._session_headers)
         speaker = self._policies().resolve(body.model)
+        asked = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
         turn = Turn(
             project=self._project,
             id=new_id(),
-            asked=ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False)),
+            asked=asked,
             address=address,
-            trajectory_id=address.trajectory_id or new_id(),
-            threaded_by="new" if address.trajectory_id is None else "header",
+            normaliser=self._normaliser,
+            conversation=self._normaliser.conversation(asked.conversation, asked.end_user),
             speaker=speaker,
             digest=digest_of(path, data),
             created_at_s=created_at_s,
@@ -111,6 +120,7 @@ class Inference:
 
     async def _answer(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
         asked = turn.asked
+        turn.place = await self._threads.place(turn.id, turn.address, turn.conversation, turn.digest)
         upstream = self._upstreams[turn.speaker.upstream]
         body = asked.for_upstream(turn.speaker.served_name, cache_salt=self._project)
         stream = asked.events()
@@ -217,8 +227,15 @@ class Inference:
         turn.recorded = True
         if status != "complete":
             reply = None
-        for call in turn.calls(status, heard, answer_id, error, reply):
-            self._recorder.record(call)
+        calls = turn.calls(status, heard, answer_id, error, reply)
+        try:
+            for call in calls:
+                self._recorder.record(call)
+        except NotRecorded:
+            self._threads.unrecorded(turn.id, turn.placed)
+            raise
+        for call in calls:
+            self._threads.over(call)
         if reply is not None and turn.address.turn_key is not None:
             self._answered.keep(turn.address.turn_key, reply)
 

@@ -116,6 +116,20 @@ def add(api: FastAPI) -> None:
     api.openapi = document  # type: ignore[method-assign]
 
 
+IDEMPOTENT = {
+    "parameters": [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": False,
+            "description": "Sent again under it, nothing is added.",
+            "schema": {"type": "string"} | _ID,
+        }
+    ]
+}
+"""Of the requests without a body that are kept as feedback."""
+
+
 def feedback_body() -> dict[str, Any]:
     """The body of `POST /v1/feedback`, for its route."""
     (one,), components = msgspec.json.schema_components([Feedback], ref_template="#/{name}")

@@ -8,12 +8,16 @@ import contextlib
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -45,8 +49,8 @@ _named = msgspec.json.Decoder(_Named)
 
 
 class _Feedback(msgspec.Struct, frozen=True):
-    rows: list[dict[str, Any]]
-    ids: Future[list[str]]
+    write: Callable[[Connection], Any]
+    written: Future[Any]
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -68,15 +72,18 @@ class Recorder:
         folder: Path,
         on_feedback: Callable[[], None],
         on_written: Callable[[Sequence[Call]], None],
+        on_recovered: Callable[[Call], None],
     ) -> None:
-        """`on_written` is told, in the writer thread, of the calls that SQL has now."""
+        """`on_written` is told, in the writer thread, of the calls that SQL has now; `on_recovered`, at the start, of
+        those that dead processes left for it."""
         self._store = store
         self._folder = folder
         self._on_feedback = on_feedback
         self._on_written = on_written
+        self._on_recovered = on_recovered
         self._queue: queue.SimpleQueue[_Recorded | _Feedback | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
-        self._unwritten = 0
+        self._recorded_s: deque[float] = deque()
 
     def start(self) -> None:
         """Open the journal, take up what dead processes left in it, start the writer thread.
@@ -93,7 +100,12 @@ class Recorder:
     @property
     def unwritten(self) -> int:
         """Calls in the journal that SQL does not have yet."""
-        return self._unwritten
+        return len(self._recorded_s)
+
+    @property
+    def written_until(self) -> float:
+        """Every call recorded before then is in SQL; seconds since the epoch."""
+        return self._recorded_s[0] if self._recorded_s else time.time()
 
     def record(self, call: Call) -> None:
         """Make a call durable, before its last byte goes out.
@@ -116,12 +128,26 @@ class Recorder:
         Raises:
             NotRecorded: the database did not take it; nothing of it is kept.
         """
-        ids: Future[list[str]] = Future()
+        ids: list[str] = await self._commit_feedback(lambda connection: self._store.insert_feedback(connection, rows))
+        return ids
+
+    async def withdraw(self, project: str, feedback_id: str, now: datetime) -> None:
+        """Commit that an app takes feedback back, if it still can.
+
+        Raises:
+            NotRecorded: the database did not take it.
+        """
+        await self._commit_feedback(
+            lambda connection: self._store.withdraw_feedback(connection, project, feedback_id, now)
+        )
+
+    async def _commit_feedback(self, write: Callable[[Connection], Any]) -> Any:
+        written: Future[Any] = Future()
         # From here on nobody can cancel it: an app that hangs up must not stop the writer.
-        ids.set_running_or_notify_cancel()
-        self._queue.put(_Feedback(rows, ids))
+        written.set_running_or_notify_cancel()
+        self._queue.put(_Feedback(write, written))
         try:
-            return await asyncio.wrap_future(ids)
+            return await asyncio.wrap_future(written)
         except SQLAlchemyError as error:
             raise NotRecorded(f"the feedback was not stored ({type(error).__name__}); send it again") from error
 
@@ -134,15 +160,17 @@ class Recorder:
     def _recover(self, segment: Segment, records: list[Record]) -> None:
         for record in records:
             try:
-                self._enqueue(_decode(record.read()), record)
+                call = _decode(record.read())
+                self._on_recovered(call)
+                self._enqueue(call, record)
             except msgspec.DecodeError as error:
                 # A call that another version wrote. It keeps its segment on disk, and nothing else waits for it.
                 log.error("a record in %s cannot be read: %s", segment.path, error)
         log.info("recovering %d calls from %s", len(records), segment.path.name)
 
     def _enqueue(self, call: Call, record: Record) -> None:
-        self._unwritten += 1
-        self._queue.put(_Recorded(call if self._unwritten <= MOST_KEPT else None, record))
+        self._recorded_s.append(time.time())
+        self._queue.put(_Recorded(call if self.unwritten <= MOST_KEPT else None, record))
 
     def _write(self) -> None:
         """The writer thread. Calls that found the database away are tried again with whatever comes next."""
@@ -183,7 +211,7 @@ class Recorder:
     def _commit(self, items: Sequence[_Recorded | _Feedback]) -> None:
         """One transaction for all of them, in the order they came."""
         calls: list[Call] = []
-        done: list[tuple[_Feedback, list[str]]] = []
+        done: list[tuple[_Feedback, Any]] = []
         try:
             with self._store.engine.begin() as connection:
                 for item in items:
@@ -191,12 +219,12 @@ class Recorder:
                         calls.append(item.call)
                         self._store.write_calls(connection, calls[-1:])
                     else:
-                        done.append((item, self._store.insert_feedback(connection, item.rows)))
+                        done.append((item, item.write(connection)))
         except Exception:
             self._store.forget_tails()
             raise
-        for feedback, ids in done:
-            feedback.ids.set_result(ids)
+        for feedback, result in done:
+            feedback.written.set_result(result)
         self._on_written(calls)
         self._settle([item for item in items if isinstance(item, _Recorded)])
         if done:
@@ -204,7 +232,7 @@ class Recorder:
 
     def _refuse(self, item: _Recorded | _Feedback, error: Exception) -> None:
         if isinstance(item, _Feedback):
-            item.ids.set_exception(error)
+            item.written.set_exception(error)
         elif self._set_aside(item.record, error):
             self._settle([item])
 
@@ -225,13 +253,13 @@ class Recorder:
             self._loop.call_soon_threadsafe(self._settled, items)
 
     def _settled(self, items: Sequence[_Recorded]) -> None:
-        self._unwritten -= len(items)
         for item in items:
+            self._recorded_s.popleft()
             self._journal.settled(item.record)
 
 
 def _refuse_feedback(items: Sequence[_Recorded | _Feedback], error: Exception) -> list[_Recorded]:
     for item in items:
         if isinstance(item, _Feedback):
-            item.ids.set_exception(error)
+            item.written.set_exception(error)
     return [item for item in items if isinstance(item, _Recorded)]

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
@@ -78,15 +78,43 @@ class Store:
 
     def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Add feedback as it came, state `waiting`; return the ids, those of the first where a key repeats."""
+        keyless = [{**_storable(row), "state": "waiting"} for row in rows if row["idempotency_key"] is None]
+        if keyless:
+            connection.execute(schema.feedback.insert(), keyless)
         ids = []
         for row in rows:
-            new = _insert_new(connection, schema.feedback, {**row, "state": "waiting"})
+            new = row["idempotency_key"] is None or _insert_new(
+                connection, schema.feedback, {**row, "state": "waiting"}
+            )
             ids.append(row["id"] if new else self._feedback_by_key(connection, row))
         return ids
 
+    def withdraw_feedback(self, connection: Connection, project: str, feedback_id: str, now: datetime) -> None:
+        """Note that an app takes feedback back, unless a step has claimed what it speaks of. What is over stays."""
+        f, t, g = schema.feedback.c, schema.trajectories.c, schema.groups.c
+        claimed = ("claimed", "trained")
+        its_trajectory = (t.project == f.project, t.id == f.trajectory_id, t.state.in_(claimed))
+        its_group = (g.project == f.project, g.id == f.target_id, g.state.in_(claimed))
+        connection.execute(
+            schema.feedback.update()
+            .where(f.project == project, f.id == feedback_id, f.withdrawn_at.is_(None))
+            .where(f.state.in_(("waiting", "applied", "superseded")))
+            .where(~select(t.id).where(*its_trajectory).exists())
+            .where(or_(f.target_kind != "group", f.applied_at.is_(None), ~select(g.id).where(*its_group).exists()))
+            .values(withdrawn_at=now)
+        )
+
     def feedback(self, project: str, feedback_id: str) -> dict[str, Any] | None:
-        """One feedback as it stands; None where the project has none of that id."""
-        return self._row(schema.feedback, project, feedback_id)
+        """One feedback as it stands; None where the project has none of that id.
+
+        Of one that is applied `why_not_trained` tells what its trajectory still waits for.
+        """
+        row = self._row(schema.feedback, project, feedback_id)
+        if row is not None:
+            applied = row["state"] == "applied" and row["trajectory_id"] is not None
+            trajectory = self.trajectory(project, row["trajectory_id"]) if applied else None
+            row["why_not_trained"] = trajectory and trajectory["why_not_trained"]
+        return row
 
     def trajectory(self, project: str, trajectory_id: str) -> dict[str, Any] | None:
         """One trajectory as it stands. What waits for a step of a policy that does not train says so."""
@@ -148,6 +176,7 @@ class Store:
             "state": "open",
             "size": 0,
             "rewarded": 0,
+            "target_size": call.address.group_size,
             "created_at": call.created_at,
         }
         _insert_new(connection, schema.groups, row)
@@ -163,7 +192,7 @@ class Store:
     ) -> None:
         trajectory_id = call.trajectory_of(choice)
         why_not_trained = call.why_not_trained(choice)
-        self._open_trajectory(connection, call, trajectory_id, group_id)
+        self._open_trajectory(connection, call, choice, group_id)
         t = schema.trajectories.c
         is_trajectory = and_(t.project == call.project, t.id == trajectory_id)
         columns = (t.state, t.completions, t.sampled_tokens, t.tail_completion_id)
@@ -172,6 +201,7 @@ class Store:
         state, turn, sampled, tail_id = found.one()
         if state not in ("open", "ended"):
             why_not_trained = why_not_trained or "trajectory_over"
+        history = call.history(choice)
         tail = self._tail(connection, call.project, trajectory_id, tail_id)
         new = added(tail, call.messages, digests, call.prompt_token_ids, call.tools)
         row = {
@@ -210,10 +240,14 @@ class Store:
             "threaded_by": call.threaded_by,
             "why_not_trained": why_not_trained,
             "created_at": call.created_at,
+            "history": history.conversation,
+            "tool_history": history.tool_calls,
         }
         # On its id only: a turn that another writer took must be an error, not a record lost in silence.
         if not _insert_new(connection, schema.completions, row, on=["project", "id"]):
             return
+        if call.extends is not None and call.status == "complete" and choice.index == 0:
+            _continue(connection, call)
         connection.execute(
             schema.trajectories.update()
             .where(is_trajectory)
@@ -228,10 +262,10 @@ class Store:
         left = tail_of(str(row["id"]), new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
         self._remember(call.project, trajectory_id, left)
 
-    def _open_trajectory(self, connection: Connection, call: Call, trajectory_id: str, group_id: str | None) -> None:
+    def _open_trajectory(self, connection: Connection, call: Call, choice: Choice, group_id: str | None) -> None:
         row = {
             "project": call.project,
-            "id": trajectory_id,
+            "id": call.trajectory_of(choice),
             "group_id": group_id,
             "policy": call.policy,
             "task": call.address.task,
@@ -245,6 +279,10 @@ class Store:
             "metadata": call.address.metadata,
             "created_at": call.created_at,
             "last_seen_at": call.created_at,
+            "prompt_hash": call.prompt_hash,
+            # A further choice leaves the trajectory that the first one goes on with.
+            "continues": call.continues if choice.index == 0 else call.extends or call.continues,
+            "end_user": call.end_user,
         }
         _insert_new(connection, schema.trajectories, row)
 
@@ -318,14 +356,15 @@ def _supersede(connection: Connection, call: Call) -> dict[int, str]:
         c.request_digest == call.request_digest,
         c.request_digest.is_not(None),
         c.call_id != call.id,
-        c.threaded_by == call.threaded_by,
         c.created_at.between(call.created_at - RETRY_WINDOW, call.created_at),
     ]
     if address.turn_key:
         unanswered.append(c.turn_key == address.turn_key)
-    if address.trajectory_id:
-        sibling = c.trajectory_id.startswith(f"{address.trajectory_id}.", autoescape=True)
-        unanswered.append(or_(c.trajectory_id == address.trajectory_id, sibling))
+    if call.threaded_by == "new":
+        unanswered.append(c.threaded_by == "new")
+    else:
+        sibling = c.trajectory_id.startswith(f"{call.trajectory_id}.", autoescape=True)
+        unanswered.append(or_(c.trajectory_id == call.trajectory_id, sibling))
     query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
     found = list(connection.execute(query))
     if len({row.call_id for row in found}) != 1:
@@ -336,8 +375,16 @@ def _supersede(connection: Connection, call: Call) -> dict[int, str]:
         .values(why_not_trained=WhyNotTrained.SUPERSEDED.value, request_digest=None)
     )
     for row in found:
-        _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
+        if row.trajectory_id != call.trajectory_id:
+            _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
     return {row.choice: row.id for row in found}
+
+
+def _continue(connection: Connection, call: Call) -> None:
+    """Note that the completion it extends is no longer free to be gone on from."""
+    c = schema.completions.c
+    extended = (c.project == call.project, c.id == call.extends, c.continued_by.is_(None))
+    connection.execute(schema.completions.update().where(*extended).values(continued_by=call.id))
 
 
 def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, completion_id: str) -> None:

@@ -9,7 +9,9 @@ import msgspec
 from proxy.address import Address
 from proxy.asgi import Header
 from proxy.call import Call, Status
+from proxy.history import Conversation, Normaliser, prompt_hash
 from proxy.policies import Speaker
+from proxy.threads import Place
 from proxy.wire.dialect import Asked, Heard
 from whetstone.ids import new_id
 
@@ -21,13 +23,15 @@ class Turn(msgspec.Struct):
     id: str
     asked: Asked
     address: Address
-    trajectory_id: str
-    threaded_by: str
+    normaliser: Normaliser
+    conversation: Conversation
     speaker: Speaker
     digest: str
     """Hash of the request: path and body."""
     created_at_s: float
     began: float
+    place: Place | None = None
+    """Where it belongs; None until it is about to be answered."""
     ttft_ms: float | None = None
     """Milliseconds to the first event; None until it was sent."""
     recorded: bool = False
@@ -36,11 +40,12 @@ class Turn(msgspec.Struct):
 
     def headers(self) -> list[Header]:
         """What the answer says about itself."""
+        place = self.placed
         headers = [
             (b"x-completion-id", self.id.encode()),
-            (b"x-trajectory-id", self.trajectory_id.encode()),
+            (b"x-trajectory-id", place.trajectory_id.encode()),
             (b"x-policy-version", str(self.speaker.version).encode()),
-            (b"x-threaded-by", self.threaded_by.encode()),
+            (b"x-threaded-by", place.by.encode()),
         ]
         if self.address.group_id is not None:
             headers.append((b"x-group-id", self.address.group_id.encode()))
@@ -60,6 +65,7 @@ class Turn(msgspec.Struct):
     ) -> list[Call]:
         """What to record: a call for each prompt, the first under the turn's own id."""
         messages = self.asked.messages
+        place = self.placed
         alone = len(heard) == 1
         may_be_a_retry = self.address.retry or self.address.turn_key is not None
         keeps_digest = may_be_a_retry or status != "complete"
@@ -75,8 +81,8 @@ class Turn(msgspec.Struct):
                 streamed=self.asked.stream,
                 status=status,
                 error=error,
-                trajectory_id=self.trajectory_id,
-                threaded_by=self.threaded_by,
+                trajectory_id=place.trajectory_id,
+                threaded_by=place.by,
                 address=self.address,
                 end_user=self.asked.end_user,
                 messages=messages if alone else messages[one.prompt : one.prompt + 1],
@@ -93,9 +99,28 @@ class Turn(msgspec.Struct):
                 first_id="" if one.prompt == 0 else self.id,
                 request_digest=self.digest if keeps_digest and one.prompt == 0 else None,
                 reply=reply if one.prompt == 0 else None,
+                extends=place.extends,
+                continues=place.continues,
+                prompt_hash=prompt_hash(conversation, tools, self.address.task),
+                histories=tuple(self.normaliser.history(conversation, choice) for choice in one.choices),
             )
             for one in heard
+            for conversation in (self.conversation if alone else self._prompt(messages[one.prompt]),)
         ]
+
+    @property
+    def placed(self) -> Place:
+        """Where it belongs.
+
+        Raises:
+            RuntimeError: nobody has looked yet.
+        """
+        if self.place is None:
+            raise RuntimeError(f"call {self.id} has no place yet")
+        return self.place
+
+    def _prompt(self, message: msgspec.Raw) -> Conversation:
+        return self.normaliser.conversation([message], self.asked.end_user)
 
 
 def digest_of(path: str, body: bytes) -> str:

@@ -29,6 +29,7 @@ COLUMNS = (
         "P: the completion it goes on from, of a trajectory that was over or went on elsewhere",
     ),
     ("trajectories", "end_user", sa.Text, "P: whom its first call was for"),
+    ("trajectories", "left_group_id", sa.Text, "J: the group it was moved from; feedback on that still counts for it"),
     ("trajectories", "code_parts", Json, "J: {name: number}, what the policy's reward functions said"),
     ("trajectories", "code_error", sa.Text, "J: why a reward function said nothing"),
     ("trajectories", "code_due_at", Utc, "J: when the reward functions are to run; NULL while they are not"),
@@ -63,16 +64,21 @@ COLUMNS = (
     ),
 )
 INDEXES = (
-    ("ix_groups_prompt", "groups", ("project", "prompt_hash"), "prompt_hash IS NOT NULL"),
+    (
+        "ix_groups_prompt",
+        "groups",
+        ("project", "policy", "prompt_hash", "created_at"),
+        "prompt_hash IS NOT NULL",
+    ),
     ("ix_trajectories_code_due", "trajectories", ("code_due_at",), "code_due_at IS NOT NULL"),
     ("ix_trajectories_continues", "trajectories", ("project", "continues"), "continues IS NOT NULL"),
-    ("ix_completions_history", "completions", ("project", "history"), "history IS NOT NULL"),
-    ("ix_completions_tool_history", "completions", ("project", "tool_history"), "tool_history IS NOT NULL"),
+    ("ix_completions_history", "completions", ("project", "history", "id"), "history IS NOT NULL"),
+    ("ix_completions_tool_history", "completions", ("project", "tool_history", "id"), "tool_history IS NOT NULL"),
     (
         "ix_feedback_withdrawn",
         "feedback",
         ("withdrawn_at",),
-        "withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied')",
+        "withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied', 'superseded')",
     ),
 )
 """Name, table, columns, and the rows it keeps."""

@@ -78,7 +78,7 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
         values: dict[str, Any] = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(f"the body must be a JSON object: {error}") from error
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(values) > MAX_DEPTH:
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and depth(values) > MAX_DEPTH:
         raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
     for field in REFUSED & values.keys():
         raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
@@ -121,13 +121,13 @@ def deadly(field: str) -> RefusedField:
     return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
 
 
-def _depth(value: Any) -> int:
+def depth(value: Any) -> int:
     """How deep lists and objects are nested in one another."""
-    depth, level = 0, [value]
+    levels, level = 0, [value]
     while level := [inner for inner in level if isinstance(inner, dict | list)]:
-        depth += 1
+        levels += 1
         level = [deeper for inner in level for deeper in (inner.values() if isinstance(inner, dict) else inner)]
-    return depth
+    return levels
 
 
 def _media(values: dict[str, Any]) -> Iterator[str]:

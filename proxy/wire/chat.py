@@ -57,6 +57,8 @@ class ChatAsked:
         except msgspec.DecodeError:
             return []
 
+    conversation = messages
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""

@@ -77,6 +77,8 @@ class TextAsked:
         """Its prompts, one message each: `{"prompt": text or ids}`."""
         return [raw({"prompt": prompt}) for prompt in self.prompts]
 
+    conversation = messages
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """A completion has no tools."""

@@ -93,6 +93,11 @@ class Asked(Protocol):
         ...
 
     @property
+    def conversation(self) -> list[msgspec.Raw]:
+        """The same as chat messages, where there is a chat that stands for it."""
+        ...
+
+    @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""
         ...

@@ -37,6 +37,8 @@ class NativeAsked:
         """The conversation, what stands before it (`system`, `instructions`) first."""
         return conversation(self._body)
 
+    conversation = messages
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""

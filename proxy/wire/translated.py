@@ -65,6 +65,11 @@ class TranslatedAsked:
         return conversation(self._body)
 
     @property
+    def conversation(self) -> list[msgspec.Raw]:
+        """The messages of the chat that stands for it."""
+        return self._chat.messages
+
+    @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""
         return self._body.tools_or_null

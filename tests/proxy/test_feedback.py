@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError
-from proxy.feedback import MAX_BATCH, read_feedback, row_of
+from proxy.feedback import MAX_BATCH, read_feedback
+from proxy.feedback_rows import row_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

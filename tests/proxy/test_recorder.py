@@ -29,7 +29,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_recorder(engine: Engine, folder: Path, hints: list[None] | None = None) -> Recorder:
     told = [] if hints is None else hints
-    return Recorder(Store(engine), folder, on_feedback=lambda: told.append(None), on_written=lambda _calls: None)
+    return Recorder(
+        Store(engine),
+        folder,
+        on_feedback=lambda: told.append(None),
+        on_written=lambda _calls: None,
+        on_recovered=lambda _call: None,
+    )
 
 
 @asynccontextmanager

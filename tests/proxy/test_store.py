@@ -145,8 +145,11 @@ def test_siblings_of_a_group_the_app_named_belong_to_it(write: Any, rows: Any) -
 
 
 def test_the_address_is_kept(write: Any, rows: Any) -> None:
-    address = Address("t0", "g", task="chess", split="eval", no_train=True, metadata={"a": [1]})
+    address = Address(
+        trajectory_id="t0", group_id="g", group_size=4, task="chess", split="eval", no_train=True, metadata={"a": [1]}
+    )
     write(make_call(address=address))
+    assert [group.target_size for group in rows(schema.groups)] == [4]
     (row,) = rows(schema.trajectories)
     assert (row.group_id, row.task, row.split, row.no_train, row.metadata) == ("g", "chess", "eval", True, {"a": [1]})
 

@@ -30,8 +30,8 @@ def test_a_retry_of_the_client_is_no_second_member(
     first, second = proxy.recorded(2)
     assert (second.retry_of, second.why_not_trained) == (first.id, None)
     assert (first.status, first.why_not_trained) == ("error", "superseded")
-    states = {row.id: row.state for row in proxy.rows(schema.trajectories)}
-    assert states == {first.trajectory_id: "excluded", second.trajectory_id: "open"}
+    assert [(row.id, row.state) for row in proxy.rows(schema.trajectories)] == [(first.trajectory_id, "open")]
+    assert (first.threaded_by, second.threaded_by, second.trajectory_id) == ("new", "retry", first.trajectory_id)
 
 
 def test_a_retry_of_another_body_is_no_retry(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:

@@ -1,0 +1,82 @@
+"""Feedback as rows of table `feedback`, and what a row says about itself. Pure; opens no database."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.feedback import Feedback, check_id
+from whetstone.ids import new_id
+
+_THUMBS = {"up": 1.0, "down": 0.0}
+
+
+def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, Any]:
+    """The row of table `feedback` that stores it."""
+    value, said = feedback.value, feedback.demonstration
+    final = value not in (None, "judge") and feedback.target != "completion_id"
+    return _row(
+        project,
+        feedback.target.removesuffix("_id"),
+        getattr(feedback, feedback.target),
+        created_at,
+        choice=feedback.choice,
+        reward=_THUMBS[feedback.thumbs] if feedback.thumbs else feedback.reward,
+        rewards=feedback.rewards,
+        parts=feedback.parts,
+        judge=None if feedback.judge is None else msgspec.to_builtins(feedback.judge),
+        demonstration={"role": "assistant", "content": said} if isinstance(said, str) else said,
+        source={None: "demonstration", "rewards": "reward"}.get(value, value),
+        final=final if feedback.final is None else feedback.final,
+        comment=feedback.comment,
+        metadata=feedback.metadata,
+        idempotency_key=feedback.idempotency_key,
+    )
+
+
+def request_row(
+    source: Literal["end", "close"], target_id: str, idempotency_key: str | None, project: str, created_at: datetime
+) -> dict[str, Any]:
+    """The row that asks for a trajectory's end, or a group's closing.
+
+    Raises:
+        BadRequest: an id is not 1 to 128 of `A-Za-z0-9._:@-`.
+    """
+    kind = {"end": "trajectory", "close": "group"}[source]
+    check_id(f"{kind}_id", target_id)
+    check_id("Idempotency-Key", idempotency_key)
+    values = {"source": source, "final": source == "end", "idempotency_key": idempotency_key}
+    return _row(project, kind, target_id, created_at, **values)
+
+
+def ended_by(row: Mapping[str, Any]) -> list[str]:
+    """The trajectories that this row ends, as it names them: by their own id or by that of a completion."""
+    if not row["final"]:
+        return []
+    if row["target_kind"] == "group":
+        return list(row["rewards"] or ())
+    of_choice = f"/{row['choice']}" if row["choice"] else ""
+    return [row["target_id"] + of_choice]
+
+
+def too_late(row: Mapping[str, Any]) -> str | None:
+    """Why feedback that stands in this row can be withdrawn no more; None where it is, or will be at once."""
+    if row["state"] == "used":
+        return f"step {row['step']} has trained on it"
+    if row["state"] in ("unused", "failed"):
+        return f"it is {row['state']} ({row['reason']})"
+    return None if row["withdrawn_at"] else "a step has claimed what it speaks of"
+
+
+def _row(project: str, kind: str, target_id: str, created_at: datetime, **values: Any) -> dict[str, Any]:
+    names = ("reward", "rewards", "parts", "judge", "demonstration", "comment", "metadata", "idempotency_key")
+    row = {
+        "project": project,
+        "id": new_id(),
+        "target_kind": kind,
+        "target_id": target_id,
+        "choice": 0,
+        "created_at": created_at,
+    }
+    return row | dict.fromkeys(names) | values

@@ -1,0 +1,139 @@
+"""Conversations as hashes, by which a request finds the completion it goes on from. Pure; knows no trajectory.
+
+Apps do not send an answer back as they got it: keys come in another order, `content: null` becomes "" or goes, ids of
+tool calls are made anew, text becomes a list of parts, white space around it is cut off, reasoning is left out. None
+of that counts here. What `normalise` (setting `proxy.normalise`) matches does not count either.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.call import NULL, Choice, History
+
+HASH_BYTES = 16
+MOST_PLACES = 32
+"""Answers in a conversation, from its end, by which its earlier completion is looked for: an app that went back
+further than that begins anew."""
+
+THINKING = ("thinking", "redacted_thinking")
+_RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
+"""Of tool-call ids: vLLM makes 32 hex digits, OpenAI and Anthropic 24 letters and digits, Mistral 9."""
+
+_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """A request's conversation. `answers` and `tool_calls` are its owner's: nobody else finds the same."""
+
+    owner: bytes
+    whole: bytes
+    """Hash of all its messages, whoever asks."""
+    answers: tuple[bytes, ...]
+    """Hashes of its beginnings that end with an answer, the longest first."""
+    tool_calls: bytes | None
+    """Hash of the tool calls that its last answer made, ids included; None: it made none."""
+
+
+class Normaliser:
+    """Reads messages, without what the patterns match.
+
+    Raises:
+        re.error: one is no regular expression.
+    """
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        joined = "|".join(f"(?:{pattern})" for pattern in patterns)
+        self._matches = re.compile(joined) if joined else None
+
+    def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
+        """Hash a conversation, message by message. `owner`: whom the app serves, if it says so."""
+        whole, owned_by = b"", (owner or "").encode()
+        answers: list[bytes] = []
+        tool_calls: bytes | None = None
+        for raw in messages:
+            message = msgspec.json.decode(raw)
+            whole = self._extended(whole, message)
+            if isinstance(message, dict) and message.get("role") == "assistant":
+                answers.append(whole)
+                tool_calls = _tool_hash(message, owned_by)
+        last = answers[: -MOST_PLACES - 1 : -1]
+        return Conversation(owned_by, whole, tuple(_hash(one + owned_by) for one in last), tool_calls)
+
+    def history(self, asked: Conversation, choice: Choice) -> History:
+        """What this answer to that conversation leaves."""
+        if not choice.message or not (choice.text or choice.message.get("content") or choice.message.get("tool_calls")):
+            return History()
+        message = {"role": "assistant", "content": choice.text} | choice.message
+        extended = self._extended(asked.whole, message)
+        return History(_hash(extended + asked.owner), _tool_hash(message, asked.owner))
+
+    def _extended(self, before: bytes, message: Any) -> bytes:
+        return _hash(before + _canonical(self._normal(message)))
+
+    def _normal(self, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        role, text = message.get("role"), _text(message.get("content"))
+        if isinstance(text, str) and self._matches is not None:
+            text = self._matches.sub("", text)
+        if role != "assistant":
+            return [role, text, message.get("name"), message.get("tool_call_id")]
+        return [role, text.strip() if isinstance(text, str) else text, [made[1:] for made in _made(message)]]
+
+
+def prompt_hash(asked: Conversation, tools: msgspec.Raw, task: str | None) -> str:
+    """What trajectories share that begin with the same prompt, tools and task: 32 hex digits."""
+    told = b"" if tools == NULL else _canonical(msgspec.json.decode(tools))
+    return _hash(asked.whole + _canonical([task]) + told).hex()
+
+
+def _text(content: Any) -> Any:
+    """A content's text, if that is all it has; else its parts. Thinking is none of it."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in THINKING)]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in ("text", None)]
+    told = [text for text in texts if isinstance(text, str)]
+    return "".join(told) if len(told) == len(parts) else parts
+
+
+def _made(message: dict[str, Any]) -> list[list[Any]]:
+    """The tool calls of an answer: id, name, arguments."""
+    calls = message.get("tool_calls")
+    made = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    functions = [(call.get("id"), call.get("function")) for call in made]
+    if isinstance(old := message.get("function_call"), dict):
+        functions.append((None, old))
+    return [
+        [call_id, function.get("name"), _arguments(function.get("arguments"))]
+        for call_id, function in functions
+        if isinstance(function, dict)
+    ]
+
+
+def _arguments(text: Any) -> Any:
+    """A call's arguments: what the JSON says, however it is written."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _tool_hash(message: dict[str, Any], owner: bytes) -> bytes | None:
+    """None as well where an id is no random one: `functions.search:0` is everybody's."""
+    made = _made(message)
+    if not made or not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
+        return None
+    return _hash(b"tool calls" + _canonical(made) + owner)
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

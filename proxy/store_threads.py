@@ -1,0 +1,145 @@
+"""The proxy's SQL for threads: which completion a request goes on from, and the proxies that write. Reads; no calls."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, and_, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from migrations import schema
+from migrations.database import insert_new
+from proxy.heads import Head
+from proxy.threads import Trail, Unanswered
+
+MOST_FREE = 50
+"""Free heads read at once; more of the same history are read when these are taken."""
+
+NAMED = ("header", "url", "metadata", "agent")
+"""The rules by which a call says itself where it belongs."""
+
+c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
+
+Found = TypeVar("Found")
+
+log = logging.getLogger(__name__)
+
+
+class ThreadTables:
+    """What `threads` and `peers` ask, of one project. While the database is away nothing is known of earlier calls."""
+
+    def __init__(self, engine: Engine, project: str) -> None:
+        self._engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._project = project
+
+    async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head]:
+        """Completions that a request may go on from (`threads.Tables`)."""
+        return await _answered(lambda: self._heads(histories, tool_calls, since_s), [])
+
+    async def trail(self, trajectory_id: str, since_s: float) -> Trail | None:
+        """Where a trajectory stands (`threads.Tables`)."""
+        return await _answered(lambda: self._trail(trajectory_id, since_s), None)
+
+    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Unanswered]:
+        """Calls that were not answered whole (`threads.Tables`)."""
+        return await _answered(lambda: self._unanswered(digest, turn_key, since_s), [])
+
+    def tell_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
+        """Say until when this proxy's calls are written (`peers.Table`)."""
+        told = {"written_until": _instant(until_s), "seen_at": _instant(now_s)}
+        with self._engine.begin() as connection:
+            if not insert_new(connection, schema.proxies, {"project": self._project, "id": proxy_id, **told}):
+                this = (p.project == self._project, p.id == proxy_id)
+                connection.execute(schema.proxies.update().where(*this).values(**told))
+
+    def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
+        """What the other proxies said (`peers.Table`)."""
+        others = (p.project == self._project, p.id != proxy_id, p.seen_at >= _instant(since_s))
+        with self._reader.connect() as connection:
+            rows = connection.execute(select(p.id, p.written_until).where(*others))
+            return {row.id: row.written_until.timestamp() for row in rows}
+
+    def leave(self, proxy_id: str) -> None:
+        """Be waited for no more (`peers.Table`)."""
+        with self._engine.begin() as connection:
+            connection.execute(schema.proxies.delete().where(p.project == self._project, p.id == proxy_id))
+
+    def _heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head]:
+        found = self._alike(c.history, histories, since_s)
+        return found if tool_calls is None else found + self._alike(c.tool_history, [tool_calls], since_s)
+
+    def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[Head]:
+        of_these = and_(c.project == self._project, column.in_(histories))
+        columns = (c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by)
+        joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
+        query = select(*columns, t.state, t.last_seen_at).select_from(joined).where(of_these)
+        since = _instant(since_s)
+        is_free = and_(c.continued_by.is_(None), t.state == "open", t.last_seen_at >= since)
+        # Ids sort by time: nothing that began long before can be free.
+        recent = c.id >= f"{max(int(since_s * 1000), 0):012x}"
+        last_ids = select(func.max(c.id)).where(of_these).group_by(column)
+        with self._reader.connect() as connection:
+            free = connection.execute(query.where(is_free, recent).order_by(c.id).limit(MOST_FREE)).all()
+            last = connection.execute(query.where(c.id.in_(list(connection.execute(last_ids).scalars())))).all()
+        rows = {row.id: row for row in (*free, *last)}
+        return [
+            Head(
+                completion_id=row.id,
+                trajectory_id=row.trajectory_id,
+                histories=tuple(one for one in (row.history, row.tool_history) if one is not None),
+                names=(f"{row.upstream_id}/{row.choice}", *([row.upstream_id] if row.choice == 0 else ())),
+                taken_by=row.continued_by,
+                over=row.state != "open" or row.last_seen_at < since,
+            )
+            for _, row in sorted(rows.items())
+        ]
+
+    def _trail(self, trajectory_id: str, since_s: float) -> Trail | None:
+        this = (t.project == self._project, t.id == trajectory_id)
+        with self._reader.connect() as connection:
+            row = connection.execute(select(t.state, t.tail_completion_id, t.last_seen_at).where(*this)).one_or_none()
+            if row is None:
+                return None
+            over = row.state != "open" or row.last_seen_at < _instant(since_s)
+            after = (t.project == self._project, t.continues == row.tail_completion_id, t.id != trajectory_id)
+            successors = select(t.id).join(
+                schema.completions, and_(c.project == t.project, c.trajectory_id == t.id, c.turn == 0)
+            )
+            named = c.threaded_by.in_(NAMED)
+            successor = (
+                connection.execute(successors.where(*after, named).order_by(t.created_at).limit(1)).scalar()
+                if over and row.tail_completion_id is not None
+                else None
+            )
+        return Trail(row.tail_completion_id, row.last_seen_at.timestamp(), over=over, successor=successor)
+
+    def _unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Unanswered]:
+        query = select(c.trajectory_id, c.turn_key, c.created_at).where(
+            c.project == self._project,
+            c.request_digest == digest,
+            c.request_digest.is_not(None),
+            c.choice == 0,
+            c.threaded_by.not_in(NAMED),
+            c.created_at >= _instant(since_s),
+        )
+        if turn_key is not None:
+            query = query.where(c.turn_key == turn_key)
+        with self._reader.connect() as connection:
+            rows = connection.execute(query).all()
+        return [Unanswered(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
+
+
+async def _answered(ask: Callable[[], Found], otherwise: Found) -> Found:
+    """Ask in a thread. An app is served whether or not the database answers."""
+    try:
+        return await asyncio.to_thread(ask)
+    except SQLAlchemyError as error:
+        log.warning("where a call belongs cannot be looked up, it begins anew: %s", error)
+        return otherwise
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,266 @@
+"""Whose call is this, where the call does not say: which trajectory a request goes on with. In memory first, then SQL.
+
+A completion that may be gone on from is a head, found by the hash of its conversation and answer. The call that
+extends a head takes it; of heads with the same history the oldest one that is free is taken. Where none is free
+another call went on from it before: that is a fork, and a fork is a trajectory of its own, linked to where it left.
+So is what goes on after a trajectory has ended. Knows hashes and ids; no message. Used from one event loop.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from proxy.address import Address
+from proxy.call import Call
+from proxy.heads import Head, Heads
+from proxy.history import Conversation
+from whetstone.ids import new_id
+
+MOST_KEPT = 50_000
+"""Heads, and trajectories, that stay in memory, some 1 KB each; what is older is found in SQL."""
+RETRY_WINDOW_S = 15 * 60
+"""How long a client may take to ask again; the official ones give up after seconds."""
+MOST_HOPS = 1000
+"""Trajectories that may follow on one another under one name."""
+
+
+class Trail(msgspec.Struct):
+    """Where a trajectory stands."""
+
+    tail: str | None = None
+    """Its last completion, as far as known."""
+    seen_s: float = 0.0
+    over: bool = False
+    """Feedback or the app has ended it."""
+    successor: str | None = None
+    """The trajectory that goes on under its name."""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """A call that was not answered whole: its client may ask again."""
+
+    trajectory_id: str
+    extends: str | None
+    turn_key: str | None
+    at_s: float
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a call belongs."""
+
+    trajectory_id: str
+    by: str
+    """The rule that found it, one of docs/whose_call.md."""
+    extends: str | None = None
+    """The completion of this trajectory that it goes on from, where the conversation says so."""
+    continues: str | None = None
+    """The completion that a new trajectory goes on from."""
+
+
+class Tables(Protocol):
+    """What SQL knows."""
+
+    async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head]:
+        """Completions with one of these histories, the oldest first: those that are free and whose trajectory is open
+        and was seen since then, and of all others the last one for each history."""
+        ...
+
+    async def trail(self, trajectory_id: str, since_s: float) -> Trail | None:
+        """Where a trajectory stands; it is over too if it was not seen since then. None: there is none."""
+        ...
+
+    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Unanswered]:
+        """Calls with this body, and this turn key if one is given, that were not answered whole since then."""
+        ...
+
+
+class Peers(Protocol):
+    """The other proxies on the same tables."""
+
+    @property
+    def alone(self) -> bool:
+        """There are none."""
+        ...
+
+    async def written(self, until_s: float) -> None:
+        """Return when the tables have what the others finished before `until_s`, or when that takes too long."""
+        ...
+
+
+class Threads:
+    """Finds trajectories. A call is placed when it comes and told of when it is over, whatever came of it."""
+
+    def __init__(self, tables: Tables, peers: Peers, idle_s: float) -> None:
+        """`idle_s`: a trajectory is over so many seconds after its last completion."""
+        self._tables = tables
+        self._peers = peers
+        self._idle_s = idle_s
+        self._heads = Heads(MOST_KEPT)
+        self._trails: OrderedDict[str, Trail] = OrderedDict()
+        self._unanswered: OrderedDict[str, list[Unanswered]] = OrderedDict()
+        self._absent: OrderedDict[bytes, None] = OrderedDict()
+
+    async def place(self, call_id: str, address: Address, asked: Conversation, digest: str) -> Place:
+        """Find the trajectory of a call that has just come. `digest`: of its whole body."""
+        arrived_s = time.time()
+        if address.trajectory_id is not None:
+            place = await self._named(address.trajectory_id, address.named_by or "header", asked)
+        elif again := await self._asked_again(address, digest, arrived_s):
+            place = Place(again.trajectory_id, "retry", extends=again.extends)
+        else:
+            place = await self._by_conversation(asked, arrived_s)
+        if place.extends is not None:
+            self._heads.take(place.extends, call_id)
+        self._see(place.trajectory_id)
+        return place
+
+    def over(self, call: Call) -> None:
+        """A call is over: each of its answers may be gone on from. One not answered whole frees what it went on from,
+        and its client may ask again."""
+        for choice in call.choices:
+            trajectory_id, completion_id = call.trajectory_of(choice), call.completion_id(choice)
+            self._see(trajectory_id).tail = completion_id
+            if found_by := call.history(choice).found_by:
+                names = (f"{call.upstream_id}/{choice.index}", *([call.upstream_id] if choice.index == 0 else ()))
+                self._heads.keep(Head(completion_id, trajectory_id, found_by, names))
+                for history in found_by:
+                    self._absent.pop(history, None)
+        if call.request_digest is not None:
+            # Whatever it repeated is not to be repeated again.
+            before = self._unanswered.pop(call.request_digest, [])
+            if left := [one for one in before if one.trajectory_id != call.trajectory_id]:
+                self._unanswered[call.request_digest] = left
+        if call.status == "complete":
+            return
+        if call.extends is not None:
+            self._heads.release(call.extends, call.id)
+        if call.request_digest is not None and call.address.trajectory_id is None:
+            missed = Unanswered(call.trajectory_id, call.extends, call.address.turn_key, time.time())
+            self._unanswered.setdefault(call.request_digest, []).append(missed)
+            _bound(self._unanswered)
+
+    def unrecorded(self, call_id: str, place: Place) -> None:
+        """A call came to nothing and was not recorded: it was never there."""
+        if place.extends is not None:
+            self._heads.release(place.extends, call_id)
+
+    def recovered(self, call: Call) -> None:
+        """Take up a call of a process that died, which SQL may not have yet."""
+        if call.extends is not None and call.status == "complete":
+            self._heads.keep_taken(Head(call.extends, call.trajectory_id), call.id)
+        self.over(call)
+
+    def ended(self, name: str) -> None:
+        """A trajectory is over; `name` is its id, or that of one of its completions, as feedback calls it."""
+        head = self._heads.named(name)
+        if trail := self._trails.get(head.trajectory_id if head else name):
+            trail.over = True
+
+    # By name.
+
+    async def _named(self, name: str, by: str, asked: Conversation) -> Place:
+        for _ in range(MOST_HOPS):
+            trail = self._trails.get(name) or await self._read_trail(name)
+            if trail is None or not self._is_over(trail):
+                break
+            if trail.successor is None:
+                trail.successor = new_id()
+                return Place(trail.successor, by, continues=trail.tail)
+            name = trail.successor
+        tail = self._heads.named(trail.tail) if trail and trail.tail else None
+        extends = tail is not None and bool(asked.answers) and asked.answers[0] in tail.histories
+        return Place(name, by, extends=tail.completion_id if tail and extends else None)
+
+    async def _read_trail(self, trajectory_id: str) -> Trail | None:
+        trail = await self._tables.trail(trajectory_id, time.time() - self._idle_s)
+        # Another call may have read it meanwhile.
+        return None if trail is None else self._trails.setdefault(trajectory_id, trail)
+
+    # By what was asked before.
+
+    async def _asked_again(self, address: Address, digest: str, now_s: float) -> Unanswered | None:
+        """The one call that this one repeats; None where none or several could be meant."""
+        if not (address.retry or address.turn_key):
+            return None
+        since_s = now_s - RETRY_WINDOW_S
+        here = [one for one in self._unanswered.get(digest, ()) if one.at_s >= since_s]
+        found = [one for one in here if address.turn_key in (None, one.turn_key)]
+        if not found:
+            found = await self._tables.unanswered(digest, address.turn_key, since_s)
+        if len(found) != 1:
+            return None
+        return found[0]
+
+    # By conversation.
+
+    async def _by_conversation(self, asked: Conversation, arrived_s: float) -> Place:
+        if not asked.answers:
+            return Place(new_id(), "new")
+        place = self._free(asked)
+        if place is None and not (self._peers.alone and all(one in self._absent for one in asked.answers)):
+            await self._read_heads(asked)
+            place = self._free(asked)
+            if place is None and not self._peers.alone and self._branch(asked) is None:
+                await self._peers.written(arrived_s)
+                await self._read_heads(asked)
+                place = self._free(asked)
+        return place or self._branch(asked) or Place(new_id(), "new")
+
+    async def _read_heads(self, asked: Conversation) -> None:
+        now_s = time.time()
+        for head in await self._tables.heads(asked.answers, asked.tool_calls, now_s - self._idle_s):
+            if self._heads.learn(head):
+                self._trails.setdefault(head.trajectory_id, Trail(head.completion_id, now_s, over=head.over))
+        for history in asked.answers:
+            # Few-shot prompts hold answers that nobody here gave: not to be looked for at every call.
+            if not self._heads.alike(history):
+                self._absent[history] = None
+        _bound(self._absent)
+
+    def _free(self, asked: Conversation) -> Place | None:
+        """The oldest free head with the longest history that is known at all."""
+        for by, history in _keys(asked):
+            if not self._heads.alike(history):
+                continue
+            while head := self._heads.free(history):
+                if not self._is_over(self._trails.get(head.trajectory_id)):
+                    return Place(head.trajectory_id, by, extends=head.completion_id)
+                self._heads.set_aside(head)
+            return None
+        return None
+
+    def _branch(self, asked: Conversation) -> Place | None:
+        """A trajectory of its own for what goes on from a head that is not free."""
+        for _, history in _keys(asked):
+            if head := self._heads.alike(history):
+                by = "after" if self._is_over(self._trails.get(head.trajectory_id)) else "fork"
+                return Place(new_id(), by, continues=head.completion_id)
+        return None
+
+    # What is kept.
+
+    def _is_over(self, trail: Trail | None) -> bool:
+        return trail is not None and (trail.over or time.time() - trail.seen_s > self._idle_s)
+
+    def _see(self, trajectory_id: str) -> Trail:
+        trail = self._trails.pop(trajectory_id, None) or Trail()
+        trail.seen_s = time.time()
+        self._trails[trajectory_id] = trail
+        _bound(self._trails)
+        return trail
+
+
+def _keys(asked: Conversation) -> Iterable[tuple[str, bytes]]:
+    """What a conversation may be found by, the surest first."""
+    if asked.tool_calls is not None:
+        yield "tool_calls", asked.tool_calls
+    for history in asked.answers:
+        yield "content", history
+
+
+def _bound(kept: OrderedDict[str, list[Unanswered]] | OrderedDict[str, Trail] | OrderedDict[bytes, None]) -> None:
+    while len(kept) > MOST_KEPT:
+        kept.popitem(last=False)

@@ -1,0 +1,71 @@
+from proxy.heads import Head, Heads
+
+HISTORY = b"h" * 16
+
+
+def head(name: str, *histories: bytes) -> Head:
+    return Head(name, f"t-{name}", histories or (HISTORY,), (f"chatcmpl-{name}",))
+
+
+def taken_in_order(heads: Heads) -> list[str]:
+    order = []
+    while found := heads.free(HISTORY):
+        heads.take(found.completion_id, "call")
+        order.append(found.completion_id)
+    return order
+
+
+def test_the_oldest_free_one_is_taken_first_and_each_once() -> None:
+    heads = Heads(10)
+    for name in "abc":
+        heads.keep(head(name))
+    assert taken_in_order(heads) == ["a", "b", "c"]
+    assert heads.alike(HISTORY) is heads.named("chatcmpl-c")
+
+
+def test_what_is_freed_is_the_next_to_be_taken() -> None:
+    heads = Heads(10)
+    for name in "abc":
+        heads.keep(head(name))
+    heads.take("a", "first")
+    heads.take("b", "second")
+    heads.release("a", "another call")
+    heads.release("b", "second")
+    assert taken_in_order(heads) == ["b", "c"]
+
+
+def test_what_is_told_again_stays_taken() -> None:
+    heads = Heads(10)
+    heads.keep(head("a"))
+    heads.take("a", "call")
+    heads.keep(head("a"))
+    assert not heads.learn(head("a"))
+    assert heads.free(HISTORY) is None
+
+
+def test_that_it_is_taken_may_be_known_before_anything_else() -> None:
+    heads = Heads(10)
+    heads.keep_taken(Head("a", "t-a"), "call")
+    assert heads.learn(head("a"))
+    assert heads.free(HISTORY) is None
+    heads.release("a", "call")
+    assert heads.free(HISTORY) is heads.named("a")
+
+
+def test_the_oldest_are_forgotten_whole() -> None:
+    heads = Heads(2)
+    for name in "abc":
+        heads.keep(head(name, HISTORY, name.encode() * 16))
+    assert heads.named("a") is heads.named("chatcmpl-a") is heads.alike(b"a" * 16) is None
+    assert taken_in_order(heads) == ["b", "c"]
+    for name in "de":
+        heads.keep(head(name, b"other"))
+    assert heads.alike(HISTORY) is None
+
+
+def test_what_was_set_aside_is_still_where_a_fork_leaves() -> None:
+    heads = Heads(10)
+    heads.keep(first := head("a"))
+    heads.set_aside(first)
+    assert heads.free(HISTORY) is None
+    assert heads.alike(HISTORY) is first

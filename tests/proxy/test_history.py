@@ -1,0 +1,143 @@
+"""Which echoes of an answer are the answer, and which are not."""
+
+from typing import Any
+
+import pytest
+
+from proxy.call import Choice
+from proxy.history import MOST_PLACES, Conversation, Normaliser, prompt_hash
+from tests.proxy.conftest import raw
+
+QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
+CALL = {"id": "chatcmpl-tool-0123456789abcdef", "type": "function"}
+WEATHER = CALL | {"function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 2}'}}
+
+
+def asked(*messages: Any, owner: str | None = None, normalise: tuple[str, ...] = ()) -> Conversation:
+    return Normaliser(normalise).conversation([raw(message) for message in messages], owner)
+
+
+def left(message: dict[str, Any], *messages: Any, owner: str | None = None, normalise: tuple[str, ...] = ()) -> Any:
+    """What this answer to those messages leaves to be found by."""
+    text = message.get("content") if isinstance(message.get("content"), str) else None
+    choice = Choice(0, {"role": "assistant"} | message, text, "stop", None, None)
+    return Normaliser(normalise).history(asked(*messages, owner=owner, normalise=normalise), choice)
+
+
+@pytest.mark.parametrize(
+    ("answer", "echo"),
+    [
+        ({"content": "Cold."}, {"role": "assistant", "content": "Cold."}),
+        ({"content": "Cold."}, {"content": "Cold.", "role": "assistant", "refusal": None, "tool_calls": None}),
+        ({"content": "\n\nCold. "}, {"role": "assistant", "content": "Cold."}),
+        ({"content": "Cold."}, {"role": "assistant", "content": [{"type": "text", "text": "Cold."}]}),
+        ({"content": "Cold.", "reasoning": "Oslo is in Norway"}, {"role": "assistant", "content": "Cold."}),
+        ({"content": None, "tool_calls": [WEATHER]}, {"role": "assistant", "content": "", "tool_calls": [WEATHER]}),
+        ({"content": "", "tool_calls": [WEATHER]}, {"role": "assistant", "tool_calls": [WEATHER]}),
+        (
+            {"tool_calls": [WEATHER]},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "made anew", "function": {"arguments": '{"days":2,"city":"Oslo"}', "name": "weather"}}
+                ],
+            },
+        ),
+    ],
+)
+def test_an_echo_is_found_however_the_app_wrote_it_down(answer: dict[str, Any], echo: dict[str, Any]) -> None:
+    history = left(answer, QUESTION)
+    assert history.conversation == asked(QUESTION, echo, {"role": "user", "content": "And tomorrow?"}).answers[0]
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        {"role": "assistant", "content": "Warm."},
+        {"role": "user", "content": "Cold."},
+        {"role": "assistant", "content": "Cold.", "tool_calls": [WEATHER]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Cold."}, {"type": "image_url", "image_url": {}}]},
+    ],
+)
+def test_what_was_not_said_is_not_found(echo: dict[str, Any]) -> None:
+    assert left({"content": "Cold."}, QUESTION).conversation not in asked(QUESTION, echo, QUESTION).answers
+
+
+def test_an_answer_is_found_after_its_own_question_only() -> None:
+    history = left({"content": "Cold."}, QUESTION)
+    other = {"role": "user", "content": "How is the weather in Rome?"}
+    assert history.conversation not in asked(other, {"role": "assistant", "content": "Cold."}).answers
+
+
+def test_no_two_cuts_of_the_same_text_are_one_conversation() -> None:
+    first = asked({"role": "user", "content": "a"}, {"role": "user", "content": "b"})
+    assert first.whole != asked({"role": "user", "content": "ab"}).whole
+    assert first.whole != asked({"role": "user", "content": "b"}, {"role": "user", "content": "a"}).whole
+
+
+def test_of_two_users_with_the_same_words_each_finds_his_own() -> None:
+    echo = {"role": "assistant", "content": "Cold."}
+    history = left({"content": "Cold."}, QUESTION, owner="ann").conversation
+    assert history in asked(QUESTION, echo, owner="ann").answers
+    assert history not in asked(QUESTION, echo, owner="bob").answers
+    assert asked(QUESTION, owner="ann").whole == asked(QUESTION, owner="bob").whole
+
+
+def test_tool_calls_are_found_by_their_ids_whatever_stands_before_them() -> None:
+    history = left({"content": "Let me see.", "tool_calls": [WEATHER]}, QUESTION)
+    told = {"role": "tool", "tool_call_id": CALL["id"], "content": "2 degrees"}
+    changed = {"role": "system", "content": "It is 12:31."}
+    later = asked(changed, QUESTION, {"role": "assistant", "tool_calls": [WEATHER]}, told)
+    assert history.tool_calls == later.tool_calls
+    assert history.conversation not in later.answers
+
+
+@pytest.mark.parametrize("call_id", [None, "", 7, "functions.weather:0", "weather_0"])
+def test_a_tool_call_id_that_anybody_may_have_finds_nothing(call_id: Any) -> None:
+    assert left({"tool_calls": [WEATHER | {"id": call_id}]}, QUESTION).tool_calls is None
+
+
+def test_an_answer_that_said_nothing_leaves_nothing() -> None:
+    history = left({"content": ""}, QUESTION)
+    assert history.found_by == ()
+
+
+def test_what_the_normaliser_matches_does_not_count() -> None:
+    clock = (r"\d\d:\d\d",)
+    early, late = ({"role": "system", "content": f"It is {time}."} for time in ("09:30", "17:45"))
+    echo = {"role": "assistant", "content": "Cold."}
+    history = left({"content": "Cold."}, early, QUESTION, normalise=clock).conversation
+    assert history in asked(late, QUESTION, echo, normalise=clock).answers
+    assert history not in asked(late, QUESTION, echo).answers
+
+
+def test_only_the_last_answers_of_a_long_conversation_are_looked_for() -> None:
+    turns = [message for _ in range(100) for message in (QUESTION, {"role": "assistant", "content": "Cold."})]
+    answers = asked(*turns).answers
+    assert len(answers) == MOST_PLACES
+    assert answers[0] == asked(*turns, QUESTION).answers[0]
+    assert answers[1] == asked(*turns[:-2]).answers[0]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [None, 3, "text", [], {}, {"role": 3}, {"role": "assistant", "tool_calls": 7},
+     {"role": "assistant", "tool_calls": [1]},
+     {"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}], "content": [3, {"type": "text"}]},
+     {"role": "assistant", "function_call": {"name": "f", "arguments": 1}}],
+)  # fmt: skip
+def test_what_is_no_message_is_hashed_all_the_same(message: Any) -> None:
+    assert len(asked(message, QUESTION).whole) == 16
+
+
+def test_first_prompts_are_alike_with_the_same_tools_and_task_only() -> None:
+    tools = raw([{"type": "function", "function": {"name": "weather"}}])
+    reordered = raw([{"function": {"name": "weather"}, "type": "function"}])
+    hashes = [
+        prompt_hash(asked(QUESTION), tools, None),
+        prompt_hash(asked(QUESTION), raw(None), None),
+        prompt_hash(asked(QUESTION), tools, "weather"),
+        prompt_hash(asked(QUESTION, QUESTION), tools, None),
+    ]
+    assert len(set(hashes)) == 4
+    assert prompt_hash(asked(QUESTION), reordered, None) == hashes[0]
