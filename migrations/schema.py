@@ -230,6 +230,7 @@ trajectories = Table(
     Index(None, "project", "group_id"),
     _partial("ix_trajectories_open", "last_seen_at", where="state = 'open'"),
     _partial("ix_trajectories_unplaced", "created_at", where="placed_at IS NULL"),
+    _partial("ix_trajectories_ended", "project", "ended_at", "id", where="ended_at IS NOT NULL"),
     _partial("ix_trajectories_code_due", "code_due_at", where="code_due_at IS NOT NULL"),
     _partial("ix_trajectories_continues", "project", "continues", where="continues IS NOT NULL"),
     Index(None, "project", "created_at"),

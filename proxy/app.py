@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime, timedelta
 
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,7 +22,9 @@ from proxy.peers import Peers
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
 from proxy.replays import Replays
+from proxy.shadows import Shadows
 from proxy.store import Store
+from proxy.store_shadows import ShadowTables
 from proxy.store_threads import ThreadTables
 from proxy.threads import Threads
 from proxy.upstream import Upstream
@@ -32,6 +35,8 @@ from whetstone.settings import Settings, UpstreamSettings, load
 from whetstone.tasks import ASSEMBLE
 
 LEARN_EVERY_S = 1.0
+SHADOWS_LATE = timedelta(hours=1)
+"""What ended so long before the start may still get shadow siblings."""
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +130,18 @@ class Proxy:
             self._threads,
             settings.proxy,
         )
+        shadows = Shadows(
+            settings.project,
+            ShadowTables(self._store.engine, settings.project),
+            self._known,
+            self._upstreams[None],
+            lambda: self._vllm.max_model_len,
+            lambda: self._inference.quiet_since_s,
+            self._recorder.record,
+            settings.learning,
+        )
+        drawing = asyncio.ensure_future(shadows.run(datetime.now(UTC) - SHADOWS_LATE))
+        self._opened.callback(drawing.cancel)
         self._passed = Passed(self._known, self._upstreams, settings.proxy)
         self._api: FastAPI = api.build(
             project=settings.project,

@@ -64,7 +64,14 @@ class Inference:
         self._threads = threads
         self._settings = settings
         self._normaliser = Normaliser(settings.normalise)
+        self._in_flight = 0
+        self._last_ended = time.monotonic()
         self._session_headers = tuple(name.encode() for name in settings.session_headers)
+
+    @property
+    def quiet_since_s(self) -> float | None:
+        """When the last request ended (monotonic seconds); None while one is served."""
+        return None if self._in_flight else self._last_ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -72,6 +79,14 @@ class Inference:
         Raises:
             ProxyError: before anything was sent; the caller answers it.
         """
+        self._in_flight += 1
+        try:
+            await self._take(scope, receive, send)
+        finally:
+            self._in_flight -= 1
+            self._last_ended = time.monotonic()
+
+    async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
         created_at_s, began = time.time(), time.perf_counter()
         path, headers = scope["path"], dict(scope["headers"])
         check_json(headers)

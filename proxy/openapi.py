@@ -132,10 +132,22 @@ IDEMPOTENT = {
 
 def feedback_body() -> dict[str, Any]:
     """The body of `POST /v1/feedback`, for its route."""
-    (one,), components = msgspec.json.schema_components([Feedback], ref_template="#/{name}")
-    schema = components[one["$ref"].removeprefix("#/")]
+    (one,), components = msgspec.json.schema_components([Feedback], ref_template="{name}")
+    schema = _whole(one, components)
     batch = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_BATCH}
     return _json_body({"anyOf": [schema, batch]})
+
+
+def _whole(schema: Any, components: dict[str, Any]) -> Any:
+    """The schema with what it refers to in its place: a route's body has no components of its own."""
+    match schema:
+        case {"$ref": str(name), **beside}:
+            return _whole(components[name], components) | beside
+        case dict():
+            return {key: _whole(value, components) for key, value in schema.items()}
+        case list():
+            return [_whole(value, components) for value in schema]
+    return schema
 
 
 def _document(api: FastAPI) -> dict[str, Any]:

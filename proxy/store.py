@@ -68,7 +68,9 @@ class Store:
             choices = call.choices or (nothing_said(0),)
             group_id = call.address.group_id
             formed_by = "header"
-            if group_id is None and len(choices) > 1:
+            if call.threaded_by == "shadow":
+                formed_by = "shadow"
+            elif group_id is None and len(choices) > 1:
                 group_id, formed_by = f"{call.trajectory_of(choices[0])}.choices", "choices"
             if group_id is not None:
                 self._open_group(connection, call, group_id, formed_by)

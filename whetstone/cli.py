@@ -88,6 +88,9 @@ def demo(
     shuffle_rewards: Annotated[
         bool, typer.Option("--shuffle-rewards", help="The control: rewards of other games, nothing to learn")
     ] = False,
+    untagged: Annotated[
+        bool, typer.Option("--untagged", help="The agent names neither games nor groups; both are found")
+    ] = False,
 ) -> None:
     """Watch a stock OpenAI agent get better at tic-tac-toe because its base_url points at us.
 
@@ -98,7 +101,7 @@ def demo(
     settings = load(config, data=data or Path("data/demo"), seed=seed, proxy__port=0)
     _stop_on_signals()
     try:
-        outcome = run(settings, Plan(steps, games, connections, shuffle_rewards), console)
+        outcome = run(settings, Plan(steps, games, connections, shuffle_rewards, untagged), console)
     except DemoFailed as error:
         errors.print(f"[red]the demo failed:[/red] {error}\nlogs: {settings.data}/logs")
         raise typer.Exit(1) from error

@@ -45,6 +45,13 @@ class Plan:
     """Held-out games for each of the two versions."""
     connections: int
     shuffle_rewards: bool
+    untagged: bool
+    """The agent names neither games nor groups: both are found."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The agent's, whatever it plays."""
+        return ["--connections", str(self.connections), *(["--untagged"] if self.untagged else [])]
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
 def _agent(stack: Stack, plan: Plan, seed: int, model: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """The stock agent as a process of its own; it knows the base_url and nothing of us."""
     command = [sys.executable, str(AGENT), "--base-url", f"{stack.proxy_url}/v1", "--model", model]
-    command += ["--connections", str(plan.connections), "--seed", str(seed), *arguments]
+    command += [*plan.arguments, "--seed", str(seed), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
     try:
         yield process

@@ -19,7 +19,7 @@ class WhyNotTrained(StrEnum):
         return member
 
     # It may still be trained on: something is awaited.
-    NO_REWARD = "no_reward", "No feedback has said what it was worth."
+    NO_REWARD = "no_reward", "No feedback and no reward function has said what it was worth."
     GROUP_OPEN = "group_open", "It has a reward; its group still waits for members or for their rewards."
     WAITING_STEP = "waiting_step", "Its group is scored and waits for a step."
     POLICY_NOT_TRAINING = "policy_not_training", "Its group is scored; the policy only records, or is paused."

@@ -161,7 +161,7 @@ class GroupSettings(_Section):
 class RewardFunction(_Section):
     """One function or program of yours that looks at a finished trajectory."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """What its number is called among the trajectory's parts."""
     run: str = Field(min_length=1)
     """`package.module:function`, or the path of an executable."""

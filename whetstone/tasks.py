@@ -3,10 +3,13 @@
 ASSEMBLE = "judge.assemble"
 """Apply waiting feedback, end idle trajectories, close and score groups. No arguments."""
 
+CODE = "judge.code"
+"""Run the reward functions that are due. No arguments."""
+
 STEP = "trainer.step"
 """Take every step that is due. No arguments."""
 
 JUDGE_QUEUE = "judge"
 TRAINER_QUEUE = "trainer"
 
-QUEUES = {ASSEMBLE: JUDGE_QUEUE, STEP: TRAINER_QUEUE}
+QUEUES = {ASSEMBLE: JUDGE_QUEUE, CODE: JUDGE_QUEUE, STEP: TRAINER_QUEUE}

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -81,6 +82,9 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
     with alone(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
         own_vllm, own_broker = settings.vllm.url is None, settings.broker is None
         settings = _with_addresses(settings, Path(run))
+        # Everything is in the environment; a whetstone.toml that lies about must not add to it.
+        ours = as_environment(settings, config=Path(os.devnull))
+        _check_rewards(settings, ours)
         upgrade(settings.database_url)
         store = Store(connect(settings.database_url))
         store.prepare(settings)
@@ -92,8 +96,6 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
             if own_vllm:
                 say("starting vLLM (about half a minute)")
                 supervisor.start(_vllm(settings, store))
-            # Everything is in the environment; a whetstone.toml that lies about must not add to it.
-            ours = as_environment(settings, config=Path(os.devnull))
             _start_workers(settings, supervisor, ours)
             supervisor.await_ready("vllm")
             # Before the proxy: what vLLM samples from then on is an app's, and is to be found in SQL.
@@ -109,6 +111,20 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
                 say("stopping")
             finally:  # whoever read what we say may be gone
                 supervisor.stop()
+
+
+def _check_rewards(settings: Settings, ours: dict[str, str]) -> None:
+    """Reward functions must be found where the judging worker will look: asked of the program that will run them."""
+    if not any(learning.rewards for learning in settings.learning.values()):
+        return
+    command, environment = [sys.executable, "-m", "judge"], {**os.environ, **ours}
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        why = "; ".join(asked.stdout.splitlines()) or asked.stderr.strip()[-2000:]
+        raise SettingsError(
+            f"{why}; correct `run` in [[learning.<policy>.rewards]]: `package.module:function`, importable from this "
+            "folder, PYTHONPATH or the environment, or the path of a file that may be executed"
+        )
 
 
 def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:

@@ -70,6 +70,8 @@ def command(settings: Settings, port: int) -> list[str]:
         "--max-loras": str(vllm.max_loras),
         "--max-cpu-loras": str(2 * vllm.max_loras),
         "--max-lora-rank": str(_max_lora_rank(settings.trainer.lora_rank)),
+        # What nobody waits for (shadow siblings) yields to what an app does.
+        "--scheduling-policy": "priority",
         "--tool-call-parser": vllm.tool_call_parser or parsers.tool_call,
     }
     if reasoning_parser := vllm.reasoning_parser or parsers.reasoning:

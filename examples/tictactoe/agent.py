@@ -1,6 +1,7 @@
 """Plays tic-tac-toe through any OpenAI-compatible server and posts what each game was worth.
 
-Knows the stock client and the rules in game.py; of training only a few headers and one POST a game. Prints JSON.
+Knows the stock client and the rules in game.py; of training only a few headers and one POST a game, and with
+`--untagged` not even the headers. Prints JSON.
 """
 
 import argparse
@@ -41,16 +42,20 @@ class Agent:
         """One game and its reward. In training `group_size` games share an opening; held out, each has its own."""
         train, trajectory = self.args.split == "train", f"{self.args.run}.{self.args.split}.{number}"
         group = number // self.args.group_size if train else number
-        headers = {"X-Trajectory-Id": trajectory, "X-Task": "tictactoe", "X-Split": self.args.split}
-        outcome = await self.play(group, headers | ({"X-Group-Id": f"{self.args.run}.{group}"} if train else {}))
+        headers = {} if train else {"X-Split": "eval"}
+        if not self.args.untagged:
+            headers |= {"X-Trajectory-Id": trajectory, "X-Task": "tictactoe"}
+            headers |= {"X-Group-Id": f"{self.args.run}.{group}"} if train else {}
+        outcome, answer_id = await self.play(group, headers)
         self.won[number] = int(outcome == "wins")
-        body = {"trajectory_id": trajectory, "reward": self.reward(group, float(outcome == "wins"))}
+        target = {"completion_id": answer_id, "final": True} if self.args.untagged else {"trajectory_id": trajectory}
+        body = target | {"reward": self.reward(group, float(outcome == "wins"))}
         for count in ("games", outcome, "requests"):
             self.counts[count] += 1
         await self.client.post("/feedback", body=body, cast_to=object)
 
-    async def play(self, number: int, headers: dict[str, str]) -> str:
-        """How the game of this opening ended. What is not the number of a free cell loses it."""
+    async def play(self, number: int, headers: dict[str, str]) -> tuple[str, str]:
+        """How the game of this opening ended, and the last answer's id. No number of a free cell: the game is lost."""
         opening = game.opening_name(self.args.split, self.args.seed, number)
         board = game.first_board(number, opening)
         messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": game.SYSTEM}]
@@ -61,10 +66,10 @@ class Agent:
                 model=self.args.model, messages=messages, max_tokens=1, temperature=1, extra_headers=headers
             )
             if (cell := answer.choices[0].message.content) not in game.free(board):
-                return "illegal"
+                return "illegal", answer.id
             messages.append({"role": "assistant", "content": cell})
             board = game.after(board, cell, opening)
-        return OUTCOMES[winner]
+        return OUTCOMES[winner], answer.id
 
     def reward(self, group: int, own: float) -> float:
         """The game's own; for the control one of another group's recent game, at first a fair coin's."""
@@ -84,6 +89,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same openings and opponent")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, one game each")
     parser.add_argument("--run", default=secrets.token_hex(6), help="first part of every id; new by default")
+    parser.add_argument("--untagged", action="store_true", help="say nothing of games and groups; X-Split: eval only")
     parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other games' rewards")
     args, started = parser.parse_args(), time.monotonic()
     agent = Agent(args)

@@ -70,6 +70,7 @@ INDEXES = (
         ("project", "policy", "prompt_hash", "created_at"),
         "prompt_hash IS NOT NULL",
     ),
+    ("ix_trajectories_ended", "trajectories", ("project", "ended_at", "id"), "ended_at IS NOT NULL"),
     ("ix_trajectories_code_due", "trajectories", ("code_due_at",), "code_due_at IS NOT NULL"),
     ("ix_trajectories_continues", "trajectories", ("project", "continues"), "continues IS NOT NULL"),
     ("ix_completions_history", "completions", ("project", "history", "id"), "history IS NOT NULL"),

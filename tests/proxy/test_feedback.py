@@ -1,5 +1,7 @@
 import json
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,15 +98,99 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
         {"trajectory_id": "t", "reward": 1, "idempotency_key": "a b"},
         {"trajectory_id": "t", "reward": 1, "metadata": []},
         {"trajectory_id": "t", "reward": 1, "final": 1},
-        {"trajectory_id": "t", "judge": {"kind": "ruler"}},
-        {"trajectory_id": "t", "parts": {"a": 1}},
-        {"trajectory_id": "t", "demonstration": "hello"},
     ],
 )
-def test_what_contradicts_itself_or_is_not_served_is_refused(body: Any) -> None:
+def test_what_contradicts_itself_is_refused(body: Any) -> None:
     with pytest.raises(BadRequest) as caught:
         read_feedback(json.dumps(body).encode())
     assert caught.value.status == 400
+
+
+LONG = "x" * 20_001
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"trajectory_id": "t", "completion_id": "c", "reward": 1}, "completion_id"),
+    ({"trajectory_id": "t", "reward": 1, "parts": {"a": 1}}, "parts"),
+    ({"group_id": "g", "rewards": {"t": 1}, "judge": {"kind": "ruler"}}, "judge"),
+    ({"trajectory_id": "t", "reward": "1"}, "reward"),
+    ({"trajectory_id": "t", "reward": 1e10}, "reward"),
+    ({"trajectory_id": "t", "parts": {}}, "parts"),
+    ({"trajectory_id": "t", "parts": {"a b": 1}}, "parts"),
+    ({"trajectory_id": "t", "parts": {"a" * 65: 1}}, "parts"),
+    ({"trajectory_id": "t", "parts": {"a": None}}, "parts[...]"),
+    ({"trajectory_id": "t", "parts": {"a": -1e10}}, "parts.a"),
+    ({"trajectory_id": "t", "parts": {f"a{number}": 1 for number in range(65)}}, "parts"),
+    ({"group_id": "g", "parts": {"a": 1}}, "parts"),
+    ({"group_id": "g", "demonstration": "better"}, "demonstration"),
+    ({"group_id": "g", "rewards": {"t": 1}, "demonstration": "better"}, "demonstration"),
+    ({"group_id": "g", "rewards": {"t": 1e10}}, "rewards.t"),
+    ({"group_id": "g", "rewards": {f"t{number}": 1 for number in range(10_001)}}, "rewards"),
+    ({"group_id": "g", "judge": {}}, "judge"),
+    ({"group_id": "g", "judge": {"kind": "oracle"}}, "judge.kind"),
+    ({"group_id": "g", "judge": {"kind": "ruler", "modle": "m"}}, "judge"),
+    ({"group_id": "g", "judge": {"kind": "ruler", "rubric": LONG}}, "judge.rubric"),
+    ({"group_id": "g", "judge": {"kind": "ruler", "model": LONG}}, "judge.model"),
+    ({"trajectory_id": "t", "judge": {"kind": "ruler"}}, "judge"),
+    ({"trajectory_id": "t", "demonstration": 1}, "demonstration"),
+    ({"trajectory_id": "t", "demonstration": {"role": "user", "content": "x"}}, "demonstration.role"),
+    ({"trajectory_id": "t", "demonstration": {"role": "assistant"}}, "demonstration"),
+    ({"trajectory_id": "t", "demonstration": {"role": "assistant", "content": 1}}, "demonstration"),
+    ({"trajectory_id": "t", "demonstration": "x" * 200_000}, "demonstration"),
+    ({"trajectory_id": "t", "reward": 1, "metadata": {"x": "x" * 200_000}}, "metadata"),
+    ({"trajectory_id": "t", "reward": 1, "comment": LONG}, "comment"),
+    ({"trajectory_id": "t", "thumbs": LONG}, "thumbs"),
+    ({"trajectory_id": LONG, "reward": 1}, "trajectory_id"),
+    ({"trajectory_id": "t", "reward": 1, "idempotency_key": LONG}, "idempotency_key"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG)
+def test_what_is_refused_is_named_and_the_error_is_short(body: Any, param: str) -> None:
+    for sent in (body, [{"trajectory_id": "t", "reward": 1}, body]):
+        with pytest.raises(BadRequest) as caught:
+            read_feedback(json.dumps(sent).encode())
+        assert caught.value.param == param
+        assert len(caught.value.message) < 500
+        assert ("item 1 of the batch" in caught.value.message) == (sent is not body)
+
+
+def test_a_body_nested_too_deep_is_refused() -> None:
+    body = b'{"trajectory_id": "t", "reward": 1, "metadata": {"x": ' + b"[" * 300 + b"]" * 300 + b"}}"
+    with pytest.raises(NotJson, match="nested deeper than 200"):
+        read_feedback(body)
+
+
+def test_parts_are_stored_as_they_came_and_weighed_later() -> None:
+    stored = row(trajectory_id="t", parts={"accuracy": 1, "tone": 0.5})
+    assert (stored["parts"], stored["reward"], stored["source"]) == ({"accuracy": 1.0, "tone": 0.5}, None, "parts")
+    assert stored["final"] is True
+
+
+def test_a_demonstration_alone_is_no_reward_and_ends_nothing_unless_it_says_so() -> None:
+    stored = row(trajectory_id="t", demonstration="Paris")
+    assert stored["demonstration"] == {"role": "assistant", "content": "Paris"}
+    assert (stored["reward"], stored["source"], stored["final"]) == (None, "demonstration", False)
+    assert row(trajectory_id="t", demonstration="Paris", final=True)["final"] is True
+
+
+def test_a_demonstration_may_stand_beside_what_the_answer_was_worth() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]}
+    stored = row(completion_id="c", thumbs="down", demonstration=message)
+    assert (stored["demonstration"], stored["reward"], stored["source"]) == (message, 0.0, "thumbs")
+
+
+def test_every_body_on_the_page_is_taken() -> None:
+    page = Path(__file__).parents[2] / "docs" / "feedback.md"
+    bodies = re.findall(r"/feedback -d '(.+)'", page.read_text(encoding="utf-8"))
+    assert len(bodies) == 7
+    for body in bodies:
+        feedback, _ = read_feedback(body.encode())
+        assert all(row_of(one, "default", NOW)["source"] for one in feedback)
+
+
+def test_a_judge_is_asked_for_a_group() -> None:
+    stored = row(group_id="g", judge={"kind": "ruler", "rubric": "short is good"})
+    assert stored["judge"] == {"kind": "ruler", "model": None, "rubric": "short is good"}
+    assert (stored["source"], stored["final"]) == ("judge", False)
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest_right_one() -> None:
@@ -135,7 +221,7 @@ JSON = st.recursive(
     st.binary()
     | JSON.map(lambda value: json.dumps(value).encode())
     | st.dictionaries(
-        st.sampled_from(["trajectory_id", "group_id", "reward", "rewards", "thumbs", "choice"]), JSON
+        st.sampled_from(["trajectory_id", "group_id", "reward", "rewards", "parts", "judge", "demonstration"]), JSON
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_bytes_are_feedback_or_a_clear_error(body: bytes) -> None:

@@ -10,6 +10,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from proxy import passed
+from proxy.feedback import Feedback
 from proxy.openapi import BODIES
 from proxy.wire import dialects
 from tests.proxy.conftest import RunningProxy
@@ -44,10 +45,22 @@ def test_nothing_the_document_allows_or_forbids_ends_in_5xx(
             ask()
 
 
+def test_every_field_of_a_feedback_is_told(plain_proxy: RunningProxy) -> None:
+    told = plain_proxy.client.get("/openapi.json").json()["paths"]["/v1/feedback"]["post"]["requestBody"]
+    one, batch = told["content"]["application/json"]["schema"]["anyOf"]
+    assert batch["items"] == one
+    assert one["properties"].keys() == set(Feedback.__struct_fields__)
+    assert one["properties"]["judge"]["anyOf"][0]["properties"].keys() == {"kind", "model", "rubric"}
+
+
 def test_every_route_is_told(plain_proxy: RunningProxy) -> None:
     told: dict[str, Any] = plain_proxy.client.get("/openapi.json").json()
     assert BODIES.keys() == dialects.PATHS | passed.PATHS
     assert told["paths"].keys() >= BODIES.keys() | {"/v1/models", "/v1/feedback", "/metrics", "/healthz"}
+    assert {"post", "get", "delete"} <= set().union(
+        *(told["paths"][path].keys() for path in ("/v1/feedback", "/v1/feedback/{feedback_id}"))
+    )
+    assert told["paths"].keys() >= {"/v1/trajectories/{trajectory_id}/end", "/v1/groups/{group_id}/close"}
     for operations in told["paths"].values():
         for operation in operations.values():
             assert operation["summary"]

@@ -16,7 +16,8 @@ from migrations import schema
 from proxy import recorder as module
 from proxy.call import Call
 from proxy.errors import NotRecorded
-from proxy.feedback import Feedback, row_of
+from proxy.feedback import Feedback
+from proxy.feedback_rows import row_of
 from proxy.recorder import Recorder
 from proxy.store import Store
 from tests.proxy.conftest import make_call, make_choice

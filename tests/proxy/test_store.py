@@ -13,7 +13,8 @@ from sqlalchemy.exc import IntegrityError
 from migrations import schema
 from proxy.address import Address
 from proxy.call import Call
-from proxy.feedback import Feedback, row_of
+from proxy.feedback import Feedback
+from proxy.feedback_rows import row_of
 from proxy.store import Store
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, make_call, make_choice
 from whetstone.reasons import WhyNotTrained

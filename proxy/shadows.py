@@ -1,0 +1,228 @@
+"""Shadow groups: siblings of an ended attempt's last turn, drawn while nobody asks, for a judge to rank.
+
+No app sees them. Off unless a policy's `shadow_share` says otherwise, and never where tools were offered: an answer
+nobody acts on may not pretend that somebody did. Whatever an app asks comes first: the drawing is broken off, and
+begins again when it is quiet. Knows the order of things; which attempts there are is the store's.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from proxy.address import Address
+from proxy.call import NULL, Call, Choice
+from proxy.errors import UnknownModel, UpstreamDown
+from proxy.policies import Policies, Speaker
+from proxy.upstream import Upstream
+from proxy.wire.body import Body
+from proxy.wire.completions import TextAsked
+from proxy.wire.dialect import UNREADABLE, Heard, raw
+from whetstone.ids import new_id
+from whetstone.settings import LearningSettings
+
+LOOK_EVERY_S = 1.0
+QUIET_S = 1.0
+"""Nobody asked for so long: it is idle."""
+PRIORITY = 1000
+"""vLLM serves lower numbers first; an app's request has 0."""
+DEFAULT_MAX_TOKENS = 1024
+"""For attempts that set no `max_tokens`."""
+
+log = logging.getLogger(__name__)
+
+
+Mark = tuple[datetime, str]
+"""When a trajectory ended, and its id: how far the look has come."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """An ended trajectory whose last turn may have siblings."""
+
+    trajectory_id: str
+    policy: str
+    task: str | None
+    alone: bool
+    """It has one turn and can be compared with its siblings itself."""
+    messages: list[msgspec.Raw]
+    """The conversation its last answer was given to."""
+    prompt_token_ids: list[int]
+    sampling: Mapping[str, Any]
+
+
+class Attempts(Protocol):
+    """What SQL knows of them."""
+
+    def ended(self, policies: Sequence[str], after: Mark) -> list[tuple[Mark, Attempt | None]]:
+        """The next that ended, the earliest first; None for one whose last turn cannot be drawn again."""
+        ...
+
+    def drawn(self, group_id: str) -> bool:
+        """This group exists."""
+        ...
+
+
+class Shadows:
+    """Draws siblings. `run` is a task of its own."""
+
+    def __init__(
+        self,
+        project: str,
+        attempts: Attempts,
+        policies: Callable[[], Policies],
+        vllm: Upstream,
+        max_model_len: Callable[[], int | None],
+        quiet_since_s: Callable[[], float | None],
+        record: Callable[[Call], None],
+        learning: Mapping[str, LearningSettings],
+    ) -> None:
+        """`quiet_since_s`: when the last request of an app ended (monotonic); None while one is served."""
+        self._project = project
+        self._attempts = attempts
+        self._policies = policies
+        self._vllm = vllm
+        self._max_model_len = max_model_len
+        self._quiet_since_s = quiet_since_s
+        self._record = record
+        self._learning = {name: one for name, one in learning.items() if one.shadow_share > 0}
+        self._takes_priority = True
+
+    async def run(self, after: datetime) -> None:
+        """Draw siblings of what ended after that time, for ever; at once over where no policy wants any."""
+        mark = (after, "")
+        if not self._learning:
+            return
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                mark = await self._draw_all(mark)
+            except Exception as error:  # whatever it is: without this task no sibling would be drawn any more
+                log.warning("no shadow siblings were drawn, trying again: %s", error)
+
+    async def _draw_all(self, mark: Mark) -> Mark:
+        """Draw while it is quiet; return how far it came."""
+        while self._quiet():
+            found = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
+            for place, attempt in found:
+                if attempt is not None and not await self._draw(attempt, self._learning[attempt.policy]):
+                    return mark
+                mark = place
+            if not found:
+                break
+        return mark
+
+    def _quiet(self) -> bool:
+        since_s = self._quiet_since_s()
+        return since_s is not None and time.monotonic() - since_s >= QUIET_S
+
+    async def _draw(self, attempt: Attempt, learning: LearningSettings) -> bool:
+        """Draw the siblings of one attempt; False where an app came in between, or vLLM is away: later again."""
+        if not chosen(attempt.trajectory_id, learning.shadow_share):
+            return True
+        group_id = f"{attempt.trajectory_id}.shadow"
+        asked = _asked(attempt, learning.shadow_size, self._max_model_len())
+        if asked is None or await asyncio.to_thread(self._attempts.drawn, group_id):
+            return True
+        try:
+            speaker = self._policies().resolve(attempt.policy)
+        except UnknownModel:
+            return True
+        call_id, created_at_s, began = new_id(), time.time(), time.perf_counter()
+        try:
+            heard = await self._unless_somebody_asks(self._speak(asked, speaker, call_id))
+        except UpstreamDown as error:
+            log.info("shadow siblings wait: %s", error)
+            return False
+        if heard is None:
+            return False
+        self._record(
+            Call(
+                id=call_id,
+                project=self._project,
+                policy=speaker.policy,
+                policy_version=speaker.version,
+                endpoint=asked.endpoint,
+                streamed=False,
+                status="complete",
+                error=None,
+                trajectory_id=new_id(),
+                threaded_by="shadow",
+                address=Address(group_id=group_id, group_size=learning.shadow_size + attempt.alone, task=attempt.task),
+                end_user=None,
+                messages=attempt.messages,
+                tools_or_null=NULL,
+                sampling=msgspec.Raw(asked.sampling()),
+                bent=asked.why_not_trained(),
+                prompt_token_ids=heard.prompt_token_ids,
+                prompt_tokens=heard.prompt_tokens,
+                choices=tuple(_as_message(choice) for choice in heard.choices),
+                created_at_s=created_at_s,
+                ttft_ms=None,
+                total_ms=(time.perf_counter() - began) * 1000,
+            )
+        )
+        log.info("drew %d shadow siblings of %s", len(heard.choices), attempt.trajectory_id)
+        return True
+
+    async def _unless_somebody_asks(self, speaking: Awaitable[Heard | None]) -> Heard | None:
+        """What was said; None where an app's request came meanwhile, which then has vLLM to itself."""
+        task = asyncio.ensure_future(speaking)
+        try:
+            while not task.done() and self._quiet_since_s() is not None:
+                await asyncio.wait((task,), timeout=0.02)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+
+    async def _speak(self, asked: TextAsked, speaker: Speaker, call_id: str) -> Heard | None:
+        """Let vLLM speak.
+
+        Raises:
+            UpstreamDown: it cannot be reached, or does not answer as it should.
+        """
+        fields = msgspec.json.decode(
+            asked.for_upstream(speaker.served_name, self._project), type=dict[str, msgspec.Raw]
+        )
+        if self._takes_priority:
+            fields["priority"] = raw(PRIORITY)
+        async with self._vllm.post(asked.path, msgspec.json.encode(fields), call_id, {}) as response:
+            status, body = response.status, await response.read()
+        if status == 400 and self._takes_priority:
+            # A server that serves first come first (no `--scheduling-policy priority`) refuses the field.
+            self._takes_priority = False
+            return await self._speak(asked, speaker, call_id)
+        if status != 200:
+            raise UpstreamDown(f"the model server draws no siblings: {status} {body[:200].decode('utf-8', 'replace')}")
+        try:
+            return asked.read(body).heard[0]
+        except UNREADABLE as error:
+            raise UpstreamDown(f"the model server's siblings cannot be read: {error}") from error
+
+
+def chosen(trajectory_id: str, share: float) -> bool:
+    """Whether this trajectory is of the share: always the same ones, whoever asks."""
+    number = int.from_bytes(hashlib.blake2b(trajectory_id.encode(), digest_size=8).digest(), "big")
+    return number < share * 2**64
+
+
+def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextAsked | None:
+    """The attempt's last turn, asked once more for so many answers; None where its prompt leaves no room for one."""
+    given = attempt.sampling
+    most = given.get("max_completion_tokens") or given.get("max_tokens") or DEFAULT_MAX_TOKENS
+    if max_model_len is not None:
+        most = min(most, max_model_len - len(attempt.prompt_token_ids))
+    if most < 1:
+        return None
+    kept = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
+    values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | kept
+    return TextAsked(Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True)
+
+
+def _as_message(choice: Choice) -> Choice:
+    """A text as the chat message it would have been."""
+    return msgspec.structs.replace(choice, message={"role": "assistant", "content": choice.text})
