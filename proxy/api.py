@@ -24,6 +24,7 @@ from proxy.metrics import exposition
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
 from proxy.store import Store
+from proxy.threads import Threads
 from proxy.upstream import Upstream
 from whetstone.settings import ProxySettings
 
@@ -40,10 +41,10 @@ def build(
     recorder: Recorder,
     vllm: Upstream,
     completeness: Completeness,
-    ended: Callable[[str], None],
+    threads: Threads,
     settings: ProxySettings,
 ) -> FastAPI:
-    """The routes, over these parts. `ended` is told of the trajectories that feedback ends, by what it calls them."""
+    """The routes, over these parts."""
     api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
     openapi.add(api)
 
@@ -105,7 +106,7 @@ def build(
         ids = await recorder.feedback(rows)
         for row in rows:
             for name in ended_by(row):
-                ended(name)
+                threads.ended(name)
         return ids
 
     @api.get("/v1/feedback/{feedback_id}")
@@ -151,7 +152,11 @@ def build(
     @api.get("/metrics")
     async def metrics() -> Response:
         """For Prometheus."""
-        text = exposition(recorder.unwritten, completeness.written, await completeness.share())
+        try:
+            reasons = await asyncio.to_thread(store.reasons, project, datetime.now(UTC) - timedelta(hours=1))
+        except SQLAlchemyError:
+            reasons = None
+        text = exposition(recorder.unwritten, completeness.written, await completeness.share(), threads.placed, reasons)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return api

@@ -150,7 +150,7 @@ class Proxy:
             recorder=self._recorder,
             vllm=self._upstreams[None],
             completeness=self._completeness,
-            ended=self._threads.ended,
+            threads=self._threads,
             settings=settings.proxy,
         )
         # What start-up made stays; without this every full collection walks all of it.

@@ -142,6 +142,21 @@ class Store:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
 
+    def reasons(self, project: str, since: datetime) -> dict[tuple[str, str], int]:
+        """Trajectories that began since then, by policy and reason ("" once trained on); a name behind one is cut."""
+        t = schema.trajectories.c
+        query = (
+            select(t.policy, t.why_not_trained, func.count())
+            .where(t.project == project, t.created_at >= since)
+            .group_by(t.policy, t.why_not_trained)
+        )
+        counts: dict[tuple[str, str], int] = {}
+        with self._reader.connect() as connection:
+            for policy, reason, count in connection.execute(query):
+                labels = (policy, (reason or "").partition(":")[0])
+                counts[labels] = counts.get(labels, 0) + count
+        return counts
+
     def probe_tokens(self, project: str) -> int:
         """Tokens that were sampled so far to probe versions, and whether vLLM lives."""
         v = schema.policy_versions.c

@@ -7,7 +7,7 @@ So is what goes on after a trajectory has ended. Knows hashes and ids; no messag
 """
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -98,6 +98,8 @@ class Threads:
         self._tables = tables
         self._peers = peers
         self._idle_s = idle_s
+        self.placed: Counter[str] = Counter()
+        """Calls by the rule that found their trajectory."""
         self._heads = Heads(MOST_KEPT)
         self._trails: OrderedDict[str, Trail] = OrderedDict()
         self._unanswered: OrderedDict[str, list[Unanswered]] = OrderedDict()
@@ -115,6 +117,7 @@ class Threads:
         if place.extends is not None:
             self._heads.take(place.extends, call_id)
         self._see(place.trajectory_id)
+        self.placed[place.by] += 1
         return place
 
     def over(self, call: Call) -> None:
