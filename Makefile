@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-.PHONY: help demo test check static unit fix serve bench soak docs lock install clean
+.PHONY: help demo test check static unit fix serve bench soak thumbs docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -43,6 +43,9 @@ bench: $(INSTALLED)  ## What the proxy costs, as a ratio to the upstream alone
 
 soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up, a model server that goes wrong
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
+
+thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle", ...
+	$(BIN)/python -m benchmarks.thumbs $(THUMBS_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m whetstone.docs

@@ -6,45 +6,89 @@ from datetime import datetime
 
 from judge.facts import Group, Rules, Trajectory
 from judge.numbers import mean, spread
-from judge.trajectories import ended, explained
+from judge.trajectories import ended, explained, failed
 from whetstone.reasons import WhyNotTrained
 
 
 def assess(group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules) -> tuple[Group, list[Trajectory]]:
     """What an unclaimed group and its members are now, whatever they were before.
 
-    Open until it has its target size and all members ended, or until its deadline. A member that begins later reopens
-    it, and has a deadline of its own. Closed until all members that count have a reward, at most a deadline more;
-    then those without are excluded, and the rest is scored or, if too few, discarded.
+    Open until it has the members it waits for and all have ended, or until its time is over; then those still open
+    end. A member that begins later reopens it, and has a deadline of its own. Closed until all members that count have
+    a reward, at most a deadline more.
     """
-    still_open = [member for member in members if member.state == "open"]
+    group = replace(group, formed_by=_formed_by(group, members, now, rules))
     closed_at = group.closed_at
+    still_open = any(member.state == "open" for member in members)
     if closed_at is None or still_open or len(members) != group.size:
-        if still_open or len(members) < rules.target_size:
-            begun = max([group.created_at, *(m.created_at for m in still_open if _after_deadline(m, group, rules))])
-            deadline = begun + rules.deadline
-            if now < deadline:
-                waiting = _moved(group, "open", members, due_at=deadline)
-                return _with_members(waiting, members)
-            if len(members) - len(still_open) < rules.minimum_size:
-                return _with_members(_moved(group, "discarded", members, reason=WhyNotTrained.TOO_FEW), members)
-            members = [ended(member, now) for member in members]
+        if still_open or len(members) < _awaited(group, now, rules):
+            over_at = _over_at(group, members, rules)
+            if now < over_at:
+                window_ends_at = group.created_at + rules.prompt_window
+                due_at = min(over_at, window_ends_at) if _takes_more(group, now, rules) else over_at
+                return _with_members(_moved(group, "open", members, due_at=due_at), members)
+            members = [ended(member, now, rules) for member in members]
         closed_at = now
+    return _compared(replace(group, closed_at=closed_at), members, now, rules)
+
+
+def _compared(
+    group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules
+) -> tuple[Group, list[Trajectory]]:
+    """The group once it has closed: waiting for rewards, scored, or discarded.
+
+    Fewer than the minimum are compared with the policy's baseline, where it keeps one. Members without a reward at the
+    deadline get that of a failure, where the policy sets one and others have a reward; else they are left out.
+    """
+    assert group.closed_at is not None
+    learning = rules.learning_of(group.policy)
+    needed = 1 if learning.baseline else rules.minimum_size
     counting = [member for member in members if member.counts]
-    unrewarded = {member.id for member in counting if member.reward is None}
-    with_reward = len(counting) - len(unrewarded)
-    rewards_due = closed_at + rules.deadline
-    if (unrewarded or with_reward < rules.minimum_size) and now < rewards_due:
-        return _with_members(_moved(group, "closed", members, closed_at=closed_at, due_at=rewards_due), members)
-    if with_reward < rules.minimum_size:
-        discarded = _moved(group, "discarded", members, closed_at=closed_at, reason=WhyNotTrained.TOO_FEW)
-        return _with_members(discarded, members)
-    members = [replace(member, state="excluded") if member.id in unrewarded else member for member in members]
-    return _with_members(_moved(group, "scored", members, closed_at=closed_at), members)
+    with_reward = sum(member.reward is not None for member in counting)
+    enough = len(counting) >= needed
+    rewards_due = group.closed_at + rules.deadline
+    if enough and with_reward < len(counting) and now < rewards_due:
+        return _with_members(_moved(group, "closed", members, closed_at=group.closed_at, due_at=rewards_due), members)
+    if enough and with_reward:
+        members = [failed(member, learning) if member.counts else member for member in members]
+        with_reward = sum(member.counts and member.reward is not None for member in members)
+    if with_reward < needed:
+        reason = WhyNotTrained.TOO_FEW
+        return _with_members(_moved(group, "discarded", members, closed_at=group.closed_at, reason=reason), members)
+    members = [
+        replace(member, state="excluded") if member.counts and member.reward is None else member for member in members
+    ]
+    scored = _moved(group, "scored", members, closed_at=group.closed_at)
+    compared_with = "group" if with_reward >= rules.minimum_size else "baseline"
+    return _with_members(replace(scored, compared_with=compared_with), members)
 
 
-def _after_deadline(member: Trajectory, group: Group, rules: Rules) -> bool:
-    return member.created_at > group.created_at + rules.deadline
+def _formed_by(group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules) -> str:
+    """How it came about; a first prompt that nobody shared has formed nothing."""
+    if group.prompt_hash is None:
+        return group.formed_by
+    return "single" if len(members) == 1 and not _takes_more(group, now, rules) else "prompt"
+
+
+def _takes_more(group: Group, now: datetime, rules: Rules) -> bool:
+    """Whether it is of a first prompt, and its window has not ended."""
+    return group.prompt_hash is not None and now < group.created_at + rules.prompt_window
+
+
+def _awaited(group: Group, now: datetime, rules: Rules) -> int:
+    """With how many members it is complete. The choices of a call, and what is alone, are all there at once."""
+    if group.formed_by == "header" or _takes_more(group, now, rules):
+        return group.target_size or rules.target_size
+    return (group.target_size or 1) if group.formed_by == "shadow" else 1
+
+
+def _over_at(group: Group, members: Sequence[Trajectory], rules: Rules) -> datetime:
+    """When it waits no longer, whoever is missing or still open: its deadline, or when the app asked to close it."""
+    over_at = group.created_at + rules.deadline
+    if group.close_asked_at is not None and len(members) >= rules.minimum_size:
+        over_at = min(over_at, group.close_asked_at)
+    late = (member.created_at for member in members if member.state == "open" and member.created_at > over_at)
+    return max([over_at, *(began + rules.deadline for began in late)])
 
 
 def _moved(
@@ -68,6 +112,7 @@ def _moved(
         reward_spread=spread(rewards_G) if scored else None,
         closed_at=closed_at,
         due_at=due_at,
+        compared_with=None,
     )
 
 

@@ -1,11 +1,17 @@
 """What the judge decides with: what is known of feedback, trajectories and groups. Values only; pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+from whetstone.settings import LearningSettings
 
 OVER = frozenset({"claimed", "trained"})
 """Trajectory and group states in which rewards are frozen."""
+
+
+UNCLAIMED = ("open", "closed", "scored")
+"""States of a group that the judge still decides on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +22,14 @@ class Rules:
     minimum_size: int
     deadline: timedelta
     feedback_waits: timedelta
+    prompt_window: timedelta = timedelta(0)
+    """How long a group of one first prompt takes new members; 0: there are none."""
+    learning: Mapping[str, LearningSettings] = field(default_factory=dict)
+    """By policy; one without an entry has the defaults."""
+
+    def learning_of(self, policy: str) -> LearningSettings:
+        """What the policy's attempts are worth."""
+        return self.learning.get(policy, LearningSettings())
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +43,17 @@ class Feedback:
     choice: int
     reward: float | None
     rewards: Mapping[str, float] | None
+    parts: Mapping[str, float] | None
+    demonstrates: bool
+    """Whether it says what would have been right."""
+    source: str
     final: bool
     state: str
+    reason: str | None
     trajectory_id: str | None
     completion_id: str | None
     applied_at: datetime | None
+    withdrawn_at: datetime | None
 
     @property
     def order(self) -> tuple[datetime, str]:
@@ -58,6 +78,17 @@ class Trajectory:
     created_at: datetime
     last_seen_at: datetime
     ended_at: datetime | None
+    policy: str = ""
+    prompt_hash: str | None = None
+    left_group_id: str | None = None
+    """The group it was moved from, which feedback may still name."""
+    code_parts: Mapping[str, float] | None = None
+    code_due_at: datetime | None = None
+    """While it is set, the policy's reward functions have not run, and the trajectory has no reward."""
+
+    def is_of(self, group_id: str) -> bool:
+        """Whether feedback on this group speaks of it."""
+        return group_id in (self.group_id, self.left_group_id)
 
     @property
     def counts(self) -> bool:
@@ -80,6 +111,13 @@ class Group:
     created_at: datetime
     closed_at: datetime | None
     due_at: datetime | None
+    policy: str = ""
+    formed_by: str = "header"
+    prompt_hash: str | None = None
+    target_size: int | None = None
+    """Members the app or the drawing said it will have."""
+    close_asked_at: datetime | None = None
+    compared_with: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +126,21 @@ class Became:
 
     id: str
     state: str
-    reason: str | None = None
-    trajectory_id: str | None = None
-    completion_id: str | None = None
-    applied_at: datetime | None = None
-    due_at: datetime | None = None
+    reason: str | None
+    reward: float | None
+    trajectory_id: str | None
+    completion_id: str | None
+    applied_at: datetime | None
+    due_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What the project knows of the targets of some feedback, read under their locks.
 
-    `completions` maps (target id, choice) to (completion id, trajectory id). `standing` is the applied feedback of
-    these trajectories and of their groups.
+    `completions` maps (target id, choice) to (completion id, trajectory id). `standing` is the feedback that was
+    applied to these trajectories and to their groups and still counts; where some is withdrawn, also what it may have
+    superseded.
     """
 
     trajectories: Mapping[str, Trajectory]
@@ -115,3 +155,7 @@ class Settled:
 
     feedback: tuple[Became, ...]
     trajectories: tuple[Trajectory, ...]
+    closing: tuple[str, ...]
+    """Groups that the app asked to close."""
+    kept: tuple[str, ...]
+    """Feedback that was withdrawn when a step had claimed what it speaks of: it stands."""

@@ -4,82 +4,157 @@ What is decided depends on the facts alone, never on the order in which workers 
 the later (created_at, id) counts, whichever was applied first.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from judge.facts import OVER, Became, Feedback, Known, Rules, Settled
-from judge.numbers import mean
+from judge.facts import OVER, Became, Feedback, Known, Rules, Settled, Trajectory
+from judge.parts import LARGEST, Given, worth
+from judge.standing import given, superseded, weighted
 from judge.trajectories import ended, explained, rewarded
 
 UNKNOWN_TARGET = "no such trajectory in this project"
+UNKNOWN_GROUP = "no such group in this project"
+NO_JUDGE = "no judge is set up in this version"
 FIRST_LOOK_AGAIN = timedelta(seconds=1)
+_CHANGEABLE = ("applied", "superseded")
+
+Found = tuple[Feedback, frozenset[str]]
+"""A feedback with its target filled in, and the trajectories it moves."""
 
 
 def settle(batch: Sequence[Feedback], known: Known, now: datetime, rules: Rules) -> Settled:
-    """Apply waiting feedback to what it speaks of.
+    """Apply waiting feedback to what it speaks of, and take back what was withdrawn.
 
     A trajectory's reward is its last trajectory-level one (a group's entry for it is one), else the mean of its
     completion-level ones. A feedback of which nothing counts any more because later ones speak of the same is
-    superseded. Once a step claimed the trajectory, feedback is unused.
+    superseded; where those are withdrawn, it counts again. Once a step claimed the trajectory, feedback is unused.
     """
     became: list[Became] = []
-    found: list[tuple[Feedback, frozenset[str]]] = []
+    found: list[Found] = []
     for one in batch:
+        if one.state != "waiting":
+            continue  # withdrawn: what it was when it was read counts for nothing, `known.standing` has it
         resolved = _resolve(one, known, now, rules)
         if isinstance(resolved, Became):
             became.append(resolved)
         else:
             found.append(resolved)
-    counted = [*known.standing, *(one for one, _ in found)]
-    gone = _superseded(counted)
-    for one, _ in found:
+    back, kept = _withdrawn(batch, known)
+    became += [_became(one, "withdrawn") for one, _ in back]
+    taken = {one.id for one, _ in back}
+    standing = [one for one in known.standing if one.id not in taken]
+    counted = [*standing, *(one for one, _ in found)]
+    gone = superseded(counted)
+    fresh = [replace(one, applied_at=now, reason=_missing(one, known)) for one, _ in found]
+    for one in (*(one for one in standing if one.state in _CHANGEABLE), *fresh):
         fate = "superseded" if one.id in gone else "applied"
-        became.append(Became(one.id, fate, _missing(one, known), one.trajectory_id, one.completion_id, applied_at=now))
-    became += [
-        Became(one.id, "superseded", None, one.trajectory_id, one.completion_id, one.applied_at)
-        for one in known.standing
-        if one.id in gone
-    ]
-    spoken_of = {trajectory_id for _, ids in found for trajectory_id in ids}
+        if fate != one.state:
+            became.append(_became(one, fate))
     ending = {trajectory_id for one, ids in found if one.final for trajectory_id in ids}
-    rewards = _rewards(counted, spoken_of)
-    changed = []
-    for trajectory_id in sorted(spoken_of):
-        before = known.trajectories[trajectory_id]
-        reward, source = rewards.get(trajectory_id, (before.reward, before.reward_source))
-        after = rewarded(replace(before, reward=reward, reward_source=source))
-        if trajectory_id in ending:
-            after = ended(after, now)
-        group = known.groups.get(after.group_id) if after.group_id is not None else None
-        after = explained(after, group.state if group else None)
-        if after != before:
-            changed.append(after)
-    return Settled(tuple(became), tuple(changed))
+    spoken_of = {trajectory_id for _, ids in (*found, *back) for trajectory_id in ids}
+    moved = {trajectory_id: known.trajectories[trajectory_id] for trajectory_id in sorted(spoken_of)}
+    rewards: dict[str, Given | None] = dict.fromkeys(trajectory_id for _, ids in back for trajectory_id in ids)
+    rewards |= given(counted, moved)
+    after = (_after(one, rewards, one.id in ending, known, now, rules) for one in moved.values())
+    changed = tuple(new for new, old in zip(after, moved.values(), strict=True) if new != old)
+    closing = tuple(sorted({one.target_id for one, _ in found if one.source == "close"}))
+    return Settled(tuple(became), changed, closing, kept)
 
 
-def _resolve(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became | tuple[Feedback, frozenset[str]]:
+def _after(
+    before: Trajectory, rewards: Mapping[str, Given | None], ends: bool, known: Known, now: datetime, rules: Rules
+) -> Trajectory:
+    """The trajectory with what feedback gives it now. One that `rewards` leaves out keeps what it has."""
+    after = before
+    if before.id in rewards and (rewards[before.id] or before.reward_source != "failure"):
+        after = rewarded(worth(before, rewards[before.id], rules.learning_of(before.policy)))
+    if ends:
+        after = ended(after, now, rules)
+    group = known.groups.get(after.group_id) if after.group_id is not None else None
+    return explained(after, group.state if group else None)
+
+
+def _resolve(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became | Found:
     """The feedback with its target filled in and the trajectories it moves; or what it becomes without."""
+    if one.withdrawn_at is not None:
+        return _became(one, "withdrawn")
+    if one.source in ("judge", "close"):
+        return _asked(one, known, now, rules)
     named = _named(one, known)
-    if one.target_kind == "completion" and named:
-        completion_id, trajectory_id = known.completions[one.target_id, one.choice]
-        one = replace(one, completion_id=completion_id, trajectory_id=trajectory_id)
-    elif one.target_kind == "trajectory" and named:
-        one = replace(one, trajectory_id=one.target_id)
-    age = now - one.created_at
-    if not named or (_missing(one, known) and age < rules.feedback_waits):
-        if age >= rules.feedback_waits:
-            return Became(one.id, "failed", UNKNOWN_TARGET)
-        again = min(now + max(age, FIRST_LOOK_AGAIN), one.created_at + rules.feedback_waits)
-        return Became(one.id, "waiting", due_at=again)
+    if not named or (_missing(one, known) and now - one.created_at < rules.feedback_waits):
+        return _unfound(one, now, rules, UNKNOWN_TARGET)
+    if one.target_kind != "group":
+        (trajectory_id,) = named
+        completion_id = known.completions[one.target_id, one.choice][0] if one.target_kind == "completion" else None
+        one = replace(one, trajectory_id=trajectory_id, completion_id=completion_id)
+        if one.parts is not None:
+            weights = rules.learning_of(known.trajectories[trajectory_id].policy).weights
+            one = replace(one, reward=weighted(one.parts, weights))
+    if one.reward is not None and not abs(one.reward) <= LARGEST:
+        reason = f"its weighted parts make a reward of {one.reward:g}, which is beyond ±{LARGEST:g}"
+        return _became(replace(one, reward=None), "failed", reason)
     free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
     if not free:
         claimed = known.trajectories[min(named)]
         group = known.groups.get(claimed.group_id) if claimed.group_id is not None else None
         step = claimed.trained_in_step if claimed.trained_in_step is not None else group.step if group else None
-        reason = "trained in step" if step is None else f"trained in step {step}"
-        return Became(one.id, "unused", reason, one.trajectory_id, one.completion_id)
+        return _became(one, "unused", _trained_in(step))
     return one, free
+
+
+def _asked(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became | Found:
+    """What is asked of a group as a whole: to be judged, or to close."""
+    group = known.groups.get(one.target_id)
+    if group is None:
+        return _unfound(one, now, rules, UNKNOWN_GROUP)
+    if one.source == "judge":
+        return _became(one, "failed", NO_JUDGE)
+    if group.state in OVER:
+        return _became(one, "unused", _trained_in(group.step))
+    return one, frozenset()
+
+
+def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> Became:
+    age = now - one.created_at
+    if age >= rules.feedback_waits:
+        return _became(one, "failed", reason)
+    due_at = min(now + max(age, FIRST_LOOK_AGAIN), one.created_at + rules.feedback_waits)
+    return replace(_became(one, "waiting"), due_at=due_at)
+
+
+def _withdrawn(batch: Sequence[Feedback], known: Known) -> tuple[list[Found], tuple[str, ...]]:
+    """Of the applied feedback in `batch`, which is withdrawn: what is taken back, and what a step has claimed."""
+    wanted = {one.id for one in batch if one.state != "waiting"}
+    back: list[Found] = []
+    kept = []
+    for one in known.standing:
+        if one.id not in wanted or one.state not in _CHANGEABLE:
+            continue
+        named = _named(one, known)
+        free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
+        if one.state == "applied" and free != named:
+            kept.append(one.id)
+        else:
+            back.append((one, free))
+    return back, tuple(sorted(kept))
+
+
+def _became(one: Feedback, state: str, reason: str | None = None) -> Became:
+    return Became(
+        id=one.id,
+        state=state,
+        reason=reason or one.reason,
+        reward=one.reward,
+        trajectory_id=one.trajectory_id,
+        completion_id=one.completion_id,
+        applied_at=one.applied_at,
+        due_at=None,
+    )
+
+
+def _trained_in(step: int | None) -> str:
+    return "trained in step" if step is None else f"trained in step {step}"
 
 
 def _named(one: Feedback, known: Known) -> frozenset[str]:
@@ -102,38 +177,4 @@ def _missing(one: Feedback, known: Known) -> str | None:
 
 def _is_member(trajectory_id: str, group_id: str, known: Known) -> bool:
     trajectory = known.trajectories.get(trajectory_id)
-    return trajectory is not None and trajectory.group_id == group_id
-
-
-def _superseded(counted: Iterable[Feedback]) -> set[str]:
-    """Ids of those of which later ones with the same target say all they say."""
-    later: dict[tuple[str, str | None], set[str]] = {}
-    gone: set[str] = set()
-    for one in sorted(counted, key=lambda feedback: feedback.order, reverse=True):
-        key: tuple[str, str | None]
-        if one.target_kind == "group":
-            key, says = ("group", one.target_id), set(one.rewards or ())
-        else:
-            key = (one.target_kind, one.completion_id if one.target_kind == "completion" else one.trajectory_id)
-            says = {"reward"} if one.reward is not None else set()
-        if says and says <= later.get(key, set()):
-            gone.add(one.id)
-        later.setdefault(key, set()).update(says)
-    return gone
-
-
-def _rewards(counted: Iterable[Feedback], trajectory_ids: Collection[str]) -> dict[str, tuple[float, str]]:
-    """Reward and source of each of these trajectories that has one."""
-    whole: dict[str, tuple[float, str]] = {}
-    by_completion: dict[str, dict[str, float]] = {}
-    for one in sorted(counted, key=lambda feedback: feedback.order):
-        if one.target_kind == "group":
-            whole |= {name: (reward, "group") for name, reward in (one.rewards or {}).items() if name in trajectory_ids}
-        elif one.trajectory_id in trajectory_ids and one.reward is not None:
-            assert one.trajectory_id is not None
-            if one.completion_id is None:
-                whole[one.trajectory_id] = (one.reward, "trajectory")
-            else:
-                by_completion.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
-    means = {name: (mean(rewards.values()), "completions") for name, rewards in by_completion.items()}
-    return means | whole
+    return trajectory is not None and trajectory.is_of(group_id)

@@ -11,9 +11,22 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, bindparam, exists, literal, or_, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Table,
+    bindparam,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+)
 
-from judge.facts import OVER, Became, Feedback, Group, Known, Trajectory
+from judge.facts import OVER, UNCLAIMED, Became, Feedback, Group, Known, Trajectory
 from migrations import schema
 from whetstone.reasons import WhyNotTrained
 
@@ -21,8 +34,12 @@ f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.c
 
 IDS_PER_STATEMENT = 5_000
 
-UNCLAIMED = ("open", "closed", "scored")
-"""States of a group that the judge still decides on."""
+STANDING = ("applied", "used", "unused")
+"""States of feedback that gave a trajectory its reward, if it was applied."""
+WITHDRAWABLE = ("waiting", "applied", "superseded")
+"""States of feedback that an app may take back."""
+_TOLD = {"demonstrates": f.demonstration.is_not(None)}
+"""Fields that are no columns: large values of which only this much is needed."""
 
 Value = TypeVar("Value", Feedback, Group, Trajectory)
 
@@ -36,23 +53,28 @@ class Due:
     """Feedback whose target nobody has looked for."""
     waiting: bool
     """Feedback whose target is to be looked for again."""
+    withdrawn: bool
     idle: bool
     groups: bool
+    code: bool
+    """Trajectories that reward functions are to look at."""
 
 
 def look(engine: Engine, now: datetime, idle_since: datetime) -> Due:
-    """What is due, without a lock: one read of the heads of five indexes."""
-    heads = (_UNPLACED, _FRESH, _again(now), _idle(idle_since), g.due_at <= now)
-    tables = (schema.trajectories, schema.feedback, schema.feedback, schema.trajectories, schema.groups)
+    """What is due, without a lock: one read of the heads of their indexes."""
+    heads = (_UNPLACED, _FRESH, _again(now), _withdrawn(now), _idle(idle_since), g.due_at <= now, t.code_due_at <= now)
+    trajectories, feedback, groups = schema.trajectories, schema.feedback, schema.groups
+    tables = (trajectories, feedback, feedback, feedback, trajectories, groups, trajectories)
     query = select(*(exists().select_from(table).where(head) for table, head in zip(tables, heads, strict=True)))
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         return Due(*(bool(some) for some in connection.execute(query).one()))
 
 
-def unplaced(connection: Connection, limit: int) -> dict[str, list[Trajectory]]:
-    """The oldest trajectories that were not placed yet, by project."""
-    oldest = select(t.project, *_columns(schema.trajectories, Trajectory)).where(_UNPLACED).order_by(t.created_at)
-    return _by_project(connection.execute(oldest.limit(limit)), Trajectory)
+def still_unplaced(connection: Connection, project: str, trajectory_ids: Collection[str]) -> list[Trajectory]:
+    """Those of these trajectories that nobody has placed meanwhile. The caller has locked their policies."""
+    query = select(*_columns(schema.trajectories, Trajectory)).where(t.project == project, _UNPLACED)
+    rows = (row for ids in _chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
+    return [_value(Trajectory, row) for row in rows]
 
 
 def idle(connection: Connection, since: datetime, limit: int) -> dict[str, list[Trajectory]]:
@@ -71,6 +93,22 @@ def waiting_feedback(connection: Connection, now: datetime, limit: int) -> dict[
     return _feedback(connection, _again(now), (f.due_at, f.id), limit)
 
 
+def withdrawn_feedback(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
+    """Feedback that was withdrawn before anybody applied it, as `fresh_feedback`."""
+    return _feedback(connection, _withdrawn(now) & (f.state == "waiting"), (f.withdrawn_at,), limit)
+
+
+def withdrawn_applied(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
+    """Feedback that was applied and is withdrawn, by project; not locked.
+
+    Whoever applies other feedback to the same trajectory has locked that before these rows: `known` has them as they
+    are under its locks.
+    """
+    due = _withdrawn(now) & (f.state != "waiting")
+    query = select(f.project, *_columns(schema.feedback, Feedback)).where(due).order_by(f.withdrawn_at).limit(limit)
+    return _by_project(connection.execute(query), Feedback)
+
+
 def due_groups(connection: Connection, now: datetime, limit: int) -> dict[str, list[str]]:
     """Ids of unclaimed groups to look at, the longest due first, by project; locked like feedback."""
     query = select(g.project, g.id).where(g.due_at <= now).order_by(g.due_at).limit(limit)
@@ -78,6 +116,13 @@ def due_groups(connection: Connection, now: datetime, limit: int) -> dict[str, l
     for project, group_id in connection.execute(query.with_for_update(skip_locked=True, key_share=True)):
         found.setdefault(project, []).append(group_id)
     return found
+
+
+def code_due(connection: Connection, now: datetime, limit: int) -> dict[str, list[Trajectory]]:
+    """Trajectories that reward functions are to look at, the longest due first, by project; locked like feedback."""
+    oldest = select(t.project, *_columns(schema.trajectories, Trajectory)).where(t.code_due_at <= now)
+    query = oldest.order_by(t.code_due_at).limit(limit).with_for_update(skip_locked=True, key_share=True)
+    return _by_project(connection.execute(query), Trajectory)
 
 
 def known(connection: Connection, project: str, batch: Sequence[Feedback]) -> Known:
@@ -89,15 +134,16 @@ def known(connection: Connection, project: str, batch: Sequence[Feedback]) -> Kn
     group_ids = {one.target_id for one in batch if one.target_kind == "group"} | groups_of(connection, project, named)
     groups = lock_groups(connection, project, group_ids)
     trajectories = lock_trajectories(connection, project, named)
-    return Known(trajectories, groups, completions, _standing(connection, project, trajectories, groups))
+    states = STANDING if all(one.state == "waiting" for one in batch) else (*STANDING, "superseded")
+    return Known(trajectories, groups, completions, standing(connection, project, trajectories, groups, states))
 
 
 def groups_of(connection: Connection, project: str, trajectory_ids: Collection[str]) -> set[str]:
-    """Ids of the groups these trajectories belong to."""
+    """Ids of the groups these trajectories belong to, and of those they left."""
     # Neither DISTINCT nor IS NOT NULL: SQLite would walk all groups of the project instead of these ids.
-    query = select(t.group_id).where(t.project == project)
-    found = {one for ids in _chunks(trajectory_ids) for one in connection.scalars(query.where(t.id.in_(ids)))}
-    return {str(one) for one in found if one is not None}
+    query = select(t.group_id, t.left_group_id).where(t.project == project)
+    rows = (row for ids in _chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
+    return {str(one) for row in rows for one in row if one is not None}
 
 
 def lock_groups(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, Group]:
@@ -110,6 +156,22 @@ def lock_groups(connection: Connection, project: str, group_ids: Collection[str]
     )
     rows = (row for ids in _chunks(group_ids) for row in connection.execute(query.where(g.id.in_(ids))))
     return {row.id: _value(Group, row) for row in rows}
+
+
+def lock_unclaimed(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, Group]:
+    """These groups by id, locked where no step has claimed them. The caller has locked their policies.
+
+    Nobody claims one meanwhile, then. A step that ends holds its groups and wants the policy: to wait for those here
+    would be a deadlock.
+    """
+    found: dict[str, Group] = {}
+    for ids in _chunks(group_ids):
+        of_ids = (g.project == project, g.id.in_(ids))
+        unclaimed = select(g.id).where(*of_ids, g.state.in_(UNCLAIMED)).order_by(g.id)
+        connection.execute(unclaimed.with_for_update(key_share=True)).all()
+        rows = connection.execute(select(*_columns(schema.groups, Group)).where(*of_ids))
+        found |= {row.id: _value(Group, row) for row in rows}
+    return found
 
 
 def lock_trajectories(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, Trajectory]:
@@ -133,33 +195,47 @@ def lock_members(connection: Connection, project: str, group_ids: Collection[str
 
 
 def write_feedback(connection: Connection, project: str, became: Sequence[Became]) -> None:
-    """Write what feedback became; one that is no longer waiting or applied stays."""
-    names = ("state", "reason", "trajectory_id", "completion_id", "due_at", "applied_at")
-    _update(connection, schema.feedback, project, _any_of(f.state, ("waiting", "applied")), names, became)
+    """Write what feedback became; one that a step has used or left, or that is withdrawn, stays."""
+    names = ("state", "reason", "reward", "trajectory_id", "completion_id", "due_at", "applied_at")
+    _update(connection, schema.feedback, project, _any_of(f.state, WITHDRAWABLE), names, became)
+
+
+def let_stand(connection: Connection, project: str, feedback_ids: Collection[str]) -> None:
+    """Note that this feedback was withdrawn too late: it stands."""
+    if not feedback_ids:
+        return
+    is_one = (f.project == project, f.id.in_(feedback_ids), f.state == "applied")
+    why = "withdrawn after a step had claimed its trajectory"
+    connection.execute(schema.feedback.update().where(*is_one).values(withdrawn_at=None, reason=why))
 
 
 def write_trajectories(connection: Connection, project: str, changed: Sequence[Trajectory]) -> None:
     """Write decisions about unclaimed trajectories."""
-    names = ("state", "reward", "reward_source", "why_not_trained", "ended_at")
+    decided = ("state", "reward", "reward_source", "why_not_trained", "ended_at", "code_due_at")
+    names = ("group_id", "left_group_id", *decided)
     _update(connection, schema.trajectories, project, ~_any_of(t.state, sorted(OVER)), names, changed)
 
 
 def write_groups(connection: Connection, project: str, changed: Sequence[Group]) -> None:
     """Write decisions about unclaimed groups."""
-    names = ("state", "reason", "size", "rewarded", "reward_mean", "reward_spread", "closed_at", "due_at")
+    decided = ("state", "reason", "formed_by", "size", "rewarded", "reward_mean", "reward_spread", "compared_with")
+    names = (*decided, "closed_at", "due_at")
     _update(connection, schema.groups, project, _any_of(g.state, UNCLAIMED), names, changed)
-
-
-def mark_placed(connection: Connection, project: str, trajectory_ids: Collection[str], now: datetime) -> None:
-    """Note that these trajectories' groups were told of them."""
-    is_one = (t.project == project, t.id.in_(trajectory_ids))
-    connection.execute(schema.trajectories.update().where(*is_one, t.placed_at.is_(None)).values(placed_at=now))
 
 
 def mark_due(connection: Connection, project: str, group_ids: Collection[str], now: datetime) -> None:
     """Have these groups looked at, unless a step claimed them or they are over. The caller has locked them."""
     is_one = (g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED))
     connection.execute(schema.groups.update().where(*is_one).values(due_at=now))
+
+
+def ask_to_close(connection: Connection, project: str, group_ids: Collection[str], now: datetime) -> None:
+    """Have these groups close, as the app asked; the first time counts. The caller has locked them."""
+    if not group_ids:
+        return
+    is_one = (g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED))
+    asked_at = func.coalesce(g.close_asked_at, literal(now, g.close_asked_at.type))
+    connection.execute(schema.groups.update().where(*is_one).values(close_asked_at=asked_at, due_at=now))
 
 
 def no_longer_due(connection: Connection, project: str, group_ids: Collection[str]) -> None:
@@ -183,6 +259,12 @@ _FRESH = _is(f.state, "waiting") & f.due_at.is_(None)
 
 def _again(now: datetime) -> ColumnElement[bool]:
     return _is(f.state, "waiting") & (f.due_at <= now)
+
+
+def _withdrawn(now: datetime) -> ColumnElement[bool]:
+    # The states written as the partial index has them.
+    states: BindParameter[Any] = bindparam("withdrawable", WITHDRAWABLE, expanding=True, literal_execute=True)
+    return (f.withdrawn_at <= now) & f.state.in_(states)
 
 
 def _idle(since: datetime) -> ColumnElement[bool]:
@@ -212,10 +294,17 @@ def _completions(
     return found | {key: ours[key[0]] for key in wanted if key[0] in ours}
 
 
-def _standing(
-    connection: Connection, project: str, trajectory_ids: Collection[str], group_ids: Collection[str]
+def standing(
+    connection: Connection,
+    project: str,
+    trajectory_ids: Collection[str],
+    group_ids: Collection[str],
+    states: Sequence[str] = STANDING,
 ) -> list[Feedback]:
-    applied = select(*_columns(schema.feedback, Feedback)).where(f.project == project, f.state == "applied")
+    """Feedback that was applied to these trajectories and groups, and is in one of `states`."""
+    # What came after a step had claimed its trajectory never counted: it was not applied.
+    counted = (f.project == project, f.state.in_(states), f.applied_at.is_not(None))
+    applied = select(*_columns(schema.feedback, Feedback)).where(*counted)
     queries = [applied.where(f.trajectory_id.in_(ids)) for ids in _chunks(trajectory_ids)]
     queries += [applied.where(_is(f.target_kind, "group"), f.target_id.in_(ids)) for ids in _chunks(group_ids)]
     return [_value(Feedback, row) for query in queries for row in connection.execute(query)]
@@ -252,7 +341,7 @@ def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
 
 
 def _columns(table: Table, kind: type[Any]) -> list[ColumnElement[Any]]:
-    return [table.c[field.name] for field in fields(kind)]
+    return [_TOLD[field.name] if field.name in _TOLD else table.c[field.name] for field in fields(kind)]
 
 
 def _value(kind: type[Value], row: Row[Any]) -> Value:

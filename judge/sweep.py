@@ -1,17 +1,19 @@
 """One look at what is due: short transactions that read under lock, decide and write. Knows no SQL and no Celery."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine
 
-from judge import store
+from judge import store, store_groups
 from judge.assemble import assess
-from judge.facts import Feedback, Rules
+from judge.facts import UNCLAIMED, Feedback, Rules, Trajectory
+from judge.place import Around, original_of, place, wanted
+from judge.record import record
 from judge.settle import settle
-from judge.trajectories import ended, explained
-from whetstone.settings import GroupSettings
+from judge.trajectories import ended, failed
+from whetstone.settings import GroupSettings, LearningSettings
 
 BATCH = 200
 """Feedback, trajectories or groups per transaction: long enough to share its cost, short enough to let others write."""
@@ -31,39 +33,52 @@ class Swept:
     """Groups looked at."""
     scored: int = 0
     """Groups that a step may claim now."""
+    code: bool = False
+    """Whether reward functions have trajectories to look at."""
 
 
-def sweep(engine: Engine, settings: GroupSettings, now: datetime) -> Swept:
+def sweep(
+    engine: Engine, settings: GroupSettings, now: datetime, learning: Mapping[str, LearningSettings] | None = None
+) -> Swept:
     """Do all that is due at `now`. Safe beside another sweep; what one leaves half done the next one finishes.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database is away. Each transaction before that stands.
     """
     swept = Swept()
-    rules = rules_of(settings)
+    rules = rules_of(settings, learning or {})
     idle_since = now - timedelta(seconds=settings.idle_s)
     due = store.look(engine, now, idle_since)
+    swept.code = due.code
     if due.unplaced:
-        swept.placed = _drain(engine, lambda connection: _place(connection, now))
+        swept.placed = _drain(engine, lambda connection: _place(connection, now, rules))
     if due.fresh:
         swept.feedback += _drain(engine, lambda connection: _apply_fresh(connection, now, rules))
+    if due.withdrawn:
+        swept.feedback += _drain(engine, lambda connection: _apply_withdrawn(connection, now, rules))
+        swept.feedback += _drain(engine, lambda connection: _take_back(connection, now, rules))
     if due.waiting:
         swept.feedback += _drain(engine, lambda connection: _apply_waiting(connection, now, rules))
     if due.idle:
-        swept.idle = _drain(engine, lambda connection: _end_idle(connection, idle_since, now))
-    # What was just applied or ended has made its groups due.
+        swept.idle = _drain(engine, lambda connection: _end_idle(connection, idle_since, now, rules))
+    if swept.feedback or swept.idle:
+        # What got a reward and belongs to no group that waits for it gets one of its own.
+        swept.placed += _drain(engine, lambda connection: _place(connection, now, rules))
+    # What was just placed, applied or ended has made its groups due.
     if due.groups or swept.placed or swept.feedback or swept.idle:
         swept.groups = _drain(engine, lambda connection: _assess(connection, now, rules, swept))
     return swept
 
 
-def rules_of(settings: GroupSettings) -> Rules:
+def rules_of(settings: GroupSettings, learning: Mapping[str, LearningSettings]) -> Rules:
     """The settings as decisions take them."""
     return Rules(
         target_size=settings.target_size,
         minimum_size=settings.minimum_size,
         deadline=timedelta(seconds=settings.deadline_s),
         feedback_waits=timedelta(seconds=settings.feedback_waits_s),
+        prompt_window=timedelta(seconds=settings.prompt_window_s),
+        learning=learning,
     )
 
 
@@ -78,19 +93,35 @@ def _drain(engine: Engine, batch: Callable[[Connection], int]) -> int:
             return total
 
 
-def _place(connection: Connection, now: datetime) -> int:
-    """Tell groups of their new members, which may reopen them, and give new trajectories their first reason."""
-    found = store.unplaced(connection, BATCH)
-    for project, trajectories in found.items():
-        groups = store.lock_groups(connection, project, {one.group_id for one in trajectories if one.group_id})
-        store.mark_due(connection, project, groups.keys(), now)
-        ids = {one.id for one in trajectories}
-        locked = store.lock_trajectories(connection, project, ids).values()
-        states = {group.id: group.state for group in groups.values()}
-        after = [(one, explained(one, states.get(one.group_id or ""))) for one in locked]
-        store.write_trajectories(connection, project, [new for old, new in after if new != old])
-        store.mark_placed(connection, project, ids, now)
+def _place(connection: Connection, now: datetime, rules: Rules) -> int:
+    """Give trajectories their group and their first reason, and tell groups of new members, which may reopen them."""
+    found = store_groups.unplaced(connection, BATCH)
+    for project, policy_of in found.items():
+        store_groups.lock_policies(connection, project, set(policy_of.values()))
+        unplaced = store.still_unplaced(connection, project, policy_of.keys())
+        around = _around(connection, project, unplaced, rules)
+        placed = place(around, now, rules)
+        store_groups.open_groups(connection, project, placed.opened)
+        before = around.trajectories
+        changed = [one for one in placed.trajectories if one != before[one.id]]
+        store.write_trajectories(connection, project, changed)
+        joined = {one.group_id for one in placed.trajectories if one.group_id is not None}
+        store.mark_due(connection, project, joined & around.groups.keys(), now)
+        store_groups.drop_groups(connection, project, placed.left)
+        store_groups.mark_placed(connection, project, around.unplaced, now)
     return sum(map(len, found.values()))
+
+
+def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory], rules: Rules) -> Around:
+    """All that placing them may change, locked; the caller has locked their policies."""
+    ids = {one.id for one in unplaced}
+    drawn_for = {original for one in unplaced if (original := original_of(one))}
+    originals = store_groups.unclaimed(connection, project, drawn_for)
+    newest = store_groups.newest_of_prompts(connection, project, wanted(unplaced, rules))
+    group_ids = store.groups_of(connection, project, ids | originals) | set(newest.values())
+    groups = store.lock_unclaimed(connection, project, group_ids)
+    trajectories = store.lock_trajectories(connection, project, ids | originals)
+    return Around(trajectories, ids, groups, store_groups.sizes(connection, project, groups.keys()), newest)
 
 
 def _apply_fresh(connection: Connection, now: datetime, rules: Rules) -> int:
@@ -101,26 +132,36 @@ def _apply_waiting(connection: Connection, now: datetime, rules: Rules) -> int:
     return _apply(connection, store.waiting_feedback(connection, now, BATCH), now, rules)
 
 
+def _apply_withdrawn(connection: Connection, now: datetime, rules: Rules) -> int:
+    return _apply(connection, store.withdrawn_feedback(connection, now, BATCH), now, rules)
+
+
+def _take_back(connection: Connection, now: datetime, rules: Rules) -> int:
+    return _apply(connection, store.withdrawn_applied(connection, now, BATCH), now, rules)
+
+
 def _apply(connection: Connection, found: dict[str, list[Feedback]], now: datetime, rules: Rules) -> int:
     for project, batch in found.items():
         known = store.known(connection, project, batch)
         settled = settle(batch, known, now, rules)
         store.write_feedback(connection, project, settled.feedback)
-        store.write_trajectories(connection, project, settled.trajectories)
-        moved = {one.group_id for one in settled.trajectories if one.group_id is not None}
-        store.mark_due(connection, project, moved, now)
+        store.let_stand(connection, project, settled.kept)
+        record(connection, project, settled.trajectories, known.groups, now)
+        store.ask_to_close(connection, project, settled.closing, now)
     return sum(map(len, found.values()))
 
 
-def _end_idle(connection: Connection, idle_since: datetime, now: datetime) -> int:
+def _end_idle(connection: Connection, idle_since: datetime, now: datetime, rules: Rules) -> int:
     found = store.idle(connection, idle_since, BATCH)
     for project, trajectories in found.items():
         groups = store.lock_groups(connection, project, {one.group_id for one in trajectories if one.group_id})
         locked = store.lock_trajectories(connection, project, {one.id for one in trajectories}).values()
         # What went on before it was locked is no longer idle.
         still = [one for one in locked if one.state == "open" and one.last_seen_at <= idle_since]
-        store.write_trajectories(connection, project, [ended(one, now) for one in still])
-        store.mark_due(connection, project, groups.keys(), now)
+        broken = store_groups.broken_off(connection, project, {one.id for one in still})
+        over = [ended(one, now, rules) for one in still]
+        worth = [failed(one, rules.learning_of(one.policy)) if one.id in broken else one for one in over]
+        record(connection, project, worth, groups, now)
     return sum(map(len, found.values()))
 
 
@@ -129,11 +170,11 @@ def _assess(connection: Connection, now: datetime, rules: Rules, swept: Swept) -
     for project, group_ids in found.items():
         groups = store.lock_groups(connection, project, group_ids)
         members = store.lock_members(connection, project, group_ids)
-        over = [group.id for group in groups.values() if group.state not in store.UNCLAIMED]
+        over = [group.id for group in groups.values() if group.state not in UNCLAIMED]
         store.no_longer_due(connection, project, over)
         assessed, changed = [], []
         for group in groups.values():
-            if group.state in store.UNCLAIMED:
+            if group.state in UNCLAIMED:
                 after, members_after = assess(group, members[group.id], now, rules)
                 assessed.append(after)
                 changed += [new for old, new in zip(members[group.id], members_after, strict=True) if new != old]

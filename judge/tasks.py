@@ -2,11 +2,13 @@
 
 import functools
 import logging
+import threading
 from datetime import UTC, datetime
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from judge.code import run_due
 from judge.sweep import sweep
 from migrations.database import connect
 from whetstone import tasks
@@ -18,6 +20,7 @@ app = celery_app(tasks.JUDGE_QUEUE, settings)
 sweep_every(app, tasks.ASSEMBLE, settings.sweep_s)
 
 log = logging.getLogger(__name__)
+_running_code = threading.Lock()
 
 
 @functools.cache
@@ -30,7 +33,7 @@ def _engine() -> Engine:
 def assemble() -> None:
     """Apply waiting feedback, end idle trajectories, close and score groups; then tell the trainer what was scored."""
     try:
-        swept = sweep(_engine(), settings.groups, datetime.now(UTC))
+        swept = sweep(_engine(), settings.groups, datetime.now(UTC), settings.learning)
     except DBAPIError as error:
         # What was committed stands, and the next sweep goes on from there.
         log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())
@@ -38,3 +41,22 @@ def assemble() -> None:
     if swept.scored:
         log.info("scored %d groups", swept.scored)
         hint(app, tasks.STEP)
+    if swept.code:
+        hint(app, tasks.CODE)
+
+
+@app.task(name=tasks.CODE)
+def code() -> None:
+    """Run the reward functions that are due, then have the groups looked at whose trajectories they moved.
+
+    A task of its own, and one at a time in this process: however slow a function is, another thread applies feedback.
+    """
+    if not _running_code.acquire(blocking=False):
+        return
+    try:
+        while run_due(_engine(), settings.learning, datetime.now(UTC)):
+            hint(app, tasks.ASSEMBLE)
+    except DBAPIError as error:
+        log.warning("the database did not answer, reward functions run again later: %s", str(error.orig).strip())
+    finally:
+        _running_code.release()

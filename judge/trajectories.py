@@ -3,8 +3,9 @@
 from dataclasses import replace
 from datetime import datetime
 
-from judge.facts import OVER, Trajectory
+from judge.facts import OVER, Rules, Trajectory
 from whetstone.reasons import WhyNotTrained
+from whetstone.settings import LearningSettings
 
 OURS = frozenset(
     {
@@ -22,19 +23,51 @@ OURS = frozenset(
 """The reasons that are decided here; any other was written by who captured or trained, and stays."""
 
 
-def ended(trajectory: Trajectory, now: datetime) -> Trajectory:
-    """The trajectory after its end; one that ended before stays as it is."""
+def ended(trajectory: Trajectory, now: datetime, rules: Rules) -> Trajectory:
+    """The trajectory after its end; one that ended before stays as it is.
+
+    Where its policy has reward functions they are due now, and until they have run it has no reward: else a step could
+    take it before a veto.
+    """
     if trajectory.state != "open":
         return trajectory
-    return rewarded(replace(trajectory, state="ended", ended_at=now))
+    after = replace(trajectory, state="ended", ended_at=now)
+    if rules.learning_of(trajectory.policy).rewards:
+        return replace(after, code_due_at=now, reward=None, reward_source=None)
+    return rewarded(after)
 
 
 def rewarded(trajectory: Trajectory) -> Trajectory:
-    """The trajectory in the state its reward gives it: ended with a reward is `rewarded`, also after an exclusion."""
+    """The trajectory in the state its reward gives it.
+
+    Ended with a reward is `rewarded`, also after an exclusion; where the reward is withdrawn, it is `ended` again.
+    """
+    if trajectory.state == "rewarded" and trajectory.reward is None:
+        return replace(trajectory, state="ended")
     waits = trajectory.state == "ended" or (
         trajectory.state == "excluded" and trajectory.why_not_trained == WhyNotTrained.NO_REWARD
     )
     return replace(trajectory, state="rewarded") if waits and trajectory.reward is not None else trajectory
+
+
+def failed(trajectory: Trajectory, learning: LearningSettings) -> Trajectory:
+    """The trajectory with the reward its policy sets for failures; one that has a reward, or may yet, keeps that."""
+    known = trajectory.reward is not None or trajectory.code_due_at is not None
+    if known or learning.failure_reward is None:
+        return trajectory
+    return rewarded(replace(trajectory, reward=learning.failure_reward, reward_source="failure"))
+
+
+def alone(trajectory: Trajectory, group_state: str | None) -> bool:
+    """Whether it has a reward, but no group that a step may still take: it never had one, or its reward came too late.
+
+    Then its policy's baseline is all it can be compared with. What a step has left out for a reason of its own does
+    not come back.
+    """
+    ours = trajectory.why_not_trained is None or trajectory.why_not_trained in OURS
+    free = trajectory.group_id is None or group_state == "discarded" or group_state in OVER
+    rewarded_train = trajectory.state == "rewarded" and trajectory.counts
+    return rewarded_train and ours and free
 
 
 def explained(trajectory: Trajectory, group_state: str | None) -> Trajectory:
@@ -50,14 +83,14 @@ def _why(trajectory: Trajectory, group_state: str | None) -> WhyNotTrained:
         return WhyNotTrained.SPLIT_EVAL
     if trajectory.no_train:
         return WhyNotTrained.NO_TRAIN
-    if trajectory.group_id is None:
-        return WhyNotTrained.NO_GROUP
     if trajectory.completions == 0:
         return WhyNotTrained.EMPTY
     if group_state in OVER:
         return WhyNotTrained.NO_REWARD if trajectory.state == "excluded" else WhyNotTrained.LATE
     if trajectory.reward is None:
         return WhyNotTrained.NO_REWARD
+    if trajectory.group_id is None:
+        return WhyNotTrained.NO_GROUP
     if group_state == "discarded":
         too_few = trajectory.why_not_trained in (WhyNotTrained.TOO_FEW, WhyNotTrained.GROUP_OPEN)
         return WhyNotTrained.TOO_FEW if too_few else WhyNotTrained.LATE

@@ -65,7 +65,7 @@ class Normaliser:
 
     def history(self, asked: Conversation, choice: Choice) -> History:
         """What this answer to that conversation leaves."""
-        if not choice.message or not (choice.text or choice.message.get("content") or choice.message.get("tool_calls")):
+        if not choice.message:
             return History()
         message = {"role": "assistant", "content": choice.text} | choice.message
         extended = self._extended(asked.whole, message)

@@ -47,8 +47,6 @@ class Attempt(msgspec.Struct, frozen=True):
     trajectory_id: str
     policy: str
     task: str | None
-    alone: bool
-    """It has one turn and can be compared with its siblings itself."""
     messages: list[msgspec.Raw]
     """The conversation its last answer was given to."""
     prompt_token_ids: list[int]
@@ -152,7 +150,7 @@ class Shadows:
                 error=None,
                 trajectory_id=new_id(),
                 threaded_by="shadow",
-                address=Address(group_id=group_id, group_size=learning.shadow_size + attempt.alone, task=attempt.task),
+                address=Address(group_id=group_id, group_size=learning.shadow_size, task=attempt.task),
                 end_user=None,
                 messages=attempt.messages,
                 tools_or_null=NULL,

@@ -28,7 +28,7 @@ class ShadowTables:
         one in which tools were offered or used.
         """
         since, last_id = after
-        columns = (t.id, t.policy, t.task, t.completions, t.ended_at, t.tail_completion_id)
+        columns = (t.id, t.policy, t.task, t.ended_at, t.tail_completion_id)
         last = schema.trajectories.join(schema.completions, and_(c.project == t.project, c.id == t.tail_completion_id))
         query = (
             select(*columns)
@@ -71,7 +71,6 @@ class ShadowTables:
             trajectory_id=row.id,
             policy=row.policy,
             task=row.task,
-            alone=row.completions == 1,
             messages=[msgspec.Raw(msgspec.json.encode(message)) for message in messages],
             prompt_token_ids=token_ids + turns[-1].prompt_token_ids,
             sampling=turns[-1].sampling or {},

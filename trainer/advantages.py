@@ -26,7 +26,7 @@ def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
     `rewards` maps group id -> trajectory id -> reward. A trajectory is in one group.
 
     Raises:
-        RewardError: a reward is NaN or infinite.
+        RewardError: a reward is NaN or infinite, or rewards are too large to be compared.
     """
     by_trajectory: dict[str, float] = {}
     uniform_groups = []
@@ -37,6 +37,16 @@ def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
         if len(set(reward_of.values())) < 2:
             uniform_groups.append(group_id)
             continue
-        mean = math.fsum(reward_of.values()) / len(reward_of)
+        mean = _mean(group_id, reward_of)
         by_trajectory |= {trajectory_id: reward - mean for trajectory_id, reward in reward_of.items()}
+    for trajectory_id, advantage in by_trajectory.items():
+        if not math.isfinite(advantage):
+            raise RewardError(f"trajectory {trajectory_id}: its reward differs from its group's mean by {advantage}")
     return Advantages(by_trajectory, tuple(uniform_groups))
+
+
+def _mean(group_id: str, reward_of: Mapping[str, float]) -> float:
+    try:
+        return math.fsum(reward_of.values()) / len(reward_of)
+    except OverflowError as error:
+        raise RewardError(f"group {group_id}: its rewards are too near the largest number to be added up") from error

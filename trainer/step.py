@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from trainer import adapter
-from trainer.advantages import Advantages, group_relative
 from trainer.claims import Claim, Member, Probe
-from trainer.errors import NotFinite, RewardError, RowError
+from trainer.errors import NotFinite, RewardError
 from trainer.learner import Learner, StepFigures
+from trainer.lessons import lessons
 from trainer.losses import k3
-from trainer.rows import Row, merge
 from trainer.store import Store
 from whetstone.adapters import load_missing
 from whetstone.settings import Settings
@@ -89,24 +88,24 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
     claim = store.claim(policy, settings.trainer)
     if claim is None:
         return False
-    log.info("step %s: from version %d", claim.id, claim.version_in)
+    log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
     lease_s = settings.trainer.lease_s
     phases = _Phases(lambda: store.renew(claim, lease_s))
     began = time.perf_counter()
     try:
         with phases.phase("read"):
             members = store.members(claim)
-            rows, advantages, left_out = _prepare(claim, members, settings.trainer.max_row_tokens)
-            store.note_advantages(claim, advantages, left_out)
-        if not rows:
-            why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(left_out.values()).items()))
+            taught = lessons(members, settings.trainer.max_row_tokens)
+            store.note_advantages(claim, taught.advantages, taught.left_out)
+        if not taught.rows:
+            why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
             store.end_without_version(claim, "noop", f"no trajectory could teach anything: {why}")
             log.info("step %s: nothing to learn: %s", claim.id, why)
             return True
         with phases.phase("model"):
             learner = learners.take(claim)
         with phases.phase("train"):
-            figures = learner.step(rows, claim.version_in, _renewing(store, claim, lease_s))
+            figures = learner.step(taught.rows, claim.version_in, _renewing(store, claim, lease_s))
     except (NotFinite, RewardError) as error:
         store.end_without_version(claim, "failed", str(error))
         log.error("step %s: %s", claim.id, error)
@@ -114,7 +113,7 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
     with phases.phase("write"):
         folder = settings.data.resolve() / "adapters" / claim.name_out
         manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
-    store.trained(claim, _as_columns(figures, members, advantages), folder, manifest_sha256)
+    store.trained(claim, _as_columns(figures, members), folder, manifest_sha256)
     try:
         probe = _gate(vllm, claim, folder, learner, members, store, settings, phases)
     except _NotFit as unfit:
@@ -149,53 +148,6 @@ def reconcile(store: Store, vllm: Vllm) -> None:
                 log.info("unloaded %s", name)
             except VllmRefused as error:
                 log.warning("%s cannot be unloaded: %s", name, error)
-
-
-def _prepare(
-    claim: Claim, members: Sequence[Member], max_row_tokens: int
-) -> tuple[list[Row], dict[str, float], dict[str, str]]:
-    """Rows and advantages of all that teaches something, and why the rest does not, by trajectory id.
-
-    Raises:
-        RewardError: the rewards are too large to be compared.
-    """
-    left_out = {}
-    rewards: dict[str, dict[str, float]] = {}
-    for member in members:
-        rewards.setdefault(member.group_id, {})[member.trajectory_id] = member.reward
-        if not any(spoken.token_ids for spoken in member.spoken):
-            left_out[member.trajectory_id] = "no_token_ids"
-    taught = _advantages(rewards)
-    rows: list[Row] = []
-    advantages: dict[str, float] = {}
-    for member in members:
-        advantage = taught.by_trajectory.get(member.trajectory_id)
-        if advantage is None:
-            left_out.setdefault(member.trajectory_id, "group_uniform")
-        elif member.trajectory_id not in left_out:
-            try:
-                own = merge(member.trajectory_id, member.spoken, advantage)
-            except RowError as error:
-                log.warning("step %s: %s", claim.id, error)
-                left_out[member.trajectory_id] = "no_logprobs"
-                continue
-            if max(len(row.token_ids_T) for row in own) > max_row_tokens:
-                left_out[member.trajectory_id] = "too_long"
-                continue
-            rows += own
-            advantages[member.trajectory_id] = advantage
-    return rows, advantages, left_out
-
-
-def _advantages(rewards: dict[str, dict[str, float]]) -> Advantages:
-    try:
-        taught = group_relative(rewards)
-    except OverflowError as error:
-        raise RewardError("rewards near the largest number there is cannot be added up") from error
-    for trajectory_id, advantage in taught.by_trajectory.items():
-        if not math.isfinite(advantage):
-            raise RewardError(f"trajectory {trajectory_id}: its reward differs from its group's mean by {advantage}")
-    return taught
 
 
 def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int], None]:
@@ -282,7 +234,7 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member]
     return probe
 
 
-def _as_columns(figures: StepFigures, members: Sequence[Member], advantages: dict[str, float]) -> dict[str, Any]:
+def _as_columns(figures: StepFigures, members: Sequence[Member]) -> dict[str, Any]:
     rewards = [member.reward for member in members]
     mean = math.fsum(reward / len(rewards) for reward in rewards)
     # Unlike a sum of squares, hypot does not overflow.

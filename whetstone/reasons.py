@@ -29,7 +29,10 @@ class WhyNotTrained(StrEnum):
     SPLIT_EVAL = "split_eval", "The app put it into the split `eval`."
     NO_TRAIN = "no_train", "The app asked not to train on it."
     NO_GROUP = "no_group", "It belongs to no group yet."
-    TOO_FEW = "too_few", "Its group had too few rewarded members at its deadline, and its policy keeps no baseline."
+    TOO_FEW = (
+        "too_few",
+        "Its group had too few rewarded members at its deadline, and its policy keeps no baseline, or had none yet.",
+    )
     LATE = "late", "It, or its reward, came after its group was claimed or discarded, and its policy keeps no baseline."
     OTHER_POLICY = "other_policy", "Another policy than the one of its trajectory or step spoke."
     SUPERSEDED = "superseded", "A retry of the same request took its place."
@@ -39,7 +42,7 @@ class WhyNotTrained(StrEnum):
     # What was captured cannot be trained on exactly.
     EMPTY = "empty", "It has no completion."
     GREEDY = "greedy", "Temperature 0: nothing was sampled, so there is nothing to weigh."
-    FIXED_SEED = "fixed_seed", "Its siblings were sampled with the same seed and cannot differ."
+    FIXED_SEED = "fixed_seed", "Sampled with the seed of an earlier member of its group, it could not differ from it."
     SAMPLING_BENT = (
         "sampling_bent",
         "A parameter bends the distribution that tokens were drawn from; followed by its name: `sampling_bent: top_p`.",
@@ -50,7 +53,7 @@ class WhyNotTrained(StrEnum):
     NO_LOGPROBS = "no_logprobs", "vLLM did not return a finite logprob for every sampled token."
 
     # The step it was meant for could not use it.
-    GROUP_UNIFORM = "group_uniform", "All members of its group have the same reward: no advantage."
+    GROUP_UNIFORM = "group_uniform", "All that it is compared with has the same reward: no advantage."
     JUDGE_NOISE = "judge_noise", "The judge's scores of its group differ by less than the judge differs from itself."
     ALREADY_TRAINED = (
         "already_trained",

@@ -22,12 +22,12 @@ COMPLETIONS = {(f"{name}-{turn}", 0): (f"{name}-{turn}", name) for name in MEMBE
 
 
 def member(name):
-    return Trajectory(name, "g", "train", False, "open", None, None, 2, None, None, NOW, NOW, None)
+    return Trajectory(name, "g", "train", False, "ended", None, None, 2, None, None, NOW, NOW, NOW)
 
 
 rewards = st.sampled_from([-1.0, 0.0, 0.5, 1.0])
 targets = st.one_of(
-    st.tuples(st.just("trajectory"), st.sampled_from([*MEMBERS, "nobody"]), rewards, st.none()),
+    st.tuples(st.just("trajectory"), st.sampled_from([*MEMBERS, "nobody"]), rewards | st.none(), st.none()),
     st.tuples(st.just("completion"), st.sampled_from([target for target, _ in COMPLETIONS]), rewards, st.none()),
     st.tuples(
         st.just("group"), st.just("g"), st.none(), st.dictionaries(st.sampled_from(MEMBERS), rewards, min_size=1)
@@ -37,53 +37,68 @@ targets = st.one_of(
 
 @st.composite
 def histories(draw):
-    """Feedback in the order it was given, and the order and batches in which workers come to see it."""
+    """Feedback in the order it was given; what is withdrawn; the batches in which workers come to see either."""
     given_in_order = [
         Feedback(
-            f"f{number:02d}", NOW - timedelta(seconds=100 - draw(st.integers(0, 3)) - number), kind, target, 0, reward,
-            several, False, "waiting", None, None, None,
+            id=f"f{number:02d}", created_at=NOW - timedelta(seconds=100 - draw(st.integers(0, 3)) - number),
+            target_kind=kind, target_id=target, choice=0, reward=reward, rewards=several, parts=None,
+            demonstrates=draw(st.booleans()), source="reward", final=False, state="waiting", reason=None,
+            trajectory_id=None, completion_id=None, applied_at=None, withdrawn_at=None,
         )
         for number, (kind, target, reward, several) in enumerate(draw(st.lists(targets, max_size=10)))
     ]  # fmt: skip
-    seen = draw(st.permutations(given_in_order))
-    cuts = sorted(draw(st.sets(st.integers(0, len(seen)), max_size=3)))
-    return given_in_order, [seen[start:end] for start, end in zip([0, *cuts], [*cuts, len(seen)], strict=True)]
+    ids = [one.id for one in given_in_order]
+    withdrawn = draw(st.sets(st.sampled_from(ids))) if ids else set()
+    seen = draw(st.permutations([*((one, "settle") for one in ids), *((one, "withdraw") for one in withdrawn)]))
+    cuts = sorted(draw(st.sets(st.integers(0, len(seen)), max_size=4)))
+    return given_in_order, withdrawn, [seen[a:b] for a, b in zip([0, *cuts], [*cuts, len(seen)], strict=True)]
 
 
-def sequentially(given_in_order):
-    """The plain model: one feedback after the other, each overwriting what it speaks of."""
+def sequentially(given_in_order, withdrawn):
+    """The plain model: one feedback after the other, each overwriting what it speaks of; withdrawn ones never were."""
     whole, parts = {}, {name: {} for name in MEMBERS}
     for one in sorted(given_in_order, key=lambda feedback: (feedback.created_at, feedback.id)):
+        if one.id in withdrawn:
+            continue
         if one.target_kind == "completion":
             parts[one.target_id[0]][one.target_id] = one.reward
+        elif one.target_id in MEMBERS and one.reward is not None:
+            whole[one.target_id] = one.reward
         else:
-            whole |= one.rewards or ({one.target_id: one.reward} if one.target_id in MEMBERS else {})
+            whole |= one.rewards or {}
     means = {name: sum(each.values()) / len(each) for name, each in parts.items() if each}
     return {name: (means | whole).get(name) for name in MEMBERS}
 
 
 @given(histories())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_rewards_are_those_of_a_sequential_model_whatever_the_order_and_the_batches(history):
-    given_in_order, batches = history
+    given_in_order, withdrawn, batches = history
     trajectories = {name: member(name) for name in MEMBERS}
     rows = {one.id: one for one in given_in_order}
-    for batch in batches:
-        standing = [one for one in rows.values() if one.state == "applied"]
-        known = Known(trajectories, {"g": GROUP}, COMPLETIONS, standing)
-        settled = settle([rows[one.id] for one in batch], known, NOW, RULES)
+
+    def look(batch):
+        standing = [one for one in rows.values() if one.state in ("applied", "superseded")]
+        settled = settle(batch, Known(trajectories, {"g": GROUP}, COMPLETIONS, standing), NOW, RULES)
         for became in settled.feedback:
-            rows[became.id] = replace(
-                rows[became.id], state=became.state, trajectory_id=became.trajectory_id,
-                completion_id=became.completion_id,
-            )  # fmt: skip
-        trajectories |= {one.id: one for one in settled.trajectories}
-    assert {name: one.reward for name, one in trajectories.items()} == sequentially(given_in_order)
+            fields = ("state", "reason", "reward", "trajectory_id", "completion_id", "applied_at")
+            rows[became.id] = replace(rows[became.id], **{name: getattr(became, name) for name in fields})
+        trajectories.update({one.id: one for one in settled.trajectories})
+
+    for batch in batches:
+        for feedback_id in (one for one, what in batch if what == "withdraw"):
+            rows[feedback_id] = replace(rows[feedback_id], withdrawn_at=NOW)
+        touched = dict.fromkeys(one for one, _ in batch)
+        look([rows[one] for one in touched if rows[one].state == "waiting"])
+        look([rows[one] for one in touched if rows[one].state in ("applied", "superseded") and rows[one].withdrawn_at])
+    assert {name: one.reward for name, one in trajectories.items()} == sequentially(given_in_order, withdrawn)
+    assert all((one.state == "rewarded") == (one.reward is not None) for one in trajectories.values())
     # What became of each depends on the set alone: all at once gives the same states.
     fresh = {name: member(name) for name in MEMBERS}
-    at_once = settle(given_in_order, Known(fresh, {"g": GROUP}, COMPLETIONS, []), NOW, RULES)
-    assert {became.id: became.state for became in at_once.feedback} == {one.id: one.state for one in rows.values()}
-    assert all(rows[one.id].state == "waiting" for one in given_in_order if one.target_id == "nobody")
+    at_once = [one if one.id not in withdrawn else replace(one, withdrawn_at=NOW) for one in given_in_order]
+    settled = settle(at_once, Known(fresh, {"g": GROUP}, COMPLETIONS, []), NOW, RULES)
+    assert {became.id: became.state for became in settled.feedback} == {one.id: one.state for one in rows.values()}
+    assert {one.id for one in rows.values() if one.state == "withdrawn"} == withdrawn
 
 
 def test_two_workers_at_once_do_everything_once(engine, seed):

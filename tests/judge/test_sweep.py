@@ -6,18 +6,19 @@ import pytest
 
 from judge.sweep import sweep
 from migrations import schema
-from whetstone.settings import GroupSettings
+from whetstone.settings import GroupSettings, LearningSettings
 
 SETTINGS = GroupSettings(target_size=3, minimum_size=2, deadline_s=3600, idle_s=600, feedback_waits_s=900)
 DEADLINE = timedelta(seconds=3600)
+NO_BASELINE = {"starter": LearningSettings(baseline=False)}
 
 
 @pytest.fixture
 def swept(engine, seed):
     """Sweep some seconds after everything was seeded; return what was done."""
 
-    def run(after_s=1.0, settings=SETTINGS):
-        return sweep(engine, settings, seed.now + timedelta(seconds=after_s))
+    def run(after_s=1.0, settings=SETTINGS, learning=None):
+        return sweep(engine, settings, seed.now + timedelta(seconds=after_s), learning)
 
     return run
 
@@ -75,7 +76,7 @@ def test_an_idle_trajectory_ends_without_a_reward(seed, swept, trajectory):
     assert (trajectory("t").state, trajectory("t").reward, trajectory("t").why_not_trained) == (
         "ended",
         None,
-        "no_group",
+        "no_reward",
     )
 
 
@@ -273,17 +274,17 @@ def test_a_closed_groups_unrewarded_members_are_excluded_at_last(seed, swept, tr
     assert (group().rewarded, group().reward_mean, trajectory("c").state) == (3, 0.5, "rewarded")
 
 
-def test_a_closed_group_with_too_few_rewards_is_discarded(seed, swept, trajectory, group):
+def test_without_a_baseline_a_closed_group_with_too_few_rewards_is_discarded(seed, swept, trajectory, group):
     seed.group()
     for name in "abc":
         seed.trajectory(name, "g")
     seed.feedback("a", 1.0)
-    swept(after_s=600)
-    swept(after_s=600 + 3600)
+    swept(after_s=600, learning=NO_BASELINE)
+    swept(after_s=600 + 3600, learning=NO_BASELINE)
     assert (group().state, group().reason, group().due_at) == ("discarded", "too_few", None)
     assert (trajectory("a").why_not_trained, trajectory("b").why_not_trained) == ("too_few", "no_reward")
     seed.feedback("b", 1.0)
-    swept(after_s=600 + 3601)
+    swept(after_s=600 + 3601, learning=NO_BASELINE)
     assert (group().state, trajectory("b").why_not_trained, trajectory("b").reward) == ("discarded", "late", 1.0)
 
 
@@ -300,11 +301,11 @@ def test_a_small_group_closes_at_its_deadline_and_ends_who_is_still_open(seed, s
     assert (group().state, trajectory("c").state, group().rewarded) == ("scored", "rewarded", 3)
 
 
-def test_a_group_below_its_minimum_is_discarded_at_its_deadline(seed, swept, trajectory, group):
+def test_without_a_baseline_a_group_below_its_minimum_is_discarded_at_its_deadline(seed, swept, trajectory, group):
     seed.group()
     seed.trajectory("a", "g")
     seed.feedback("a", 1.0)
-    swept(after_s=3600)
+    swept(after_s=3600, learning=NO_BASELINE)
     assert (group().state, group().reason, trajectory("a").why_not_trained) == ("discarded", "too_few", "too_few")
 
 
@@ -340,11 +341,11 @@ def test_a_late_member_after_the_deadline_gets_a_deadline_of_its_own(seed, swept
     assert (group().state, trajectory("c").state) == ("closed", "ended")
 
 
-def test_a_late_member_of_a_claimed_group_leaves_it_alone(seed, swept, trajectory, group):
+def test_without_a_baseline_a_late_member_of_a_claimed_group_leaves_it_alone(seed, swept, trajectory, group):
     seed.group(state="claimed", step=1, size=3)
     seed.trajectory("d", "g")
     seed.feedback("d", 1.0)
-    swept()
+    swept(learning=NO_BASELINE)
     assert (group().state, group().size) == ("claimed", 3)
     assert (trajectory("d").state, trajectory("d").reward, trajectory("d").why_not_trained) == ("rewarded", 1.0, "late")
 
@@ -376,12 +377,12 @@ def test_a_member_that_does_not_count_keeps_its_reward_and_says_why(seed, swept,
     assert (trajectory("x").reward, trajectory("x").state, trajectory("x").why_not_trained) == (0.0, "rewarded", why)
 
 
-def test_an_ungrouped_trajectory_says_so(seed, swept, trajectory):
+def test_without_a_baseline_an_ungrouped_trajectory_says_so(seed, swept, trajectory):
     seed.trajectory("t")
-    swept()
-    assert trajectory("t").why_not_trained == "no_group"
+    swept(learning=NO_BASELINE)
+    assert trajectory("t").why_not_trained == "no_reward"
     seed.feedback("t", 1.0)
-    swept()
+    swept(learning=NO_BASELINE)
     assert (trajectory("t").state, trajectory("t").why_not_trained) == ("rewarded", "no_group")
 
 

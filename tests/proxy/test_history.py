@@ -97,9 +97,12 @@ def test_a_tool_call_id_that_anybody_may_have_finds_nothing(call_id: Any) -> Non
     assert left({"tool_calls": [WEATHER | {"id": call_id}]}, QUESTION).tool_calls is None
 
 
-def test_an_answer_that_said_nothing_leaves_nothing() -> None:
-    history = left({"content": ""}, QUESTION)
-    assert history.found_by == ()
+def test_an_empty_answer_may_be_gone_on_from_but_none_may_not() -> None:
+    assert (
+        left({"content": None}, QUESTION).conversation in asked(QUESTION, {"role": "assistant", "content": ""}).answers
+    )
+    nothing = Choice(0, {}, None, None, None, None)
+    assert Normaliser().history(asked(QUESTION), nothing).found_by == ()
 
 
 def test_what_the_normaliser_matches_does_not_count() -> None:

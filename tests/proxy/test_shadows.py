@@ -95,7 +95,7 @@ def test_an_ended_attempt_gets_siblings_of_its_last_turn(shadowed: RunningProxy,
     assert [row.new_messages for row in drawn] == [[{"role": "user", "content": "hi"}]] * 2
     assert [row.response["content"] for row in drawn] == ["Hello"] * 2
     (group,) = shadowed.rows(schema.groups, id="t.shadow")
-    assert (group.formed_by, group.target_size) == ("shadow", 3)
+    assert (group.formed_by, group.target_size) == ("shadow", 2)
     settings = shadowed.settings
     sweep(shadowed.engine, settings.groups, datetime.now(UTC), learning=settings.learning)
     members = shadowed.rows(schema.trajectories, group_id="t.shadow")

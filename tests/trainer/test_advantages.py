@@ -27,3 +27,9 @@ def test_groups_that_prefer_nothing_are_set_apart() -> None:
 def test_a_reward_that_is_no_number_is_refused_by_name(reward: float) -> None:
     with pytest.raises(RewardError, match="group g: reward .* of trajectory b"):
         group_relative({"g": {"a": 0.0, "b": reward}})
+
+
+@pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308, 0.0), (1.7e308, -1.7e308, -1.7e308)])
+def test_rewards_that_cannot_be_compared_are_refused(rewards: tuple[float, ...]) -> None:
+    with pytest.raises(RewardError):
+        group_relative({"g": dict(zip("abc", rewards, strict=True))})

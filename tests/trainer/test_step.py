@@ -130,6 +130,11 @@ class Training:
             self.write(schema.completions, schema.completions.c.trajectory_id == trajectory_id,
                        policy_version=version, token_ids=[20 + number, 30 + number])  # fmt: skip
 
+    def single(self, name: str, reward: float) -> None:
+        """A trajectory that stayed alone."""
+        self.group(name, rewards=(reward,))
+        self.write(schema.groups, schema.groups.c.id == name, formed_by="single", compared_with="baseline")
+
     def write(self, table: Any, where: Any, **values: Any) -> None:
         with self.engine.begin() as connection:
             connection.execute(update(table).where(where).values(**values))
@@ -274,6 +279,47 @@ def test_a_vllm_that_stays_away_leaves_the_step_to_whoever_comes_after_its_lease
     assert training.versions() == {0: "retired", 1: "rejected", 2: "live"}
     reconcile(training.store, training.vllm)
     assert set(training.fake.loaded) == {"starter@v2"}
+
+
+def test_trajectories_that_are_alone_are_trained_on_by_their_baseline_and_the_step_says_so(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.with_rules(singles_per_step=4)
+    for number, reward in enumerate((1.0, 0.0, 0.0, 0.0)):
+        training.single(f"s{number}", reward)
+    with caplog.at_level("INFO"):
+        assert training.step() is True
+    assert training.live_version == 1
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.trajectories, step.baselined) == ("promoted", 4, 4)
+    assert "step starter#1: from version 0, 4 compared with a baseline" in caplog.messages
+    advantages = {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)}
+    assert advantages == pytest.approx({"s0-0": 1.0, "s1-0": -1 / 3, "s2-0": -1 / 3, "s3-0": -1 / 3})
+    assert training.all(schema.trajectories, "state") == training.all(schema.groups, "state") == {"trained"}
+    assert training.all(schema.feedback, "state") == {"used"}
+
+
+def test_singles_that_all_have_the_same_reward_make_no_version(training: Training) -> None:
+    training.with_rules(singles_per_step=2)
+    for number in range(2):
+        training.single(f"s{number}", 1.0)
+    assert training.step() is True
+    assert training.seed.one(schema.steps, "starter#1").state == "noop"
+    assert training.all(schema.trajectories, "why_not_trained") == {"group_uniform"}
+    assert training.live_version == 0
+
+
+def test_the_first_of_a_task_is_left_out_and_the_next_is_compared_with_it(training: Training) -> None:
+    training.with_rules(singles_per_step=2)
+    training.single("s", 1.0)
+    training.group("g")
+    assert training.step() is True
+    assert training.seed.one(schema.trajectories, "s-0").why_not_trained == "too_few"
+    training.single("t", 0.0)
+    training.group("h", version=1)
+    assert training.step() is True
+    advantages = {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)}
+    assert (advantages["s-0"], advantages["t-0"]) == (None, -1.0)
 
 
 def test_groups_that_agree_take_no_step(training: Training) -> None:

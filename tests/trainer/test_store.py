@@ -238,3 +238,100 @@ def test_stale_groups_are_discarded_while_claiming(store: Store, engine: Engine,
         connection.execute(update(schema.policies).values(live_version=1, next_version=2))
     assert store.claim("starter", RULES.model_copy(update={"max_staleness": 0})) is None
     assert {row.why_not_trained for row in rows(engine, schema.trajectories)} == {"stale"}
+
+
+def single(seed: Any, name: str, reward: float, **values: Any) -> None:
+    """A trajectory that stayed alone, in a group of its own."""
+    seed.group(f"of {name}", formed_by="single", state="scored", compared_with="baseline", closed_at=datetime.now(UTC))
+    seed.trajectory(name, f"of {name}", state="rewarded", reward=reward, **values)
+
+
+def baselines(engine: Engine) -> dict[tuple[str, str], tuple[float, int]]:
+    return {(row.task, row.end_user): (row.mean, row.count) for row in rows(engine, schema.baselines)}
+
+
+def compared(engine: Engine) -> dict[str, float | None]:
+    return {row.trajectory_id: row.baseline for row in rows(engine, schema.step_trajectories)}
+
+
+def test_singles_are_claimed_with_what_was_expected_of_them_and_their_rewards_count_from_then_on(
+    store: Store, engine: Engine, seed: Any
+) -> None:
+    for number, reward in enumerate((1.0, 0.0, 0.5)):
+        single(seed, f"s{number}", reward)
+    first = claim_of(store)
+    assert compared(engine) == {"g-0.0": None, "g-1.0": None, "s0": 0.25, "s1": 0.75, "s2": 0.5}
+    assert baselines(engine) == {("", ""): (0.5, 3)}
+    step = seed.one(schema.steps, "starter#1")
+    assert (step.groups, step.trajectories, step.baselined, first.baselined) == (4, 5, 3, 3)
+    assert {member.trajectory_id for member in store.members(first) if member.alone} == {"s0", "s1", "s2"}
+    store.end_without_version(first, "noop", "nothing")
+
+    scored_group(seed, "h")
+    single(seed, "t", 0.1)
+    claim_of(store)
+    assert compared(engine)["t"] == 0.5
+    assert baselines(engine) == {("", ""): (pytest.approx(0.4), 4)}
+
+
+def test_a_step_of_groups_alone_has_no_baselines(store: Store, engine: Engine, seed: Any) -> None:
+    claim_of(store)
+    assert seed.one(schema.steps, "starter#1").baselined == 0
+    assert baselines(engine) == {}
+
+
+def test_tasks_and_users_have_means_of_their_own_and_no_other_policy_or_project_has_a_part_in_them(
+    store: Store, engine: Engine, seed: Any
+) -> None:
+    seed.project("other")
+    now = seed.now
+    for project, mean in (("other", 9.0), ("default", 0.5)):
+        seed.insert(
+            schema.baselines, project=project, policy="starter", task="hints", end_user="", mean=mean, count=2,
+            updated_at=now,
+        )  # fmt: skip
+    single(seed, "a", 1.0, task="hints", end_user="ada")
+    single(seed, "b", 0.0, task="hints")
+    single(seed, "c", 0.0, end_user="ada")
+    claim = claim_of(store)
+    assert baselines(engine).keys() == {("hints", ""), ("hints", "ada"), ("", ""), ("", "ada")}
+    with engine.connect() as connection:
+        query = select(schema.baselines.c.mean).where(schema.baselines.c.project == "other")
+        assert connection.execute(query).scalars().all() == [9.0]
+    assert {m.trajectory_id: m.baseline for m in store.members(claim) if m.alone} == {
+        "a": pytest.approx(1 / 3), "b": pytest.approx(2 / 3), "c": None,
+    }  # fmt: skip
+    assert claim.baselined == 2
+
+
+def test_a_step_that_is_taken_over_keeps_its_baselines_and_counts_no_reward_twice(
+    store: Store, engine: Engine, seed: Any
+) -> None:
+    for number, reward in enumerate((1.0, 0.0)):
+        single(seed, f"s{number}", reward)
+    lost = claim_of(store)
+    before = baselines(engine), compared(engine)
+    with engine.begin() as connection:
+        connection.execute(update(schema.steps).values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
+    again = claim_of(store)
+    assert (again.attempt, again.baselined) == (2, lost.baselined) == (2, 2)
+    assert (baselines(engine), compared(engine)) == before
+
+
+def test_a_trajectory_of_which_nothing_can_be_trained_on_comes_with_the_reason_of_its_completions(
+    store: Store, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        of_it = schema.completions.c.trajectory_id == "g-0.0"
+        connection.execute(update(schema.completions).where(of_it).values(why_not_trained="greedy"))
+    silent, heard = store.members(claim_of(store))
+    assert (silent.spoken, silent.silent) == ((), "greedy")
+    assert heard.spoken and heard.silent is None
+
+
+def test_a_member_tells_the_seed_of_its_first_answer(store: Store, engine: Engine) -> None:
+    with engine.begin() as connection:
+        first = schema.completions.c.id == "g-0.0-0"
+        connection.execute(update(schema.completions).where(first).values(sampling={"seed": 7}, choice=1))
+    seeded, free = store.members(claim_of(store))
+    assert (seeded.seed, free.seed) == ((7, 1), None)

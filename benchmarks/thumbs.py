@@ -1,0 +1,185 @@
+"""Does a policy learn from thumbs alone: single turns, three answers in ten with a thumb, no groups, only baselines.
+
+Starts the whole stack, lets examples/thumbs/app.py ask until the policy has taken its steps, then asks the held-out
+questions of the version before and of the last one. Exit 0 only if the share of liked answers rose by 15 points or
+more, beyond doubt; with --shuffle, where thumbs say nothing, only if it did not rise. Loopback only.
+"""
+
+import argparse
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from migrations.database import connect
+from whetstone import intervals
+from whetstone.settings import Settings, load
+from whetstone.store import Store
+from whetstone.up import Stack, running
+
+ROOT = Path(__file__).resolve().parent.parent
+APP = ROOT / "examples" / "thumbs" / "app.py"
+SINGLES_PER_STEP = 96
+"""Setting `trainer.singles_per_step` of the run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    before: intervals.Interval
+    after: intervals.Interval
+    gain: intervals.Interval
+    trajectories: int
+    """Taken by steps."""
+    baselined: int
+    """Of them, compared with a baseline."""
+    failed_requests: int
+
+    def learned(self, enough: float) -> bool:
+        """Whether the gain is as large as that share, and beyond doubt."""
+        return self.gain.mean >= enough and self.gain.low > 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether no trajectory was compared with a group, and nobody was refused."""
+        return self.trajectories == self.baselined and not self.failed_requests
+
+
+def settings_of(data: Path, seed: int) -> Settings:
+    """A stack on its own: nothing is grouped by its prompt, so that every trajectory stays alone."""
+    return load(
+        environment={},
+        data=data,
+        seed=seed,
+        proxy__port=0,
+        groups__prompt_window_s=0,
+        trainer__singles_per_step=SINGLES_PER_STEP,
+    )
+
+
+def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, console: Console) -> Outcome:
+    """Start the stack, train, measure, stop.
+
+    Raises:
+        SettingsError, StartFailed: the stack does not come up.
+        RuntimeError: the app ended early.
+    """
+    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
+        store = Store(connect(stack.settings.database_url))
+        store.set_policy_state(settings.project, settings.policy, "training")
+        reports = [_train(stack, store, steps, shuffle, console)]
+        store.set_policy_state(settings.project, settings.policy, "paused")
+        live = store.live_name(settings)
+        console.print(f"[dim]{questions} held-out questions to {settings.served_name} and to {live}[/dim]")
+        for name in (settings.served_name, live):
+            asked = ("--split", "eval", "--questions", str(questions), "--model", name)
+            with _app(stack, *asked) as app:
+                reports.append(_report(app, stack))
+        taken = store.steps(settings.project, settings.policy)
+    before, after = (report["each"] for report in reports[1:])
+    return Outcome(
+        before=intervals.share(before),
+        after=intervals.share(after),
+        gain=intervals.gain(before, after),
+        trajectories=sum(step["trajectories"] for step in taken),
+        baselined=sum(step["baselined"] for step in taken),
+        failed_requests=sum(report["failed_requests"] for report in reports),
+    )
+
+
+def _train(stack: Stack, store: Store, steps: int, shuffle: bool, console: Console) -> dict[str, Any]:
+    """Let the app ask until the policy has taken its steps; the app's own report."""
+    settings, shown = stack.settings, 0
+    with _app(stack, "--questions", "0", *(["--shuffle"] if shuffle else [])) as app:
+        while shown < steps:
+            if app.poll() is not None:
+                raise RuntimeError(f"the app ended early, with code {app.returncode}")
+            stack.watch()
+            ended = [step for step in store.steps(settings.project, settings.policy) if step["ended_at"] is not None]
+            for step in ended[shown:]:
+                console.print(_line(step), highlight=False)
+            shown = len(ended)
+            time.sleep(0.2)
+        app.terminate()
+        return _report(app, stack)
+
+
+def _line(step: dict[str, Any]) -> str:
+    if step["state"] != "promoted":
+        return f"step {step['number']}  {step['state']}: {step['error']}"
+    return (
+        f"step {step['number']}  {step['baselined']} of {step['trajectories']} by baseline  "
+        f"thumbs up {step['reward_mean']:.3f}  kl {step['kl']:.3f}  {step['seconds']:.1f} s"
+    )
+
+
+@contextlib.contextmanager
+def _app(stack: Stack, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The app as a process of its own; it knows the base_url and nothing of us."""
+    command = [sys.executable, str(APP), "--base-url", f"{stack.proxy_url}/v1", "--seed", str(stack.settings.seed)]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _report(app: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
+    while True:
+        stack.watch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, _ = app.communicate(timeout=0.5)
+            break
+    if app.returncode or not output.strip():
+        raise RuntimeError(f"the app ended with code {app.returncode}")
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
+
+
+def _show(outcome: Outcome, questions: int, console: Console) -> None:
+    table = Table("held-out questions", "liked", "95 % interval", title=f"{questions} boards, the same for both")
+    rows = (("before", outcome.before, ""), ("after", outcome.after, ""), ("gain", outcome.gain, "+"))
+    for name, interval, sign in rows:
+        table.add_row(name, f"{interval.mean:{sign}.1%}", f"{interval.low:{sign}.1%} to {interval.high:{sign}.1%}")
+    console.print(table)
+    console.print(
+        f"{outcome.baselined} of {outcome.trajectories} trajectories compared with a baseline, "
+        f"{outcome.failed_requests} failed requests"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Whether a policy learns from thumbs on single answers.")
+    parser.add_argument("--steps", type=int, default=40, help="steps to take")
+    parser.add_argument("--questions", type=int, default=600, help="held-out questions to each of the two versions")
+    parser.add_argument("--seed", type=int, default=0, help="of the adapter, the sampling and the questions")
+    parser.add_argument("--enough", type=float, default=0.15, help="the gain, as a share, that counts as learned")
+    parser.add_argument("--shuffle", action="store_true", help="the control: thumbs of other answers")
+    parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
+    args = parser.parse_args()
+    # As SIGINT does: whatever ends the run, the stack ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="whetstone-thumbs-") as temporary:
+        settings = settings_of(args.data or Path(temporary), args.seed)
+        began = time.monotonic()
+        outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle, console=console)
+    _show(outcome, args.questions, console)
+    console.print(f"{time.monotonic() - began:.0f} s")
+    as_due = outcome.gain.low <= 0 if args.shuffle else outcome.learned(args.enough)
+    return 0 if outcome.clean and as_due else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

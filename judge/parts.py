@@ -1,0 +1,85 @@
+"""What reward functions said, and what a trajectory is worth with it. Pure; runs nothing and knows no table.
+
+A function's number is stored under the function's name, its named numbers under `<function>.<name>`.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from judge.facts import Trajectory
+from whetstone.settings import LearningSettings, RewardFunction
+
+CODE = "code"
+"""`reward_source` of what functions alone decided."""
+LARGEST = 1e9
+"""A number beyond it is taken for a mistake: sums of such numbers lose what distinguishes attempts."""
+MOST_PARTS = 64
+"""Numbers that one function may give."""
+LONGEST_NAME = 64
+"""Characters of a part's name."""
+
+Given = tuple[float, str]
+"""A reward, and what set it."""
+
+
+class NotNumbers(ValueError):
+    """A function's answer is neither a number nor named numbers; the message says what it is."""
+
+
+def parts_of(function: str, answer: str) -> dict[str, float]:
+    """The parts in a function's answer, which is JSON.
+
+    Raises:
+        NotNumbers: it is none, or neither a finite number or boolean nor an object of such.
+    """
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise NotNumbers(f"answered no JSON: {answer[:80]!r}") from None
+    if not isinstance(said, dict):
+        return {function: _number(said)}
+    if len(said) > MOST_PARTS:
+        raise NotNumbers(f"gave {len(said)} numbers, {MOST_PARTS} is the most")
+    if unnamed := [name for name in said if not 0 < len(name) <= LONGEST_NAME]:
+        raise NotNumbers(f"named a number {unnamed[0][:80]!r}; names have 1 to {LONGEST_NAME} characters")
+    return {f"{function}.{name}": _number(number) for name, number in said.items()}
+
+
+def _number(said: object) -> float:
+    if not isinstance(said, bool | int | float):
+        raise NotNumbers(f"gave {json.dumps(said)[:80]}, which is no number")
+    if not -LARGEST <= said <= LARGEST:
+        raise NotNumbers(f"gave {str(said)[:24]}, which is no number from {-LARGEST:.0e} to {LARGEST:.0e}")
+    return float(said)
+
+
+def worth(trajectory: Trajectory, given: Given | None, learning: LearningSettings) -> Trajectory:
+    """The trajectory with the reward that feedback (`given`) and its parts come to; none while functions are due."""
+    both = None if trajectory.code_due_at is not None else combined(given, trajectory.code_parts or {}, learning)
+    reward, source = both or (None, None)
+    return replace(trajectory, reward=reward, reward_source=source)
+
+
+def combined(given: Given | None, parts: Mapping[str, float], learning: LearningSettings) -> Given | None:
+    """What an attempt is worth: `given`, plus weight × number of each function that said something.
+
+    A veto that is not 0 outdoes everything; penalties count where something else gives a reward. Functions of kind
+    `reward` are enough without feedback where all of them said something: with one missing, the attempt would be
+    compared with others that were measured by more. Parts of functions that the settings no longer name count nothing.
+    """
+    said = {function.name: _numbers(function, parts) for function in learning.rewards}
+    kinds = {kind: [one for one in learning.rewards if one.kind == kind] for kind in ("reward", "penalty", "veto")}
+    if any(number != 0 for veto in kinds["veto"] for number in said[veto.name]):
+        return learning.failure_reward or 0.0, CODE
+    if given is None and not (kinds["reward"] and all(said[one.name] for one in kinds["reward"])):
+        return None
+    base, source = given or (0.0, CODE)
+    total = base + sum(one.weight * sum(said[one.name]) for one in [*kinds["reward"], *kinds["penalty"]])
+    return (total, source) if math.isfinite(total) else None
+
+
+def _numbers(function: RewardFunction, parts: Mapping[str, float]) -> list[float]:
+    """What the function said; its name has no dot, a part's may."""
+    return [number for name, number in parts.items() if name.partition(".")[0] == function.name]

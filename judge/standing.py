@@ -1,0 +1,68 @@
+"""Of all feedback on the same things: which still counts, and what reward it gives. Pure; knows no state but the time.
+
+Of two that speak of the same thing the one with the later (created_at, id) counts.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from judge.facts import Feedback, Trajectory
+from judge.numbers import mean
+from judge.parts import Given
+
+
+def given(counted: Iterable[Feedback], trajectories: Mapping[str, Trajectory]) -> dict[str, Given]:
+    """Reward and source that feedback gives each of these trajectories; those it says nothing of are left out.
+
+    The last trajectory-level one (a group's entry for it is one), else the mean of the completion-level ones.
+    """
+    whole: dict[str, Given] = {}
+    by_completion: dict[str, dict[str, float]] = {}
+    for one in sorted(counted, key=lambda feedback: feedback.order):
+        if one.target_kind == "group":
+            for name, reward in (one.rewards or {}).items():
+                if name in trajectories and trajectories[name].is_of(one.target_id):
+                    whole[name] = (reward, "group")
+        elif one.trajectory_id in trajectories and one.reward is not None:
+            assert one.trajectory_id is not None
+            if one.completion_id is None:
+                whole[one.trajectory_id] = (one.reward, "trajectory")
+            else:
+                by_completion.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
+    means = {name: (mean(rewards.values()), "completions") for name, rewards in by_completion.items()}
+    return means | whole
+
+
+def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """Sum of weight × number; a part without a weight counts with 1. The same in whatever order they are stored."""
+    try:
+        return math.fsum(weights.get(name, 1.0) * number for name, number in parts.items())
+    except (OverflowError, ValueError):  # of numbers that are finite, with weights that are
+        return math.inf
+
+
+def superseded(counted: Iterable[Feedback]) -> set[str]:
+    """Ids of those of which later ones with the same target say all they say."""
+    later: dict[tuple[str, str | None], set[str]] = {}
+    gone: set[str] = set()
+    for one in sorted(counted, key=lambda feedback: feedback.order, reverse=True):
+        said_later = later.setdefault(_target(one), set())
+        says = _says(one)
+        if says and says <= said_later:
+            gone.add(one.id)
+        said_later.update(says)
+    return gone
+
+
+def _target(one: Feedback) -> tuple[str, str | None]:
+    if one.target_kind == "group":
+        return "group", one.target_id
+    return one.target_kind, one.completion_id if one.target_kind == "completion" else one.trajectory_id
+
+
+def _says(one: Feedback) -> set[str]:
+    """Of a group: the trajectories it rewards. Else: whether it gives a reward, and what would have been right."""
+    if one.target_kind == "group":
+        return set(one.rewards or ())
+    said = {"reward": one.reward is not None, "demonstration": one.demonstrates}
+    return {name for name, is_said in said.items() if is_said}

@@ -1,0 +1,173 @@
+"""The questions and the app of examples/thumbs, the app against a small server on a real socket."""
+
+import ast
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "thumbs"
+sys.path.insert(0, str(FOLDER))
+
+import hints  # noqa: E402
+
+
+def test_no_held_out_board_is_ever_trained_on() -> None:
+    train, held_out = hints.boards()["train"], hints.boards()["eval"]
+    assert (len(set(train)), len(set(held_out))) == (len(train), len(held_out)) == (3034, 600)
+    assert not set(train) & set(held_out)
+    assert {hints.question("train", seed, number) for seed in (0, 1) for number in range(5000)} <= set(train)
+    assert [hints.question("eval", 9, number) for number in range(600)] == held_out
+
+
+def test_the_same_seed_asks_the_same_questions() -> None:
+    first, again, other = ([hints.question("train", seed, number) for number in range(50)] for seed in (0, 0, 1))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("board", "liked"),
+    [
+        ("123456789", {"5"}),
+        ("1234O6789", {"1", "3", "7", "9"}),
+        ("O234X6789", {"3", "6", "7", "8", "9"}),
+        ("1X3OO678X", {"3"}),
+    ],
+)
+def test_users_like_the_cell_that_keeps_most_lines_open(board: str, liked: set[str]) -> None:
+    assert hints.liked(board) == liked
+
+
+def test_every_question_has_an_answer_that_is_liked_and_one_that_is_not() -> None:
+    shares = [len(hints.liked(board)) / len(hints.game.free(board)) for board in hints.boards()["eval"]]
+    assert all(0 < share < 1 for share in shares)
+    assert sum(shares) / len(shares) == pytest.approx(0.444, abs=0.001)  # a random legal answer
+
+
+def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
+    text = (FOLDER / "app.py").read_text()
+    assert len(text.splitlines()) < 110
+    imported = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported - set(sys.stdlib_module_names) == {"hints", "openai"}
+
+
+class Server(ThreadingHTTPServer):
+    """Speaks the OpenAI wire; half of its answers are cells that users like. Keeps all it is told."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.lock = threading.Lock()
+        self.answers: dict[str, bool] = {}
+        self.headers_seen: list[dict[str, str]] = []
+        self.thumbs: list[dict[str, Any]] = []
+        self.refused = 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v1/feedback":
+            self.server.thumbs.append(body)
+            self.send(202, {"id": "feedback"})
+            return
+        with self.server.lock:
+            self.server.headers_seen.append({name.lower(): value for name, value in self.headers.items()})
+            number = len(self.server.headers_seen)
+        if number <= self.server.refused:
+            self.send(503, {"error": {"message": "not yet"}})
+            return
+        board = body["messages"][-1]["content"]
+        right = random.Random(number).random() < 0.5
+        cells = hints.liked(board) if right else set(hints.game.free(board)) - hints.liked(board)
+        self.server.answers[f"chatcmpl-{number}"] = right
+        choice = {"index": 0, "message": {"role": "assistant", "content": min(cells)}, "finish_reason": "stop"}
+        answer = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": "m"}
+        self.send(200, answer | {"choices": [choice]})
+
+    def send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the tests read what was posted."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def run_app(server: Server, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / "app.py"), "--base-url", server.url, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.mark.slow
+def test_three_answers_in_ten_get_the_thumb_they_deserve_and_no_request_says_more_than_the_question(
+    server: Server,
+) -> None:
+    report = run_app(server, "--questions", "400")
+    assert (report["questions"], report["failed_requests"], len(server.answers)) == (400, 0, 400)
+    assert report["liked"] == sum(server.answers.values())
+    assert report["thumbs"] == len(server.thumbs) == pytest.approx(120, abs=40)
+    for thumb in server.thumbs:
+        up = server.answers[thumb["completion_id"]]
+        assert thumb == {"completion_id": thumb["completion_id"], "thumbs": "up" if up else "down", "final": True}
+    ours = ("x-trajectory-id", "x-group-id", "x-task", "x-split", "x-metadata")
+    assert not any(name in headers for headers in server.headers_seen for name in ours)
+
+
+@pytest.mark.slow
+def test_held_out_questions_are_marked_and_get_no_thumb(server: Server) -> None:
+    report = run_app(server, "--questions", "60", "--split", "eval")
+    assert len(report["each"]) == 60 and sum(report["each"]) == report["liked"]
+    assert {headers["x-split"] for headers in server.headers_seen} == {"eval"}
+    assert server.thumbs == []
+
+
+@pytest.mark.slow
+def test_shuffled_thumbs_keep_their_share_and_say_nothing(server: Server) -> None:
+    run_app(server, "--questions", "600", "--thumbs", "1", "--shuffle")
+    ups = [thumb["thumbs"] == "up" for thumb in server.thumbs]
+    right = [server.answers[thumb["completion_id"]] for thumb in server.thumbs]
+    assert sum(ups) / 600 == pytest.approx(sum(right) / 600, abs=0.12)
+    assert sum(up == is_right for up, is_right in zip(ups, right, strict=True)) / 600 == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.slow
+def test_a_failed_request_is_counted_and_not_asked_again(server: Server) -> None:
+    server.refused = 3
+    report = run_app(server, "--questions", "20", "--split", "eval")
+    assert (report["failed_requests"], report["questions"], len(report["each"])) == (3, 17, 20)
+    assert len(server.headers_seen) == 20

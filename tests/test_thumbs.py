@@ -1,0 +1,45 @@
+"""The proof of the baselines in its short form: the whole stack, thumbs on single answers, a policy that learns."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from benchmarks.thumbs import Outcome  # noqa: E402
+from whetstone.intervals import gain, share  # noqa: E402
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(600)
+def test_an_app_that_only_posts_thumbs_has_a_policy_that_learns() -> None:
+    # Fifteen steps leave the gain of forty unfinished, and still far beyond chance.
+    command = [sys.executable, "-m", "benchmarks.thumbs", "--steps", "15", "--questions", "400", "--enough", "0.05"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    steps = re.findall(r"^step \d+  (\d+) of (\d+) by baseline", run.stdout, re.MULTILINE)
+    assert len(steps) >= 15 and all(int(baselined) == int(taken) >= 96 for baselined, taken in steps)
+    assert " 0 failed requests" in run.stdout
+
+
+def outcome(before: int, after: int, trajectories: int = 96, failed_requests: int = 0) -> Outcome:
+    """Of 400 questions so many were liked before and after."""
+    first, last = ([1] * liked + [0] * (400 - liked) for liked in (before, after))
+    return Outcome(share(first), share(last), gain(first, last), trajectories, 96, failed_requests)
+
+
+def test_learned_is_what_gained_enough_and_more_than_chance_gives() -> None:
+    assert outcome(180, 240).learned(0.15)
+    assert not outcome(180, 239).learned(0.15)
+    assert not outcome(240, 180).learned(0.15)
+    assert not outcome(180, 181).learned(0.0)
+
+
+def test_a_run_in_which_groups_had_a_part_or_somebody_was_refused_proves_nothing() -> None:
+    assert outcome(180, 240).clean
+    assert not outcome(180, 240, trajectories=97).clean
+    assert not outcome(180, 240, failed_requests=1).clean

@@ -1,0 +1,98 @@
+"""The trainer's SQL of ends: a step's row under its fencing token, and what becomes of all it took when it is over."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, case, func, or_, select
+
+from migrations import schema
+from trainer.claims import Claim
+from trainer.errors import LeaseLost
+
+UNFINISHED = ("claimed", "trained", "loaded")
+
+
+def update_step(connection: Connection, claim: Claim, **values: Any) -> None:
+    """Write into the step's row; without values only make sure that it is still ours.
+
+    Raises:
+        LeaseLost: another worker has it.
+    """
+    s = schema.steps.c
+    ours = and_(s.project == claim.project, s.id == claim.id, s.attempt == claim.attempt, s.state.in_(UNFINISHED))
+    changed = connection.execute(schema.steps.update().where(ours).values(**(values or {"attempt": claim.attempt})))
+    if not changed.rowcount:
+        raise LeaseLost(f"step {claim.id} belongs to another worker")
+
+
+def end_step(connection: Connection, claim: Claim, state: str, now: datetime, figures: dict[str, Any]) -> None:
+    """The step is over, and with it its groups, trajectories and feedback.
+
+    Raises:
+        LeaseLost: another worker has it.
+    """
+    update_step(connection, claim, state=state, ended_at=now, lease_until=None, **figures)
+    project, s = claim.project, schema.step_trajectories.c
+    members = and_(s.project == claim.project, s.step_id == claim.id)
+    if state in ("promoted", "rejected"):
+        taught = and_(members, s.advantage.is_not(None))
+        groups, trajectories = select(s.group_id).where(taught), select(s.trajectory_id).where(taught)
+        _close_books(connection, project, groups, trajectories, step=claim.number)
+        members = and_(members, s.advantage.is_(None))
+    default = "step_failed" if state == "failed" else "group_uniform"
+    t = schema.trajectories.alias()
+    why = func.coalesce(t.c.why_not_trained, default)
+    joined = and_(members, t.c.project == s.project, t.c.id == s.trajectory_id)
+    reasons = connection.execute(select(why).where(joined).distinct()).scalars()
+    # A group goes by the first reason; the step's own comes before those of single trajectories.
+    for reason in sorted(reasons, key=lambda reason: (reason != default, reason)):
+        of_reason = and_(joined, why == reason)
+        groups, trajectories = select(s.group_id).where(of_reason), select(s.trajectory_id).where(of_reason)
+        _close_books(connection, project, groups, trajectories, reason=reason)
+
+
+def discard(connection: Connection, project: str, group_ids: Sequence[str], reason: str) -> None:
+    """Give up groups, and their members that would have been trained on."""
+    t = schema.trajectories.c
+    members = select(t.id).where(t.project == project, t.group_id.in_(group_ids), t.state == "rewarded")
+    _close_books(connection, project, group_ids, members, reason=reason)
+
+
+def _close_books(
+    connection: Connection,
+    project: str,
+    groups: Sequence[str] | Select[tuple[str]],
+    trajectories: Select[tuple[str]],
+    *,
+    step: int | None = None,
+    reason: str | None = None,
+) -> None:
+    """Give groups, trajectories and their feedback their last state: trained in `step`, or not, for `reason`.
+
+    A trajectory that has a reason of its own keeps it. A group is closed with the first of its members: those
+    that taught come before those that did not.
+    """
+    g, t, f = schema.groups.c, schema.trajectories.c, schema.feedback.c
+    # Feedback first, then groups: the judging worker locks groups before trajectories, and so do we.
+    of_group = and_(f.target_kind == "group", f.target_id.in_(groups))
+    connection.execute(
+        schema.feedback.update()
+        .where(f.project == project, f.state == "applied", or_(f.trajectory_id.in_(trajectories), of_group))
+        .values(state="used" if step else "unused", reason=reason, step=step)
+    )
+    connection.execute(
+        schema.groups.update()
+        .where(g.project == project, g.state.in_(("scored", "claimed")), g.id.in_(groups))
+        .values(state="trained" if step else "discarded", reason=reason)
+    )
+    connection.execute(
+        schema.trajectories.update()
+        .where(t.project == project, t.id.in_(trajectories))
+        .values(
+            state="trained" if step else "excluded",
+            trained_in_step=step,
+            why_not_trained=reason
+            and case((t.state == "rewarded", reason), else_=func.coalesce(t.why_not_trained, reason)),
+        )
+    )
