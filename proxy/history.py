@@ -37,6 +37,11 @@ class Conversation(msgspec.Struct, frozen=True):
     tool_calls: bytes | None
     """Hash of the tool calls that its last answer made, ids included; None: it made none."""
 
+    @property
+    def found_by(self) -> tuple[bytes, ...]:
+        """All that its earlier completion may be found by."""
+        return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
+
 
 class Normaliser:
     """Reads messages, without what the patterns match.

@@ -203,30 +203,32 @@ class Threads:
         if not asked.answers:
             return Place(new_id(), "new")
         place = self._free(asked)
-        if place is None and not (self._peers.alone and all(one in self._absent for one in asked.answers)):
-            await self._read_heads(asked)
-            place = self._free(asked)
+        if place is None and not (self._peers.alone and all(one in self._absent for one in asked.found_by)):
+            place = await self._look_up(asked)
             if place is None and not self._peers.alone and self._branch(asked) is None:
                 await self._peers.written(arrived_s)
-                await self._read_heads(asked)
-                place = self._free(asked)
+                place = await self._look_up(asked)
         return place or self._branch(asked) or Place(new_id(), "new")
 
-    async def _read_heads(self, asked: Conversation) -> None:
+    async def _look_up(self, asked: Conversation) -> Place | None:
         now_s = time.time()
         for head in await self._tables.heads(asked.answers, asked.tool_calls, now_s - self._idle_s):
             if self._heads.learn(head):
                 self._trails.setdefault(head.trajectory_id, Trail(head.completion_id, now_s, over=head.over))
-        for history in asked.answers:
+        for history in asked.found_by:
             # Few-shot prompts hold answers that nobody here gave: not to be looked for at every call.
             if not self._heads.alike(history):
                 self._absent[history] = None
         _bound(self._absent)
+        return self._free(asked)
 
     def _free(self, asked: Conversation) -> Place | None:
-        """The oldest free head with the longest history that is known at all."""
+        """The oldest free head with the longest history that is known at all; None too where SQL is to be asked first,
+        which may know a longer one."""
         for by, history in _keys(asked):
             if not self._heads.alike(history):
+                if history not in self._absent:
+                    return None
                 continue
             while head := self._heads.free(history):
                 if not self._is_over(self._trails.get(head.trajectory_id)):

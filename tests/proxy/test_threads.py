@@ -199,6 +199,16 @@ async def test_what_was_said_before_it_was_cut_off_may_be_gone_on_from(app: App,
     assert (await app.said(user("a"), echo("Once upon"), user("go on"))).trajectory_id == cut.trajectory_id
 
 
+async def test_a_longer_history_that_only_sql_knows_goes_before_a_shorter_one_in_memory(app: App) -> None:
+    first = await app.said(user("a"))
+    await app.said(user("a"), echo(), user("b"))
+    app.write()
+    app.restart()
+    other = await app.said(user("a"))
+    third = await app.said(user("a"), echo(), user("b"), echo(), user("c"))
+    assert third.trajectory_id == first.trajectory_id != other.trajectory_id
+
+
 async def test_a_retry_of_a_first_turn_lands_where_the_first_attempt_did(app: App, later: Any) -> None:
     cut = (await app.ask(user("a"))).answer("", status="error")
     later()
