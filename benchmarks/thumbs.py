@@ -29,8 +29,9 @@ from whetstone.up import Stack, running
 
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "examples" / "thumbs" / "app.py"
-SINGLES_PER_STEP = 96
-"""Setting `trainer.singles_per_step` of the run."""
+SINGLES_PER_STEP, LEARNING_RATE = 192, 5e-4
+"""Settings of the run: twice the thumbs and half the rate of the defaults. AdamW walks as far on noise as on a signal;
+with the defaults, shuffled thumbs moved a policy by 11 points."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def settings_of(data: Path, seed: int) -> Settings:
         proxy__port=0,
         groups__prompt_window_s=0,
         trainer__singles_per_step=SINGLES_PER_STEP,
+        trainer__learning_rate=LEARNING_RATE,
     )
 
 
@@ -161,7 +163,7 @@ def _show(outcome: Outcome, questions: int, console: Console) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Whether a policy learns from thumbs on single answers.")
-    parser.add_argument("--steps", type=int, default=40, help="steps to take")
+    parser.add_argument("--steps", type=int, default=20, help="steps to take")
     parser.add_argument("--questions", type=int, default=600, help="held-out questions to each of the two versions")
     parser.add_argument("--seed", type=int, default=0, help="of the adapter, the sampling and the questions")
     parser.add_argument("--enough", type=float, default=0.15, help="the gain, as a share, that counts as learned")

@@ -14,10 +14,9 @@ from migrations.database import insert_new
 from proxy.call import Call, Choice, nothing_said
 from proxy.delta import ANSWER, Tail, added, digest, tail_of
 from proxy.policies import Policy
+from proxy.repeats import WINDOW_S
 from whetstone.reasons import WhyNotTrained
 
-RETRY_WINDOW = timedelta(minutes=15)
-"""How long a client may take to ask again; the official ones give up after seconds."""
 TAILS_KEPT = 4096
 TAIL_TOKENS_KEPT = 8_000_000
 """Trajectories whose tail stays in memory, and the tokens of all of them (40 bytes each); another one's is read from
@@ -373,7 +372,7 @@ def _supersede(connection: Connection, call: Call) -> dict[int, str]:
         c.request_digest == call.request_digest,
         c.request_digest.is_not(None),
         c.call_id != call.id,
-        c.created_at.between(call.created_at - RETRY_WINDOW, call.created_at),
+        c.created_at.between(call.created_at - timedelta(seconds=WINDOW_S), call.created_at),
     ]
     if address.turn_key:
         unanswered.append(c.turn_key == address.turn_key)

@@ -12,7 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations import schema
 from migrations.database import insert_new
 from proxy.heads import Head
-from proxy.threads import Trail, Unanswered
+from proxy.repeats import Repeatable
+from proxy.threads import Trail
 
 MOST_FREE = 50
 """Free heads read at once; more of the same history are read when these are taken."""
@@ -43,7 +44,7 @@ class ThreadTables:
         """Where a trajectory stands (`threads.Tables`)."""
         return await _answered(lambda: self._trail(trajectory_id, since_s), None)
 
-    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Unanswered]:
+    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         """Calls that were not answered whole (`threads.Tables`)."""
         return await _answered(lambda: self._unanswered(digest, turn_key, since_s), [])
 
@@ -116,7 +117,7 @@ class ThreadTables:
             )
         return Trail(row.tail_completion_id, row.last_seen_at.timestamp(), over=over, successor=successor)
 
-    def _unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Unanswered]:
+    def _unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         query = select(c.trajectory_id, c.turn_key, c.created_at).where(
             c.project == self._project,
             c.request_digest == digest,
@@ -129,7 +130,7 @@ class ThreadTables:
             query = query.where(c.turn_key == turn_key)
         with self._reader.connect() as connection:
             rows = connection.execute(query).all()
-        return [Unanswered(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
+        return [Repeatable(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
 
 
 async def _answered(ask: Callable[[], Found], otherwise: Found) -> Found:

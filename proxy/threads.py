@@ -17,12 +17,11 @@ from proxy.address import Address
 from proxy.call import Call
 from proxy.heads import Head, Heads
 from proxy.history import Conversation
+from proxy.repeats import WINDOW_S, Repeatable, Repeats
 from whetstone.ids import new_id
 
 MOST_KEPT = 50_000
 """Heads, and trajectories, that stay in memory, some 1 KB each; what is older is found in SQL."""
-RETRY_WINDOW_S = 15 * 60
-"""How long a client may take to ask again; the official ones give up after seconds."""
 MOST_HOPS = 1000
 """Trajectories that may follow on one another under one name."""
 
@@ -37,15 +36,6 @@ class Trail(msgspec.Struct):
     """Feedback or the app has ended it."""
     successor: str | None = None
     """The trajectory that goes on under its name."""
-
-
-class Unanswered(msgspec.Struct, frozen=True):
-    """A call that was not answered whole: its client may ask again."""
-
-    trajectory_id: str
-    extends: str | None
-    turn_key: str | None
-    at_s: float
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -72,7 +62,7 @@ class Tables(Protocol):
         """Where a trajectory stands; it is over too if it was not seen since then. None: there is none."""
         ...
 
-    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Unanswered]:
+    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         """Calls with this body, and this turn key if one is given, that were not answered whole since then."""
         ...
 
@@ -102,7 +92,7 @@ class Threads:
         """Calls by the rule that found their trajectory."""
         self._heads = Heads(MOST_KEPT)
         self._trails: OrderedDict[str, Trail] = OrderedDict()
-        self._unanswered: OrderedDict[str, list[Unanswered]] = OrderedDict()
+        self._repeats = Repeats(MOST_KEPT)
         self._absent: OrderedDict[bytes, None] = OrderedDict()
 
     async def place(self, call_id: str, address: Address, asked: Conversation, digest: str) -> Place:
@@ -116,6 +106,9 @@ class Threads:
             place = await self._by_conversation(asked, arrived_s)
         if place.extends is not None:
             self._heads.take(place.extends, call_id)
+        if address.trajectory_id is None:
+            call = Repeatable(place.trajectory_id, place.extends, address.turn_key, arrived_s)
+            self._repeats.add(digest, call_id, call)
         self._see(place.trajectory_id)
         self.placed[place.by] += 1
         return place
@@ -131,22 +124,14 @@ class Threads:
                 self._heads.keep(Head(completion_id, trajectory_id, found_by, names))
                 for history in found_by:
                     self._absent.pop(history, None)
-        if call.request_digest is not None:
-            # Whatever it repeated is not to be repeated again.
-            before = self._unanswered.pop(call.request_digest, [])
-            if left := [one for one in before if one.trajectory_id != call.trajectory_id]:
-                self._unanswered[call.request_digest] = left
         if call.status == "complete":
-            return
-        if call.extends is not None:
+            self._repeats.answered(call.id)
+        elif call.extends is not None:
             self._heads.release(call.extends, call.id)
-        if call.request_digest is not None and call.address.trajectory_id is None:
-            missed = Unanswered(call.trajectory_id, call.extends, call.address.turn_key, time.time())
-            self._unanswered.setdefault(call.request_digest, []).append(missed)
-            _bound(self._unanswered)
 
     def unrecorded(self, call_id: str, place: Place) -> None:
         """A call came to nothing and was not recorded: it was never there."""
+        self._repeats.answered(call_id)
         if place.extends is not None:
             self._heads.release(place.extends, call_id)
 
@@ -155,6 +140,12 @@ class Threads:
         if call.extends is not None and call.status == "complete":
             self._heads.keep_taken(Head(call.extends, call.trajectory_id), call.id)
         self.over(call)
+        if call.request_digest is None:
+            return
+        self._repeats.forget(call.request_digest, call.trajectory_id)
+        if call.status != "complete" and call.address.trajectory_id is None:
+            missed = Repeatable(call.trajectory_id, call.extends, call.address.turn_key, call.created_at_s)
+            self._repeats.add(call.request_digest, call.id, missed)
 
     def ended(self, name: str) -> None:
         """A trajectory is over; `name` is its id, or that of one of its completions, as feedback calls it."""
@@ -184,18 +175,19 @@ class Threads:
 
     # By what was asked before.
 
-    async def _asked_again(self, address: Address, digest: str, now_s: float) -> Unanswered | None:
+    async def _asked_again(self, address: Address, digest: str, now_s: float) -> Repeatable | None:
         """The one call that this one repeats; None where none or several could be meant."""
         if not (address.retry or address.turn_key):
             return None
-        since_s = now_s - RETRY_WINDOW_S
-        here = [one for one in self._unanswered.get(digest, ()) if one.at_s >= since_s]
-        found = [one for one in here if address.turn_key in (None, one.turn_key)]
-        if not found:
-            found = await self._tables.unanswered(digest, address.turn_key, since_s)
-        if len(found) != 1:
+        here = self._repeats.of(digest, address.turn_key, now_s)
+        if not here:
+            found = await self._tables.unanswered(digest, address.turn_key, now_s - WINDOW_S)
+            return found[0] if len(found) == 1 else None
+        if len(here) > 1:
             return None
-        return found[0]
+        ((call_id, call),) = here.items()
+        self._repeats.answered(call_id)
+        return call
 
     # By conversation.
 
@@ -266,6 +258,6 @@ def _keys(asked: Conversation) -> Iterable[tuple[str, bytes]]:
         yield "content", history
 
 
-def _bound(kept: OrderedDict[str, list[Unanswered]] | OrderedDict[str, Trail] | OrderedDict[bytes, None]) -> None:
+def _bound(kept: OrderedDict[str, Trail] | OrderedDict[bytes, None]) -> None:
     while len(kept) > MOST_KEPT:
         kept.popitem(last=False)

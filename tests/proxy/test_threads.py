@@ -220,6 +220,22 @@ async def test_a_retry_of_a_first_turn_lands_where_the_first_attempt_did(app: Ap
     assert (await app.said(user("a"), retry=True)).threaded_by == "new"
 
 
+async def test_a_retry_of_a_call_that_still_runs_lands_beside_it(app: App) -> None:
+    """The connection is gone, and nobody told the proxy."""
+    first = await app.said(user("a"))
+    lost = await app.ask(user("a"), echo(), user("b"))
+    again = await app.said(user("a"), echo(), user("b"), text="no", retry=True)
+    lost.answer("yes")
+    assert (again.threaded_by, again.trajectory_id, again.extends) == ("retry", first.trajectory_id, first.id)
+    assert (await app.said(user("a"), echo(), user("b"), echo("no"), user("c"))).extends == again.id
+
+
+async def test_a_retry_among_equals_in_flight_begins_anew(app: App) -> None:
+    group = [await app.ask(user("a")) for _ in range(3)]
+    assert (await app.said(user("a"), retry=True)).threaded_by == "new"
+    assert len({one.place.trajectory_id for one in group}) == 3
+
+
 async def test_a_retry_that_could_repeat_two_calls_begins_anew(app: App, later: Any) -> None:
     for _ in range(2):
         (await app.ask(user("a"))).answer("", status="error")

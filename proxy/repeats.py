@@ -1,0 +1,61 @@
+"""Calls that their clients may ask again: those that were not answered whole, and those still in flight. Pure.
+
+A client that lost its connection asks again while the first call may still be running: nobody told the proxy that
+nobody listens any more. So what is in flight counts as well.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+WINDOW_S = 15 * 60
+"""How long a client may take to ask again; the official ones give up after seconds."""
+
+
+class Repeatable(msgspec.Struct, frozen=True):
+    """A call that may be asked again."""
+
+    trajectory_id: str
+    extends: str | None
+    """What it goes on from, and what asks again goes on from too."""
+    turn_key: str | None
+    at_s: float
+
+
+class Repeats:
+    """At most so many digests of bodies, the oldest forgotten first; each with the calls that had it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_digest: OrderedDict[str, dict[str, Repeatable]] = OrderedDict()
+        self._digests: dict[str, str] = {}
+
+    def add(self, digest: str, call_id: str, call: Repeatable) -> None:
+        """A call has come."""
+        self._by_digest.setdefault(digest, {})[call_id] = call
+        self._digests[call_id] = digest
+        while len(self._by_digest) > self._most:
+            for forgotten in self._by_digest.popitem(last=False)[1]:
+                self._digests.pop(forgotten, None)
+
+    def answered(self, call_id: str) -> None:
+        """It was answered whole, or repeated: nobody asks it again."""
+        digest = self._digests.pop(call_id, None)
+        calls = self._by_digest.get(digest, {}) if digest is not None else {}
+        calls.pop(call_id, None)
+        if digest is not None and not calls:
+            self._by_digest.pop(digest, None)
+
+    def of(self, digest: str, turn_key: str | None, now_s: float) -> dict[str, Repeatable]:
+        """Those with this body, and this turn key if one is given, by call id."""
+        return {
+            call_id: call
+            for call_id, call in self._by_digest.get(digest, {}).items()
+            if call.at_s >= now_s - WINDOW_S and turn_key in (None, call.turn_key)
+        }
+
+    def forget(self, digest: str, trajectory_id: str) -> None:
+        """What had this body in this trajectory was repeated by a call that was answered."""
+        for call_id, call in list(self._by_digest.get(digest, {}).items()):
+            if call.trajectory_id == trajectory_id:
+                self.answered(call_id)
