@@ -1,7 +1,6 @@
 """Plays tic-tac-toe through any OpenAI-compatible server and posts what each game was worth.
 
-Knows the stock client and the rules in game.py; of training only a few headers and one POST a game, and with
-`--untagged` not even the headers. Prints JSON.
+Knows the stock client and the rules in game.py; of training a few headers and one POST a game, or the POST alone.
 """
 
 import argparse
@@ -42,10 +41,9 @@ class Agent:
         """One game and its reward. In training `group_size` games share an opening; held out, each has its own."""
         train, trajectory = self.args.split == "train", f"{self.args.run}.{self.args.split}.{number}"
         group = number // self.args.group_size if train else number
-        headers = {} if train else {"X-Split": "eval"}
-        if not self.args.untagged:
-            headers |= {"X-Trajectory-Id": trajectory, "X-Task": "tictactoe"}
-            headers |= {"X-Group-Id": f"{self.args.run}.{group}"} if train else {}
+        tags = {"X-Trajectory-Id": trajectory, "X-Task": "tictactoe", "X-Split": self.args.split}
+        tags |= {"X-Group-Id": f"{self.args.run}.{group}"} if train else {}
+        headers = tags if not self.args.untagged else {} if train else {"X-Split": "eval"}
         outcome, answer_id = await self.play(group, headers)
         self.won[number] = int(outcome == "wins")
         target = {"completion_id": answer_id, "final": True} if self.args.untagged else {"trajectory_id": trajectory}
@@ -55,7 +53,7 @@ class Agent:
         await self.client.post("/feedback", body=body, cast_to=object)
 
     async def play(self, number: int, headers: dict[str, str]) -> tuple[str, str]:
-        """How the game of this opening ended, and the last answer's id. No number of a free cell: the game is lost."""
+        """How the game ended, and the last answer's id. What is not the number of a free cell loses it."""
         opening = game.opening_name(self.args.split, self.args.seed, number)
         board = game.first_board(number, opening)
         messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": game.SYSTEM}]

