@@ -15,6 +15,8 @@ import msgspec
 from proxy.call import NULL, Choice, History
 
 HASH_BYTES = 16
+MOST_READ = 50_000
+"""Messages that are known by their bytes; some 300 bytes each."""
 MOST_PLACES = 32
 """Answers in a conversation, from its end, by which its earlier completion is looked for: an app that went back
 further than that begins anew."""
@@ -43,6 +45,19 @@ class Conversation(msgspec.Struct, frozen=True):
         return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
 
 
+class _Message(msgspec.Struct, frozen=True):
+    """What a message comes to."""
+
+    said: bytes
+    """Hash of what it says."""
+    is_answer: bool
+    tool_calls: bytes | None
+    """Hash of the tool calls in it, ids included."""
+
+
+NOTHING = _Message(b"", False, None)
+
+
 class Normaliser:
     """Reads messages, without what the patterns match.
 
@@ -53,31 +68,43 @@ class Normaliser:
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         joined = "|".join(f"(?:{pattern})" for pattern in patterns)
         self._matches = re.compile(joined) if joined else None
+        self._read_before: dict[bytes, _Message] = {}
 
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
         """Hash a conversation, message by message. `owner`: whom the app serves, if it says so."""
         whole, owned_by = b"", (owner or "").encode()
         answers: list[bytes] = []
-        tool_calls: bytes | None = None
+        last = NOTHING
         for raw in messages:
-            message = msgspec.json.decode(raw)
-            whole = self._extended(whole, message)
-            if isinstance(message, dict) and message.get("role") == "assistant":
+            message = self._known(raw)
+            whole = _hash(whole + message.said)
+            if message.is_answer:
                 answers.append(whole)
-                tool_calls = _tool_hash(message, owned_by)
-        last = answers[: -MOST_PLACES - 1 : -1]
-        return Conversation(owned_by, whole, tuple(_hash(one + owned_by) for one in last), tool_calls)
+                last = message
+        places = tuple(_hash(one + owned_by) for one in answers[: -MOST_PLACES - 1 : -1])
+        return Conversation(owned_by, whole, places, last.tool_calls and _hash(last.tool_calls + owned_by))
 
     def history(self, asked: Conversation, choice: Choice) -> History:
         """What this answer to that conversation leaves."""
         if not choice.message:
             return History()
-        message = {"role": "assistant", "content": choice.text} | choice.message
-        extended = self._extended(asked.whole, message)
-        return History(_hash(extended + asked.owner), _tool_hash(message, asked.owner))
+        message = self._read({"role": "assistant", "content": choice.text} | choice.message)
+        extended = _hash(asked.whole + message.said)
+        return History(_hash(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
 
-    def _extended(self, before: bytes, message: Any) -> bytes:
-        return _hash(before + _canonical(self._normal(message)))
+    def _known(self, raw: msgspec.Raw) -> _Message:
+        """A message that was read before need not be read again: every turn brings all that was said so far."""
+        key = _hash(raw)
+        found = self._read_before.get(key)
+        if found is None:
+            found = self._read_before[key] = self._read(msgspec.json.decode(raw))
+            if len(self._read_before) > MOST_READ:
+                del self._read_before[next(iter(self._read_before))]
+        return found
+
+    def _read(self, message: Any) -> _Message:
+        is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+        return _Message(_hash(_canonical(self._normal(message))), is_answer, _tool_hash(message) if is_answer else None)
 
     def _normal(self, message: Any) -> Any:
         if not isinstance(message, dict):
@@ -132,13 +159,13 @@ def _arguments(text: Any) -> Any:
         return text
 
 
-def _tool_hash(message: dict[str, Any], owner: bytes) -> bytes | None:
+def _tool_hash(message: dict[str, Any]) -> bytes | None:
     """None as well where an id is no random one: `functions.search:0` is everybody's."""
     made = _made(message)
     if not made or not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
         return None
-    return _hash(b"tool calls" + _canonical(made) + owner)
+    return _hash(b"tool calls" + _canonical(made))
 
 
-def _hash(data: bytes) -> bytes:
+def _hash(data: bytes | msgspec.Raw) -> bytes:
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

@@ -103,6 +103,9 @@ class Store:
         p, v = schema.policies.c, schema.policy_versions.c
         of_policy = and_(v.project == claim.project, v.policy == claim.policy)
         with self._engine.begin() as connection:
+            # Policies before groups, as everybody locks them.
+            is_policy = (p.project == claim.project, p.id == claim.policy)
+            connection.execute(select(p.id).where(*is_policy).with_for_update(key_share=True))
             end_step(connection, claim, "promoted", now, figures)
             update = schema.policy_versions.update()
             connection.execute(update.where(of_policy, v.state == "live").values(state="retired"))
@@ -119,11 +122,7 @@ class Store:
             )
             old = list(connection.execute(retired).scalars())
             connection.execute(update.where(of_policy, v.version.in_(old)).values(served=False))
-            connection.execute(
-                schema.policies.update()
-                .where(p.project == claim.project, p.id == claim.policy)
-                .values(live_version=claim.version_out)
-            )
+            connection.execute(schema.policies.update().where(*is_policy).values(live_version=claim.version_out))
 
     def reject(self, claim: Claim, reason: str, probe: Probe) -> None:
         """The candidate is not good enough. What it was trained on counts as trained: once is once.

@@ -35,8 +35,10 @@ class Claims:
 
     def _locked_policy(self, policy: str) -> Any:
         p = schema.policies.c
-        # FOR UPDATE lets two workers of PostgreSQL take turns; SQLite's BEGIN IMMEDIATE has done so already.
-        query = select(schema.policies).where(p.project == self._project, p.id == policy).with_for_update()
+        # Two workers of PostgreSQL take turns; SQLite's BEGIN IMMEDIATE has seen to that. The weak kind of lock: the
+        # proxy's new groups refer to this row.
+        query = select(schema.policies).where(p.project == self._project, p.id == policy)
+        query = query.with_for_update(key_share=True)
         return self._connection.execute(query).one_or_none()
 
     def _unfinished(self, policy: str) -> Any:
@@ -191,13 +193,17 @@ class Claims:
     def _candidates(self, policy: str) -> list[Candidate]:
         """The scored groups with their rewarded members, the oldest first."""
         g, t = schema.groups.c, schema.trajectories.c
+        scored = (g.project == self._project, g.policy == policy, g.state == "scored")
+        # Who revises a reward, or adds a member, locks the group first, in the order of ids as here: from now on what
+        # is read stays true until it is claimed.
+        self._connection.execute(select(g.id).where(*scored).order_by(g.id).with_for_update(key_share=True))
         query = (
             select(
                 g.id, g.closed_at, g.compared_with, t.id, t.reward, t.first_version, t.last_version, t.sampled_tokens
             )
             .add_columns(func.coalesce(t.task, ""), func.coalesce(t.end_user, ""))
             .join(schema.trajectories, and_(t.project == g.project, t.group_id == g.id))
-            .where(g.project == self._project, g.policy == policy, g.state == "scored")
+            .where(*scored)
             .where(t.state == "rewarded", t.split == "train", t.no_train.is_(False), t.reward.is_not(None))
             .order_by(g.closed_at, g.id, t.id)
         )
