@@ -119,6 +119,26 @@ def test_the_demo_shows_a_run_and_its_database_keeps_what_was_promised(tmp_path:
     assert used[0]["used"] == len(trained)
 
 
+def test_without_a_tag_games_are_found_grouped_and_trained_on(tmp_path: Path) -> None:
+    data = tmp_path / "untagged"
+    command = [*WHETSTONE, "demo", "--untagged", "--data", str(data), "--steps", "2", "--games", "40"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=480, check=False)
+    assert "0 failed requests" in run.stdout, run.stdout + run.stderr
+    formed = {row["formed_by"] for row in query(data, "SELECT DISTINCT formed_by FROM admin_groups")}
+    assert formed <= {"prompt", "single"}
+    trained = query(
+        data,
+        "SELECT t.trajectory_id, count(*) AS turns, sum(c.threaded_by = 'new') AS begun FROM admin_trajectories AS t"
+        " JOIN admin_completions AS c USING (trajectory_id) WHERE t.state = 'trained' GROUP BY 1",
+    )
+    assert len(trained) > 100
+    # Each begins once; what follows was found by what it says.
+    assert {row["begun"] for row in trained} <= {0, 1}
+    assert sum(row["turns"] for row in trained) > 2 * len(trained)
+    (eval_,) = query(data, "SELECT count(*) AS n FROM admin_trajectories WHERE split = 'eval' AND trained_in_step > 0")
+    assert eval_["n"] == 0
+
+
 def test_a_stack_whose_engine_dies_or_hangs_soon_has_it_back_with_the_live_version(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data, "--train") as (_, address):
