@@ -217,11 +217,11 @@ class Recorder:
                 for item in items:
                     if isinstance(item, _Recorded):
                         calls.append(item.call)
-                        self._store.write_calls(connection, calls[-1:])
+                        self._store.calls.write(connection, calls[-1:])
                     else:
                         done.append((item, item.write(connection)))
         except Exception:
-            self._store.forget_tails()
+            self._store.calls.forget_tails()
             raise
         for feedback, result in done:
             feedback.written.set_result(result)

@@ -147,7 +147,7 @@ class GroupSettings(_Section):
     target_size: int = Field(8, ge=2)
     """A group closes when it has this many members and all of them have ended."""
     minimum_size: int = Field(2, ge=2)
-    """Fewest members for a group that closes at its deadline; below it the group is discarded."""
+    """Fewest rewarded members that are compared with one another; fewer are compared with the policy's baseline."""
     prompt_window_s: float = Field(600, ge=0)
     """Trajectories with the same first prompt that begin within this many seconds form a group; 0: none do."""
     deadline_s: float = Field(24 * 3600, gt=0)

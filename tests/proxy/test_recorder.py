@@ -117,7 +117,7 @@ def test_what_a_killed_process_left_is_taken_up_whole(engine: Engine, seed: Any,
     odd = {"role": "user", "content": 'ü "\\ \u2028', "number": 1.5, "list": [None, True]}
     call = make_call("c0", messages=[odd], tools=tools, choices=(make_choice(0), make_choice(1)), ttft_ms=0.5)
     with engine.begin() as connection:
-        Store(engine).write_calls(connection, [call])
+        Store(engine).calls.write(connection, [call])
     tables = (schema.completions, schema.trajectories, schema.groups)
 
     def rows() -> list[Any]:

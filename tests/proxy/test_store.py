@@ -31,7 +31,7 @@ def store(engine: Engine, seed: Any) -> Store:
 def write(store: Store) -> Callable[..., None]:
     def write(*calls: Call, into: Store = store) -> None:
         with into.engine.begin() as connection:
-            into.write_calls(connection, calls)
+            into.calls.write(connection, calls)
 
     return write
 
@@ -384,9 +384,9 @@ def test_the_tail_read_back_is_the_tail_remembered(store: Store, engine: Engine,
             choices=(choice,),
         )  # fmt: skip
         with engine.begin() as connection:
-            store.write_calls(connection, [call])
-            remembered = store._tail(connection, "default", trajectory_id, call.id)
-            assert Store(engine)._tail(connection, "default", trajectory_id, call.id) == remembered
+            store.calls.write(connection, [call])
+            remembered = store.calls._tail(connection, "default", trajectory_id, call.id)
+            assert Store(engine).calls._tail(connection, "default", trajectory_id, call.id) == remembered
 
 
 @pytest.mark.parametrize(("state", "why"), [("training", "waiting_step"), ("recording", "policy_not_training")])

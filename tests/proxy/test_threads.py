@@ -52,7 +52,7 @@ class App:
 
     def write(self) -> None:
         with self.engine.begin() as connection:
-            self.store.write_calls(connection, self.unwritten)
+            self.store.calls.write(connection, self.unwritten)
         self.unwritten = []
 
     async def ask(self, *messages: Any, **said: Any) -> "Asking":

@@ -1,0 +1,32 @@
+"""Rows as both databases can hold them. Knows values; no table of ours."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Table
+
+from migrations.database import insert_new
+
+NUMBERS = frozenset({"prompt_token_ids", "token_ids", "inference_logprobs"})
+"""Columns that hold numbers only: long, and nothing in them to make storable."""
+
+
+def insert_storable(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
+    """`insert_new`, of what both databases can hold."""
+    held = {column: value if column in NUMBERS else storable(value) for column, value in row.items()}
+    return insert_new(connection, table, held, on)
+
+
+def storable(value: Any) -> Any:
+    """The value with U+FFFD for NUL, which PostgreSQL's texts cannot hold. Token ids keep what was said."""
+    match value:
+        case str():
+            return value.replace("\x00", "\ufffd")
+        case list() | dict() if b"\\u0000" not in msgspec.json.encode(value):
+            return value  # nearly all; walked, they could be nested no deeper than Python's stack
+        case list():
+            return [storable(item) for item in value]
+        case dict():
+            return {storable(key): storable(item) for key, item in value.items()}
+    return value
