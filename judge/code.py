@@ -94,7 +94,9 @@ def _ask(boxes: list[tuple[RewardFunction, Sandbox]], told: bytes) -> tuple[dict
         try:
             parts |= parts_of(function.name, box.ask(told))
         except (SaidNothing, NotNumbers) as error:
-            errors.append(f"{function.name}: {error}")
+            # Whatever a function says of itself: no text of a database holds a lone surrogate, PostgreSQL's no NUL.
+            why = str(error).encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+            errors.append(f"{function.name}: {why}")
     return parts, errors
 
 

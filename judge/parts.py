@@ -5,6 +5,7 @@ A function's number is stored under the function's name, its named numbers under
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,8 +18,8 @@ LARGEST = 1e9
 """A number beyond it is taken for a mistake: sums of such numbers lose what distinguishes attempts."""
 MOST_PARTS = 64
 """Numbers that one function may give."""
-LONGEST_NAME = 64
-"""Characters of a part's name."""
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a part may be called."""
 
 Given = tuple[float, str]
 """A reward, and what set it."""
@@ -42,8 +43,8 @@ def parts_of(function: str, answer: str) -> dict[str, float]:
         return {function: _number(said)}
     if len(said) > MOST_PARTS:
         raise NotNumbers(f"gave {len(said)} numbers, {MOST_PARTS} is the most")
-    if unnamed := [name for name in said if not 0 < len(name) <= LONGEST_NAME]:
-        raise NotNumbers(f"named a number {unnamed[0][:80]!r}; names have 1 to {LONGEST_NAME} characters")
+    if unnamed := [name for name in said if not NAME.fullmatch(name)]:
+        raise NotNumbers(f"named a number {unnamed[0][:80]!a}; a name is 1 to 64 of A-Z a-z 0-9 . _ -")
     return {f"{function}.{name}": _number(number) for name, number in said.items()}
 
 

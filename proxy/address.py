@@ -145,7 +145,7 @@ def _id(said: Said) -> str:
 
 def _size(said: Said) -> int:
     _, name, text = said
-    if not (text.isascii() and text.isdigit() and 2 <= int(text[:9]) <= MAX_GROUP_SIZE):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 2 <= int(text) <= MAX_GROUP_SIZE):
         raise BadRequest(f"{name} must be a whole number from 2 to {MAX_GROUP_SIZE}", param=name)
     return int(text)
 

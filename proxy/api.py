@@ -104,7 +104,8 @@ def build(
 
     async def take(rows: list[dict[str, Any]]) -> list[str]:
         ids = await recorder.feedback(rows)
-        for row in rows:
+        # A row whose key was there before says nothing new.
+        for row in (row for row, stored_id in zip(rows, ids, strict=True) if row["id"] == stored_id):
             for name in ended_by(row):
                 threads.ended(name)
         return ids

@@ -15,7 +15,7 @@ from proxy import api, guard, passed
 from proxy.address import split_url
 from proxy.asgi import Receive, Scope, Send
 from proxy.completeness import Completeness
-from proxy.errors import DatabaseAway, ProxyError
+from proxy.errors import DatabaseAway, NotFound, ProxyError
 from proxy.inference import SAID, Inference
 from proxy.passed import Passed
 from proxy.peers import Peers
@@ -62,6 +62,8 @@ class Proxy:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             guard.check(dict(scope["headers"]))
+            if "\0" in scope["path"]:
+                raise NotFound("no path has a NUL")  # nor has a text of PostgreSQL's
             if scope["path"].startswith("/r/"):
                 scope[SAID], scope["path"] = split_url(scope["path"])
                 scope["raw_path"] = scope["path"].encode()

@@ -104,9 +104,14 @@ class Call(msgspec.Struct, frozen=True):
         first = self.first_id or self.id
         return first if choice.index == 0 else f"{first}.{choice.index}"
 
+    @property
+    def siblings(self) -> str:
+        """How the ids of its siblings and of their group begin: a later turn's are no siblings of the first one's."""
+        return self.trajectory_id if self.extends is None else self.id
+
     def trajectory_of(self, choice: Choice) -> str:
         """The first choice continues the trajectory, each further one opens a sibling."""
-        return self.trajectory_id if choice.index == 0 else f"{self.trajectory_id}.{choice.index}"
+        return self.trajectory_id if choice.index == 0 else f"{self.siblings}.{choice.index}"
 
     def history(self, choice: Choice) -> History:
         """By what a choice may be gone on from."""

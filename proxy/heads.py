@@ -86,9 +86,9 @@ class Heads:
         self.keep(head)
         return True
 
-    def take(self, completion_id: str, call_id: str) -> None:
-        """Let a call go on from it."""
-        if (head := self._by_id.get(completion_id)) and head.taken_by is None:
+    def take(self, completion_id: str, call_id: str, instead_of: str | None = None) -> None:
+        """Let a call go on from it, if it is free or was taken by the one that this call repeats."""
+        if (head := self._by_id.get(completion_id)) and head.taken_by in (None, instead_of):
             head.taken_by = call_id
             self.set_aside(head)
 

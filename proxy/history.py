@@ -113,7 +113,7 @@ class Normaliser:
         if isinstance(text, str) and self._matches is not None:
             text = self._matches.sub("", text)
         if role != "assistant":
-            return [role, text, message.get("name"), message.get("tool_call_id")]
+            return [role, text, message.get("name")]
         return [role, text.strip() if isinstance(text, str) else text, [made[1:] for made in _made(message)]]
 
 

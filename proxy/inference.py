@@ -242,15 +242,13 @@ class Inference:
         turn.recorded = True
         if status != "complete":
             reply = None
-        calls = turn.calls(status, heard, answer_id, error, reply)
         try:
-            for call in calls:
+            for call in turn.calls(status, heard, answer_id, error, reply):
                 self._recorder.record(call)
-        except NotRecorded:
+                self._threads.over(call)
+        except Exception:
             self._threads.unrecorded(turn.id, turn.placed)
             raise
-        for call in calls:
-            self._threads.over(call)
         if reply is not None and turn.address.turn_key is not None:
             self._answered.keep(turn.address.turn_key, reply)
 

@@ -20,7 +20,7 @@ from proxy.call import NULL, Call, Choice
 from proxy.errors import UnknownModel, UpstreamDown
 from proxy.policies import Policies, Speaker
 from proxy.upstream import Upstream
-from proxy.wire.body import Body
+from proxy.wire.body import Body, whole
 from proxy.wire.completions import TextAsked
 from proxy.wire.dialect import UNREADABLE, Heard, raw
 from whetstone.ids import new_id
@@ -107,12 +107,20 @@ class Shadows:
         while self._quiet():
             found = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
             for place, attempt in found:
-                if attempt is not None and not await self._draw(attempt, self._learning[attempt.policy]):
+                if attempt is not None and not await self._may_go_on(attempt):
                     return mark
                 mark = place
             if not found:
                 break
         return mark
+
+    async def _may_go_on(self, attempt: Attempt) -> bool:
+        """Draw; whether this attempt is dealt with."""
+        try:
+            return await self._draw(attempt, self._learning[attempt.policy])
+        except (TypeError, ValueError) as error:  # odd values of its own: no other shall wait for them
+            log.warning("%s gets no shadow siblings: %s", attempt.trajectory_id, error)
+            return True
 
     def _quiet(self) -> bool:
         since_s = self._quiet_since_s()
@@ -211,7 +219,7 @@ def chosen(trajectory_id: str, share: float) -> bool:
 def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextAsked | None:
     """The attempt's last turn, asked once more for so many answers; None where its prompt leaves no room for one."""
     given = attempt.sampling
-    most = given.get("max_completion_tokens") or given.get("max_tokens") or DEFAULT_MAX_TOKENS
+    most = whole(given.get("max_completion_tokens")) or whole(given.get("max_tokens")) or DEFAULT_MAX_TOKENS
     if max_model_len is not None:
         most = min(most, max_model_len - len(attempt.prompt_token_ids))
     if most < 1:

@@ -41,7 +41,7 @@ class CallRows:
             if call.threaded_by == "shadow":
                 formed_by = "shadow"
             elif group_id is None and len(choices) > 1:
-                group_id, formed_by = f"{call.trajectory_of(choices[0])}.choices", "choices"
+                group_id, formed_by = f"{call.siblings}.choices", "choices"
             if group_id is not None:
                 self._open_group(connection, call, group_id, formed_by)
             retried = _supersede(connection, call)
@@ -81,10 +81,10 @@ class CallRows:
         self._open_trajectory(connection, call, choice, group_id)
         t = schema.trajectories.c
         is_trajectory = and_(t.project == call.project, t.id == trajectory_id)
-        columns = (t.state, t.completions, t.sampled_tokens, t.tail_completion_id)
+        columns = (t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
         # Locked: its turns are numbered one after the other, whoever else writes to it.
         found = connection.execute(select(*columns).where(is_trajectory).with_for_update())
-        state, turn, sampled, tail_id = found.one()
+        state, turn, sampled, tail_id, seen_at = found.one()
         if state not in ("open", "ended"):
             why_not_trained = why_not_trained or "trajectory_over"
         history = call.history(choice)
@@ -134,6 +134,8 @@ class CallRows:
             return
         if call.extends is not None and call.status == "complete" and choice.index == 0:
             _continue(connection, call)
+        # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
+        is_tail = call.status == "complete" or tail_id is None or str(row["id"]) > tail_id
         connection.execute(
             schema.trajectories.update()
             .where(is_trajectory)
@@ -141,12 +143,14 @@ class CallRows:
                 completions=turn + 1,
                 sampled_tokens=sampled + len(choice.token_ids or ()),
                 last_version=call.policy_version,
-                tail_completion_id=row["id"],
-                last_seen_at=call.created_at,
+                tail_completion_id=row["id"] if is_tail else tail_id,
+                # A slow call that began earlier must not make it look idle.
+                last_seen_at=max(seen_at, call.created_at),
             )
         )
-        left = tail_of(str(row["id"]), new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
-        self._remember(call.project, trajectory_id, left)
+        if is_tail:
+            left = tail_of(str(row["id"]), new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
+            self._remember(call.project, trajectory_id, left)
 
     def _open_trajectory(self, connection: Connection, call: Call, choice: Choice, group_id: str | None) -> None:
         row = {

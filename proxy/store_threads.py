@@ -24,6 +24,7 @@ NAMED = ("header", "url", "metadata", "agent")
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
 
 Found = TypeVar("Found")
+Otherwise = TypeVar("Otherwise")
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,9 @@ class ThreadTables:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = project
 
-    async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head]:
+    async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head] | None:
         """Completions that a request may go on from (`threads.Tables`)."""
-        return await _answered(lambda: self._heads(histories, tool_calls, since_s), [])
+        return await _answered(lambda: self._heads(histories, tool_calls, since_s), None)
 
     async def trail(self, trajectory_id: str, since_s: float) -> Trail | None:
         """Where a trajectory stands (`threads.Tables`)."""
@@ -133,7 +134,7 @@ class ThreadTables:
         return [Repeatable(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
 
 
-async def _answered(ask: Callable[[], Found], otherwise: Found) -> Found:
+async def _answered(ask: Callable[[], Found], otherwise: Otherwise) -> Found | Otherwise:
     """Ask in a thread. An app is served whether or not the database answers."""
     try:
         return await asyncio.to_thread(ask)

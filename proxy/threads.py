@@ -53,9 +53,9 @@ class Place(msgspec.Struct, frozen=True):
 class Tables(Protocol):
     """What SQL knows."""
 
-    async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head]:
+    async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head] | None:
         """Completions with one of these histories, the oldest first: those that are free and whose trajectory is open
-        and was seen since then, and of all others the last one for each history."""
+        and was seen since then, and of all others the last one for each history. None: the database is away."""
         ...
 
     async def trail(self, trajectory_id: str, since_s: float) -> Trail | None:
@@ -98,14 +98,17 @@ class Threads:
     async def place(self, call_id: str, address: Address, asked: Conversation, digest: str) -> Place:
         """Find the trajectory of a call that has just come. `digest`: of its whole body."""
         arrived_s = time.time()
+        repeats, again = None, None
+        if address.trajectory_id is None and (address.retry or address.turn_key):
+            repeats, again = await self._asked_again(address, digest, arrived_s)
         if address.trajectory_id is not None:
             place = await self._named(address.trajectory_id, address.named_by or "header", asked)
-        elif again := await self._asked_again(address, digest, arrived_s):
-            place = Place(again.trajectory_id, "retry", extends=again.extends)
+        elif again is not None and not self._is_over(self._trails.get(again.trajectory_id)):
+            place = Place(again.trajectory_id, "retry", extends=again.extends or await self._left_at(again, asked))
         else:
             place = await self._by_conversation(asked, arrived_s)
         if place.extends is not None:
-            self._heads.take(place.extends, call_id)
+            self._heads.take(place.extends, call_id, instead_of=repeats)
         if address.trajectory_id is None:
             call = Repeatable(place.trajectory_id, place.extends, address.turn_key, arrived_s)
             self._repeats.add(digest, call_id, call)
@@ -156,14 +159,16 @@ class Threads:
     # By name.
 
     async def _named(self, name: str, by: str, asked: Conversation) -> Place:
+        before: Trail | None = None
         for _ in range(MOST_HOPS):
             trail = self._trails.get(name) or await self._read_trail(name)
             if trail is None or not self._is_over(trail):
                 break
-            if trail.successor is None:
-                trail.successor = new_id()
-                return Place(trail.successor, by, continues=trail.tail)
-            name = trail.successor
+            trail.successor = trail.successor or new_id()
+            name, before = trail.successor, trail
+        if before is not None and (trail is None or trail.tail is None):
+            # Whichever of several first calls is written first, the link is there.
+            return Place(name, by, continues=before.tail)
         tail = self._heads.named(trail.tail) if trail and trail.tail else None
         extends = tail is not None and bool(asked.answers) and asked.answers[0] in tail.histories
         return Place(name, by, extends=tail.completion_id if tail and extends else None)
@@ -175,19 +180,23 @@ class Threads:
 
     # By what was asked before.
 
-    async def _asked_again(self, address: Address, digest: str, now_s: float) -> Repeatable | None:
-        """The one call that this one repeats; None where none or several could be meant."""
-        if not (address.retry or address.turn_key):
-            return None
+    async def _asked_again(self, address: Address, digest: str, now_s: float) -> tuple[str | None, Repeatable | None]:
+        """The one call that this one repeats, with its id where it may still run; nothing where several could be
+        meant."""
         here = self._repeats.of(digest, address.turn_key, now_s)
         if not here:
             found = await self._tables.unanswered(digest, address.turn_key, now_s - WINDOW_S)
-            return found[0] if len(found) == 1 else None
+            return None, found[0] if len(found) == 1 else None
         if len(here) > 1:
-            return None
+            return None, None
         ((call_id, call),) = here.items()
         self._repeats.answered(call_id)
-        return call
+        return call_id, call
+
+    async def _left_at(self, again: Repeatable, asked: Conversation) -> str | None:
+        """What the repeated call went on from, where only the conversation tells."""
+        place = await self._by_conversation(asked, 0.0)
+        return place.extends if place.trajectory_id == again.trajectory_id else None
 
     # By conversation.
 
@@ -204,7 +213,10 @@ class Threads:
 
     async def _look_up(self, asked: Conversation) -> Place | None:
         now_s = time.time()
-        for head in await self._tables.heads(asked.answers, asked.tool_calls, now_s - self._idle_s):
+        found = await self._tables.heads(asked.answers, asked.tool_calls, now_s - self._idle_s)
+        if found is None:
+            return None
+        for head in found:
             if self._heads.learn(head):
                 self._trails.setdefault(head.trajectory_id, Trail(head.completion_id, now_s, over=head.over))
         for history in asked.found_by:

@@ -15,6 +15,9 @@ from proxy.threads import Place
 from proxy.wire.dialect import Asked, Heard
 from whetstone.ids import new_id
 
+MAX_END_USER = 256
+"""Characters of a user's name; of a longer one, which no index could hold, the hash stands for it."""
+
 
 class Turn(msgspec.Struct):
     """One call on its way."""
@@ -71,6 +74,9 @@ class Turn(msgspec.Struct):
         keeps_digest = may_be_a_retry or status != "complete"
         sampling, bent = msgspec.Raw(self.asked.sampling()), self.asked.why_not_trained()
         tools, total_ms = self.asked.tools_or_null, self.elapsed_ms()
+        end_user = self.asked.end_user
+        if end_user is not None and len(end_user) > MAX_END_USER:
+            end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
         return [
             Call(
                 id=self.id if one.prompt == 0 else new_id(),
@@ -84,7 +90,7 @@ class Turn(msgspec.Struct):
                 trajectory_id=place.trajectory_id,
                 threaded_by=place.by,
                 address=self.address,
-                end_user=self.asked.end_user,
+                end_user=end_user,
                 messages=messages if alone else messages[one.prompt : one.prompt + 1],
                 tools_or_null=tools,
                 sampling=sampling,

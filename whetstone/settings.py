@@ -216,7 +216,7 @@ class TrainerSettings(_Section):
     """Fewest scored groups with different rewards that start a step; trajectories that are alone count in part."""
     max_groups_per_step: int = Field(32, ge=1)
     """Most groups one step takes; the oldest first."""
-    singles_per_step: int = Field(96, ge=2)
+    singles_per_step: int = Field(192, ge=2)
     """So many trajectories that are alone count as much as `groups_per_step` groups; a step takes up to four times as
     many."""
     min_fresh_share: float = Field(0.35, ge=0, le=1)

@@ -137,6 +137,17 @@ def test_each_further_choice_opens_a_sibling_in_one_group(write: Any, rows: Any)
     assert [row.group_id for row in rows(schema.trajectories)] == [group.id] * 3
 
 
+def test_choices_of_a_later_turn_are_no_siblings_of_the_first_ones(write: Any, rows: Any) -> None:
+    choices = tuple(make_choice(index) for index in range(2))
+    write(make_call("c0", choices=choices), make_call("c1", choices=choices, extends="c0"))
+    assert {(row.id, row.trajectory_id) for row in rows()} == {
+        ("c0", "t0"), ("c0.1", "t0.1"), ("c1", "t0"), ("c1.1", "c1.1")
+    }  # fmt: skip
+    assert {row.id: row.group_id for row in rows(schema.trajectories)} == {
+        "t0": "t0.choices", "t0.1": "t0.choices", "c1.1": "c1.choices"
+    }  # fmt: skip
+
+
 def test_siblings_of_a_group_the_app_named_belong_to_it(write: Any, rows: Any) -> None:
     address = Address(trajectory_id="t0", group_id="g")
     write(make_call("c0", address=address, choices=(make_choice(0), make_choice(1))))

@@ -230,6 +230,46 @@ async def test_a_retry_of_a_call_that_still_runs_lands_beside_it(app: App) -> No
     assert (await app.said(user("a"), echo(), user("b"), echo("no"), user("c"))).extends == again.id
 
 
+async def test_a_retry_takes_over_what_its_first_call_went_on_from(app: App) -> None:
+    await app.said(user("a"))
+    lost = await app.ask(user("a"), echo(), user("b"))
+    again = await app.ask(user("a"), echo(), user("b"), retry=True)
+    lost.answer("", status="error")
+    edited = await app.said(user("a"), echo(), user("another b"))
+    assert (edited.threaded_by, edited.trajectory_id != again.place.trajectory_id) == ("fork", True)
+
+
+async def test_a_retry_after_a_restart_takes_what_its_first_call_went_on_from(app: App) -> None:
+    first = await app.said(user("a"))
+    (await app.ask(user("a"), echo(), user("b"))).answer("", status="error")
+    app.write()
+    app.restart()
+    again = await app.said(user("a"), echo(), user("b"), retry=True)
+    assert (again.threaded_by, again.extends) == ("retry", first.id)
+    assert (await app.said(user("a"), echo(), user("another b"))).threaded_by == "fork"
+
+
+async def test_what_was_asked_while_the_database_was_away_is_found_when_it_is_back(app: App) -> None:
+    first = await app.said(user("a"))
+    app.write()
+    app.restart()
+    tables = app.threads._tables
+    app.threads._tables = ThreadTables(create_engine("sqlite:////nowhere/at/all.db"), "default")
+    assert (await app.said(user("a"), echo(), user("b"))).threaded_by == "new"
+    app.threads._tables = tables
+    assert (await app.said(user("a"), echo(), user("c"))).trajectory_id == first.trajectory_id
+
+
+async def test_parallel_calls_under_an_ended_name_go_on_in_one_linked_trajectory(app: App) -> None:
+    first = await app.said(user("a"), trajectory_id="t")
+    app.threads.ended("t")
+    one, other = [await app.ask(user(text), trajectory_id="t") for text in "bc"]
+    other.answer()
+    one.answer()
+    assert one.place == other.place
+    assert one.place.continues == first.id
+
+
 async def test_a_retry_among_equals_in_flight_begins_anew(app: App) -> None:
     group = [await app.ask(user("a")) for _ in range(3)]
     assert (await app.said(user("a"), retry=True)).threaded_by == "new"
