@@ -62,7 +62,7 @@ class Proxy:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             guard.check(dict(scope["headers"]))
-            if "\0" in scope["path"]:
+            if "\0" in scope["path"] and scope["method"] in ("GET", "DELETE"):
                 raise NotFound("no path has a NUL")  # nor has a text of PostgreSQL's
             if scope["path"].startswith("/r/"):
                 scope[SAID], scope["path"] = split_url(scope["path"])

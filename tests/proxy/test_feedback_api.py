@@ -160,3 +160,8 @@ def test_another_projects_ids_are_unknown_ones(proxy: RunningProxy, seeded: Seed
     assert answers == [(404, 404), (404, 404)]
     (trajectory,) = proxy.rows(schema.trajectories, project="other")
     assert trajectory.reward == 1.0  # their own feedback, and no other
+
+
+@pytest.mark.parametrize("path", ["/v1/trajectories/%00", "/v1/groups/%00", "/v1/feedback/%00"])
+def test_what_is_no_id_is_not_found(proxy: RunningProxy, path: str) -> None:
+    assert proxy.client.get(path).status_code == 404
