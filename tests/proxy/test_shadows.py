@@ -18,6 +18,8 @@ from proxy.shadows import LOOK_EVERY_S, PRIORITY, QUIET_S, chosen
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, FakeHandler, FakeVllm, RunningProxy, settings_for, wait_for
 from whetstone.settings import LearningSettings
 
+pytestmark = pytest.mark.slow  # each waits until it is quiet
+
 Start = Callable[..., RunningProxy]
 ALWAYS = {"starter": LearningSettings(shadow_share=1.0, shadow_size=2)}
 
@@ -182,7 +184,6 @@ def test_a_server_that_knows_no_priority_draws_without(shadowed: RunningProxy, f
     assert ["priority" in body for body in vllm.drawn] == [True, False]
 
 
-@pytest.mark.slow
 def test_the_real_server_draws_siblings_of_the_very_prompt(
     vllm_url: str, sqlite_url: str, tmp_path: Path, start: Start
 ) -> None:
