@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from migrations import schema
-from migrations.database import connect
+from migrations.database import connect, insert_new
 from whetstone import tasks
 from whetstone.broker import celery_app, hint
 from whetstone.settings import Settings, SettingsError, as_environment
@@ -107,7 +107,13 @@ def database(tmp_path, sqlite_template):
 def give_feedback(engine, name):
     """A trajectory and its feedback, as the proxy would write them now."""
     now = datetime.now(UTC)
+    policy = {
+        "project": "default", "id": "starter", "base_model": "starter@v0", "model_path": "m", "live_version": 0,
+        "next_version": 1, "next_step": 1, "state": "recording", "created_at": now,
+    }  # fmt: skip
     with engine.begin() as connection:
+        insert_new(connection, schema.projects, {"id": "default", "created_at": now})
+        insert_new(connection, schema.policies, policy)
         connection.execute(
             schema.trajectories.insert().values(
                 project="default", id=name, policy="starter", split="train", no_train=False, state="open",
