@@ -6,14 +6,10 @@ more, beyond doubt; with --shuffle, where thumbs say nothing, only if it did not
 """
 
 import argparse
-import contextlib
-import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from rich.table import Table
 
 from migrations.database import connect
 from whetstone import intervals
+from whetstone.apps import app, report_of, still_runs
 from whetstone.settings import Settings, load
 from whetstone.store import Store
 from whetstone.up import Stack, running
@@ -75,7 +72,7 @@ def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, consol
 
     Raises:
         SettingsError, StartFailed: the stack does not come up.
-        RuntimeError: the app ended early.
+        AppFailed: the app ended early.
     """
     with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
         store = Store(connect(stack.settings.database_url))
@@ -86,8 +83,8 @@ def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, consol
         console.print(f"[dim]{questions} held-out questions to {settings.served_name} and to {live}[/dim]")
         for name in (settings.served_name, live):
             asked = ("--split", "eval", "--questions", str(questions), "--model", name)
-            with _app(stack, *asked) as app:
-                reports.append(_report(app, stack))
+            with app(stack, APP, ["--seed", str(settings.seed), *asked]) as thumbs:
+                reports.append(report_of(thumbs, stack))
         taken = store.steps(settings.project, settings.policy)
     before, after = (report["each"] for report in reports[1:])
     return Outcome(
@@ -103,18 +100,18 @@ def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, consol
 def _train(stack: Stack, store: Store, steps: int, shuffle: bool, console: Console) -> dict[str, Any]:
     """Let the app ask until the policy has taken its steps; the app's own report."""
     settings, shown = stack.settings, 0
-    with _app(stack, "--questions", "0", *(["--shuffle"] if shuffle else [])) as app:
+    arguments = ["--seed", str(settings.seed), "--questions", "0", *(["--shuffle"] if shuffle else [])]
+    with app(stack, APP, arguments) as thumbs:
         while shown < steps:
-            if app.poll() is not None:
-                raise RuntimeError(f"the app ended early, with code {app.returncode}")
+            still_runs(thumbs)
             stack.watch()
             ended = [step for step in store.steps(settings.project, settings.policy) if step["ended_at"] is not None]
             for step in ended[shown:]:
                 console.print(_line(step), highlight=False)
             shown = len(ended)
             time.sleep(0.2)
-        app.terminate()
-        return _report(app, stack)
+        thumbs.terminate()
+        return report_of(thumbs, stack)
 
 
 def _line(step: dict[str, Any]) -> str:
@@ -124,29 +121,6 @@ def _line(step: dict[str, Any]) -> str:
         f"step {step['number']}  {step['baselined']} of {step['trajectories']} by baseline  "
         f"thumbs up {step['reward_mean']:.3f}  kl {step['kl']:.3f}  {step['seconds']:.1f} s"
     )
-
-
-@contextlib.contextmanager
-def _app(stack: Stack, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The app as a process of its own; it knows the base_url and nothing of us."""
-    command = [sys.executable, str(APP), "--base-url", f"{stack.proxy_url}/v1", "--seed", str(stack.settings.seed)]
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _report(app: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
-    while True:
-        stack.watch()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            output, _ = app.communicate(timeout=0.5)
-            break
-    if app.returncode or not output.strip():
-        raise RuntimeError(f"the app ended with code {app.returncode}")
-    report: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return report
 
 
 def _show(outcome: Outcome, questions: int, console: Console) -> None:

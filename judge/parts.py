@@ -5,21 +5,15 @@ A function's number is stored under the function's name, its named numbers under
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from judge.facts import Trajectory
+from whetstone.bounds import MAX_PARTS, MAX_REWARD, PART
 from whetstone.settings import LearningSettings, RewardFunction
 
 CODE = "code"
 """`reward_source` of what functions alone decided."""
-LARGEST = 1e9
-"""A number beyond it is taken for a mistake: sums of such numbers lose what distinguishes attempts."""
-MOST_PARTS = 64
-"""Numbers that one function may give."""
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""What a part may be called."""
 
 Given = tuple[float, str]
 """A reward, and what set it."""
@@ -41,9 +35,9 @@ def parts_of(function: str, answer: str) -> dict[str, float]:
         raise NotNumbers(f"answered no JSON: {answer[:80]!r}") from None
     if not isinstance(said, dict):
         return {function: _number(said)}
-    if len(said) > MOST_PARTS:
-        raise NotNumbers(f"gave {len(said)} numbers, {MOST_PARTS} is the most")
-    if unnamed := [name for name in said if not NAME.fullmatch(name)]:
+    if len(said) > MAX_PARTS:
+        raise NotNumbers(f"gave {len(said)} numbers, {MAX_PARTS} is the most")
+    if unnamed := [name for name in said if not PART.fullmatch(name)]:
         raise NotNumbers(f"named a number {unnamed[0][:80]!a}; a name is 1 to 64 of A-Z a-z 0-9 . _ -")
     return {f"{function}.{name}": _number(number) for name, number in said.items()}
 
@@ -51,8 +45,8 @@ def parts_of(function: str, answer: str) -> dict[str, float]:
 def _number(said: object) -> float:
     if not isinstance(said, bool | int | float):
         raise NotNumbers(f"gave {json.dumps(said)[:80]}, which is no number")
-    if not -LARGEST <= said <= LARGEST:
-        raise NotNumbers(f"gave {str(said)[:24]}, which is no number from {-LARGEST:.0e} to {LARGEST:.0e}")
+    if not -MAX_REWARD <= said <= MAX_REWARD:
+        raise NotNumbers(f"gave {str(said)[:24]}, which is no number from {-MAX_REWARD:.0e} to {MAX_REWARD:.0e}")
     return float(said)
 
 

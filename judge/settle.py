@@ -9,9 +9,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from judge.facts import OVER, Became, Feedback, Known, Rules, Settled, Trajectory
-from judge.parts import LARGEST, Given, worth
+from judge.parts import Given, worth
 from judge.standing import given, superseded, weighted
 from judge.trajectories import ended, explained, rewarded
+from whetstone.bounds import MAX_REWARD
 
 UNKNOWN_TARGET = "no such trajectory in this project"
 UNKNOWN_GROUP = "no such group in this project"
@@ -91,8 +92,8 @@ def _resolve(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became
         if one.parts is not None:
             weights = rules.learning_of(known.trajectories[trajectory_id].policy).weights
             one = replace(one, reward=weighted(one.parts, weights))
-    if one.reward is not None and not abs(one.reward) <= LARGEST:
-        reason = f"its weighted parts make a reward of {one.reward:g}, which is beyond ±{LARGEST:g}"
+    if one.reward is not None and not abs(one.reward) <= MAX_REWARD:
+        reason = f"its weighted parts make a reward of {one.reward:g}, which is beyond ±{MAX_REWARD:g}"
         return _became(replace(one, reward=None), "failed", reason)
     free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
     if not free:

@@ -34,6 +34,9 @@ URL_KEYS = {name.removesuffix("_id").replace("_", "-"): name for name in KEYS}
 """Name in the URL: name in the body's metadata."""
 _HEADERS = {name: header.lower().encode() for name, header in KEYS.items()}
 
+NAMED = ("header", "url", "metadata", "agent")
+"""The rules by which a call says itself where it belongs (`Address.named_by`)."""
+
 Said = tuple[str, str, str]
 """The rule that found it, what to call it in an error, and its value."""
 

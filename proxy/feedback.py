@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from proxy.errors import BadRequest, NotJson
 from proxy.wire.body import MAX_DEPTH, depth
+from whetstone.bounds import MAX_PARTS, MAX_REWARD, PART
 from whetstone.ids import ID
 
 MAX_BATCH = 1000
@@ -22,11 +23,7 @@ MAX_JSON = 200_000
 """Bytes of a demonstration, and of metadata, as JSON."""
 MAX_REWARDS = 10_000
 """Trajectories of a group that one feedback speaks of."""
-MAX_PARTS = 64
-MAX_REWARD = 1e9
-"""Largest size of a reward or part. What is squared and summed on the way must stay finite in float32."""
 JUDGES = ("ruler",)
-PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _TARGETS = ("trajectory_id", "completion_id", "group_id")
 _VALUES = ("reward", "rewards", "thumbs", "parts", "judge")

@@ -5,6 +5,11 @@ from collections import OrderedDict
 import msgspec
 
 
+def names_of(answer_id: str, choice: int) -> tuple[str, ...]:
+    """What else feedback may call a choice of an answer: the answer's own id stands for its first one."""
+    return (f"{answer_id}/{choice}", *([answer_id] if choice == 0 else ()))
+
+
 class Head(msgspec.Struct):
     """A completion that may be gone on from."""
 

@@ -6,7 +6,6 @@ What a conversation repeats is stored once: each trajectory's last turn stays in
 from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, and_, or_, select
@@ -16,6 +15,7 @@ from proxy.call import Call, Choice, nothing_said
 from proxy.delta import ANSWER, Tail, added, digest, tail_of
 from proxy.repeats import WINDOW_S
 from proxy.storable import insert_storable
+from proxy.store_turns import turns_to
 from whetstone.reasons import WhyNotTrained
 
 TAILS_KEPT = 4096
@@ -193,18 +193,10 @@ class CallRows:
         known = self._tails.get((project, trajectory_id))
         if known is not None and known.completion_id == tail_id:
             return known
-        c = schema.completions.c
-        chain: list[Any] = []
-        follows: str | None = tail_id
-        while follows is not None:
-            columns = (c.follows, c.new_messages, c.tools, c.response, c.prompt_token_ids, c.token_ids)
-            row = connection.execute(select(*columns).where(c.project == project, c.id == follows)).one()
-            chain.append(row)
-            follows = row.follows
         token_ids: list[int] = []
         digests: list[bytes] = []
         tools = None
-        for row in reversed(chain):
+        for row in turns_to(connection, project, tail_id):
             if row.prompt_token_ids is None or row.token_ids is None:
                 return None
             if token_ids:

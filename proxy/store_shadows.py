@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine, and_, or_, select
 
 from migrations import schema
 from proxy.shadows import Attempt, Mark
+from proxy.store_turns import turns_to
 
 AT_ONCE = 50
 
@@ -52,13 +53,7 @@ class ShadowTables:
 
     def _attempt(self, connection: Connection, row: Any) -> Attempt | None:
         """The attempt with its last turn's whole conversation and prompt, read back along `follows`."""
-        columns = (c.follows, c.new_messages, c.tools, c.response, c.prompt_token_ids, c.token_ids, c.sampling)
-        turns: list[Any] = []
-        follows = row.tail_completion_id
-        while follows is not None:
-            turn = connection.execute(select(*columns).where(c.project == self._project, c.id == follows)).one()
-            turns.insert(0, turn)
-            follows = turn.follows
+        turns = turns_to(connection, self._project, row.tail_completion_id)
         messages: list[Any] = []
         token_ids: list[int] = []
         for turn in turns[:-1]:

@@ -11,15 +11,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
 from migrations.database import insert_new
-from proxy.heads import Head
+from proxy.address import NAMED
+from proxy.heads import Head, names_of
 from proxy.repeats import Repeatable
 from proxy.threads import Trail
 
 MOST_FREE = 50
 """Free heads read at once; more of the same history are read when these are taken."""
-
-NAMED = ("header", "url", "metadata", "agent")
-"""The rules by which a call says itself where it belongs."""
 
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
 
@@ -92,7 +90,7 @@ class ThreadTables:
                 completion_id=row.id,
                 trajectory_id=row.trajectory_id,
                 histories=tuple(one for one in (row.history, row.tool_history) if one is not None),
-                names=(f"{row.upstream_id}/{row.choice}", *([row.upstream_id] if row.choice == 0 else ())),
+                names=names_of(row.upstream_id, row.choice),
                 taken_by=row.continued_by,
                 over=row.state != "open" or row.last_seen_at < since,
             )

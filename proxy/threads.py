@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.address import Address
 from proxy.call import Call
-from proxy.heads import Head, Heads
+from proxy.heads import Head, Heads, names_of
 from proxy.history import Conversation
 from proxy.repeats import WINDOW_S, Repeatable, Repeats
 from whetstone.ids import new_id
@@ -123,7 +123,7 @@ class Threads:
             trajectory_id, completion_id = call.trajectory_of(choice), call.completion_id(choice)
             self._see(trajectory_id).tail = completion_id
             if found_by := call.history(choice).found_by:
-                names = (f"{call.upstream_id}/{choice.index}", *([call.upstream_id] if choice.index == 0 else ()))
+                names = names_of(call.upstream_id, choice.index)
                 self._heads.keep(Head(completion_id, trajectory_id, found_by, names))
                 for history in found_by:
                     self._absent.pop(history, None)

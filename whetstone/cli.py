@@ -96,13 +96,14 @@ def demo(
 
     Exit code 0 only if the reward rose: the 95 % intervals of first and last version on held-out games do not overlap.
     """
-    from whetstone.demo import DemoFailed, Plan, run
+    from whetstone.apps import AppFailed
+    from whetstone.demo import Plan, run
 
     settings = load(config, data=data or Path("data/demo"), seed=seed, proxy__port=0)
     _stop_on_signals()
     try:
         outcome = run(settings, Plan(steps, games, connections, shuffle_rewards, untagged), console)
-    except DemoFailed as error:
+    except AppFailed as error:
         errors.print(f"[red]the demo failed:[/red] {error}\nlogs: {settings.data}/logs")
         raise typer.Exit(1) from error
     except _Stop:

@@ -3,14 +3,9 @@
 Everything it shows comes from the database or from the agent's own count; everything it does, an operator could do.
 """
 
-import json
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +17,7 @@ from rich.table import Table
 
 from migrations.database import connect
 from whetstone import curve, intervals
+from whetstone.apps import app, report_of, still_runs
 from whetstone.settings import Settings, SettingsError
 from whetstone.store import Rewards, Store
 from whetstone.up import LOCK, Stack, alone, running, usable
@@ -30,10 +26,6 @@ AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "age
 SHOWN_STEPS = 12
 MARK = "demo.txt"
 """A data folder with this file in it is a demo's, and the next demo may empty it."""
-
-
-class DemoFailed(Exception):
-    """The demo could not be brought to its end; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +40,10 @@ class Plan:
     untagged: bool
     """The agent names neither games nor groups: both are found."""
 
-    @property
-    def arguments(self) -> list[str]:
+    def arguments(self, seed: int, model: str) -> list[str]:
         """The agent's, whatever it plays."""
-        return ["--connections", str(self.connections), *(["--untagged"] if self.untagged else [])]
+        said = ["--model", model, "--connections", str(self.connections), "--seed", str(seed)]
+        return [*said, *(["--untagged"] if self.untagged else [])]
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
 
     Raises:
         SettingsError, StartFailed: the stack does not come up.
-        DemoFailed: the agent ended early.
+        AppFailed: the agent ended early.
     """
     _empty(settings.data, console)
     seconds: dict[str, float] = {}
@@ -97,9 +89,9 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
         for version in (0, last_version):
             name = f"{settings.policy}@v{version}"
             console.print(f"[dim]{plan.games} held-out games with {name}[/dim]")
-            played = _agent(stack, plan, settings.seed, name, "--split", "eval", "--games", str(plan.games))
-            with played as process:
-                ended = _finished(process, stack)
+            arguments = [*plan.arguments(settings.seed, name), "--split", "eval", "--games", str(plan.games)]
+            with app(stack, AGENT, arguments) as agent:
+                ended = report_of(agent, stack)
             won[version] = ended["won"]
             report["failed_requests"] += ended["failed_requests"]
         seconds["measure"] = time.monotonic() - began
@@ -120,9 +112,10 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
     settings = stack.settings
     progress = Progress(TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     bar = progress.add_task("steps", total=plan.steps)
-    arguments = ["--games", "0", *(["--shuffle-rewards"] if plan.shuffle_rewards else [])]
+    arguments = [*plan.arguments(settings.seed, settings.policy), "--games", "0"]
+    arguments += ["--shuffle-rewards"] if plan.shuffle_rewards else []
     with (
-        _agent(stack, plan, settings.seed, settings.policy, *arguments) as agent,
+        app(stack, AGENT, arguments) as agent,
         Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live,
     ):
         printed = 0
@@ -139,39 +132,10 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
                 printed = len(ended)
             if len(ended) >= plan.steps:
                 break
-            if agent.poll() is not None:
-                raise DemoFailed(f"the agent ended early, with code {agent.returncode}")
+            still_runs(agent)
             time.sleep(0.5)
-        agent.send_signal(signal.SIGTERM)
-        return _finished(agent, stack)
-
-
-@contextmanager
-def _agent(stack: Stack, plan: Plan, seed: int, model: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The stock agent as a process of its own; it knows the base_url and nothing of us."""
-    command = [sys.executable, str(AGENT), "--base-url", f"{stack.proxy_url}/v1", "--model", model]
-    command += [*plan.arguments, "--seed", str(seed), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def _finished(process: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
-    while True:
-        stack.watch()
-        try:
-            output, _ = process.communicate(timeout=0.5)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    if process.returncode or not output.strip():
-        raise DemoFailed(f"the agent ended with code {process.returncode}")
-    report: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return report
+        agent.terminate()
+        return report_of(agent, stack)
 
 
 def _empty(data: Path, console: Console) -> None:

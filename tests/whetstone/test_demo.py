@@ -1,19 +1,17 @@
-"""The demo's small parts: what it empties, what it calls a rise, how it reads the agent's report."""
+"""The demo's small parts: what it empties, what it calls a rise, what it prints of a step."""
 
 import fcntl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from whetstone.demo import MARK, DemoFailed, Outcome, _cells, _empty, _finished, _line
+from whetstone.demo import MARK, Outcome, _cells, _empty, _line
 from whetstone.intervals import Interval, gain, share
 from whetstone.settings import SettingsError
 from whetstone.store import Rewards
-from whetstone.up import LOCK, Stack
+from whetstone.up import LOCK
 
 QUIET = Console(quiet=True)
 
@@ -76,31 +74,6 @@ def test_the_folder_of_a_demo_that_still_runs_is_not_emptied(tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
     with pytest.raises(SettingsError, match="cannot be written.*--data"):
         _empty(Path("/proc/nobody/writes/here"), QUIET)
-
-
-class Quiet(Stack):
-    """A stack in which nothing dies."""
-
-    def __init__(self) -> None:
-        pass
-
-    def watch(self) -> list[str]:
-        return []
-
-
-def agent(script: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-
-
-def test_a_report_longer_than_a_pipe_holds_is_read() -> None:
-    with agent("import json; print('playing'); print(json.dumps({'won': [1] * 100_000}))") as process:
-        assert len(_finished(process, Quiet())["won"]) == 100_000
-
-
-@pytest.mark.parametrize("script", ["print('{}'); raise SystemExit(3)", "pass"])
-def test_an_agent_that_fails_or_says_nothing_ends_the_demo(script: str) -> None:
-    with agent(script) as process, pytest.raises(DemoFailed, match=r"ended with code \d"):
-        _finished(process, Quiet())
 
 
 def step(**values: Any) -> dict[str, Any]:

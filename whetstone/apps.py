@@ -1,0 +1,59 @@
+"""An example app as a process of its own, which knows the base_url and nothing of us, and the report it ends with."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from whetstone.up import Stack
+
+
+class AppFailed(Exception):
+    """The app ended without a report; the message gives its exit code."""
+
+
+@contextmanager
+def app(stack: Stack, script: Path, arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `script` against the stack's proxy; killed where it still runs at the end."""
+    command = [sys.executable, str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def still_runs(process: subprocess.Popen[bytes]) -> None:
+    """See to it that an app that is to go on does.
+
+    Raises:
+        AppFailed: it has ended.
+    """
+    if process.poll() is not None:
+        raise AppFailed(f"{_name(process)} ended early, with code {process.returncode}")
+
+
+def report_of(process: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
+    """Wait for the app's end while the stack runs; the JSON object in its last line.
+
+    Raises:
+        AppFailed: it ended with another code than 0, or said nothing.
+        StartFailed: a program of the stack ended.
+    """
+    while True:
+        stack.watch()
+        with suppress(subprocess.TimeoutExpired):
+            output, _ = process.communicate(timeout=0.5)
+            break
+    if process.returncode or not output.strip():
+        raise AppFailed(f"{_name(process)} ended with code {process.returncode}")
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def _name(process: subprocess.Popen[bytes]) -> str:
+    arguments = process.args if isinstance(process.args, list) else [str(process.args)]
+    return Path(str(arguments[min(1, len(arguments) - 1)])).name
