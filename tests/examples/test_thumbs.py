@@ -1,19 +1,16 @@
 """The questions and the app of examples/thumbs, the app against a small server on a real socket."""
 
-import ast
-import json
 import random
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.examples.conftest import FakeOpenAI, foreign_imports, run
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "thumbs"
+APP = FOLDER / "app.py"
 sys.path.insert(0, str(FOLDER))
 
 import hints  # noqa: E402
@@ -52,96 +49,38 @@ def test_every_question_has_an_answer_that_is_liked_and_one_that_is_not() -> Non
 
 
 def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
-    text = (FOLDER / "app.py").read_text()
-    assert len(text.splitlines()) < 110
-    imported = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").split(".")[0])
-    assert imported - set(sys.stdlib_module_names) == {"hints", "openai"}
+    assert len(APP.read_text().splitlines()) < 110
+    assert foreign_imports(APP) == {"hints", "openai"}
 
 
-class Server(ThreadingHTTPServer):
-    """Speaks the OpenAI wire; half of its answers are cells that users like. Keeps all it is told."""
-
-    daemon_threads = True
-    request_queue_size = 64
+class Server(FakeOpenAI):
+    """Half of its answers are cells that users like."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.lock = threading.Lock()
         self.answers: dict[str, bool] = {}
-        self.headers_seen: list[dict[str, str]] = []
-        self.thumbs: list[dict[str, Any]] = []
-        self.refused = 0
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        super().__init__()
 
-
-class Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/v1/feedback":
-            self.server.thumbs.append(body)
-            self.send(202, {"id": "feedback"})
-            return
-        with self.server.lock:
-            self.server.headers_seen.append({name.lower(): value for name, value in self.headers.items()})
-            number = len(self.server.headers_seen)
-        if number <= self.server.refused:
-            self.send(503, {"error": {"message": "not yet"}})
-            return
-        board = body["messages"][-1]["content"]
+    def say(self, number: int, board: str) -> str:
         right = random.Random(number).random() < 0.5
-        cells = hints.liked(board) if right else set(hints.game.free(board)) - hints.liked(board)
-        self.server.answers[f"chatcmpl-{number}"] = right
-        choice = {"index": 0, "message": {"role": "assistant", "content": min(cells)}, "finish_reason": "stop"}
-        answer = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": "m"}
-        self.send(200, answer | {"choices": [choice]})
-
-    def send(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the tests read what was posted."""
+        self.answers[f"chatcmpl-{number}"] = right
+        return min(hints.liked(board) if right else set(hints.game.free(board)) - hints.liked(board))
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def run_app(server: Server, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / "app.py"), "--base-url", server.url, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    with Server() as server:
+        yield server
 
 
 @pytest.mark.slow
 def test_three_answers_in_ten_get_the_thumb_they_deserve_and_no_request_says_more_than_the_question(
     server: Server,
 ) -> None:
-    report = run_app(server, "--questions", "400")
+    report = run(APP, server, "--questions", "400")
     assert (report["questions"], report["failed_requests"], len(server.answers)) == (400, 0, 400)
     assert report["liked"] == sum(server.answers.values())
-    assert report["thumbs"] == len(server.thumbs) == pytest.approx(120, abs=40)
-    for thumb in server.thumbs:
+    assert report["thumbs"] == len(server.feedback) == pytest.approx(120, abs=40)
+    for thumb in server.feedback:
         up = server.answers[thumb["completion_id"]]
         assert thumb == {"completion_id": thumb["completion_id"], "thumbs": "up" if up else "down", "final": True}
     ours = ("x-trajectory-id", "x-group-id", "x-task", "x-split", "x-metadata")
@@ -150,17 +89,17 @@ def test_three_answers_in_ten_get_the_thumb_they_deserve_and_no_request_says_mor
 
 @pytest.mark.slow
 def test_held_out_questions_are_marked_and_get_no_thumb(server: Server) -> None:
-    report = run_app(server, "--questions", "60", "--split", "eval")
+    report = run(APP, server, "--questions", "60", "--split", "eval")
     assert len(report["each"]) == 60 and sum(report["each"]) == report["liked"]
     assert {headers["x-split"] for headers in server.headers_seen} == {"eval"}
-    assert server.thumbs == []
+    assert server.feedback == []
 
 
 @pytest.mark.slow
 def test_shuffled_thumbs_keep_their_share_and_say_nothing(server: Server) -> None:
-    run_app(server, "--questions", "600", "--thumbs", "1", "--shuffle")
-    ups = [thumb["thumbs"] == "up" for thumb in server.thumbs]
-    right = [server.answers[thumb["completion_id"]] for thumb in server.thumbs]
+    run(APP, server, "--questions", "600", "--thumbs", "1", "--shuffle")
+    ups = [thumb["thumbs"] == "up" for thumb in server.feedback]
+    right = [server.answers[thumb["completion_id"]] for thumb in server.feedback]
     assert sum(ups) / 600 == pytest.approx(sum(right) / 600, abs=0.12)
     assert sum(up == is_right for up, is_right in zip(ups, right, strict=True)) / 600 == pytest.approx(0.5, abs=0.1)
 
@@ -168,6 +107,6 @@ def test_shuffled_thumbs_keep_their_share_and_say_nothing(server: Server) -> Non
 @pytest.mark.slow
 def test_a_failed_request_is_counted_and_not_asked_again(server: Server) -> None:
     server.refused = 3
-    report = run_app(server, "--questions", "20", "--split", "eval")
+    report = run(APP, server, "--questions", "20", "--split", "eval")
     assert (report["failed_requests"], report["questions"], len(report["each"])) == (3, 17, 20)
     assert len(server.headers_seen) == 20

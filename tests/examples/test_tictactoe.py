@@ -1,22 +1,21 @@
 """The rules, the opponent and the agent of examples/tictactoe, the agent against a small server on a real socket."""
 
-import ast
 import importlib.util
 import json
 import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.examples.conftest import FakeOpenAI, command, foreign_imports, run
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "tictactoe"
+AGENT = FOLDER / "agent.py"
 
 
 def load(path: Path) -> ModuleType:
@@ -94,128 +93,73 @@ def test_a_finished_game_gets_no_reply() -> None:
 
 
 def test_the_agent_is_short_and_imports_nothing_of_ours() -> None:
-    text = (FOLDER / "agent.py").read_text()
-    assert len(text.splitlines()) < 105
-    imported = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").split(".")[0])
-    assert imported - set(sys.stdlib_module_names) == {"game", "openai"}
+    assert len(AGENT.read_text().splitlines()) < 105
+    assert foreign_imports(AGENT) == {"game", "openai"}
 
 
-class Table(ThreadingHTTPServer):
-    """Speaks the OpenAI wire and always takes the lowest free cell. Remembers what was posted; may refuse at first."""
+class Table(FakeOpenAI):
+    """Always takes the lowest free cell."""
 
-    daemon_threads = True
-    request_queue_size = 64
+    @property
+    def rewards(self) -> dict[str | None, float]:
+        """Of each trajectory the last that was posted."""
+        return {one.get("trajectory_id"): one["reward"] for one in self.feedback}
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.headers_seen: dict[str, dict[str, str]] = {}
-        self.rewards: dict[str | None, float] = {}
-        self.feedback: list[dict[str, Any]] = []
-        self.refused = 0
-        self.asked = 0
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Table
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/v1/feedback":
-            self.server.feedback.append(body)
-            self.server.rewards[body.get("trajectory_id")] = body["reward"]
-            self.send(202, {"id": "feedback"})
-            return
-        self.server.asked += 1
-        if self.server.asked <= self.server.refused:
-            self.send(503, {"error": {"message": "not yet"}})
-            return
-        self.server.headers_seen[self.headers["X-Trajectory-Id"] or f"untagged {self.server.asked}"] = {
-            name.title(): value for name, value in self.headers.items()
-        }
-        message = {"role": "assistant", "content": game.free(body["messages"][-1]["content"])[0]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        self.send(200, {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-
-    def send(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the tests read what was posted."""
+    def say(self, number: int, board: str) -> str:
+        return str(game.free(board)[0])
 
 
 @pytest.fixture
 def table() -> Iterator[Table]:
-    server = Table()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def run_agent(table: Table, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / "agent.py"), "--base-url", table.url, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    with Table() as table:
+        yield table
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("split", "tags"), [("train", set()), ("eval", {"X-Split"})])
+@pytest.mark.parametrize(("split", "tags"), [("train", set()), ("eval", {"x-split"})])
 def test_untagged_it_says_nothing_but_that_a_game_is_held_out(table: Table, split: str, tags: set[str]) -> None:
-    figures = run_agent(table, "--games", "8", "--untagged", "--split", split)
-    ours = {"X-Trajectory-Id", "X-Group-Id", "X-Task", "X-Split"}
-    assert {name for headers in table.headers_seen.values() for name in headers} & ours == tags
-    assert {(one["completion_id"], one["final"]) for one in table.feedback} == {("c", True)}
+    figures = run(AGENT, table, "--games", "8", "--untagged", "--split", split)
+    ours = {"x-trajectory-id", "x-group-id", "x-task", "x-split"}
+    assert {name for headers in table.headers_seen for name in headers} & ours == tags
+    answers = {f"chatcmpl-{number + 1}" for number in range(len(table.headers_seen))}
+    assert {one["completion_id"] for one in table.feedback} <= answers
+    assert all(one["final"] is True for one in table.feedback)
     assert sum(one["reward"] for one in table.feedback) == figures["wins"]
     assert len(table.feedback) == figures["games"] == 8
 
 
 @pytest.mark.slow
 def test_a_run_plays_its_games_and_posts_one_reward_for_each(table: Table) -> None:
-    figures = run_agent(table, "--games", "24", "--group-size", "8", "--run", "r")
+    figures = run(AGENT, table, "--games", "24", "--group-size", "8", "--run", "r")
     assert figures["games"] == 24 == figures["wins"] + figures["draws"] + figures["losses"]
     assert figures["failed_requests"] == figures["illegal"] == 0
-    assert figures["requests"] == table.asked + 24
+    assert figures["requests"] == len(table.headers_seen) + 24
     assert set(table.rewards) == {f"r.train.{number}" for number in range(24)}
     assert sum(table.rewards.values()) == figures["wins"]
-    groups = Counter(headers["X-Group-Id"] for headers in table.headers_seen.values())
-    assert groups == {"r.0": 8, "r.1": 8, "r.2": 8}
-    assert {headers["X-Split"] for headers in table.headers_seen.values()} == {"train"}
+    groups = {headers["x-trajectory-id"]: headers["x-group-id"] for headers in table.headers_seen}
+    assert Counter(groups.values()) == {"r.0": 8, "r.1": 8, "r.2": 8}
+    assert {headers["x-split"] for headers in table.headers_seen} == {"train"}
 
 
 @pytest.mark.slow
 def test_the_same_seed_plays_the_same_held_out_openings(table: Table) -> None:
-    first, second = (run_agent(table, "--games", "30", "--split", "eval", "--seed", "3") for _ in range(2))
+    first, second = (run(AGENT, table, "--games", "30", "--split", "eval", "--seed", "3") for _ in range(2))
     assert first["won"] == second["won"] and len(first["won"]) == 30 and sum(first["won"]) == first["wins"]
     assert len(table.rewards) == 60, "ids of two runs on one database do not collide"
-    assert all("X-Group-Id" not in headers for headers in table.headers_seen.values())
+    assert all("x-group-id" not in headers for headers in table.headers_seen)
 
 
 @pytest.mark.slow
 def test_a_failed_request_is_counted_and_ends_only_its_game(table: Table) -> None:
     table.refused = 3
-    figures = run_agent(table, "--games", "16", "--split", "eval")
+    figures = run(AGENT, table, "--games", "16", "--split", "eval")
     assert (figures["failed_requests"], figures["games"], len(figures["won"])) == (3, 13, 16)
     assert len(table.rewards) == 13
 
 
 @pytest.mark.slow
 def test_shuffled_rewards_keep_their_distribution_and_say_nothing_about_the_game(table: Table) -> None:
-    figures = run_agent(table, "--games", "320", "--shuffle-rewards", "--run", "r")
+    figures = run(AGENT, table, "--games", "320", "--shuffle-rewards", "--run", "r")
     posted = [table.rewards[f"r.train.{number}"] for number in range(320)]
     assert sum(posted) / 320 == pytest.approx(figures["wins"] / 320, abs=0.12)
     mixed = [group for group in range(40) if 0 < sum(posted[group * 8 : group * 8 + 8]) < 8]
@@ -224,8 +168,7 @@ def test_shuffled_rewards_keep_their_distribution_and_say_nothing_about_the_game
 
 @pytest.mark.slow
 def test_sigterm_finishes_the_games_in_flight_and_exits_0(table: Table) -> None:
-    command = [sys.executable, str(FOLDER / "agent.py"), "--base-url", table.url, "--games", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+    with subprocess.Popen(command(AGENT, table, "--games", "0"), stdout=subprocess.PIPE, text=True) as agent:
         while len(table.rewards) < 5:
             assert agent.poll() is None
         agent.terminate()

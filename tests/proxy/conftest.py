@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from migrations.database import connect
 from proxy.address import Address
 from proxy.app import Proxy
 from proxy.call import Call, Choice
+from tests.server import Handler, Server
 from whetstone.settings import Settings, as_environment
 from whetstone.store import Store as CommandLineStore
 
@@ -92,7 +92,7 @@ def answer(n: int = 1) -> dict[str, Any]:
     }
 
 
-class FakeVllm:
+class FakeVllm(Server):
     """Answers like vLLM by default; `script` is called with each request instead, once it is set."""
 
     def __init__(self) -> None:
@@ -100,34 +100,19 @@ class FakeVllm:
         self.headers: list[dict[str, str]] = []
         self.hung_up = threading.Event()
         self.script: Callable[[FakeHandler, dict[str, Any]], None] = FakeHandler.speak
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHandler)
-        self.server.daemon_threads = True
-        self.server.fake = self  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self._thread.join()
+        super().__init__(FakeHandler)
 
 
-class FakeHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class FakeHandler(Handler):
+    server: FakeVllm
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.whole(200, b"")
-
-    def do_POST(self) -> None:
-        fake: FakeVllm = self.server.fake  # type: ignore[attr-defined]
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        fake.requests.append(body)
-        fake.headers.append({name.lower(): value for name, value in self.headers.items()})
-        fake.script(self, body)
+    def respond(self, body: dict[str, Any]) -> None:
+        if self.command == "GET":
+            self.whole(200, b"")
+            return
+        self.server.requests.append(body)
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        self.server.script(self, body)
 
     def speak(self, body: dict[str, Any]) -> None:
         if body.get("stream"):
@@ -136,14 +121,7 @@ class FakeHandler(BaseHTTPRequestHandler):
                 self.say(event)
             self.end()
         else:
-            self.whole(200, json.dumps(answer(body.get("n", 1))).encode())
-
-    def whole(self, status: int, body: bytes, content_type: str = "application/json") -> None:
-        self.send_response(status)
-        self.send_header("content-type", content_type)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+            self.whole(200, answer(body.get("n", 1)))
 
     def begin(self) -> None:
         self.send_response(200)
@@ -167,14 +145,13 @@ class FakeHandler(BaseHTTPRequestHandler):
         self.connection.settimeout(60)
         assert self.connection.recv(1) == b""
         self.close_connection = True
-        self.server.fake.hung_up.set()  # type: ignore[attr-defined]
+        self.server.hung_up.set()
 
 
 @pytest.fixture
 def fake_vllm() -> Iterator[FakeVllm]:
-    fake = FakeVllm()
-    yield fake
-    fake.close()
+    with FakeVllm() as fake:
+        yield fake
 
 
 class RunningProxy:

@@ -1,11 +1,8 @@
 """A step from claim to promotion, with the real learner; a vLLM that can be made to fail answers on the real wire."""
 
 import itertools
-import json
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, select, update
 
 from migrations import schema
+from tests.server import Handler, Server
 from trainer import adapter
 from trainer.errors import AdapterNotWritten, LeaseLost
 from trainer.learner import Learner
@@ -27,7 +25,7 @@ SPOKEN = [5, 9, 11]
 """What the fake samples, whatever it is asked."""
 
 
-class FakeVllm:
+class FakeVllm(Server):
     """Control calls and completions as vLLM speaks them. Its logprobs are those of the folder it was told to load."""
 
     def __init__(self, model: Path) -> None:
@@ -38,12 +36,7 @@ class FakeVllm:
         self.refuses: set[str] = set()
         self.when_called: Callable[[str], bool] = lambda _path: True
         """Asked before each call; where it says no, the connection is closed without an answer."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHandler)
-        self._server.daemon_threads = True
-        self._server.fake = self  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+        super().__init__(FakeHandler)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
         if path in self.refuses:
@@ -62,36 +55,17 @@ class FakeVllm:
             return 200, {"choices": [{"index": 0, "token_ids": SPOKEN, "logprobs": {"token_logprobs": logprobs}}]}
         return 404, {"error": {"message": f"{body.get('model')} does not exist", "type": "NotFoundError", "code": 404}}
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
+class FakeHandler(Handler):
+    server: FakeVllm
 
-class FakeHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._speak({})
-
-    def do_POST(self) -> None:
-        self._speak(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-    def _speak(self, body: dict[str, Any]) -> None:
-        fake: FakeVllm = self.server.fake  # type: ignore[attr-defined]
-        fake.calls.append(self.path)
-        if not fake.when_called(self.path):
+    def respond(self, body: dict[str, Any]) -> None:
+        self.server.calls.append(self.path)
+        if not self.server.when_called(self.path):
             self.close_connection = True
             return
-        status, answer = fake.answer(self.path, body)
-        content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        status, answer = self.server.answer(self.path, body)
+        self.whole(status, answer.encode() if isinstance(answer, str) else answer)
 
 
 class Training:
@@ -166,9 +140,8 @@ def database_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def fake(tiny_model: Path) -> Iterator[FakeVllm]:
-    fake = FakeVllm(tiny_model)
-    yield fake
-    fake.close()
+    with FakeVllm(tiny_model) as fake:
+        yield fake
 
 
 @pytest.fixture

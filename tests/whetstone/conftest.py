@@ -4,10 +4,11 @@ import json
 import math
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.server import Handler, Server
 
 SERVED = "starter@v0"
 LOGITS = {470: 4.0, 3: 3.2, 16: 2.5, 2: 2.0, 307: 1.0}
@@ -19,12 +20,11 @@ MINUS_INFINITY = -9999.0
 @pytest.fixture
 def fake_vllm() -> Iterator["FakeVllm"]:
     """One without a fault; set its attributes to give it some."""
-    fake = FakeVllm()
-    yield fake
-    fake.close()
+    with FakeVllm() as fake:
+        yield fake
 
 
-class FakeVllm:
+class FakeVllm(Server):
     """Answers `Hello!` to everything, and calls a tool when it is told to."""
 
     def __init__(self) -> None:
@@ -43,18 +43,11 @@ class FakeVllm:
         """Once set, it answers no more chat completion until it is closed."""
         self.asked: list[dict[str, Any]] = []
         self._closed = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._http.daemon_threads = True
-        self._http.owner = self  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+        super().__init__(_Handler)
 
     def close(self) -> None:
         self._closed.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().close()
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         """Status and content."""
@@ -157,20 +150,9 @@ def _error(status: int, message: str) -> tuple[int, bytes]:
     return _json(status, {"error": {"message": message, "type": "Error", "param": None, "code": status}})
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
+class _Handler(Handler):
+    protocol_version = "HTTP/1.0"  # each answer ends its connection
+    server: FakeVllm
 
-    def do_GET(self) -> None:
-        self._answer({})
-
-    def do_POST(self) -> None:
-        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-    def _answer(self, body: dict[str, Any]) -> None:
-        owner: FakeVllm = self.server.owner  # type: ignore[attr-defined]
-        status, content = owner.answer(self.path, body)
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+    def respond(self, body: dict[str, Any]) -> None:
+        self.whole(*self.server.answer(self.path, body), content_type=None)

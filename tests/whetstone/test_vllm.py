@@ -3,12 +3,12 @@
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server import Handler, Server
 from whetstone.settings import Settings
 from whetstone.vllm import Vllm, VllmDown, VllmRefused, command, environment
 
@@ -79,7 +79,7 @@ def test_a_float32_model_stays_one(tmp_path: Path, config: str | None, wanted: s
     assert flags(Settings(model=str(tmp_path), vllm={"dtype": wanted}))["--dtype"] == given
 
 
-class Server:
+class FakeVllm(Server):
     """Answers every call with `status` and `content`; what it was asked stands in `asked`."""
 
     def __init__(self) -> None:
@@ -89,52 +89,35 @@ class Server:
         """Completions are answered while it is set."""
         self.speaks.set()
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._http.owner = self  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+        super().__init__(FakeHandler)
 
     def answers(self, content: Any, status: int = 200) -> None:
         self.status, self.content = status, content if isinstance(content, bytes) else json.dumps(content).encode()
 
     def close(self) -> None:
         self.speaks.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().close()
 
 
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
+class FakeHandler(Handler):
+    protocol_version = "HTTP/1.0"  # each answer ends its connection
+    server: FakeVllm
 
-    def do_GET(self) -> None:
-        self._answer({})
-
-    def do_POST(self) -> None:
-        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-    def _answer(self, body: dict[str, Any]) -> None:
-        owner: Server = self.server.owner  # type: ignore[attr-defined]
-        owner.asked.append((self.path, body))
-        if self.path == "/v1/completions" and not owner.speaks.wait(10):
+    def respond(self, body: dict[str, Any]) -> None:
+        self.server.asked.append((self.path, body))
+        if self.path == "/v1/completions" and not self.server.speaks.wait(10):
             return
-        self.send_response(owner.status)
-        self.end_headers()
-        self.wfile.write(owner.content)
+        self.whole(self.server.status, self.server.content, content_type=None)
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.close()
+def server() -> Iterator[FakeVllm]:
+    with FakeVllm() as server:
+        yield server
 
 
 @pytest.fixture
-def control(server: Server) -> Iterator[Vllm]:
+def control(server: FakeVllm) -> Iterator[Vllm]:
     control = Vllm(server.url)
     yield control
     control.close()
@@ -144,12 +127,12 @@ def completion(token_ids: Any, logprobs: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "token_ids": token_ids, "logprobs": {"token_logprobs": logprobs}}]}
 
 
-def test_the_names_it_serves(server: Server, control: Vllm) -> None:
+def test_the_names_it_serves(server: FakeVllm, control: Vllm) -> None:
     server.answers({"object": "list", "data": [{"id": "starter@v0", "root": "/m"}, {"id": "starter@v1"}]})
     assert control.models() == {"starter@v0", "starter@v1"}
 
 
-def test_an_adapter_is_loaded_under_its_name_and_never_in_place(server: Server, control: Vllm) -> None:
+def test_an_adapter_is_loaded_under_its_name_and_never_in_place(server: FakeVllm, control: Vllm) -> None:
     server.answers(b"Success: LoRA adapter 'starter@v1' added successfully.")
     control.load("starter@v1", Path("/adapters/starter@v1"))
     control.unload("starter@v1")
@@ -159,7 +142,7 @@ def test_an_adapter_is_loaded_under_its_name_and_never_in_place(server: Server, 
     ]
 
 
-def test_a_sample_brings_ids_and_logprobs(server: Server, control: Vllm) -> None:
+def test_a_sample_brings_ids_and_logprobs(server: FakeVllm, control: Vllm) -> None:
     server.answers(completion([3, 4], [-0.5, -1]))
     sampled = control.sample("starter@v1", (1, 2), 8, seed=3)
     assert (sampled.token_ids, sampled.logprobs) == ([3, 4], [-0.5, -1.0])
@@ -181,25 +164,25 @@ def test_a_sample_brings_ids_and_logprobs(server: Server, control: Vllm) -> None
         b"<html>",
     ],
 )
-def test_an_answer_without_whole_ids_and_logprobs_is_refused(server: Server, control: Vllm, answer: Any) -> None:
+def test_an_answer_without_whole_ids_and_logprobs_is_refused(server: FakeVllm, control: Vllm, answer: Any) -> None:
     server.answers(answer)
     with pytest.raises(VllmRefused):
         control.sample("starter@v1", (1, 2), 8, seed=0)
 
 
-def test_an_error_of_it_is_passed_on_in_its_words(server: Server, control: Vllm) -> None:
+def test_an_error_of_it_is_passed_on_in_its_words(server: FakeVllm, control: Vllm) -> None:
     server.answers({"error": {"message": "already been loaded"}}, status=400)
     with pytest.raises(VllmRefused, match="400.*already been loaded"):
         control.load("starter@v1", Path("/adapters/starter@v1"))
 
 
-def test_another_server_at_its_address_is_told_apart(server: Server, control: Vllm) -> None:
+def test_another_server_at_its_address_is_told_apart(server: FakeVllm, control: Vllm) -> None:
     server.answers(b"<html>welcome</html>")
     with pytest.raises(VllmRefused, match=r"/v1/models answers, but not as vLLM does"):
         control.models()
 
 
-def test_nobody_at_its_address_is_down(server: Server) -> None:
+def test_nobody_at_its_address_is_down(server: FakeVllm) -> None:
     control = Vllm("http://127.0.0.1:1")
     assert control.healthy() is False
     with pytest.raises(VllmDown, match="does not answer /v1/models"):
@@ -207,26 +190,26 @@ def test_nobody_at_its_address_is_down(server: Server) -> None:
     control.close()
 
 
-def test_it_is_healthy_only_if_it_says_so(server: Server, control: Vllm) -> None:
+def test_it_is_healthy_only_if_it_says_so(server: FakeVllm, control: Vllm) -> None:
     assert control.healthy() is True
     server.answers(b"", status=503)
     assert control.healthy() is False
 
 
-def test_an_engine_that_speaks_lives(server: Server, control: Vllm) -> None:
+def test_an_engine_that_speaks_lives(server: FakeVllm, control: Vllm) -> None:
     server.answers(completion([3], [-0.5]))
     assert control.alive("starter@v0") is True
     assert [path for path, _ in server.asked] == ["/health", "/v1/completions"]
     assert server.asked[1][1] == {"model": "starter@v0", "prompt": [0], "max_tokens": 1}
 
 
-def test_an_engine_whose_server_says_that_it_died_is_dead(server: Server, control: Vllm) -> None:
+def test_an_engine_whose_server_says_that_it_died_is_dead(server: FakeVllm, control: Vllm) -> None:
     server.answers(b"", status=503)
     assert control.alive("starter@v0") is False
 
 
 def test_an_engine_that_says_nothing_lives_only_if_it_takes_steps(
-    server: Server, control: Vllm, monkeypatch: pytest.MonkeyPatch
+    server: FakeVllm, control: Vllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("whetstone.vllm.TOKEN_TIMEOUT_S", 0.2)
     server.speaks.clear()
@@ -244,7 +227,7 @@ def test_an_engine_that_says_nothing_lives_only_if_it_takes_steps(
     assert [at_step(10.0), at_step(10.0)] == [None, None]
 
 
-def test_of_a_server_that_nobody_can_reach_it_cannot_be_told(server: Server) -> None:
+def test_of_a_server_that_nobody_can_reach_it_cannot_be_told(server: FakeVllm) -> None:
     control = Vllm("http://127.0.0.1:1")
     assert control.alive("starter@v0") is None
     control.close()
