@@ -23,7 +23,7 @@ from judge.sandbox import START_S, SaidNothing, Sandbox
 from judge.standing import given
 from judge.store_code import Ran
 from judge.trajectories import explained, failed, rewarded
-from whetstone.settings import LearningSettings, RewardFunction
+from whetstone.worth import LearningSettings, RewardFunction
 
 BATCH = 50
 """Trajectories taken at once: enough to share the start of a process among them."""

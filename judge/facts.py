@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from whetstone.settings import LearningSettings
+from whetstone.worth import LearningSettings
 
 OVER = frozenset({"claimed", "trained"})
 """Trajectory and group states in which rewards are frozen."""

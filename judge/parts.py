@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from judge.facts import Trajectory
 from whetstone.bounds import MAX_PARTS, MAX_REWARD, PART
-from whetstone.settings import LearningSettings, RewardFunction
+from whetstone.worth import LearningSettings, RewardFunction
 
 CODE = "code"
 """`reward_source` of what functions alone decided."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from judge import child
-from whetstone.settings import RewardFunction
+from whetstone.worth import RewardFunction
 
 START_S = 60.0
 """How long a process may take to start and to import the function's module."""

@@ -13,7 +13,8 @@ from judge.place import Around, original_of, place, wanted
 from judge.record import record
 from judge.settle import settle
 from judge.trajectories import ended, failed
-from whetstone.settings import GroupSettings, LearningSettings
+from whetstone.settings import GroupSettings
+from whetstone.worth import LearningSettings
 
 BATCH = 200
 """Feedback, trajectories or groups per transaction: long enough to share its cost, short enough to let others write."""

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from judge.facts import OVER, Rules, Trajectory
 from whetstone.reasons import WhyNotTrained
-from whetstone.settings import LearningSettings
+from whetstone.worth import LearningSettings
 
 OURS = frozenset(
     {

@@ -24,7 +24,7 @@ from proxy.wire.body import Body, whole
 from proxy.wire.completions import TextAsked
 from proxy.wire.dialect import UNREADABLE, Heard, raw
 from whetstone.ids import new_id
-from whetstone.settings import LearningSettings
+from whetstone.worth import LearningSettings
 
 LOOK_EVERY_S = 1.0
 QUIET_S = 1.0

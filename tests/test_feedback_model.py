@@ -20,7 +20,8 @@ from proxy.feedback import read_feedback
 from proxy.feedback_rows import request_row, row_of
 from proxy.store import Store
 from tests.conftest import Seed
-from whetstone.settings import GroupSettings, LearningSettings
+from whetstone.settings import GroupSettings
+from whetstone.worth import LearningSettings
 
 WEIGHTS = {"accuracy": 2.0, "tone": 0.5}
 LEARNING = {"starter": LearningSettings(weights=WEIGHTS)}

@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 
 from migrations import schema
 from whetstone.reasons import WhyNotTrained
-from whetstone.settings import PREFIX, LearningSettings, RewardFunction, Settings, UpstreamSettings
+from whetstone.settings import PREFIX, Settings, UpstreamSettings
+from whetstone.worth import JudgeSettings, LearningSettings, RewardFunction, RulerSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _MADE = "<!-- Made by `make docs`; edit the code instead. -->\n"
@@ -37,8 +38,11 @@ def _settings() -> str:
         if section is not None:
             lines += _table(f"[{name}]", section.model_fields)
     lines += _table("[upstreams.<name>]", UpstreamSettings.model_fields)
-    lines += _table("[learning.<policy>]", LearningSettings.model_fields)
+    plain = {n: f for n, f in LearningSettings.model_fields.items() if not _is_section(f.annotation)}
+    lines += _table("[learning.<policy>]", plain)
     lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
+    lines += _table("[learning.<policy>.ruler]", RulerSettings.model_fields)
+    lines += _table("[judges.<name>]", JudgeSettings.model_fields)
     return "\n".join(lines)
 
 

@@ -8,15 +8,16 @@ the environment wins.
 import contextlib
 import difflib
 import json
-import math
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from whetstone.worth import JudgeSettings, LearningSettings, Section
 
 PREFIX = "WHETSTONE_"
 CONFIG_VARIABLE = "WHETSTONE_CONFIG"
@@ -41,11 +42,7 @@ class SettingsError(Exception):
     """The settings cannot be used; the message says which one, why, and what would be right."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-
-class ProxySettings(_Section):
+class ProxySettings(Section):
     """What the proxy does."""
 
     host: str = "127.0.0.1"
@@ -93,7 +90,7 @@ class ProxySettings(_Section):
         return host
 
 
-class UpstreamSettings(_Section):
+class UpstreamSettings(Section):
     """Another OpenAI-compatible server: its answers are recorded as demonstrations, never trained on by GRPO."""
 
     url: str = Field(pattern=r"^https?://[^/\s]+")
@@ -109,7 +106,7 @@ class UpstreamSettings(_Section):
         return {_policy_name(name): model for name, model in models.items()}
 
 
-class VllmSettings(_Section):
+class VllmSettings(Section):
     """How vLLM is started and reached."""
 
     url: str | None = None
@@ -141,7 +138,7 @@ class VllmSettings(_Section):
     """More arguments for vLLM's server, as they are."""
 
 
-class GroupSettings(_Section):
+class GroupSettings(Section):
     """When trajectories end and groups close."""
 
     target_size: int = Field(8, ge=2)
@@ -158,58 +155,7 @@ class GroupSettings(_Section):
     """How long feedback waits for a target nobody has seen yet."""
 
 
-class RewardFunction(_Section):
-    """One function or program of yours that looks at a finished trajectory."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """What its number is called among the trajectory's parts."""
-    run: str = Field(min_length=1)
-    """`package.module:function`, or the path of an executable."""
-    kind: Literal["reward", "penalty", "veto"] = "reward"
-    """`reward`: its number, times its weight, is added, and is enough alone. `penalty`: is added to what others gave.
-    `veto`: where it is not 0, the trajectory gets `failure_reward` (0 without one) and nothing else counts."""
-    weight: float = Field(1.0, allow_inf_nan=False)
-    """What its number is multiplied by."""
-    timeout_s: float = Field(10, gt=0, le=600)
-    """Seconds it may take, of the clock and of the CPU."""
-    memory_mb: int = Field(1024, ge=64)
-    """MiB of address space it may have."""
-
-
-class LearningSettings(_Section):
-    """What one policy's attempts are worth, and what they are compared with."""
-
-    weights: dict[str, float] = {}
-    """What each part of a feedback's `parts` is multiplied by; 1 for those that are not here."""
-    failure_reward: float | None = Field(None, allow_inf_nan=False)
-    """Reward of an attempt that broke off (its last call failed or was aborted and nothing came after it) or of which
-    nobody told, though others of its group have a reward; without it such attempts are left out."""
-    baseline: bool = True
-    """Whether a rewarded trajectory that stays alone is compared with the running mean of its task."""
-    shadow_share: float = Field(0, ge=0, le=1)
-    """Share of ended trajectories for which siblings are drawn when idle, for the judge to rank; never with tools."""
-    shadow_size: int = Field(3, ge=1, le=16)
-    """How many siblings."""
-    rewards: tuple[RewardFunction, ...] = ()
-    """Functions and programs that look at every finished trajectory of the policy."""
-
-    @field_validator("weights")
-    @classmethod
-    def _finite(cls, weights: dict[str, float]) -> dict[str, float]:
-        if wrong := [name for name, weight in weights.items() if not math.isfinite(weight)]:
-            raise ValueError(f"the weight of {wrong[0]!r} is not a finite number")
-        return weights
-
-    @field_validator("rewards")
-    @classmethod
-    def _one_name_each(cls, rewards: tuple[RewardFunction, ...]) -> tuple[RewardFunction, ...]:
-        names = [reward.name for reward in rewards]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two reward functions are named {twice[0]!r}")
-        return rewards
-
-
-class TrainerSettings(_Section):
+class TrainerSettings(Section):
     """How a step is taken."""
 
     groups_per_step: int = Field(12, ge=1)
@@ -263,7 +209,7 @@ class TrainerSettings(_Section):
         return self
 
 
-class Settings(_Section):
+class Settings(Section):
     """All of it."""
 
     data: Path = Path("data")
@@ -274,9 +220,9 @@ class Settings(_Section):
     """Name that apps ask for as `model`."""
     policies: tuple[str, ...] = ()
     """More policies on the same base model, each with a line of adapters of its own."""
-    aliases: dict[str, str] = {}
+    aliases: dict[str, str] = Field(default_factory=dict)
     """Other names that apps may ask for, and the policy each means: `"gpt-4o" = "starter"`."""
-    upstreams: dict[str, UpstreamSettings] = {}
+    upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Other servers, by a name of yours: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
     project: str = Field("default", min_length=1)
     """The tenant that requests without a key belong to."""
@@ -292,8 +238,10 @@ class Settings(_Section):
     vllm: VllmSettings = VllmSettings()
     groups: GroupSettings = GroupSettings()
     trainer: TrainerSettings = TrainerSettings()
-    learning: dict[str, LearningSettings] = {}
+    learning: dict[str, LearningSettings] = Field(default_factory=dict)
     """What a policy's attempts are worth: `[learning.starter]`, one section for each policy that needs one."""
+    judges: dict[str, JudgeSettings] = Field(default_factory=dict)
+    """Models that rank groups, by a name of yours: `[judges.strong]`."""
 
     @field_validator("policy")
     @classmethod
@@ -319,6 +267,10 @@ class Settings(_Section):
                 raise ValueError(f"the alias {alias!r} leads to {policy!r}; there are: {', '.join(names)}")
         if unknown := sorted(self.learning.keys() - set(self.trained)):
             raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.trained)}")
+        for policy, learning in self.learning.items():
+            if strangers := sorted(set(learning.ruler.named) - self.judges.keys()):
+                known = ", ".join(self.judges) or "none"
+                raise ValueError(f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: {known}")
         return self
 
     @model_validator(mode="after")

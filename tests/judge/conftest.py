@@ -7,7 +7,8 @@ from sqlalchemy import select
 
 from judge.sweep import sweep
 from migrations import schema
-from whetstone.settings import GroupSettings, LearningSettings
+from whetstone.settings import GroupSettings
+from whetstone.worth import LearningSettings
 
 SETTINGS = GroupSettings(
     target_size=3, minimum_size=2, deadline_s=3600, prompt_window_s=60, idle_s=600, feedback_waits_s=900

@@ -17,7 +17,8 @@ from judge import store
 from judge.code import BATCH, lease_s, run_due
 from judge.sweep import sweep
 from migrations import schema
-from whetstone.settings import GroupSettings, LearningSettings, Settings, as_environment, load
+from whetstone.settings import GroupSettings, Settings, as_environment, load
+from whetstone.worth import LearningSettings
 
 ROOT = Path(__file__).parents[2]
 GROUPS = GroupSettings(target_size=2, minimum_size=2, deadline_s=3600, idle_s=600)

@@ -6,7 +6,7 @@ import pytest
 
 from judge.facts import Trajectory
 from judge.parts import NotNumbers, combined, parts_of, worth
-from whetstone.settings import LearningSettings, RewardFunction
+from whetstone.worth import LearningSettings, RewardFunction
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GIVEN = (0.5, "trajectory")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from judge.sandbox import NotFound, SaidNothing, Sandbox
-from whetstone.settings import RewardFunction
+from whetstone.worth import RewardFunction
 
 FUNCTIONS = """
 import os, socket, sys, time
@@ -268,7 +268,7 @@ def test_a_process_whose_worker_is_gone_ends_by_itself(functions: Path) -> None:
     worker = f"""
 import json, os, threading, time
 from judge.sandbox import Sandbox
-from whetstone.settings import RewardFunction
+from whetstone.worth import RewardFunction
 box = Sandbox(RewardFunction(name="f", run="functions:tells_and_sleeps", timeout_s=1))
 asking = threading.Thread(target=box.ask, args=(json.dumps({{"path": {str(told)!r}}}).encode(),), daemon=True)
 asking.start()

@@ -7,7 +7,8 @@ import pytest
 
 from judge.sweep import sweep
 from migrations import schema
-from whetstone.settings import GroupSettings, LearningSettings
+from whetstone.settings import GroupSettings
+from whetstone.worth import LearningSettings
 
 SETTINGS = GroupSettings(target_size=3, minimum_size=2, prompt_window_s=0)
 LEARNING = {"starter": LearningSettings(weights={"accuracy": 2.0, "tone": -0.5, "huge": 1e300})}

@@ -16,7 +16,7 @@ from judge.sweep import sweep
 from migrations import schema
 from proxy.shadows import LOOK_EVERY_S, PRIORITY, QUIET_S, chosen
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, FakeHandler, FakeVllm, RunningProxy, settings_for, wait_for
-from whetstone.settings import LearningSettings
+from whetstone.worth import LearningSettings
 
 pytestmark = pytest.mark.slow  # each waits until it is quiet
 
