@@ -12,12 +12,13 @@ from judge.attempts import Attempt, Said, Spoken
 from judge.facts import Trajectory
 from judge.standing import given
 from migrations import schema
+from migrations.types import Json
 
 f, t, c = schema.feedback.c, schema.trajectories.c, schema.completions.c
 
 _CONVERSATION = text(
     "SELECT messages FROM admin_conversations WHERE project = :project AND completion_id = :completion_id"
-).columns(messages=schema.Json)
+).columns(messages=Json)
 
 
 @dataclass(frozen=True, slots=True)

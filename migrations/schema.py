@@ -7,18 +7,9 @@ W the command line.
 Admins read the `admin_*` views (made by the migrations), never these tables.
 """
 
-import json
-from datetime import UTC, datetime
-from typing import Any
-
 from sqlalchemy import (
-    ARRAY,
-    JSON,
-    REAL,
     Boolean,
     Column,
-    DateTime,
-    Dialect,
     Float,
     ForeignKeyConstraint,
     Index,
@@ -30,8 +21,8 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from migrations.types import Json, Logprobs, TokenIds, Utc
 
 metadata = MetaData(
     naming_convention={
@@ -41,64 +32,6 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-
-
-class Utc(TypeDecorator[datetime]):
-    """An instant. `timestamptz` on PostgreSQL; ISO text in UTC on SQLite, so that plain SQL can compare it."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse an instant without a zone (ValueError): it would be off by the machine's own."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError(f"{value!r} has no time zone")
-        return value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give the instant its zone back (SQLite forgets it)."""
-        return value if value is None or value.tzinfo else value.replace(tzinfo=UTC)
-
-
-class _Numbers(TypeDecorator[list[Any]]):
-    """A list of numbers: an array on PostgreSQL, JSON text on SQLite (no function unpacks a blob there)."""
-
-    impl = Text
-    cache_ok = True
-    element: type[TypeEngine[Any]] = Integer
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(ARRAY(self.element))
-        return dialect.type_descriptor(Text())
-
-    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name == "postgresql":
-            return value
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> list[Any] | None:
-        decoded: list[Any] | None = json.loads(value) if isinstance(value, str) else value
-        return decoded
-
-
-class TokenIds(_Numbers):
-    """Token ids, in order."""
-
-    cache_ok = True
-    element = Integer
-
-
-class Logprobs(_Numbers):
-    """Natural logarithms of probabilities, float32, one per token id."""
-
-    cache_ok = True
-    element = REAL
-
-
-Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
@@ -184,9 +117,15 @@ groups = Table(
     Column(
         "compared_with", Text, comment="J: group | baseline: what its rewards are measured against; NULL until scored"
     ),
+    Column("judge_asked_at", Utc, comment="J: when it was to be ranked by judges; NULL where nobody asked"),
+    Column("judge_due_at", Utc, comment="J: when judges are to look at it next; NULL while they are not"),
+    Column("judged_at", Utc, comment="J: when its members as they are were ranked"),
+    Column("judge_noise", Float, comment="J: by how much judges differ from themselves, as a standard deviation"),
+    Column("judge_waits", Text, comment="J: why it is not ranked yet"),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     Index(None, "project", "policy", "state", "closed_at"),
     _partial("ix_groups_due", "due_at", where="due_at IS NOT NULL"),
+    _partial("ix_groups_judge_due", "judge_due_at", where="judge_due_at IS NOT NULL"),
     _partial("ix_groups_prompt", "project", "policy", "prompt_hash", "created_at", where="prompt_hash IS NOT NULL"),
     comment="trajectories that answer the same prompt and are compared with one another",
 )
@@ -203,7 +142,7 @@ trajectories = Table(
     Column("no_train", Boolean, nullable=False, comment="P: the app asked not to train on it"),
     Column("state", Text, nullable=False, comment="P, J, T: open | ended | rewarded | claimed | trained | excluded"),
     Column("reward", Float, comment="J: the number it is trained on"),
-    Column("reward_source", Text, comment="J: trajectory | completions | group | code | failure: what set it"),
+    Column("reward_source", Text, comment="J: trajectory | completions | group | judge | code | failure: what set it"),
     Column("first_version", Integer, comment="P: policy version of its first completion"),
     Column("last_version", Integer, comment="P: policy version of its last completion"),
     Column("completions", Integer, nullable=False, comment="P: how many it has; the next turn's number"),
@@ -227,11 +166,13 @@ trajectories = Table(
     Column("code_parts", Json, comment="J: {name: number}, what the policy's reward functions said"),
     Column("code_error", Text, comment="J: why a reward function said nothing"),
     Column("code_due_at", Utc, comment="J: when the reward functions are to run; NULL while they are not"),
+    Column("review_at", Utc, comment="J: when it was drawn for people to look at; NULL for those that were not"),
     Index(None, "project", "group_id"),
     _partial("ix_trajectories_open", "last_seen_at", where="state = 'open'"),
     _partial("ix_trajectories_unplaced", "created_at", where="placed_at IS NULL"),
     _partial("ix_trajectories_ended", "project", "ended_at", "id", where="ended_at IS NOT NULL"),
     _partial("ix_trajectories_code_due", "code_due_at", where="code_due_at IS NOT NULL"),
+    _partial("ix_trajectories_review", "project", "review_at", where="review_at IS NOT NULL"),
     _partial("ix_trajectories_continues", "project", "continues", where="continues IS NOT NULL"),
     Index(None, "project", "created_at"),
     comment="attempts at something: their completions in order, and what each attempt was worth",
@@ -307,8 +248,10 @@ feedback = Table(
     Column("completion_id", Text, comment="J: the completion it was applied to; NULL for a trajectory or a group"),
     Column("choice", Integer, nullable=False, comment="P: which choice of a `chatcmpl-` id"),
     Column("reward", Float, comment="P: for a trajectory or completion; J: the weighted sum of its parts"),
-    Column("rewards", Json, comment="P: {trajectory_id: number}, for a group"),
-    Column("source", Text, nullable=False, comment="P: reward | thumbs | parts | demonstration | judge | end | close"),
+    Column("rewards", Json, comment="P: {trajectory_id: number}, for a group; J: what judges scored it"),
+    Column(
+        "source", Text, nullable=False, comment="P, J: reward | thumbs | parts | demonstration | judge | end | close"
+    ),
     Column("final", Boolean, nullable=False, comment="P: it ends the trajectory"),
     Column("comment", Text, comment="P"),
     Column("metadata", Json, comment="P"),
@@ -340,6 +283,70 @@ feedback = Table(
     ),
     Index(None, "project", "trajectory_id"),
     comment="what apps said an attempt was worth, and what became of it",
+)
+
+rubrics = Table(
+    "rubrics",
+    metadata,
+    Column("project", Text, primary_key=True, comment="J: the tenant"),
+    Column("id", Text, primary_key=True, comment="J: hash of what follows"),
+    Column("text", Text, nullable=False, comment="J: what makes an attempt better than another"),
+    Column("parts", Json, comment="J: {name: weight} of the parts that are scored; NULL for one score"),
+    comment="what judges were told to go by",
+)
+
+judgements = Table(
+    "judgements",
+    metadata,
+    Column("project", Text, primary_key=True, comment="J: the tenant"),
+    Column("id", Text, primary_key=True, comment="J: hash of group, attempts, rubric and place"),
+    Column("group_id", Text, nullable=False, comment="J"),
+    Column("policy", Text, nullable=False, comment="J: the group's"),
+    Column("attempts_hash", Text, nullable=False, comment="J: hash of the attempts and the rubric it is about"),
+    Column("place", Integer, nullable=False, comment="J: which of the group's judgements, from 0"),
+    Column("section", Integer, nullable=False, comment="J: which part of a large group it is about, from 0"),
+    Column("purpose", Text, nullable=False, comment="J: reward | drift: whether its scores make rewards"),
+    Column("state", Text, nullable=False, comment="J: waiting | accepted"),
+    Column("judge", Text, nullable=False, comment="J: its name in the settings; of a waiting one, who is asked next"),
+    Column("model", Text, comment="J: as its provider calls the one that answered"),
+    Column("rubric_hash", Text, nullable=False, comment="J: id of its rubric"),
+    Column("cache_key", Text, comment="J: equal where the answer may be used again; NULL until accepted"),
+    Column("cached_from", Text, comment="J: the judgement whose answer this one uses again"),
+    Column(
+        "scores",
+        Json,
+        comment="J: {trajectory_id: {score, explanation, parts, position, attempt}}; position as shown, from 0",
+    ),
+    Column("calls", Integer, nullable=False, comment="J: answers asked for"),
+    Column("refusals", Integer, nullable=False, comment="J: answers of `judge` that were refused"),
+    Column("error", Text, comment="J: why the last call gave nothing"),
+    Column("left_out", Integer, nullable=False, comment="J: characters of the attempts that it was not shown"),
+    Column("prompt_tokens", Integer, nullable=False, comment="J: over all its calls, as the provider counts"),
+    Column("completion_tokens", Integer, nullable=False, comment="J: likewise"),
+    Column("cost_usd", Float, comment="J: over all its calls; NULL where the price is unknown"),
+    Column("seconds", Float, comment="J: of the call that was accepted"),
+    Column("created_at", Utc, nullable=False, comment="J"),
+    Column("accepted_at", Utc, comment="J"),
+    ForeignKeyConstraint(["project", "rubric_hash"], ["rubrics.project", "rubrics.id"]),
+    Index(None, "project", "group_id"),
+    _partial("ix_judgements_cache", "project", "cache_key", where="cache_key IS NOT NULL"),
+    _partial("ix_judgements_accepted", "project", "policy", "accepted_at", where="accepted_at IS NOT NULL"),
+    comment="what judges said: one row for each answer that a group needs",
+)
+
+judge_days = Table(
+    "judge_days",
+    metadata,
+    Column("project", Text, primary_key=True, comment="J: the tenant"),
+    Column("policy", Text, primary_key=True, comment="J: whose groups were judged"),
+    Column("day", Text, primary_key=True, comment="J: UTC, YYYY-MM-DD"),
+    Column("judge", Text, primary_key=True, comment="J: its name in the settings"),
+    Column("calls", Integer, nullable=False, comment="J: answers asked for"),
+    Column("refused", Integer, nullable=False, comment="J: answers that could not be accepted"),
+    Column("failed", Integer, nullable=False, comment="J: calls without an answer"),
+    Column("tokens", Integer, nullable=False, comment="J: read and written"),
+    Column("cost_usd", Float, nullable=False, comment="J: as far as prices are known"),
+    comment="what judging took each day",
 )
 
 steps = Table(

@@ -97,6 +97,8 @@ class RulerSettings(Section):
     """A judge that looks at a sample of the groups too; its scores count for nothing but `admin_judge_drift`."""
     strong_share: float = Field(0.05, ge=0, le=1)
     """Share of the groups that `strong` looks at."""
+    review_share: float = Field(0, ge=0, le=1)
+    """Share of the ranked attempts that `admin_reviews` asks people to look at."""
 
     @field_validator("parts")
     @classmethod

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.schema import Json, Logprobs, TokenIds, Utc
+from migrations.types import Json, Logprobs, TokenIds, Utc
 from migrations.views_0001 import views
 
 revision = "0001"

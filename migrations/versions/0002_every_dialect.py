@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.schema import Json, Utc
+from migrations.types import Json, Utc
 from migrations.views_0001 import SHARED
 
 revision = "0002"

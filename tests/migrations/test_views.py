@@ -29,6 +29,12 @@ PROMISED = {
         "policy step state version_in version_out groups trajectories reward_mean loss kl entropy mismatch_k3 "
         "grad_norm sampled_tokens tokens_per_s seconds created_at"
     ),
+    "admin_judgements": (
+        "judgement_id group_id trajectory_id judge score explanation rubric_hash cost_usd tokens created_at"
+    ),
+    "admin_judge_days": "policy day judge calls refused failed tokens cost_usd",
+    "admin_judge_drift": "policy day groups pairs agreement difference",
+    "admin_reviews": "trajectory_id group_id policy task reward reward_source review_at",
     "admin_conversations": "trajectory_id turn completion_id messages prompt_token_ids",
 }
 

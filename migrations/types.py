@@ -1,0 +1,67 @@
+"""Column types that both databases read alike. Knows no table."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ARRAY, JSON, REAL, DateTime, Dialect, Integer, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+class Utc(TypeDecorator[datetime]):
+    """An instant. `timestamptz` on PostgreSQL; ISO text in UTC on SQLite, so that plain SQL can compare it."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse an instant without a zone (ValueError): it would be off by the machine's own."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give the instant its zone back (SQLite forgets it)."""
+        return value if value is None or value.tzinfo else value.replace(tzinfo=UTC)
+
+
+class _Numbers(TypeDecorator[list[Any]]):
+    """A list of numbers: an array on PostgreSQL, JSON text on SQLite (no function unpacks a blob there)."""
+
+    impl = Text
+    cache_ok = True
+    element: type[TypeEngine[Any]] = Integer
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(ARRAY(self.element))
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name == "postgresql":
+            return value
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> list[Any] | None:
+        decoded: list[Any] | None = json.loads(value) if isinstance(value, str) else value
+        return decoded
+
+
+class TokenIds(_Numbers):
+    """Token ids, in order."""
+
+    cache_ok = True
+    element = Integer
+
+
+class Logprobs(_Numbers):
+    """Natural logarithms of probabilities, float32, one per token id."""
+
+    cache_ok = True
+    element = REAL
+
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
