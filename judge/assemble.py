@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from judge.facts import Group, Rules, Trajectory
 from judge.numbers import mean, spread
 from judge.trajectories import ended, explained, failed
 from whetstone.reasons import WhyNotTrained
+from whetstone.worth import LearningSettings, RulerSettings
+
+SAID = frozenset({"trajectory", "completions", "group"})
+"""Sources of a reward that the app itself gave."""
 
 
 def assess(group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules) -> tuple[Group, list[Trajectory]]:
@@ -15,12 +19,13 @@ def assess(group: Group, members: Sequence[Trajectory], now: datetime, rules: Ru
 
     Open until it has the members it waits for and all have ended, or until its time is over; then those still open
     end. A member that begins later reopens it, and has a deadline of its own. Closed until all members that count have
-    a reward, at most a deadline more.
+    a reward and judges have ranked it, where they are to; at most a deadline more, or as long as judges are waited for.
     """
     group = replace(group, formed_by=_formed_by(group, members, now, rules))
     closed_at = group.closed_at
     still_open = any(member.state == "open" for member in members)
     if closed_at is None or still_open or len(members) != group.size:
+        group = replace(group, judge_due_at=None, judged_at=None, judge_noise=None)
         if still_open or len(members) < _awaited(group, now, rules):
             over_at = _over_at(group, members, rules)
             if now < over_at:
@@ -47,6 +52,9 @@ def _compared(
     with_reward = sum(member.reward is not None for member in counting)
     enough = len(counting) >= needed
     rewards_due = group.closed_at + rules.deadline
+    group, ranked_by = _ranking(group, members, now, rules, enough=enough)
+    if ranked_by is not None:
+        return _with_members(_moved(group, "closed", members, closed_at=group.closed_at, due_at=ranked_by), members)
     if enough and with_reward < len(counting) and now < rewards_due:
         return _with_members(_moved(group, "closed", members, closed_at=group.closed_at, due_at=rewards_due), members)
     if enough and with_reward:
@@ -58,9 +66,48 @@ def _compared(
     members = [
         replace(member, state="excluded") if member.counts and member.reward is None else member for member in members
     ]
+    if with_reward >= rules.minimum_size and _within_noise(group, members, learning):
+        reason = WhyNotTrained.JUDGE_NOISE
+        group = _moved(group, "discarded", members, closed_at=group.closed_at, reason=reason)
+        return group, [replace(member, why_not_trained=reason) if member.counts else member for member in members]
     scored = _moved(group, "scored", members, closed_at=group.closed_at)
     compared_with = "group" if with_reward >= rules.minimum_size else "baseline"
     return _with_members(replace(scored, compared_with=compared_with), members)
+
+
+def _ranking(
+    group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules, *, enough: bool
+) -> tuple[Group, datetime | None]:
+    """The closed group, due for its judges if they are to rank it, and until when they are waited for; None: not.
+
+    They look at it once its members are as they are and reward functions have seen all of them.
+    """
+    assert group.closed_at is not None
+    ruler = rules.learning_of(group.policy).ruler
+    until = group.closed_at + timedelta(seconds=ruler.wait_s)
+    wanted = group.judge_asked_at is not None or (enough and _ranked_unasked(group, members, ruler))
+    if group.judged_at is not None or not members or now >= until or not wanted:
+        return replace(group, judge_due_at=None), None
+    ready = all(member.code_due_at is None for member in members)
+    return replace(group, judge_due_at=group.judge_due_at or now) if ready else group, until
+
+
+def _ranked_unasked(group: Group, members: Sequence[Trajectory], ruler: RulerSettings) -> bool:
+    """Whether the settings alone have it ranked."""
+    if not ruler.judges or ruler.rank == "asked" or (ruler.rank == "shadow" and group.formed_by != "shadow"):
+        return False
+    counting = [member for member in members if member.counts]
+    said = sum(member.reward is not None and member.reward_source in SAID for member in counting)
+    return said < len(counting) or bool(counting and ruler.weight)
+
+
+def _within_noise(group: Group, members: Sequence[Trajectory], learning: LearningSettings) -> bool:
+    """Whether judges alone rewarded it, and told its members apart by less than they differ from themselves."""
+    counting = [member for member in members if member.counts]
+    if group.judged_at is None or not all(member.reward_source == "judge" for member in counting):
+        return False
+    noise = max(group.judge_noise or 0.0, learning.ruler.min_spread)
+    return spread([member.reward for member in counting if member.reward is not None]) < noise
 
 
 def _formed_by(group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules) -> str:

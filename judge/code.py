@@ -117,7 +117,7 @@ def _write(
     said = [one for one in ran if one.id in held]
     store_code.write(connection, project, said)
     store_code.due_from(connection, project, held.keys() - {one.id for one in said}, now)
-    rewards = given(store.standing(connection, project, held, groups), held)
+    rewards = given(store.standing(connection, project, held, groups), held, learning)
     broken = store_groups.broken_off(connection, project, held)
     changed = []
     for one in said:

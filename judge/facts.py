@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from whetstone.worth import LearningSettings
 
@@ -26,6 +27,8 @@ class Rules:
     """How long a group of one first prompt takes new members; 0: there are none."""
     learning: Mapping[str, LearningSettings] = field(default_factory=dict)
     """By policy; one without an entry has the defaults."""
+    judges: frozenset[str] = frozenset()
+    """Names of the judges there are."""
 
     def learning_of(self, policy: str) -> LearningSettings:
         """What the policy's attempts are worth."""
@@ -54,6 +57,8 @@ class Feedback:
     completion_id: str | None
     applied_at: datetime | None
     withdrawn_at: datetime | None
+    judge: Mapping[str, Any] | None = None
+    """Which judge is to rank the group, and by what rubric."""
 
     @property
     def order(self) -> tuple[datetime, str]:
@@ -118,6 +123,11 @@ class Group:
     """Members the app or the drawing said it will have."""
     close_asked_at: datetime | None = None
     compared_with: str | None = None
+    judge_asked_at: datetime | None = None
+    judge_due_at: datetime | None = None
+    """While it is set, judges have not ranked its members."""
+    judged_at: datetime | None = None
+    judge_noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,5 +167,7 @@ class Settled:
     trajectories: tuple[Trajectory, ...]
     closing: tuple[str, ...]
     """Groups that the app asked to close."""
+    ranking: Mapping[str, datetime]
+    """Groups that the app asked to have ranked, and when it did."""
     kept: tuple[str, ...]
     """Feedback that was withdrawn when a step had claimed what it speaks of: it stands."""

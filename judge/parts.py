@@ -65,14 +65,20 @@ def combined(given: Given | None, parts: Mapping[str, float], learning: Learning
     compared with others that were measured by more. Parts of functions that the settings no longer name count nothing.
     """
     said = {function.name: _numbers(function, parts) for function in learning.rewards}
-    kinds = {kind: [one for one in learning.rewards if one.kind == kind] for kind in ("reward", "penalty", "veto")}
-    if any(number != 0 for veto in kinds["veto"] for number in said[veto.name]):
+    kinds = {kind: [one for one in learning.rewards if one.kind == kind] for kind in ("reward", "penalty")}
+    if vetoed(parts, learning):
         return learning.failure_reward or 0.0, CODE
     if given is None and not (kinds["reward"] and all(said[one.name] for one in kinds["reward"])):
         return None
     base, source = given or (0.0, CODE)
     total = base + sum(one.weight * sum(said[one.name]) for one in [*kinds["reward"], *kinds["penalty"]])
     return (total, source) if math.isfinite(total) else None
+
+
+def vetoed(parts: Mapping[str, float], learning: LearningSettings) -> bool:
+    """Whether a function of kind `veto` gave a number that is not 0."""
+    vetoes = (one for one in learning.rewards if one.kind == "veto")
+    return any(number != 0 for veto in vetoes for number in _numbers(veto, parts))
 
 
 def _numbers(function: RewardFunction, parts: Mapping[str, float]) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from judge.facts import OVER, Became, Feedback, Known, Rules, Settled, Trajectory
+from judge.facts import OVER, UNCLAIMED, Became, Feedback, Known, Rules, Settled, Trajectory
 from judge.parts import Given, worth
 from judge.standing import given, superseded, weighted
 from judge.trajectories import ended, explained, rewarded
@@ -16,8 +16,11 @@ from whetstone.bounds import MAX_REWARD
 
 UNKNOWN_TARGET = "no such trajectory in this project"
 UNKNOWN_GROUP = "no such group in this project"
-NO_JUDGE = "no judge is set up in this version"
+NO_JUDGE = "no judge is set up: name one in learning.<policy>.ruler.judges"
+WAITS = "waits for its judges"
 FIRST_LOOK_AGAIN = timedelta(seconds=1)
+JUDGED_MEANWHILE = timedelta(minutes=10)
+"""How often it is asked whether a group that is to be ranked is still there to be ranked."""
 _CHANGEABLE = ("applied", "superseded")
 
 Found = tuple[Feedback, frozenset[str]]
@@ -56,11 +59,15 @@ def settle(batch: Sequence[Feedback], known: Known, now: datetime, rules: Rules)
     spoken_of = {trajectory_id for _, ids in (*found, *back) for trajectory_id in ids}
     moved = {trajectory_id: known.trajectories[trajectory_id] for trajectory_id in sorted(spoken_of)}
     rewards: dict[str, Given | None] = dict.fromkeys(trajectory_id for _, ids in back for trajectory_id in ids)
-    rewards |= given(counted, moved)
+    rewards |= given(counted, moved, rules.learning)
     after = (_after(one, rewards, one.id in ending, known, now, rules) for one in moved.values())
     changed = tuple(new for new, old in zip(after, moved.values(), strict=True) if new != old)
-    closing = tuple(sorted({one.target_id for one, _ in found if one.source == "close"}))
-    return Settled(tuple(became), changed, closing, kept)
+    waits = {one.id for one in became if one.reason == WAITS}
+    asked = sorted((one for one in batch if one.id in waits), key=lambda one: one.order)
+    closing = {one.target_id for one, _ in found if one.source == "close"}
+    closing |= {one.target_id for one in asked if one.final}
+    ranking = {one.target_id: one.created_at for one in asked}
+    return Settled(tuple(became), changed, tuple(sorted(closing)), ranking, kept)
 
 
 def _after(
@@ -80,7 +87,7 @@ def _resolve(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became
     """The feedback with its target filled in and the trajectories it moves; or what it becomes without."""
     if one.withdrawn_at is not None:
         return _became(one, "withdrawn")
-    if one.source in ("judge", "close"):
+    if one.source == "close" or (one.source == "judge" and one.rewards is None):
         return _asked(one, known, now, rules)
     named = _named(one, known)
     if not named or (_missing(one, known) and now - one.created_at < rules.feedback_waits):
@@ -105,15 +112,22 @@ def _resolve(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became
 
 
 def _asked(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became | Found:
-    """What is asked of a group as a whole: to be judged, or to close."""
+    """What is asked of a group as a whole: to be ranked by judges, or to close."""
     group = known.groups.get(one.target_id)
     if group is None:
         return _unfound(one, now, rules, UNKNOWN_GROUP)
-    if one.source == "judge":
-        return _became(one, "failed", NO_JUDGE)
     if group.state in OVER:
         return _became(one, "unused", _trained_in(group.step))
-    return one, frozenset()
+    if one.source == "close":
+        return one, frozenset()
+    if group.state not in UNCLAIMED:
+        return _became(one, "unused", f"the group was discarded ({group.reason})")
+    wanted = (one.judge or {}).get("model")
+    if wanted is None and not rules.learning_of(group.policy).ruler.judges:
+        return _became(one, "failed", NO_JUDGE)
+    if wanted is not None and wanted not in rules.judges:
+        return _became(one, "failed", f"no judge is named {wanted!r}; there are: {', '.join(sorted(rules.judges))}")
+    return replace(_became(one, "waiting", WAITS), due_at=now + JUDGED_MEANWHILE)
 
 
 def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> Became:

@@ -1,6 +1,7 @@
 """Of all feedback on the same things: which still counts, and what reward it gives. Pure; knows no state but the time.
 
-Of two that speak of the same thing the one with the later (created_at, id) counts.
+Of two that speak of the same thing the one with the later (created_at, id) counts. What judges scored stands beside
+what the app said, and gives way to it.
 """
 
 import math
@@ -9,19 +10,30 @@ from collections.abc import Iterable, Mapping
 from judge.facts import Feedback, Trajectory
 from judge.numbers import mean
 from judge.parts import Given
+from whetstone.worth import LearningSettings
 
 
-def given(counted: Iterable[Feedback], trajectories: Mapping[str, Trajectory]) -> dict[str, Given]:
+def given(
+    counted: Iterable[Feedback],
+    trajectories: Mapping[str, Trajectory],
+    learning: Mapping[str, LearningSettings] | None = None,
+) -> dict[str, Given]:
     """Reward and source that feedback gives each of these trajectories; those it says nothing of are left out.
 
-    The last trajectory-level one (a group's entry for it is one), else the mean of the completion-level ones.
+    The last trajectory-level one (a group's entry for it is one), else the mean of the completion-level ones, else the
+    score of the judges. `learning`, by policy, says whether a score is added to what the app said (`ruler.weight`).
     """
     whole: dict[str, Given] = {}
+    scores: dict[str, float] = {}
     by_completion: dict[str, dict[str, float]] = {}
     for one in sorted(counted, key=lambda feedback: feedback.order):
         if one.target_kind == "group":
             for name, reward in (one.rewards or {}).items():
-                if name in trajectories and trajectories[name].is_of(one.target_id):
+                if name not in trajectories or not trajectories[name].is_of(one.target_id):
+                    continue
+                if one.source == "judge":
+                    scores[name] = reward
+                else:
                     whole[name] = (reward, "group")
         elif one.trajectory_id in trajectories and one.reward is not None:
             assert one.trajectory_id is not None
@@ -30,7 +42,14 @@ def given(counted: Iterable[Feedback], trajectories: Mapping[str, Trajectory]) -
             else:
                 by_completion.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
     means = {name: (mean(rewards.values()), "completions") for name, rewards in by_completion.items()}
-    return means | whole
+    said = means | whole
+    judged = {name: (score, "judge") for name, score in scores.items() if name not in said}
+    for name in scores.keys() & said.keys():
+        settings = (learning or {}).get(trajectories[name].policy)
+        if settings is not None and settings.ruler.weight:
+            reward, source = said[name]
+            said[name] = (reward + settings.ruler.weight * scores[name], source)
+    return said | judged
 
 
 def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -56,7 +75,7 @@ def superseded(counted: Iterable[Feedback]) -> set[str]:
 
 def _target(one: Feedback) -> tuple[str, str | None]:
     if one.target_kind == "group":
-        return "group", one.target_id
+        return "judged" if one.source == "judge" else "group", one.target_id
     return one.target_kind, one.completion_id if one.target_kind == "completion" else one.trajectory_id
 
 

@@ -6,7 +6,7 @@ there a transaction that writes is alone. The locks are the weak kind (`key_shar
 completion that is inserted below its trajectory.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -58,13 +58,16 @@ class Due:
     groups: bool
     code: bool
     """Trajectories that reward functions are to look at."""
+    ranking: bool
+    """Groups that judges are to look at."""
 
 
 def look(engine: Engine, now: datetime, idle_since: datetime) -> Due:
     """What is due, without a lock: one read of the heads of their indexes."""
-    heads = (_UNPLACED, _FRESH, _again(now), _withdrawn(now), _idle(idle_since), g.due_at <= now, t.code_due_at <= now)
+    of_groups = (g.due_at <= now, t.code_due_at <= now, g.judge_due_at <= now)
+    heads = (_UNPLACED, _FRESH, _again(now), _withdrawn(now), _idle(idle_since), *of_groups)
     trajectories, feedback, groups = schema.trajectories, schema.feedback, schema.groups
-    tables = (trajectories, feedback, feedback, feedback, trajectories, groups, trajectories)
+    tables = (trajectories, feedback, feedback, feedback, trajectories, groups, trajectories, groups)
     query = select(*(exists().select_from(table).where(head) for table, head in zip(tables, heads, strict=True)))
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         return Due(*(bool(some) for some in connection.execute(query).one()))
@@ -219,7 +222,7 @@ def write_trajectories(connection: Connection, project: str, changed: Sequence[T
 def write_groups(connection: Connection, project: str, changed: Sequence[Group]) -> None:
     """Write decisions about unclaimed groups."""
     decided = ("state", "reason", "formed_by", "size", "rewarded", "reward_mean", "reward_spread", "compared_with")
-    names = (*decided, "closed_at", "due_at")
+    names = (*decided, "closed_at", "due_at", "judge_due_at", "judged_at", "judge_noise")
     _update(connection, schema.groups, project, _any_of(g.state, UNCLAIMED), names, changed)
 
 
@@ -236,6 +239,15 @@ def ask_to_close(connection: Connection, project: str, group_ids: Collection[str
     is_one = (g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED))
     asked_at = func.coalesce(g.close_asked_at, literal(now, g.close_asked_at.type))
     connection.execute(schema.groups.update().where(*is_one).values(close_asked_at=asked_at, due_at=now))
+
+
+def ask_to_rank(connection: Connection, project: str, asked_at: Mapping[str, datetime], now: datetime) -> None:
+    """Have these groups ranked by judges; anew where that was asked for since. The caller has locked them."""
+    for group_id, when in sorted(asked_at.items()):
+        is_one = (g.project == project, g.id == group_id, g.state.in_(UNCLAIMED))
+        newly = or_(g.judge_asked_at.is_(None), g.judge_asked_at < when)
+        values = {"judge_asked_at": when, "judge_due_at": None, "judged_at": None, "judge_noise": None, "due_at": now}
+        connection.execute(schema.groups.update().where(*is_one, newly).values(values))
 
 
 def no_longer_due(connection: Connection, project: str, group_ids: Collection[str]) -> None:

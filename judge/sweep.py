@@ -1,6 +1,6 @@
 """One look at what is due: short transactions that read under lock, decide and write. Knows no SQL and no Celery."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -36,10 +36,16 @@ class Swept:
     """Groups that a step may claim now."""
     code: bool = False
     """Whether reward functions have trajectories to look at."""
+    ranking: bool = False
+    """Whether judges have groups to look at."""
 
 
 def sweep(
-    engine: Engine, settings: GroupSettings, now: datetime, learning: Mapping[str, LearningSettings] | None = None
+    engine: Engine,
+    settings: GroupSettings,
+    now: datetime,
+    learning: Mapping[str, LearningSettings] | None = None,
+    judges: Collection[str] = (),
 ) -> Swept:
     """Do all that is due at `now`. Safe beside another sweep; what one leaves half done the next one finishes.
 
@@ -47,10 +53,10 @@ def sweep(
         sqlalchemy.exc.DBAPIError: the database is away. Each transaction before that stands.
     """
     swept = Swept()
-    rules = rules_of(settings, learning or {})
+    rules = rules_of(settings, learning or {}, judges)
     idle_since = now - timedelta(seconds=settings.idle_s)
     due = store.look(engine, now, idle_since)
-    swept.code = due.code
+    swept.code, swept.ranking = due.code, due.ranking
     if due.unplaced:
         swept.placed = _drain(engine, lambda connection: _place(connection, now, rules))
     if due.fresh:
@@ -71,7 +77,7 @@ def sweep(
     return swept
 
 
-def rules_of(settings: GroupSettings, learning: Mapping[str, LearningSettings]) -> Rules:
+def rules_of(settings: GroupSettings, learning: Mapping[str, LearningSettings], judges: Collection[str] = ()) -> Rules:
     """The settings as decisions take them."""
     return Rules(
         target_size=settings.target_size,
@@ -80,6 +86,7 @@ def rules_of(settings: GroupSettings, learning: Mapping[str, LearningSettings]) 
         feedback_waits=timedelta(seconds=settings.feedback_waits_s),
         prompt_window=timedelta(seconds=settings.prompt_window_s),
         learning=learning,
+        judges=frozenset(judges),
     )
 
 
@@ -149,6 +156,7 @@ def _apply(connection: Connection, found: dict[str, list[Feedback]], now: dateti
         store.let_stand(connection, project, settled.kept)
         record(connection, project, settled.trajectories, known.groups, now)
         store.ask_to_close(connection, project, settled.closing, now)
+        store.ask_to_rank(connection, project, settled.ranking, now)
     return sum(map(len, found.values()))
 
 
@@ -181,5 +189,6 @@ def _assess(connection: Connection, now: datetime, rules: Rules, swept: Swept) -
                 changed += [new for old, new in zip(members[group.id], members_after, strict=True) if new != old]
         store.write_trajectories(connection, project, changed)
         store.write_groups(connection, project, assessed)
+        swept.ranking |= any(group.judge_due_at is not None for group in assessed)
         swept.scored += sum(group.state == "scored" for group in assessed)
     return sum(map(len, found.values()))

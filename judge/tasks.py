@@ -1,5 +1,6 @@
 """What Celery runs for the judge: `celery -A judge.tasks worker`. Reads the settings when imported."""
 
+import asyncio
 import functools
 import logging
 import threading
@@ -20,7 +21,7 @@ app = celery_app(tasks.JUDGE_QUEUE, settings)
 sweep_every(app, tasks.ASSEMBLE, settings.sweep_s)
 
 log = logging.getLogger(__name__)
-_running_code = threading.Lock()
+_running_code, _ranking = threading.Lock(), threading.Lock()
 
 
 @functools.cache
@@ -33,7 +34,7 @@ def _engine() -> Engine:
 def assemble() -> None:
     """Apply waiting feedback, end idle trajectories, close and score groups; then tell the trainer what was scored."""
     try:
-        swept = sweep(_engine(), settings.groups, datetime.now(UTC), settings.learning)
+        swept = sweep(_engine(), settings.groups, datetime.now(UTC), settings.learning, settings.judges)
     except DBAPIError as error:
         # What was committed stands, and the next sweep goes on from there.
         log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())
@@ -43,6 +44,8 @@ def assemble() -> None:
         hint(app, tasks.STEP)
     if swept.code:
         hint(app, tasks.CODE)
+    if swept.ranking:
+        hint(app, tasks.RANK)
 
 
 @app.task(name=tasks.CODE)
@@ -60,3 +63,20 @@ def code() -> None:
         log.warning("the database did not answer, reward functions run again later: %s", str(error.orig).strip())
     finally:
         _running_code.release()
+
+
+@app.task(name=tasks.RANK)
+def rank() -> None:
+    """Have judges rank the groups that are due for them, one pass at a time in this process."""
+    if not _ranking.acquire(blocking=False):
+        return
+    try:
+        # Imported here: of those who run no judge nobody is to load litellm.
+        from judge.ruler.rank import rank_due
+
+        while asyncio.run(rank_due(_engine(), settings)):
+            hint(app, tasks.ASSEMBLE)
+    except DBAPIError as error:
+        log.warning("the database did not answer, judges look again later: %s", str(error.orig).strip())
+    finally:
+        _ranking.release()

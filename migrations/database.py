@@ -44,9 +44,9 @@ def connect(url: str) -> Engine:
 
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
-    """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did. `table` has an `id`."""
+    """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table).values(**row).on_conflict_do_nothing(index_elements=on).returning(table.c.id)
+    statement = insert(table).values(**row).on_conflict_do_nothing(index_elements=on).returning(*table.primary_key)
     # Not by rowcount: psycopg's says nothing where a conflict was possible.
     return connection.execute(statement).first() is not None
 

@@ -5,7 +5,7 @@ Reads the store, writes by the recorder.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ def build(
     vllm: Upstream,
     completeness: Completeness,
     threads: Threads,
+    judges: Collection[str],
     settings: ProxySettings,
 ) -> FastAPI:
     """The routes, over these parts."""
@@ -77,9 +78,8 @@ def build(
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
         """Take what trajectories were worth; answered once it is committed."""
-        items, batch = read_feedback(
-            await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
-        )
+        body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
+        items, batch = read_feedback(body, judges)
         now = datetime.now(UTC)
         # One after the other: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]

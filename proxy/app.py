@@ -153,6 +153,7 @@ class Proxy:
             vllm=self._upstreams[None],
             completeness=self._completeness,
             threads=self._threads,
+            judges=frozenset(settings.judges),
             settings=settings.proxy,
         )
         # What start-up made stays; without this every full collection walks all of it.

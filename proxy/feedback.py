@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
@@ -23,7 +23,7 @@ MAX_JSON = 200_000
 """Bytes of a demonstration, and of metadata, as JSON."""
 MAX_REWARDS = 10_000
 """Trajectories of a group that one feedback speaks of."""
-JUDGES = ("ruler",)
+KINDS = ("ruler",)
 
 _TARGETS = ("trajectory_id", "completion_id", "group_id")
 _VALUES = ("reward", "rewards", "thumbs", "parts", "judge")
@@ -36,8 +36,8 @@ class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is to rank a group, and by what."""
 
     kind: str
-    model: str | None = None
-    rubric: str | None = None
+    model: Annotated[str | None, Meta(description="A judge of the settings, by its name there.")] = None
+    rubric: Annotated[str | None, Meta(description="What makes an attempt better than another.")] = None
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,8 +75,8 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((name for name in _VALUES if getattr(self, name) is not None), None)
 
 
-def read_feedback(body: bytes) -> tuple[list[Feedback], bool]:
-    """Read one feedback or a JSON array of them; whether it was an array.
+def read_feedback(body: bytes, judges: Collection[str] = ()) -> tuple[list[Feedback], bool]:
+    """Read one feedback or a JSON array of them; whether it was an array. `judges`: those that may be asked by name.
 
     Raises:
         NotJson: the body is no JSON, or a number in it is none (NaN, Infinity).
@@ -92,18 +92,18 @@ def read_feedback(body: bytes) -> tuple[list[Feedback], bool]:
     if not 1 <= len(items) <= MAX_BATCH:
         raise BadRequest(f"a batch holds 1 to {MAX_BATCH} feedbacks, not {len(items)}")
     if items is not raw:
-        return [_read_one(raw)], False
-    return [_read_item(place, item) for place, item in enumerate(items)], True
+        return [_read_one(raw, judges)], False
+    return [_read_item(place, item, judges) for place, item in enumerate(items)], True
 
 
-def _read_item(place: int, item: Any) -> Feedback:
+def _read_item(place: int, item: Any, judges: Collection[str]) -> Feedback:
     try:
-        return _read_one(item)
+        return _read_one(item, judges)
     except BadRequest as error:
         raise BadRequest(f"item {place} of the batch: {error.message}", param=error.param) from error
 
 
-def _read_one(item: Any) -> Feedback:
+def _read_one(item: Any, judges: Collection[str]) -> Feedback:
     if isinstance(item, dict):
         _refuse_unknown(item)
     try:
@@ -113,6 +113,8 @@ def _read_one(item: Any) -> Feedback:
         raise BadRequest(f"feedback: {str(error)[:300]}", param=at[1][:100] if at else None) from error
     _check_target(feedback)
     _check_value(feedback)
+    if feedback.judge is not None:
+        _check_judge(feedback.judge, judges)
     for name, number in _numbers(feedback):
         if not math.isfinite(number):
             raise BadRequest(f"{name} must be a finite number, not {number}", param=name)
@@ -149,11 +151,16 @@ def _check_value(feedback: Feedback) -> None:
     if wrong:
         told = "`rewards` ({trajectory_id: number}) or `judge`"
         raise BadRequest(f"a group takes {told}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])
-    if feedback.judge is not None and feedback.judge.kind not in JUDGES:
-        known = ", ".join(JUDGES)
-        raise BadRequest(f"there is no judge {feedback.judge.kind[:100]!r}; there are: {known}", param="judge.kind")
     if isinstance(feedback.demonstration, dict):
         _check_message(feedback.demonstration)
+
+
+def _check_judge(judge: Judge, names: Collection[str]) -> None:
+    if judge.kind not in KINDS:
+        raise BadRequest(f"there is no judge {judge.kind[:100]!r}; there are: {', '.join(KINDS)}", param="judge.kind")
+    if judge.model is not None and judge.model not in names:
+        known = ", ".join(sorted(names)) or "none; [judges.<name>] in the settings adds one"
+        raise BadRequest(f"no judge is named {judge.model[:100]!r}; there are: {known}", param="judge.model")
 
 
 def _check_message(message: Mapping[str, Any]) -> None:

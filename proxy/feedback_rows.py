@@ -15,7 +15,7 @@ _THUMBS = {"up": 1.0, "down": 0.0}
 def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, Any]:
     """The row of table `feedback` that stores it."""
     value, said = feedback.value, feedback.demonstration
-    final = value not in (None, "judge") and feedback.target != "completion_id"
+    final = value is not None and feedback.target != "completion_id"
     return _row(
         project,
         feedback.target.removesuffix("_id"),

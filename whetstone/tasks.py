@@ -6,10 +6,13 @@ ASSEMBLE = "judge.assemble"
 CODE = "judge.code"
 """Run the reward functions that are due. No arguments."""
 
+RANK = "judge.rank"
+"""Have judges rank the groups that are due for them. No arguments."""
+
 STEP = "trainer.step"
 """Take every step that is due. No arguments."""
 
 JUDGE_QUEUE = "judge"
 TRAINER_QUEUE = "trainer"
 
-QUEUES = {ASSEMBLE: JUDGE_QUEUE, CODE: JUDGE_QUEUE, STEP: TRAINER_QUEUE}
+QUEUES = {ASSEMBLE: JUDGE_QUEUE, CODE: JUDGE_QUEUE, RANK: JUDGE_QUEUE, STEP: TRAINER_QUEUE}

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from judge.settle import NO_JUDGE
 from judge.sweep import sweep
 from migrations import schema
 from whetstone.settings import GroupSettings
@@ -168,7 +169,7 @@ def test_a_judge_is_none_in_this_version(seed, swept, feedback):
     given = seed.feedback("g", kind="group", source="judge", judge={"kind": "ruler"})
     unknown = seed.feedback("nothing", kind="group", source="judge", judge={"kind": "ruler"})
     swept()
-    assert (feedback(given).state, feedback(given).reason) == ("failed", "no judge is set up in this version")
+    assert (feedback(given).state, feedback(given).reason) == ("failed", NO_JUDGE)
     assert feedback(unknown).state == "waiting"
 
 

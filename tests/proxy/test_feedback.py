@@ -190,7 +190,16 @@ def test_every_body_on_the_page_is_taken() -> None:
 def test_a_judge_is_asked_for_a_group() -> None:
     stored = row(group_id="g", judge={"kind": "ruler", "rubric": "short is good"})
     assert stored["judge"] == {"kind": "ruler", "model": None, "rubric": "short is good"}
-    assert (stored["source"], stored["final"]) == ("judge", False)
+    assert (stored["source"], stored["final"]) == ("judge", True)
+
+
+def test_only_a_judge_of_the_settings_is_asked_by_name() -> None:
+    body = json.dumps({"group_id": "g", "judge": {"kind": "ruler", "model": "strong"}}).encode()
+    assert read_feedback(body, ["strong"])[0][0].judge.model == "strong"
+    with pytest.raises(BadRequest, match="no judge is named 'strong'; there are: cheap, local"):
+        read_feedback(body, ["local", "cheap"])
+    with pytest.raises(BadRequest, match="judges.<name>"):
+        read_feedback(body)
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest_right_one() -> None:

@@ -1,0 +1,204 @@
+"""An attempt as a judge reads it: one line of JSON for each message. Pure; knows no table, no tag and no model.
+
+Lines are alike where attempts did alike, so that what they share is told once. What differs by accident is made the
+same: ids of tool calls, ids of messages, fields that are empty, a text in a list of one part. A judge reads text only:
+images, files and sound become a short placeholder.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DIGEST_BYTES = 16
+NOTE = "note"
+"""Key of the lines that are ours; no message has it at its top."""
+
+_NEW_PROMPT = "the app began a new prompt"
+_TOO_DEEP = "what stood here is nested too deeply to be shown"
+_CALL_IDS = frozenset({"tool_call_id", "tool_use_id", "call_id"})
+_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+"""Types of content whose `id` is a tool call's."""
+_UNREADABLE = frozenset({"signature", "encrypted_content"})
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/_%=-]{64,})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion of a trajectory, as it is stored."""
+
+    extends: bool
+    """Its prompt goes on from the turn before and that one's answer; `messages` are only what it added."""
+    messages: Sequence[Any]
+    """JSON values: messages of OpenAI or Anthropic, items of Responses, `{"prompt": …}`."""
+    response: Any | None
+    """The assistant's message."""
+    response_text: str | None
+    """What was said where there is no message: text completions."""
+    tools: Any | None
+    """None: as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One attempt."""
+
+    trajectory_id: str
+    tools: str | None
+    """The tools that were said last, as canonical JSON."""
+    lines: tuple[str, ...]
+    """One JSON object for each message, role first; `{"note": …}` is ours. No line breaks."""
+    digest: bytes
+    """blake2b of tools and lines, 16 bytes: equal for attempts that a judge cannot tell apart."""
+
+
+def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
+    """The turns as one conversation.
+
+    A turn that does not extend the one before begins with a note. Of its messages those that stand at the
+    conversation's start already are left out. Tool calls are numbered `call-1`, `call-2`, … anew in each prompt.
+    """
+    lines: list[str] = []
+    tools = None
+    reader = _Reader()
+    for turn in turns:
+        begins_anew = bool(lines) and not turn.extends
+        if begins_anew:
+            reader = _Reader()
+        added = [reader.line(message) for message in turn.messages]
+        if begins_anew:
+            added = [_json({NOTE: _NEW_PROMPT}), *added[_equal(lines, added) :]]
+        lines += added
+        if turn.response is not None or turn.response_text is not None:
+            lines.append(reader.line(_answer(turn)))
+        tools = tools if turn.tools is None else turn.tools
+    told = _line(_plain, tools) if tools else None
+    return Conversation(trajectory_id, told, tuple(lines), _digest(told, lines))
+
+
+def shared(conversations: Sequence[Conversation]) -> int:
+    """How many leading lines all of them have: never all lines of one, its last is its own to be judged by."""
+    if not conversations:
+        return 0
+    most = max(min(len(one.lines) for one in conversations) - 1, 0)
+    first = conversations[0].lines[:most]
+    return min((_equal(first, one.lines) for one in conversations), default=0)
+
+
+class _Reader:
+    """Makes lines of one prompt's messages."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, str] = {}
+
+    def line(self, message: Any) -> str:
+        return _line(self._message, message)
+
+    def _message(self, message: Any) -> dict[str, Any]:
+        # A message with a field of our own name must not pass for a line of ours.
+        if not isinstance(message, dict) or NOTE in message:
+            return {"message": _plain(message)}
+        fields = {key: value for key, value in message.items() if key != "id"}
+        if not fields.get("content", True):
+            fields["content"] = None if fields.get("tool_calls") else ""
+        told = self._object(fields, is_call=False)
+        if _are_token_ids(told.get("prompt")):
+            told["prompt"] = f"[{len(told['prompt'])} token ids]"
+        return {**({"role": told.pop("role")} if "role" in told else {}), **told}
+
+    def _object(self, value: dict[str, Any], is_call: bool) -> dict[str, Any]:
+        """A message, a part of its content or a tool call, without what is empty."""
+        told = {}
+        for key in sorted(value):
+            field = value[key]
+            if field is None or field == [] or key in _UNREADABLE:
+                continue
+            if key in _CALL_IDS or (is_call and key == "id"):
+                told[key] = self._call(field)
+            elif key in ("content", "tool_calls") and isinstance(field, list):
+                told[key] = self._parts(field, is_calls=key == "tool_calls")
+            else:
+                told[key] = _plain(field)
+        return _without_bytes(told)
+
+    def _parts(self, parts: list[Any], is_calls: bool) -> Any:
+        told = [
+            self._object(one, is_call=is_calls or one.get("type") in _CALLS) if isinstance(one, dict) else _plain(one)
+            for one in parts
+        ]
+        only = told[0] if len(told) == 1 else None
+        if isinstance(only, dict) and only.keys() == {"type", "text"} and only["type"] in _TEXTS:
+            return only["text"]
+        return told
+
+    def _call(self, given: Any) -> Any:
+        """The id that stands for this one."""
+        if not isinstance(given, str):
+            return _plain(given)
+        return self._calls.setdefault(given, f"call-{len(self._calls) + 1}")
+
+
+def _line(reading: Callable[[Any], Any], value: Any) -> str:
+    """What `reading` makes of the value, as JSON. An app may nest deeper than Python's stack is."""
+    try:
+        return _json(reading(value))
+    except RecursionError:
+        return _json({NOTE: _TOO_DEEP})
+
+
+def _answer(turn: Turn) -> dict[str, Any]:
+    if isinstance(turn.response, dict):
+        return {**turn.response, "role": "assistant"}
+    return {"role": "assistant", "content": turn.response_text if turn.response is None else turn.response}
+
+
+def _plain(value: Any) -> Any:
+    """The value with its keys in order and without bytes that a judge cannot read."""
+    match value:
+        case str():
+            return _DATA_URL.sub(_placeholder, value)
+        case list():
+            return [_plain(item) for item in value]
+        case dict():
+            return _without_bytes({key: _plain(value[key]) for key in sorted(value)})
+    return value
+
+
+def _without_bytes(value: dict[str, Any]) -> dict[str, Any]:
+    """A placeholder for the data of Anthropic's `{"media_type": …, "data": …}`, OpenAI's `{"format": …, "data": …}`."""
+    data, kind = value.get("data"), value.get("media_type", value.get("format"))
+    if not isinstance(data, str) or not isinstance(kind, str) or value.get("type") == "text":
+        return value
+    return value | {"data": _named(kind, data)}
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    return _named(found[1] or "data", found[2])
+
+
+def _named(kind: str, data: str) -> str:
+    """What stands for base64: its kind, its size, and six digits by which equal ones are seen to be equal."""
+    same = hashlib.blake2b(data.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+    return f"[{kind[:40]}, {len(data.rstrip('=')) * 3 // 4} bytes, {same}]"
+
+
+def _are_token_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, int) for one in prompt)
+
+
+def _equal(some: Sequence[str], others: Sequence[str]) -> int:
+    """How many leading lines are equal."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(some), len(others)))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _digest(tools: str | None, lines: Sequence[str]) -> bytes:
+    text = "\n".join([tools or "", *lines])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

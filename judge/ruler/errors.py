@@ -1,0 +1,255 @@
+"""Why a judge gave no answer. Knows the names of litellm's errors and what providers say in them; imports neither.
+
+    Unanswered
+    ├── Later       nothing is wrong with us: the judge is busy, down, slow or unintelligible
+    ├── TooLarge    the prompt is over what the model takes: a shorter one may pass
+    └── Unable      this judge will not answer this, whenever it is asked: another one is to be asked
+
+The messages go into the database: they are bounded, and free of the judge's API key.
+"""
+
+import contextlib
+import email.utils
+import enum
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from whetstone.worth import JudgeSettings
+
+MAX_AFTER_S = 3600.0
+"""Longest wait that a provider may ask for."""
+SAID_CHARS = 200
+"""Longest quotation from an error; with its remedy a message has about 300 characters."""
+READ_CHARS = 2000
+"""As much of an error is searched for what it means. Behind that stands, if anything, the prompt, echoed."""
+
+
+class Unanswered(Exception):
+    """A judge gave no answer; the message says why, for admins and in SQL."""
+
+
+class Later(Unanswered):
+    """Ask again later: after `after_s` seconds where the provider has said so."""
+
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class TooLarge(Unanswered):
+    """The prompt is over the model's context, or over what one request may have."""
+
+
+class Unable(Unanswered):
+    """This judge will not answer this; the message ends with what an admin can do."""
+
+
+class Kind(enum.Enum):
+    """What an error means. The value of those that mean `Unable` is the remedy."""
+
+    LATER = enum.auto()
+    TOO_LARGE = enum.auto()
+    BY_STATUS = enum.auto()
+    KEY = "check {key}"
+    MODEL = "check judges.{name}.model and judges.{name}.url"
+    MONEY = "check the account's balance and limits at the provider of judges.{name}"
+    REFUSED = "see whether another model suits judges.{name} better"
+
+
+KINDS = {
+    "litellm.APIConnectionError": Kind.LATER,
+    "litellm.APIError": Kind.BY_STATUS,
+    "litellm.APIResponseValidationError": Kind.LATER,
+    "litellm.AuthenticationError": Kind.KEY,
+    "litellm.BadGatewayError": Kind.LATER,
+    "litellm.BadRequestError": Kind.REFUSED,
+    "litellm.BlockedPiiEntityError": Kind.REFUSED,
+    "litellm.BudgetExceededError": Kind.MONEY,
+    "litellm.ContentPolicyViolationError": Kind.REFUSED,
+    "litellm.ContextWindowExceededError": Kind.TOO_LARGE,
+    "litellm.GuardrailRaisedException": Kind.REFUSED,
+    "litellm.ImageFetchError": Kind.REFUSED,
+    "litellm.InternalServerError": Kind.LATER,
+    "litellm.InvalidRequestError": Kind.REFUSED,
+    "litellm.JSONSchemaValidationError": Kind.LATER,
+    "litellm.LiteLLMUnknownProvider": Kind.MODEL,
+    "litellm.MidStreamFallbackError": Kind.LATER,
+    "litellm.MockException": Kind.BY_STATUS,
+    "litellm.ModelNotMappedError": Kind.MODEL,
+    "litellm.ModifyResponseException": Kind.REFUSED,
+    "litellm.NotFoundError": Kind.MODEL,
+    "litellm.OpenAIError": Kind.LATER,
+    "litellm.PaymentRequiredError": Kind.MONEY,
+    "litellm.PermissionDeniedError": Kind.KEY,
+    "litellm.RateLimitError": Kind.LATER,
+    "litellm.RejectedRequestError": Kind.REFUSED,
+    "litellm.SensitiveDataRouteException": Kind.REFUSED,
+    "litellm.ServiceUnavailableError": Kind.LATER,
+    "litellm.Timeout": Kind.LATER,
+    "litellm.UnprocessableEntityError": Kind.REFUSED,
+    "litellm.UnsupportedParamsError": Kind.REFUSED,
+    "litellm.VectorStoreSearchError": Kind.REFUSED,
+    # What it has not translated.
+    "openai.APIConnectionError": Kind.LATER,
+    "openai.APIError": Kind.LATER,
+    "openai.APIResponseValidationError": Kind.LATER,
+    "openai.APIStatusError": Kind.BY_STATUS,
+    "openai.APITimeoutError": Kind.LATER,
+    "openai.AuthenticationError": Kind.KEY,
+    "openai.BadRequestError": Kind.REFUSED,
+    "openai.ConflictError": Kind.LATER,
+    "openai.ContentFilterFinishReasonError": Kind.REFUSED,
+    "openai.InternalServerError": Kind.LATER,
+    "openai.InvalidWebhookSignatureError": Kind.LATER,
+    "openai.LengthFinishReasonError": Kind.LATER,
+    "openai.NotFoundError": Kind.MODEL,
+    "openai.OAuthError": Kind.KEY,
+    "openai.OpenAIError": Kind.LATER,
+    "openai.PermissionDeniedError": Kind.KEY,
+    "openai.RateLimitError": Kind.LATER,
+    "openai.SubjectTokenProviderError": Kind.KEY,
+    "openai.UnprocessableEntityError": Kind.REFUSED,
+    "openai.WebSocketConnectionClosedError": Kind.LATER,
+    "openai.WebSocketQueueFullError": Kind.LATER,
+    # A provider's own package, which litellm wants and which is not installed.
+    "builtins.ImportError": Kind.MODEL,
+    "builtins.ModuleNotFoundError": Kind.MODEL,
+}
+"""What each error class means, exactly: what is not here is `LATER`, and a test fails when litellm adds a class."""
+
+STATUSES = {
+    401: Kind.KEY,
+    402: Kind.MONEY,
+    403: Kind.KEY,
+    404: Kind.MODEL,
+    408: Kind.LATER,
+    409: Kind.LATER,
+    413: Kind.TOO_LARGE,
+    425: Kind.LATER,
+    429: Kind.LATER,
+}
+"""What a status means where the class says nothing; any other 4xx is `REFUSED`, all else `LATER`."""
+
+TOO_LARGE = re.compile(
+    r"context[ _](?:length|window|limit|size)|maximum model length|prompt is too long|input is too long"
+    r"|too many (?:input )?tokens|maximum number of (?:input )?tokens|request too large",
+    re.IGNORECASE,
+)
+"""How providers word it, vLLM and OpenAI among them; litellm knows only some of them."""
+TOO_LARGE_EVER = re.compile(r"request too large", re.IGNORECASE)
+"""With 429: one request is over what a minute may have. The other words then speak of a minute's requests together."""
+NO_MONEY = re.compile(r"insufficient_quota|credit balance is too low|insufficient (?:balance|credits|funds)", re.I)
+"""What no waiting helps against, though OpenAI says it with 429."""
+NO_PROVIDER = "LLM Provider NOT provided"
+"""litellm's own words; the class it has for them is not the one it raises."""
+DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:([\d.]+)ms)?")
+"""As in OpenAI's headers: 1s, 6m0s, 120ms."""
+RESETS = re.compile(r"x-ratelimit-reset(?:-requests|-tokens)?|anthropic-ratelimit-[a-z-]+-reset")
+
+
+def translated(error: Exception, name: str, judge: JudgeSettings) -> Unanswered:
+    """What an error raised by litellm means for judge `name`; to be raised from it."""
+    kind, text = kind_of(error), _said(error, judge)
+    if kind is Kind.LATER:
+        return Later(text, after_s(_headers(error), time.time()))
+    if kind is Kind.TOO_LARGE:
+        return TooLarge(text)
+    key = f"the environment variable {judge.api_key_env} of judges.{name}"
+    if judge.api_key_env is None:
+        key = f"judges.{name}.api_key_env: it is to name the environment variable that holds the key"
+    return Unable(f"{text}; {str(kind.value).format(name=name, key=key)}")
+
+
+def kind_of(error: Exception) -> Kind:
+    """What the error's class means; where a class means many things, what its status and its text mean."""
+    kind = KINDS.get(f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}", Kind.LATER)
+    status = getattr(error, "status_code", None)
+    if kind is Kind.BY_STATUS:
+        refused = isinstance(status, int) and 400 <= status < 500
+        kind = STATUSES.get(status or 0, Kind.REFUSED if refused else Kind.LATER)
+    if status in (400, 402, 413, 422, 429):
+        said = said_by(error)
+        if NO_PROVIDER in said:
+            return Kind.MODEL
+        if NO_MONEY.search(said):
+            return Kind.MONEY
+        if (TOO_LARGE_EVER if status == 429 else TOO_LARGE).search(said):
+            return Kind.TOO_LARGE
+    return kind
+
+
+def said_by(error: Exception) -> str:
+    """What a provider has said, to be searched: its message, and the codes that come with it."""
+    body = getattr(error, "body", None)
+    codes = [str(body.get(key)) for key in ("type", "code", "param")] if isinstance(body, dict) else []
+    return " ".join([*codes, str(error)])[:READ_CHARS]
+
+
+def _said(error: Exception, judge: JudgeSettings) -> str:
+    text = str(error)
+    if judge.api_key_env and (key := os.environ.get(judge.api_key_env)):
+        text = text.replace(key, "[key]")
+    text = text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    # litellm says the class once or twice itself.
+    text = re.sub(r"^(?:(?:litellm\.)?\w+: )+", "", " ".join(text.split()))
+    whole = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return whole if len(whole) <= SAID_CHARS else f"{whole[: SAID_CHARS - 1]}…"
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for holder in (getattr(error, "litellm_response_headers", None), getattr(error, "response", None)):
+        found = getattr(holder, "headers", holder)
+        if isinstance(found, Mapping):
+            headers |= {str(key).lower(): str(value) for key, value in found.items()}
+    return headers
+
+
+def after_s(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds from `now` (Unix time) after which an error's headers allow another request, at most `MAX_AFTER_S`.
+
+    Names are in lower case. `retry-after` says it outright, in seconds or as a date (RFC 9110, 10.2.3); without it, it
+    is when all of the provider's limits are fresh again. None where nothing is said.
+    """
+    with contextlib.suppress(KeyError, ValueError):
+        return _bounded(_finite(headers["retry-after-ms"]) / 1000)
+    if (said := headers.get("retry-after")) is not None:
+        with contextlib.suppress(ValueError):
+            return _bounded(_finite(said))
+        with contextlib.suppress(ValueError):
+            return _bounded(_timestamp(email.utils.parsedate_to_datetime(said)) - now)
+    resets = [_reset_s(value, now) for key, value in headers.items() if RESETS.fullmatch(key)]
+    return max((_bounded(reset) for reset in resets if reset is not None), default=None)
+
+
+def _reset_s(value: str, now: float) -> float | None:
+    """Seconds until a limit is fresh again, said as a duration, a number of seconds, a date or Unix time."""
+    with contextlib.suppress(ValueError):
+        number = _finite(value)
+        # No limit lasts for decades: that is a point in time, in milliseconds where it is too far off.
+        return number if number < 1e9 else (number if number < 1e12 else number / 1000) - now
+    with contextlib.suppress(ValueError):
+        return _timestamp(datetime.fromisoformat(value)) - now
+    if value and (found := DURATION.fullmatch(value)):
+        with contextlib.suppress(ValueError):
+            units = zip(found.groups(default="0"), (86400, 3600, 60, 1, 0.001), strict=True)
+            return sum(_finite(number) * unit_s for number, unit_s in units)
+    return None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
+
+
+def _timestamp(moment: datetime) -> float:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _bounded(wait_s: float) -> float:
+    return min(max(wait_s, 0.0), MAX_AFTER_S)

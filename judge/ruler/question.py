@@ -1,0 +1,226 @@
+"""One judgement: asked for until it is there. Knows judges and what they may answer; every call is stored at once.
+
+An answer that cannot be used is asked for again with the reason, then another judge is asked, then the group waits.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+
+from judge import store_ruler
+from judge.ruler import panel
+from judge.ruler.answer import NotAnswered, read
+from judge.ruler.ask import Answer, Later, TooLarge, Unanswered, ask
+from judge.ruler.held import Held, Lost, Waits
+from judge.ruler.material import Material
+from judge.ruler.panel import Slot
+from judge.ruler.prompt import Prompt, build
+from judge.store_ruler import Judgement, Spent
+from whetstone.worth import JudgeSettings, RulerSettings
+
+MARGIN_S = 30.0
+"""A group is held for so much longer than the call it is in may take: time for the database."""
+CHARS_PER_TOKEN = 3
+"""Fewest characters that a token stands for, code and other languages than English considered."""
+SHRINK, MOST_SHRINKS = 0.6, 4
+"""A prompt that was too long all the same is shortened to this share of it, so often at most."""
+LONGEST_WHY = 1000
+LOOK_AGAIN_S = 600.0
+"""When to look again for what only people can mend, such as a judge that the settings do not name."""
+
+Asks = Callable[[str, JudgeSettings, list[dict[str, str]], dict[str, Any]], Awaitable[Answer]]
+
+
+@dataclass(slots=True)
+class Judges:
+    """The judges there are, how many groups each may look at, and until when one is left alone."""
+
+    settings: Mapping[str, JudgeSettings]
+    free: dict[str, asyncio.Semaphore] = field(init=False)
+    paused: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+    """Until when, and why."""
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    asks: Asks = ask
+
+    def __post_init__(self) -> None:
+        """A semaphore for each."""
+        self.free = {name: asyncio.Semaphore(judge.concurrency) for name, judge in self.settings.items()}
+
+
+class Question:
+    """A judgement that a group needs, of the attempts in one section."""
+
+    def __init__(
+        self, judges: Judges, held: Held, about: Material, judgement: Judgement, slot: Slot, ruler: RulerSettings
+    ) -> None:
+        self._judges, self._held, self._about = judges, held, about
+        self._slot, self._ruler = slot, ruler
+        self._id = judgement.id
+        known = judgement.judge in judges.settings
+        self._judge = judgement.judge if known else slot.judge
+        self._refusals = judgement.refusals if known else 0
+        self._refused: str | None = None
+        """What the judge is told of its last answer."""
+        self._failures = judgement.calls
+        self._most_chars: int | None = None
+        self._shrinks = 0
+
+    async def answered(self) -> Mapping[str, Any]:
+        """Its scores, as they are stored.
+
+        Raises:
+            Waits: nobody gives them now.
+            Lost: somebody else holds the group.
+        """
+        while True:
+            settings = self._judges.settings.get(self._judge)
+            if settings is None:
+                raise Waits(f"no judge is named {self._judge!r}", LOOK_AGAIN_S)
+            scores = await self._used_again(settings)
+            if scores is None and not self._passed_over():
+                async with self._judges.free[self._judge]:
+                    scores = await self._call(settings)
+            if scores is not None:
+                return scores
+
+    def _passed_over(self) -> bool:
+        """Whether the judge is left alone for now, and who comes after it is to be asked."""
+        until, why = self._judges.paused.get(self._judge, (None, ""))
+        pause_s = 0.0 if until is None else (until - self._held.tables.now()).total_seconds()
+        if pause_s <= 0:
+            return False
+        self._go_on(panel.after(self._judge, self._slot.judge, self._ruler.fallback), why, pause_s)
+        return True
+
+    def _go_on(self, judge: str | None, why: str, wait_s: float) -> None:
+        """Ask this judge next; None: nobody is left, the group waits."""
+        if judge is None:
+            raise Waits(why, wait_s)
+        self._judge, self._refusals, self._refused = judge, 0, None
+
+    async def _call(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
+        """Ask once; None: that gave nothing."""
+        await self._within_budget()
+        await self._held.keep(settings.timeout_s + MARGIN_S)
+        prompt = self._prompt(settings)
+        try:
+            answer = await self._judges.asks(self._judge, settings, prompt.messages, prompt.schema)
+        except Unanswered as error:
+            await self._unanswered(error, prompt)
+            return None
+        spent = Spent(answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.cost_usd)
+        try:
+            scored = read(answer.text, prompt.ids, self._about.parts)
+        except NotAnswered as error:
+            await self._not_answered("it was cut off at its longest" if answer.cut_off else str(error), spent)
+            return None
+        scores = self._about.stored(self._slot.section, scored, prompt.order)
+        values = {"model": answer.model, "seconds": answer.seconds, "left_out": prompt.left_out}
+        return await self._accept(settings, scores, values, spent)
+
+    def _prompt(self, settings: JudgeSettings) -> Prompt:
+        room = (settings.context_tokens - settings.max_output_tokens) * CHARS_PER_TOKEN
+        attempts = [self._about.attempts[one] for one in self._about.sections[self._slot.section]]
+        most_chars = min(room, self._most_chars or room)
+        return build(attempts, self._about.rubric, self._about.parts, self._judges.rng, most_chars, self._refused)
+
+    async def _unanswered(self, error: Unanswered, prompt: Prompt) -> None:
+        why = f"{self._judge}: {error}"
+        self._failures += 1
+        if isinstance(error, TooLarge) and self._shrinks < MOST_SHRINKS:
+            self._shrinks += 1
+            self._most_chars = int(SHRINK * sum(len(message["content"]) for message in prompt.messages))
+            await self._note(self._judge, why, "failed", Spent())
+            return
+        wait_s = panel.wait_s(self._failures, self._judges.rng)
+        if isinstance(error, Later):
+            wait_s = max(error.after_s or 0.0, wait_s)
+            until = self._held.tables.now() + timedelta(seconds=wait_s)
+            self._judges.paused[self._judge] = (until, why)
+        after = panel.after(self._judge, self._slot.judge, self._ruler.fallback)
+        self._refusals = 0
+        await self._note(after, why, "failed", Spent())
+        self._go_on(after, why, wait_s)
+
+    async def _not_answered(self, refused: str, spent: Spent) -> None:
+        why = f"{self._judge} gave no scores: {refused}"
+        self._failures += 1
+        self._refusals += 1
+        self._refused = refused
+        if self._refusals < self._ruler.tries:
+            await self._note(self._judge, why, "refused", spent)
+            return
+        after = panel.after(self._judge, self._slot.judge, self._ruler.fallback)
+        self._refusals = 0
+        await self._note(after, why, "refused", spent)
+        self._go_on(after, why, panel.wait_s(self._failures, self._judges.rng))
+
+    async def _note(self, after: str | None, why: str, outcome: str, spent: Spent) -> None:
+        """Store that the call gave nothing, and who is asked next."""
+        group, judge = self._held.group, self._judge
+        now, next_judge, refusals = self._held.tables.now(), after or self._slot.judge, self._refusals
+
+        def write(connection: Connection) -> None:
+            store_ruler.note(connection, group.project, self._id, next_judge, refusals, why[:LONGEST_WHY], spent)
+            store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), outcome, spent)
+
+        await self._held.tables.write(write)
+
+    async def _accept(
+        self, settings: JudgeSettings, scores: Mapping[str, Any], values: Mapping[str, Any], spent: Spent
+    ) -> Mapping[str, Any]:
+        group, judge, now = self._held.group, self._judge, self._held.tables.now()
+        key = self._about.cache_key(self._slot.section, self._slot.place, settings)
+        row = {"judge": judge, "scores": scores, "cache_key": key, "accepted_at": now, **values}
+
+        def write(connection: Connection) -> bool:
+            store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), "accepted", spent)
+            return store_ruler.accept(connection, group.project, self._id, row, spent)
+
+        if not await self._held.tables.write(write):
+            raise Lost(group.id)
+        return scores
+
+    async def _used_again(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
+        """The scores of an earlier judgement of the very same, if there is one; no call."""
+        group, now = self._held.group, self._held.tables.now()
+        key = self._about.cache_key(self._slot.section, self._slot.place, settings)
+        found = await self._held.tables.read(
+            lambda connection: store_ruler.accepted_before(connection, group.project, key)
+        )
+        if found is None:
+            return None
+        judgement_id, said = found
+        scores = self._about.again(self._slot.section, said)
+        row = {"judge": self._judge, "scores": scores, "cached_from": judgement_id, "accepted_at": now}
+        if not await self._held.tables.write(
+            lambda connection: store_ruler.accept(connection, group.project, self._id, row, None)
+        ):
+            raise Lost(group.id)
+        return scores
+
+    async def _within_budget(self) -> None:
+        """See to it that the day's budget is not spent. It may be passed by the calls that are under way."""
+        ruler, group, now = self._ruler, self._held.group, self._held.tables.now()
+        if ruler.usd_per_day is None and ruler.tokens_per_day is None:
+            return
+        day = day_of(now)
+        cost_usd, tokens = await self._held.tables.read(
+            lambda connection: store_ruler.spent_on(connection, group.project, group.policy, day)
+        )
+        spent_usd = ruler.usd_per_day is not None and cost_usd >= ruler.usd_per_day
+        if spent_usd or (ruler.tokens_per_day is not None and tokens >= ruler.tokens_per_day):
+            midnight = datetime.combine(now.astimezone(UTC).date() + timedelta(days=1), datetime.min.time(), UTC)
+            took = f"${cost_usd:.2f}" if spent_usd else f"{tokens} tokens"
+            told = f"the budget of {group.policy} for {day} is spent ({took}); judging goes on at midnight UTC"
+            raise Waits(told, (midnight - now).total_seconds() + 1)
+
+
+def day_of(now: datetime) -> str:
+    """The day of a call, in UTC."""
+    return now.astimezone(UTC).date().isoformat()

@@ -1,0 +1,257 @@
+"""The SQL around judges: groups they are to rank, what was said in them, judgements, and what a day took.
+
+Locks are taken in the judge's order: feedback, groups, trajectories. Nothing here is held while a judge thinks: a group
+is taken for a while (a lease: `judge_due_at` moves into the future), and only who still holds it writes to it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from judge.facts import UNCLAIMED
+from judge.ruler.conversation import Turn
+from migrations import schema
+from migrations.database import insert_new
+from whetstone.reasons import WhyNotTrained
+
+f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
+j, d = schema.judgements.c, schema.judge_days.c
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A group that is held until `until`."""
+
+    project: str
+    id: str
+    policy: str
+    asked_at: datetime | None
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The feedback that asks for the ranking."""
+
+    id: str
+    judge: str | None
+    rubric: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A trajectory that may be ranked."""
+
+    id: str
+    task: str | None
+    reward_source: str | None
+    code_parts: Mapping[str, float] | None
+    code_due_at: datetime | None
+    review_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One that the group needs, as it stands."""
+
+    id: str
+    group_id: str
+    policy: str
+    attempts_hash: str
+    place: int
+    section: int
+    purpose: str
+    state: str
+    judge: str
+    rubric_hash: str
+    cache_key: str | None
+    scores: Mapping[str, Any] | None
+    calls: int
+    refusals: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one call took."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = None
+
+
+def take(connection: Connection, now: datetime, until: datetime) -> Taken | None:
+    """The group that judges are to look at and that is due longest; held until `until`."""
+    query = select(g.project, g.id, g.policy, g.judge_asked_at).where(g.judge_due_at <= now, g.state == "closed")
+    locked = query.order_by(g.judge_due_at).limit(1).with_for_update(skip_locked=True, key_share=True)
+    row = connection.execute(locked).one_or_none()
+    if row is None:
+        return None
+    is_one = (g.project == row.project, g.id == row.id)
+    connection.execute(schema.groups.update().where(*is_one).values(judge_due_at=until))
+    return Taken(*row, until)
+
+
+def forget_over(connection: Connection, now: datetime) -> None:
+    """Groups that are closed no more are not due for judges either."""
+    over = (g.judge_due_at <= now, g.state.not_in(UNCLAIMED))
+    connection.execute(schema.groups.update().where(*over).values(judge_due_at=None))
+
+
+def hold(connection: Connection, group: Taken, until: datetime, waits: str | None = None) -> bool:
+    """Hold the group until then, if it is held still; whether it was. `waits`: why it is not ranked yet."""
+    values: dict[str, Any] = {"judge_due_at": until, "judge_waits": waits}
+    return connection.execute(schema.groups.update().where(*_held(group)).values(values)).rowcount == 1
+
+
+def asked(connection: Connection, group: Taken) -> Asked | None:
+    """The last feedback that asks to rank it and stands."""
+    is_one = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
+    standing = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
+    query = select(f.id, f.judge, f.created_at).where(*is_one, *standing).order_by(f.created_at.desc(), f.id.desc())
+    row = connection.execute(query.limit(1)).one_or_none()
+    if row is None:
+        return None
+    said = row.judge or {}
+    return Asked(row.id, said.get("model"), said.get("rubric"), row.created_at)
+
+
+def members(connection: Connection, group: Taken) -> list[Member]:
+    """Its trajectories that have said something, by id; not those that a retry superseded."""
+    columns = [t[field.name] for field in fields(Member)]
+    in_group = (t.project == group.project, t.group_id == group.id, t.completions > 0)
+    attempts = t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
+    query = select(*columns).where(*in_group, attempts, t.state != "open").order_by(t.id)
+    return [Member(*row) for row in connection.execute(query)]
+
+
+def turns(connection: Connection, project: str, trajectory_id: str) -> list[Turn]:
+    """What was said in it, turn by turn; without what a retry superseded."""
+    columns = (c.follows, c.new_messages, c.response, c.response_text, c.tools)
+    is_one = (c.project == project, c.trajectory_id == trajectory_id)
+    said = c.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
+    rows = connection.execute(select(*columns).where(*is_one, said).order_by(c.turn))
+    return [
+        Turn(row.follows is not None, row.new_messages or [], row.response, row.response_text, row.tools)
+        for row in rows
+    ]
+
+
+def open_judgements(
+    connection: Connection, project: str, rubric: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Judgement]:
+    """Add those that are not there yet, with their rubric; all of them as they stand, by id."""
+    insert_new(connection, schema.rubrics, {"project": project, **rubric})
+    for row in rows:
+        insert_new(connection, schema.judgements, {"project": project, **row})
+    ids = [row["id"] for row in rows]
+    query = select(*(j[field.name] for field in fields(Judgement))).where(j.project == project, j.id.in_(ids))
+    return {row.id: Judgement(*row) for row in connection.execute(query)}
+
+
+def accepted_before(connection: Connection, project: str, cache_key: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Id and scores of an accepted judgement of the same attempts, by the same judge and rubric."""
+    query = select(j.id, j.scores).where(j.project == project, j.cache_key == cache_key).limit(1)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else (row.id, row.scores)
+
+
+def accept(
+    connection: Connection, project: str, judgement_id: str, values: Mapping[str, Any], spent: Spent | None
+) -> bool:
+    """Store what was accepted, unless something was before; whether it was. `spent`: what its call took, if any."""
+    is_one = (j.project == project, j.id == judgement_id, j.state == "waiting")
+    changed = {"state": "accepted", "error": None, **(_more(spent) if spent else {}), **values}
+    return connection.execute(schema.judgements.update().where(*is_one).values(changed)).rowcount == 1
+
+
+def note(
+    connection: Connection, project: str, judgement_id: str, judge: str, refusals: int, error: str, spent: Spent
+) -> None:
+    """Store that a call gave nothing, and who is asked next."""
+    is_one = (j.project == project, j.id == judgement_id, j.state == "waiting")
+    values = {"judge": judge, "refusals": refusals, "error": error, **_more(spent)}
+    connection.execute(schema.judgements.update().where(*is_one).values(values))
+
+
+def count_day(
+    connection: Connection, project: str, policy: str, judge: str, day: str, outcome: str, spent: Spent
+) -> None:
+    """Add one call to its day. `outcome`: accepted, refused or failed."""
+    key = {"project": project, "policy": policy, "day": day, "judge": judge}
+    insert_new(
+        connection, schema.judge_days, key | dict.fromkeys(("calls", "refused", "failed", "tokens", "cost_usd"), 0)
+    )
+    is_one = [schema.judge_days.c[name] == value for name, value in key.items()]
+    more = {
+        "calls": d.calls + 1,
+        "refused": d.refused + (outcome == "refused"),
+        "failed": d.failed + (outcome == "failed"),
+        "tokens": d.tokens + spent.prompt_tokens + spent.completion_tokens,
+        "cost_usd": d.cost_usd + (spent.cost_usd or 0.0),
+    }
+    connection.execute(schema.judge_days.update().where(*is_one).values(more))
+
+
+def spent_on(connection: Connection, project: str, policy: str, day: str) -> tuple[float, int]:
+    """US dollars and tokens that judging the policy took on that day."""
+    query = select(func.coalesce(func.sum(d.cost_usd), 0.0), func.coalesce(func.sum(d.tokens), 0))
+    cost, tokens = connection.execute(query.where(d.project == project, d.policy == policy, d.day == day)).one()
+    return float(cost), int(tokens)
+
+
+def decide_again(connection: Connection, group: Taken, now: datetime) -> None:
+    """Nobody asks for its ranking any more: whether it is ranked at all is decided anew."""
+    values = {"judge_asked_at": None, "judge_due_at": None, "judge_waits": None, "due_at": now}
+    connection.execute(schema.groups.update().where(*_held(group)).values(values))
+
+
+def conclude(
+    connection: Connection,
+    group: Taken,
+    feedback: Mapping[str, Any] | None,
+    noise: float | None,
+    reviewed: Collection[str],
+    now: datetime,
+) -> bool:
+    """Write the scores as feedback on the group, if it is held still; whether it was.
+
+    `feedback`: the row, new or there; it is applied like any other. Earlier requests of the same group are superseded.
+    None: there are no scores, and nobody has asked for any.
+    """
+    is_group = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
+    changeable = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
+    connection.execute(select(f.id).where(*is_group).order_by(f.id).with_for_update(key_share=True)).all()
+    values = {"judge_due_at": None, "judged_at": now, "judge_noise": noise, "judge_waits": None, "due_at": now}
+    if connection.execute(schema.groups.update().where(*_held(group)).values(values)).rowcount != 1:
+        return False
+    if feedback is None:
+        return True
+    waiting = (*is_group, f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
+    connection.execute(schema.feedback.update().where(*waiting).values(state="superseded", reason=None, due_at=None))
+    if not insert_new(connection, schema.feedback, {"project": group.project, **feedback}, on=["project", "id"]):
+        changed = {name: feedback[name] for name in ("rewards", "state", "reason", "due_at")}
+        this = (f.project == group.project, f.id == feedback["id"], *changeable)
+        connection.execute(schema.feedback.update().where(*this).values(changed))
+    drawn = (t.project == group.project, t.id.in_(sorted(reviewed)), t.review_at.is_(None))
+    connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
+    return True
+
+
+def _held(group: Taken) -> tuple[Any, ...]:
+    return g.project == group.project, g.id == group.id, g.state == "closed", g.judge_due_at == group.until
+
+
+def _more(spent: Spent) -> dict[str, Any]:
+    more: dict[str, Any] = {
+        "calls": j.calls + 1,
+        "prompt_tokens": j.prompt_tokens + spent.prompt_tokens,
+        "completion_tokens": j.completion_tokens + spent.completion_tokens,
+    }
+    if spent.cost_usd is not None:
+        more["cost_usd"] = func.coalesce(j.cost_usd, 0.0) + spent.cost_usd
+    return more

@@ -1,0 +1,117 @@
+"""Groups in a database, a scripted judge on a real socket, and a clock of the test's."""
+
+import asyncio
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from benchmarks.scripted_judge import ScriptedJudge
+from judge.ruler.rank import rank_due
+from judge.sweep import sweep
+from migrations import schema
+from whetstone.settings import Settings
+
+
+class Court:
+    """What the judging worker does, at the test's pace."""
+
+    def __init__(self, engine, seed, server, **ruler):
+        self.engine, self.seed, self.server = engine, seed, server
+        self.after_s = 1.0
+        self.judges = {"local": {"model": "openai/scripted", "url": server.url, "timeout_s": 20}}
+        self.ruler = {"judges": ["local"], **ruler}
+        self.learning = {}
+
+    @property
+    def settings(self):
+        learning = {"starter": {"ruler": self.ruler, **self.learning}}
+        return Settings(policy="starter", judges=self.judges, learning=learning, groups={"target_size": 100})
+
+    @property
+    def now(self):
+        return self.seed.now + timedelta(seconds=self.after_s)
+
+    def sweep(self):
+        return sweep(self.engine, self.settings.groups, self.now, self.settings.learning, self.settings.judges)
+
+    def rank(self):
+        return asyncio.run(rank_due(self.engine, self.settings, lambda: self.now))
+
+    def run(self):
+        """All that is due now."""
+        self.sweep()
+        looked = self.rank()
+        self.sweep()
+        return looked
+
+    def attempt(self, name, said, group="g", **values):
+        """A trajectory that has ended with these words."""
+        row = {"state": "ended", "ended_at": self.seed.now} | values
+        self.seed.trajectory(name, group, turns=0, completions=1, tail_completion_id=f"{name}-0", **row)
+        response = {"role": "assistant", "content": said}
+        self.seed.completion(name, 0, new_messages=PROMPT, response=response, response_text=said)
+
+    def group(self, *worth, group="g", **values):
+        """A group whose attempts are worth this; they are called g0, g1, …"""
+        self.seed.group(group, **values)
+        for place, each in enumerate(worth):
+            self.attempt(f"{group}{place}", f"try {place} is worth {each}", group)
+
+    def ask(self, group="g", **values):
+        row = {"source": "judge", "judge": {"kind": "ruler"}, "final": True, "created_at": self.now} | values
+        return self.seed.feedback(group, kind="group", **row)
+
+    def feedback(self, feedback_id):
+        return self.seed.one(schema.feedback, feedback_id)
+
+    def trajectory(self, name):
+        return self.seed.one(schema.trajectories, name)
+
+    def rewards(self, group="g"):
+        t = schema.trajectories.c
+        query = select(t.id, t.reward).where(t.group_id == group).order_by(t.id)
+        with self.engine.connect() as connection:
+            return dict(connection.execute(query).all())
+
+    def state(self, group="g"):
+        return self.seed.one(schema.groups, group)
+
+    def judgements(self, group="g"):
+        j = schema.judgements.c
+        with self.engine.connect() as connection:
+            return connection.execute(select(schema.judgements).where(j.group_id == group).order_by(j.place)).all()
+
+    def withdraw(self, feedback_id):
+        f = schema.feedback.c
+        with self.engine.begin() as connection:
+            connection.execute(schema.feedback.update().where(f.id == feedback_id).values(withdrawn_at=self.now))
+
+    def texts(self):
+        """Group to the rubric that its judges were told."""
+        j, r = schema.judgements.c, schema.rubrics.c
+        query = select(j.group_id, r.text).join_from(schema.judgements, schema.rubrics, r.id == j.rubric_hash)
+        with self.engine.connect() as connection:
+            return dict(connection.execute(query).all())
+
+    def view(self, name):
+        with self.engine.connect() as connection:
+            return [dict(row._mapping) for row in connection.execute(text(f"SELECT * FROM {name}"))]
+
+
+PROMPT = [{"role": "system", "content": "Sort the mail."}, {"role": "user", "content": "12 mails"}]
+
+
+@pytest.fixture
+def server():
+    with ScriptedJudge() as running:
+        yield running
+
+
+@pytest.fixture
+def court(engine, seed, server):
+    return Court(engine, seed, server)
