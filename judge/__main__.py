@@ -1,25 +1,42 @@
-"""`python -m judge`: whether every reward function of the settings is found. Exit 1 if not, saying why."""
+"""`python -m judge`: whether all that judging needs is there: reward functions, rubrics, keys. Exit 1 if not."""
 
+import os
 import sys
+from collections.abc import Iterator
 
 from judge.sandbox import NotFound, Sandbox
 from whetstone.settings import Settings, load
 
 
-def main(settings: Settings) -> int:
-    """Start each function's process once; return 1 if one was not found."""
-    missing = 0
+def missing(settings: Settings) -> Iterator[str]:
+    """What is not there, a sentence each. Starts each reward function's process once."""
     for policy, learning in settings.learning.items():
         for function in learning.rewards:
             with Sandbox(function) as box:
                 try:
                     box.start()
                 except NotFound as error:
-                    missing = 1
-                    sys.stdout.write(
-                        f"learning.{policy}: reward function {function.name!r} ({function.run}): {error}\n"
+                    yield (
+                        f"learning.{policy}: reward function {function.name!r} ({function.run}): {error}; correct "
+                        "`run`: `package.module:function`, importable from this folder, PYTHONPATH or the environment, "
+                        "or the path of a file that may be executed"
                     )
-    return missing
+        rubrics = [learning.ruler.rubric, *learning.ruler.rubrics.values()]
+        for path in (path for path in rubrics if path is not None):
+            try:
+                path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                yield f"learning.{policy}.ruler: the rubric {path} cannot be read: {error}"
+    for name, judge in settings.judges.items():
+        if judge.api_key_env is not None and not os.environ.get(judge.api_key_env):
+            yield f"judges.{name}: the environment variable {judge.api_key_env} that holds its key is not set"
+
+
+def main(settings: Settings) -> int:
+    """Print what is missing; return 1 if anything is."""
+    found = list(missing(settings))
+    sys.stdout.writelines(f"{sentence}\n" for sentence in found)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
         settings = _with_addresses(settings, Path(run))
         # Everything is in the environment; a whetstone.toml that lies about must not add to it.
         ours = as_environment(settings, config=Path(os.devnull))
-        _check_rewards(settings, ours)
+        _check_judging(settings, ours)
         upgrade(settings.database_url)
         store = Store(connect(settings.database_url))
         store.prepare(settings)
@@ -113,22 +113,20 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
                 supervisor.stop()
 
 
-def _check_rewards(settings: Settings, ours: dict[str, str]) -> None:
-    """Reward functions must be found where the judging worker will look: asked of the program that will run them."""
-    if not any(learning.rewards for learning in settings.learning.values()):
+def _check_judging(settings: Settings, ours: dict[str, str]) -> None:
+    """What judging needs must be where the judging worker will look: asked of the program that will use it."""
+    if not settings.learning and not settings.judges:
         return
     command, environment = [sys.executable, "-m", "judge"], {**os.environ, **ours}
     asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if asked.returncode != 0:
         why = "; ".join(asked.stdout.splitlines()) or asked.stderr.strip()[-2000:]
-        raise SettingsError(
-            f"{why}; correct `run` in [[learning.<policy>.rewards]]: `package.module:function`, importable from this "
-            "folder, PYTHONPATH or the environment, or the path of a file that may be executed"
-        )
+        raise SettingsError(why)
 
 
 def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:
-    threads = ["--pool", "threads", "--concurrency", "2"]
+    # One to assemble, while reward functions and judges each keep another busy.
+    threads = ["--pool", "threads", "--concurrency", "3"]
     supervisor.start(_worker(supervisor, "judge", JUDGE_QUEUE, ours, threads))
     # A thread that waits for another must not spin: vLLM needs the core.
     patient = {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
