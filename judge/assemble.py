@@ -43,7 +43,8 @@ def _compared(
     """The group once it has closed: waiting for rewards, scored, or discarded.
 
     Fewer than the minimum are compared with the policy's baseline, where it keeps one. Members without a reward at the
-    deadline get that of a failure, where the policy sets one and others have a reward; else they are left out.
+    deadline get that of a failure, where the policy sets one and others have a reward; else they are left out, as they
+    are where judges were waited for in vain.
     """
     assert group.closed_at is not None
     learning = rules.learning_of(group.policy)
@@ -57,7 +58,9 @@ def _compared(
         return _with_members(_moved(group, "closed", members, closed_at=group.closed_at, due_at=ranked_by), members)
     if enough and with_reward < len(counting) and now < rewards_due:
         return _with_members(_moved(group, "closed", members, closed_at=group.closed_at, due_at=rewards_due), members)
-    if enough and with_reward:
+    # That judges did not come says nothing about an attempt.
+    given_up = group.judged_at is None and _is_wanted(group, members, learning.ruler, enough=enough)
+    if enough and with_reward and not given_up:
         members = [failed(member, learning) if member.counts else member for member in members]
         with_reward = sum(member.counts and member.reward is not None for member in members)
     if with_reward < needed:
@@ -85,11 +88,16 @@ def _ranking(
     assert group.closed_at is not None
     ruler = rules.learning_of(group.policy).ruler
     until = group.closed_at + timedelta(seconds=ruler.wait_s)
-    wanted = group.judge_asked_at is not None or (enough and _ranked_unasked(group, members, ruler))
+    wanted = _is_wanted(group, members, ruler, enough=enough)
     if group.judged_at is not None or not members or now >= until or not wanted:
         return replace(group, judge_due_at=None), None
     ready = all(member.code_due_at is None for member in members)
     return replace(group, judge_due_at=group.judge_due_at or now) if ready else group, until
+
+
+def _is_wanted(group: Group, members: Sequence[Trajectory], ruler: RulerSettings, *, enough: bool) -> bool:
+    """Whether judges are to rank it: somebody has asked for it, or the settings have it ranked."""
+    return group.judge_asked_at is not None or (enough and _ranked_unasked(group, members, ruler))
 
 
 def _ranked_unasked(group: Group, members: Sequence[Trajectory], ruler: RulerSettings) -> bool:

@@ -153,11 +153,11 @@ def open_judgements(
     return {row.id: Judgement(*row) for row in connection.execute(query)}
 
 
-def accepted_before(connection: Connection, project: str, cache_key: str) -> tuple[str, Mapping[str, Any]] | None:
-    """Id and scores of an accepted judgement of the same attempts, by the same judge and rubric."""
-    query = select(j.id, j.scores).where(j.project == project, j.cache_key == cache_key).limit(1)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else (row.id, row.scores)
+def accepted_before(connection: Connection, project: str, cache_key: str) -> dict[str, Any] | None:
+    """What an accepted judgement of the same attempts said, by the same judge and rubric; `cached_from` is its id."""
+    columns = (j.id.label("cached_from"), j.scores, j.model, j.left_out)
+    row = connection.execute(select(*columns).where(j.project == project, j.cache_key == cache_key).limit(1)).first()
+    return None if row is None else dict(row._mapping)
 
 
 def accept(
@@ -189,8 +189,8 @@ def count_day(
     is_one = [schema.judge_days.c[name] == value for name, value in key.items()]
     more = {
         "calls": d.calls + 1,
-        "refused": d.refused + (outcome == "refused"),
-        "failed": d.failed + (outcome == "failed"),
+        "refused": d.refused + int(outcome == "refused"),
+        "failed": d.failed + int(outcome == "failed"),
         "tokens": d.tokens + spent.prompt_tokens + spent.completion_tokens,
         "cost_usd": d.cost_usd + (spent.cost_usd or 0.0),
     }

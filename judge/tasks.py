@@ -5,6 +5,7 @@ import functools
 import logging
 import threading
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +23,8 @@ sweep_every(app, tasks.ASSEMBLE, settings.sweep_s)
 
 log = logging.getLogger(__name__)
 _running_code, _ranking = threading.Lock(), threading.Lock()
+_paused: dict[str, Any] = {}
+"""Judges that are left alone for now."""
 
 
 @functools.cache
@@ -74,7 +77,7 @@ def rank() -> None:
         # Imported here: of those who run no judge nobody is to load litellm.
         from judge.ruler.rank import rank_due
 
-        while asyncio.run(rank_due(_engine(), settings)):
+        while asyncio.run(rank_due(_engine(), settings, paused=_paused)):
             hint(app, tasks.ASSEMBLE)
     except DBAPIError as error:
         log.warning("the database did not answer, judges look again later: %s", str(error.orig).strip())

@@ -2,9 +2,9 @@
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from whetstone.bounds import PART
 
@@ -57,6 +57,12 @@ class JudgeSettings(Section):
     """Likewise."""
     concurrency: int = Field(4, ge=1, le=256)
     """Groups that one worker has it look at in the same moment."""
+
+    @model_validator(mode="after")
+    def _room_for_attempts(self) -> Self:
+        if self.max_output_tokens > self.context_tokens // 2:
+            raise ValueError("max_output_tokens is more than half of context_tokens: no room is left for the attempts")
+        return self
 
 
 class RulerSettings(Section):

@@ -3,10 +3,7 @@
 An answer that cannot be used is asked for again with the reason, then another judge is asked, then the group waits.
 """
 
-import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,8 +12,9 @@ from sqlalchemy import Connection
 from judge import store_ruler
 from judge.ruler import panel
 from judge.ruler.answer import NotAnswered, read
-from judge.ruler.ask import Answer, Later, TooLarge, Unanswered, ask
+from judge.ruler.ask import Later, TooLarge, Unanswered
 from judge.ruler.held import Held, Lost, Waits
+from judge.ruler.judges import Judges
 from judge.ruler.material import Material
 from judge.ruler.panel import Slot
 from judge.ruler.prompt import Prompt, build
@@ -32,24 +30,6 @@ SHRINK, MOST_SHRINKS = 0.6, 4
 LONGEST_WHY = 1000
 LOOK_AGAIN_S = 600.0
 """When to look again for what only people can mend, such as a judge that the settings do not name."""
-
-Asks = Callable[[str, JudgeSettings, list[dict[str, str]], dict[str, Any]], Awaitable[Answer]]
-
-
-@dataclass(slots=True)
-class Judges:
-    """The judges there are, how many groups each may look at, and until when one is left alone."""
-
-    settings: Mapping[str, JudgeSettings]
-    free: dict[str, asyncio.Semaphore] = field(init=False)
-    paused: dict[str, tuple[datetime, str]] = field(default_factory=dict)
-    """Until when, and why."""
-    rng: random.Random = field(default_factory=random.SystemRandom)
-    asks: Asks = ask
-
-    def __post_init__(self) -> None:
-        """A semaphore for each."""
-        self.free = {name: asyncio.Semaphore(judge.concurrency) for name, judge in self.settings.items()}
 
 
 class Question:
@@ -82,19 +62,21 @@ class Question:
             if settings is None:
                 raise Waits(f"no judge is named {self._judge!r}", LOOK_AGAIN_S)
             scores = await self._used_again(settings)
-            if scores is None and not self._passed_over():
+            if scores is None:
                 async with self._judges.free[self._judge]:
-                    scores = await self._call(settings)
+                    # Not before its turn: until then another call may have been told to come back later.
+                    if not self._passed_over():
+                        scores = await self._call(settings)
             if scores is not None:
                 return scores
 
     def _passed_over(self) -> bool:
         """Whether the judge is left alone for now, and who comes after it is to be asked."""
-        until, why = self._judges.paused.get(self._judge, (None, ""))
-        pause_s = 0.0 if until is None else (until - self._held.tables.now()).total_seconds()
-        if pause_s <= 0:
+        pause, now = self._judges.paused.get(self._judge), self._held.tables.now()
+        if pause is None or pause.until <= now:
             return False
-        self._go_on(panel.after(self._judge, self._slot.judge, self._ruler.fallback), why, pause_s)
+        after = panel.after(self._judge, self._slot.judge, self._ruler.fallback)
+        self._go_on(after, pause.why, (pause.until - now).total_seconds())
         return True
 
     def _go_on(self, judge: str | None, why: str, wait_s: float) -> None:
@@ -102,6 +84,7 @@ class Question:
         if judge is None:
             raise Waits(why, wait_s)
         self._judge, self._refusals, self._refused = judge, 0, None
+        self._most_chars, self._shrinks = None, 0
 
     async def _call(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
         """Ask once; None: that gave nothing."""
@@ -113,6 +96,7 @@ class Question:
         except Unanswered as error:
             await self._unanswered(error, prompt)
             return None
+        self._judges.answers(self._judge, self._held.tables.now())
         spent = Spent(answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.cost_usd)
         try:
             scored = read(answer.text, prompt.ids, self._about.parts)
@@ -139,9 +123,7 @@ class Question:
             return
         wait_s = panel.wait_s(self._failures, self._judges.rng)
         if isinstance(error, Later):
-            wait_s = max(error.after_s or 0.0, wait_s)
-            until = self._held.tables.now() + timedelta(seconds=wait_s)
-            self._judges.paused[self._judge] = (until, why)
+            wait_s = self._judges.pause(self._judge, self._held.tables.now(), why, error.after_s)
         after = panel.after(self._judge, self._slot.judge, self._ruler.fallback)
         self._refusals = 0
         await self._note(after, why, "failed", Spent())
@@ -195,9 +177,8 @@ class Question:
         )
         if found is None:
             return None
-        judgement_id, said = found
-        scores = self._about.again(self._slot.section, said)
-        row = {"judge": self._judge, "scores": scores, "cached_from": judgement_id, "accepted_at": now}
+        scores = self._about.again(self._slot.section, found["scores"])
+        row = {**found, "judge": self._judge, "scores": scores, "accepted_at": now}
         if not await self._held.tables.write(
             lambda connection: store_ruler.accept(connection, group.project, self._id, row, None)
         ):

@@ -19,10 +19,11 @@ from judge.ruler import panel
 from judge.ruler.ask import close, load
 from judge.ruler.conversation import conversation
 from judge.ruler.held import Held, Lost, Tables, Waits
+from judge.ruler.judges import Judges, Pause
 from judge.ruler.material import Material, material
 from judge.ruler.panel import Slot
 from judge.ruler.prompt import DEFAULT_RUBRIC
-from judge.ruler.question import LOOK_AGAIN_S, MARGIN_S, Judges, Question
+from judge.ruler.question import LOOK_AGAIN_S, MARGIN_S, Question
 from judge.ruler.verdict import Verdict, verdict
 from judge.store_ruler import Asked, Judgement, Member, Taken
 from whetstone.settings import Settings
@@ -36,10 +37,16 @@ NO_JUDGE = "no judge is set up: name one in learning.<policy>.ruler.judges"
 log = logging.getLogger(__name__)
 
 
-async def rank_due(engine: Engine, settings: Settings, clock: Callable[[], datetime] | None = None) -> int:
+async def rank_due(
+    engine: Engine,
+    settings: Settings,
+    clock: Callable[[], datetime] | None = None,
+    paused: dict[str, Pause] | None = None,
+) -> int:
     """Rank groups until none is due; return how many were looked at.
 
-    As many at a time as the judges may look at (`judges.<name>.concurrency`).
+    As many at a time as the judges may look at (`judges.<name>.concurrency`). `paused`: judges that an earlier pass
+    found to be down or busy; this one adds to it.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database is away. What was stored stands.
@@ -47,7 +54,8 @@ async def rank_due(engine: Engine, settings: Settings, clock: Callable[[], datet
     # Else the first group would be held for as long as litellm takes to load.
     await asyncio.to_thread(load)
     tables = Tables(engine, clock or (lambda: datetime.now(UTC)))
-    judges = Judges({name: reached(judge, settings) for name, judge in settings.judges.items()})
+    known = {name: reached(judge, settings) for name, judge in settings.judges.items()}
+    judges = Judges(known, {} if paused is None else paused)
     ranker = Ranker(tables, judges, settings)
     now = tables.now()
     await tables.write(lambda connection: store_ruler.forget_over(connection, now))

@@ -5,10 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-SWEEPS = 500
-SMALL = 1e-9
-"""Offsets of overlapping sections are found by turns until none moves by more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -25,7 +21,8 @@ def verdict(attempts: int, judged: Mapping[tuple[int, int], Mapping[int, float]]
     """The scores of `attempts` attempts. `judged`: by section and place, the scores of the attempts in that section.
 
     An attempt's score in a section is the median over the places. Sections that overlap are laid over one another by
-    least squares: x_as = q_a + b_s, each section s being stricter or milder than others by b_s; Σ b_s = 0.
+    least squares: x_as = q_a + b_s, each section s being stricter or milder than others by b_s; Σ b_s = 0. From every
+    section there is to be a way to every other through attempts that both have.
     """
     by_section: dict[int, list[Mapping[int, float]]] = {}
     for (section, _), scores in sorted(judged.items()):
@@ -41,21 +38,47 @@ def verdict(attempts: int, judged: Mapping[tuple[int, int], Mapping[int, float]]
 def _laid_over(attempts: int, sections: Sequence[Mapping[int, float]]) -> list[float]:
     if len(sections) == 1:
         return [sections[0][one] for one in range(attempts)]
-    offsets = [0.0] * len(sections)
-    for _ in range(SWEEPS):
-        worth = [
-            statistics.fmean(
-                scores[one] - offset for scores, offset in zip(sections, offsets, strict=True) if one in scores
-            )
-            for one in range(attempts)
-        ]
-        new = [statistics.fmean(score - worth[one] for one, score in scores.items()) for scores in sections]
-        middle = statistics.fmean(new)
-        moved = max(abs(offset - middle - before) for offset, before in zip(new, offsets, strict=True))
-        offsets = [offset - middle for offset in new]
-        if moved < SMALL:
-            break
-    return worth
+    read_in: list[list[int]] = [[] for _ in range(attempts)]
+    for section, scores in enumerate(sections):
+        for one in scores:
+            read_in[one].append(section)
+    offsets = _offsets(sections, read_in)
+    return [
+        statistics.fmean(sections[section][one] - offsets[section] for section in read_in[one])
+        for one in range(attempts)
+    ]
+
+
+def _offsets(sections: Sequence[Mapping[int, float]], read_in: Sequence[Sequence[int]]) -> list[float]:
+    """b_s. `read_in`: of each attempt a, its n_a sections.
+
+    Where q_a is put in, Σ_{a in s} (b_s - Σ_{r with a} b_r / n_a) = Σ_{a in s} (x_as - Σ_{r with a} x_ar / n_a). These
+    leave Σ b open; Σ b = 0 is added to each of them, which makes their matrix positive definite.
+    """
+    matrix = [[1.0] * len(sections) for _ in sections]
+    right = [0.0] * len(sections)
+    for one, among in enumerate(read_in):
+        mean = statistics.fmean(sections[section][one] for section in among)
+        for section in among:
+            matrix[section][section] += 1
+            right[section] += sections[section][one] - mean
+            for other in among:
+                matrix[section][other] -= 1 / len(among)
+    return _solved(matrix, right)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """x of matrix·x = right by elimination, in place; positive definite, so no row need change places."""
+    for pivot, row in enumerate(matrix):
+        for below in range(pivot + 1, len(matrix)):
+            if times := matrix[below][pivot] / row[pivot]:
+                matrix[below] = [ours - times * theirs for ours, theirs in zip(matrix[below], row, strict=True)]
+                right[below] -= times * right[pivot]
+    solved = [0.0] * len(right)
+    for place in reversed(range(len(right))):
+        known = math.fsum(matrix[place][later] * solved[later] for later in range(place + 1, len(right)))
+        solved[place] = (right[place] - known) / matrix[place][place]
+    return solved
 
 
 def _noise(sections: Sequence[Sequence[Mapping[int, float]]]) -> float | None:
