@@ -1,6 +1,8 @@
-"""Groups in a database, a scripted judge on a real socket, and a clock of the test's."""
+"""Groups in a database, judges on real sockets that answer by a script, and a clock of the test's."""
 
 import asyncio
+import json
+import random
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -10,11 +12,16 @@ from sqlalchemy import select, text
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 
-from benchmarks.scripted_judge import ScriptedJudge
+from benchmarks.scripted_judge import ScriptedJudge, attempts, worth
 from judge.ruler.rank import rank_due
 from judge.sweep import sweep
 from migrations import schema
+from tests.judge.ruler.speaker import judged
 from whetstone.settings import Settings
+
+HOUR_S = 3600.0
+LONG_S = 2 * HOUR_S
+"""Longer than any judge is left alone for."""
 
 
 class Court:
@@ -26,6 +33,10 @@ class Court:
         self.judges = {"local": {"model": "openai/scripted", "url": server.url, "timeout_s": 20}}
         self.ruler = {"judges": ["local"], **ruler}
         self.learning = {}
+
+    def named(self, name, url, **values):
+        """One more judge, or another of that name."""
+        self.judges[name] = {"model": "openai/scripted", "url": url, "timeout_s": 20} | values
 
     @property
     def settings(self):
@@ -61,6 +72,18 @@ class Court:
         self.seed.group(group, **values)
         for place, each in enumerate(worth):
             self.attempt(f"{group}{place}", f"try {place} is worth {each}", group)
+
+    def groups(self, count, members=4, **values):
+        """Groups that ask to be ranked, and what their attempts are worth."""
+        rng = random.Random(count)
+        known = {}
+        for number in range(count):
+            group = f"m{number}-"
+            scores = [one / 1000 for one in rng.sample(range(1, 1000), members)]
+            self.group(*scores, group=group)
+            self.ask(group, **values)
+            known[group] = {f"{group}{place}": score for place, score in enumerate(scores)}
+        return known
 
     def ask(self, group="g", **values):
         row = {"source": "judge", "judge": {"kind": "ruler"}, "final": True, "created_at": self.now} | values
@@ -106,9 +129,49 @@ class Court:
 PROMPT = [{"role": "system", "content": "Sort the mail."}, {"role": "user", "content": "12 mails"}]
 
 
+def always(fault):
+    """A scripted judge's fault at every call."""
+    return lambda _number, _rng: fault
+
+
+def right(handler):
+    """The right scores, in the parts that are asked for if there are any: worth, and half of it."""
+    body = handler.server.asked[-1][2]
+    item = body["response_format"]["json_schema"]["schema"]["properties"]["scores"]["items"]["properties"]
+    named = item["parts"]["properties"] if "parts" in item else None
+    items = []
+    for name, lines in attempts(body["messages"][-1]["content"]).items():
+        score = worth(lines[-1])
+        parts = {part: score / (2**place) for place, part in enumerate(named or ())}
+        items.append({"id": name, "explanation": "so", **({"parts": parts} if named else {"score": score})})
+    handler.server.items = items
+    say(handler, items)
+
+
+def say(handler, items):
+    choice = {"index": 0, "finish_reason": "stop"}
+    content = json.dumps({"scores": items})
+    choices = [choice | {"message": {"role": "assistant", "content": content}}]
+    handler.whole(200, {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": choices})
+
+
 @pytest.fixture
 def server():
     with ScriptedJudge() as running:
+        yield running
+
+
+@pytest.fixture
+def spare():
+    """A second judge."""
+    with ScriptedJudge(seed=1) as running:
+        yield running
+
+
+@pytest.fixture
+def speaker():
+    """A judge that says what a test tells it to."""
+    with judged() as running:
         yield running
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from judge.ruler.rank import NOTHING_TO_RANK, own_id
 from judge.settle import NO_JUDGE
+from tests.judge.ruler.conftest import HOUR_S
 
 
 def test_an_asked_group_gets_the_scores_of_its_judge(court):
@@ -68,6 +69,17 @@ def test_attempts_that_are_alike_are_shown_once_and_get_the_same(court):
     assert all(prompt.count("<attempt ") == 2 for prompt in court.server.prompts)
 
 
+def test_attempts_that_are_all_alike_are_read_as_one(court):
+    court.seed.group("g")
+    for place in range(8):
+        court.attempt(f"g{place}", "worth 0.5")
+    court.ask()
+    court.run()
+    assert set(court.rewards().values()) == {0.5}
+    assert all(prompt.count("<attempt ") == 1 for prompt in court.server.prompts)
+    assert (court.state().state, court.state().reason) == ("discarded", "judge_noise")
+
+
 def test_each_judgement_shows_the_attempts_under_other_ids_and_in_its_own_order(court):
     court.ruler["judgements"] = 9
     court.group(0.1, 0.2, 0.3, 0.4)
@@ -95,6 +107,14 @@ def test_a_group_within_the_judges_noise_is_not_trained_on(court):
     assert (court.state().state, court.state().reason) == ("discarded", "judge_noise")
     assert {court.trajectory(name).why_not_trained for name in court.rewards()} == {"judge_noise"}
     assert court.rewards()["g0"] == 0.5
+
+
+def test_attempts_of_equal_worth_get_equal_rewards_and_no_step(court):
+    court.group(*[0.5] * 8)
+    court.ask()
+    court.run()
+    assert set(court.rewards().values()) == {0.5}
+    assert (court.state().state, court.state().reason) == ("discarded", "judge_noise")
 
 
 def test_a_group_whose_judges_disagree_more_than_its_attempts_do_is_not_trained_on(court):
@@ -196,6 +216,18 @@ def test_an_open_group_is_closed_by_the_request(court):
     court.ask()
     court.run()
     assert court.rewards() == {"a": 0.3, "b": 0.6}
+
+
+def test_an_attempt_alone_is_scored_too(court):
+    court.group(0.7)
+    court.ask()
+    court.run()
+    # The request alone closes no group of one: another may begin.
+    assert (court.state().state, court.server.calls) == ("open", 0)
+    court.after_s = 25 * HOUR_S
+    court.run()
+    assert court.rewards() == {"g0": 0.7}
+    assert (court.state().state, court.state().compared_with, court.state().judge_noise) == ("scored", "baseline", None)
 
 
 def test_a_request_that_is_not_final_waits_for_the_group_to_close(court):

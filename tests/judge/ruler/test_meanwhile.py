@@ -1,0 +1,230 @@
+"""While a judge is asked the world goes on: scores of what has changed are not taken, a failure costs one call at most.
+
+Members come, steps claim, requests are withdrawn, workers die, the database goes away. The judge answers rightly, or
+never: then a group waits no longer than it is told to.
+"""
+
+import asyncio
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from judge import store_ruler
+from judge.ruler.held import Tables
+from judge.ruler.question import MARGIN_S
+from judge.ruler.rank import rank_due
+from migrations import schema
+from tests.judge.ruler.conftest import HOUR_S, LONG_S, always
+
+
+def given_up(court, **learning):
+    """A group of three whose judge never answers, when it was waited for long enough."""
+    court.server.fault = always("overloaded")
+    court.ruler |= {"wait_s": HOUR_S}
+    court.learning = learning
+    court.group(0.2, 0.9, 0.5)
+    court.ask()
+    court.run()
+    court.after_s = 25 * HOUR_S
+    court.run()
+    court.server.fault = always(None)
+    court.after_s += HOUR_S
+    court.run()
+
+
+@pytest.mark.parametrize("failure_reward", [None, 0.0, -1.0])
+def test_a_judge_that_never_comes_leaves_attempts_without_a_reward(court, failure_reward):
+    given_up(court, failure_reward=failure_reward)
+    assert (court.state().state, court.state().reason) == ("discarded", "too_few")
+    assert set(court.rewards().values()) == {None}
+    assert court.server.calls == 1
+
+
+@pytest.mark.parametrize("failure_reward", [None, 0.0, -1.0])
+def test_a_judge_that_never_comes_leaves_what_the_app_said(court, failure_reward):
+    court.seed.feedback("g0", 1.0)
+    court.seed.feedback("g1", 0.25)
+    given_up(court, failure_reward=failure_reward)
+    assert court.state().state == "scored"
+    assert court.rewards() == {"g0": 1.0, "g1": 0.25, "g2": None}
+    assert court.trajectory("g2").state == "excluded"
+
+
+@contextmanager
+def away_at(engine, number):
+    """The database fails at the write of this number, from 0, once. Yields whether it did."""
+    seen = []
+
+    def fail(_connection, _cursor, statement, _parameters, _context, _many):
+        if statement.startswith(("INSERT", "UPDATE")):
+            seen.append(statement)
+            if len(seen) == number + 1:
+                raise OperationalError(statement, {}, Exception("the server closed the connection"))
+
+    event.listen(engine, "before_cursor_execute", fail)
+    try:
+        yield lambda: len(seen) > number
+    finally:
+        event.remove(engine, "before_cursor_execute", fail)
+
+
+@pytest.mark.slow
+def test_a_database_that_goes_away_at_any_write_costs_one_call_at_most(court):
+    number, failed = 0, True
+    while failed:
+        worth_G = [(number + 1) / 1000, 0.5 + number / 1000]
+        group, calls = f"d{number}-", court.server.calls
+        court.group(*worth_G, group=group)
+        court.ask(group)
+        court.sweep()
+        with away_at(court.engine, number) as happened:
+            try:
+                court.rank()
+            except OperationalError:
+                assert happened()
+            else:
+                assert not happened()
+        failed = happened()
+        court.after_s += LONG_S
+        court.run()
+        assert court.rewards(group) == {f"{group}{place}": each for place, each in enumerate(worth_G)}
+        assert court.server.calls - calls <= 3 + 1
+        number += 1
+    assert number > 10
+
+
+def test_a_group_that_a_dead_worker_held_is_looked_at_when_its_time_is_over(court):
+    court.group(0.2, 0.9)
+    court.ask()
+    court.sweep()
+
+    async def take():
+        until = court.now + (court.now - court.seed.now) * MARGIN_S  # after_s is 1
+        tables = Tables(court.engine, lambda: court.now)
+        return await tables.write(lambda connection: store_ruler.take(connection, court.now, until))
+
+    assert asyncio.run(take()).id == "g"
+    for after_s in (0, MARGIN_S - 1):
+        court.after_s = 1.0 + after_s
+        assert court.run() == 0
+    assert court.server.calls == 0
+    court.after_s = 1.0 + MARGIN_S
+    court.run()
+    assert court.server.calls == 3
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9}
+
+
+def test_a_worker_that_dies_in_its_call_costs_that_call(court):
+    court.server.fault = lambda number, _rng: "slow" if number == 1 else None
+    court.group(0.2, 0.9)
+    court.ask()
+    court.sweep()
+
+    async def dies():
+        working = asyncio.ensure_future(rank_due(court.engine, court.settings, lambda: court.now))
+        while court.server.calls < 2:
+            await asyncio.sleep(0.02)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(dies())
+    court.after_s += 20 + MARGIN_S - 1
+    court.run()
+    assert court.server.calls == 2
+    court.after_s += 2
+    court.run()
+    assert court.server.calls == 4
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9}
+
+
+def meanwhile(court, number, happens):
+    """Something happens while the call of this number is under way."""
+
+    def fault(at, _rng):
+        if at == number:
+            happens()
+
+    court.server.fault = fault
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_scores_of_members_that_are_no_longer_all_are_not_taken(court, number):
+    def late():
+        court.attempt("late", "try 2 is worth 0.6", placed_at=None)
+        court.sweep()
+
+    meanwhile(court, number, late)
+    court.group(0.2, 0.9)
+    asked = court.ask()
+    court.sweep()
+    court.rank()
+    # What is stored of two attempts is no judgement of three: all that are needed of those were asked for.
+    assert court.server.calls == number + 1 + 3
+    assert court.feedback(asked).rewards == {"g0": 0.2, "g1": 0.9, "late": 0.6}
+    court.sweep()
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9, "late": 0.6}
+
+
+def test_a_member_that_nobody_has_noticed_yet_has_all_ranked_anew(court):
+    meanwhile(court, 2, lambda: court.attempt("late", "try 2 is worth 0.6", placed_at=None))
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    assert court.state().state == "closed"
+    assert court.state().judged_at is None
+    court.after_s += LONG_S
+    court.run()
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9, "late": 0.6}
+    assert court.state().state == "scored"
+
+
+def test_scores_for_a_group_that_a_step_has_claimed_come_too_late(court):
+    def claim():
+        g = schema.groups.c
+        with court.engine.begin() as connection:
+            connection.execute(schema.groups.update().where(g.id == "g").values(state="claimed", step=4))
+
+    meanwhile(court, 2, claim)
+    court.group(0.2, 0.9)
+    asked = court.ask()
+    court.run()
+    assert court.feedback(asked).rewards is None
+    assert set(court.rewards().values()) == {None}
+    assert court.state().judged_at is None
+    court.after_s += LONG_S
+    court.run()
+    assert court.server.calls == 3
+    assert court.feedback(asked).reason == "trained in step 4"
+
+
+def test_scores_that_nobody_waits_for_any_more_are_not_taken(court):
+    def too_late():
+        court.after_s = 25 * HOUR_S
+        court.sweep()
+
+    court.ruler["wait_s"] = HOUR_S
+    meanwhile(court, 2, too_late)
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    assert (court.state().state, court.state().reason) == ("discarded", "too_few")
+    assert set(court.rewards().values()) == {None}
+
+
+def test_scores_of_a_request_that_was_withdrawn_meanwhile_are_not_taken(court):
+    court.group(0.2, 0.9)
+    asked = court.ask()
+
+    def back():
+        court.withdraw(asked)
+        court.sweep()
+
+    meanwhile(court, 1, back)
+    court.run()
+    court.after_s += LONG_S
+    court.run()
+    assert set(court.rewards().values()) == {None}
+    assert court.feedback(asked).state == "withdrawn"
