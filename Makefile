@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-.PHONY: help demo test check static unit fix serve bench soak thumbs docs lock install clean
+.PHONY: help demo test check static unit fix serve bench soak thumbs judged docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -46,6 +46,9 @@ soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang 
 
 thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle", ...
 	$(BIN)/python -m benchmarks.thumbs $(THUMBS_ARGS)
+
+judged: $(INSTALLED)  ## Whether judges rank 1,000 groups once each, their worker killed meanwhile: eight minutes
+	$(BIN)/python -m benchmarks.judged $(JUDGED_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m whetstone.docs

@@ -5,6 +5,7 @@ what to change.
 """
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -185,6 +186,16 @@ def train_policy(
     state = "training" if switch == "on" else "recording"
     _store(settings).set_policy_state(settings.project, policy or settings.policy, state)
     console.print(f"{policy or settings.policy} is {state}")
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def judge(context: typer.Context) -> None:
+    """See how good judges are: `judge calibrate`, against what people or rules said; `judge report`, with alarms."""
+    command = [sys.executable, "-m", "judge.ruler", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def _store(settings: Settings) -> Store:

@@ -1,0 +1,234 @@
+"""What SQL says of the groups of `judged`, held against what the judge heard and what each attempt is worth.
+
+Knows the views, table `judgements` and the scripted judge's measure; starts nothing, writes nothing.
+"""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, text
+
+from benchmarks.scripted_judge import worth
+
+SIZE = 8
+"""Attempts in each group: choices of one call."""
+SAME_USD = 1e-9
+"""By how much sums of dollars may differ for being added in another order."""
+
+_GROUPS = "SELECT group_id, formed_by, state, reason, size FROM admin_groups WHERE project = :project"
+_ATTEMPTS = """
+    SELECT t.group_id, c.response_text, t.reward, t.reward_source
+    FROM admin_trajectories AS t
+    JOIN admin_completions AS c ON c.project = t.project AND c.trajectory_id = t.trajectory_id
+    WHERE t.project = :project
+"""
+_JUDGEMENTS = """
+    SELECT id, group_id, place, purpose, state, calls, prompt_tokens + completion_tokens AS tokens, cost_usd
+    FROM judgements WHERE project = :project
+"""
+_DAYS = """
+    SELECT coalesce(sum(calls), 0), coalesce(sum(refused), 0), coalesce(sum(failed), 0), coalesce(sum(tokens), 0),
+           coalesce(sum(cost_usd), 0)
+    FROM admin_judge_days WHERE project = :project
+"""
+_ASKED = """
+    SELECT feedback_id, target_id, state FROM admin_feedback WHERE project = :project AND source = 'judge'
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as SQL tells it."""
+
+    group_id: str
+    formed_by: str
+    state: str
+    reason: str | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A completion, and what its trajectory was worth. None: nobody has said."""
+
+    group_id: str | None
+    said: str | None
+    reward: float | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A row of table `judgements`."""
+
+    judgement_id: str
+    group_id: str
+    place: int
+    purpose: str
+    state: str
+    calls: int
+    tokens: int
+    cost_usd: float | None
+
+
+@dataclass(frozen=True)
+class Days:
+    """`admin_judge_days` over all days and judges."""
+
+    calls: int
+    refused: int
+    failed: int
+    tokens: int
+    cost_usd: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All that SQL says."""
+
+    groups: Sequence[Group]
+    attempts: Sequence[Attempt]
+    judgements: Sequence[Judgement]
+    days: Days
+
+
+class Records:
+    """What a project's tables say now."""
+
+    def __init__(self, engine: Engine, project: str) -> None:
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._project = {"project": project}
+
+    def states(self) -> Counter[str]:
+        """How many groups are in each state."""
+        query = "SELECT state, count(*) FROM admin_groups WHERE project = :project GROUP BY state"
+        with self._reader.connect() as connection:
+            return Counter({row[0]: row[1] for row in connection.execute(text(query), self._project)})
+
+    def asked(self) -> dict[str, tuple[str, str]]:
+        """Group and state of each feedback that asks for a ranking or gives one, by id."""
+        with self._reader.connect() as connection:
+            return {row[0]: (row[1], row[2]) for row in connection.execute(text(_ASKED), self._project)}
+
+    def ledger(self) -> Ledger:
+        """All of it. Read when nothing is written any more."""
+        with self._reader.connect() as connection:
+            return Ledger(
+                groups=[Group(*row) for row in connection.execute(text(_GROUPS), self._project)],
+                attempts=[Attempt(*row) for row in connection.execute(text(_ATTEMPTS), self._project)],
+                judgements=[Judgement(*row) for row in connection.execute(text(_JUDGEMENTS), self._project)],
+                days=self._days(connection),
+            )
+
+    def _days(self, connection: Connection) -> Days:
+        calls, refused, failed, tokens, cost_usd = connection.execute(text(_DAYS), self._project).one()
+        return Days(int(calls), int(refused), int(failed), int(tokens), float(cost_usd))
+
+
+def wrong_with(
+    ledger: Ledger, groups: int, judgements: int, heard: int, may_be_lost: int, min_spread: float
+) -> list[str]:
+    """What does not hold of so many groups with so many judgements each.
+
+    `heard`: calls that reached the judge. `may_be_lost`: how many of them may have died with the worker that made
+    them, before it stored what they gave. `min_spread`: as in the settings.
+    """
+    return [
+        *_wrong_groups(ledger, groups, min_spread),
+        *_wrong_rewards(ledger.attempts),
+        *_wrong_slots(ledger, judgements),
+        *_wrong_calls(ledger, groups * judgements, heard, may_be_lost),
+    ]
+
+
+def wrong_again(
+    before: Ledger, after: Ledger, heard: int, asked: Mapping[str, str], became: Mapping[str, str]
+) -> list[str]:
+    """What does not hold of a second run, in which every group was to be ranked again and the judge heard so much more.
+
+    `asked`: group by feedback; `became`: state by feedback. A group that was discarded has no use for it.
+    """
+    faults = [f"the second run cost {heard} calls"] if heard else []
+    state = {group.group_id: group.state for group in before.groups}
+    due = {one: "unused" if state.get(group) == "discarded" else "applied" for one, group in asked.items()}
+    wrong = [f"{became.get(one)}, not {right}" for one, right in due.items() if became.get(one) != right]
+    if wrong:
+        faults.append(f"{len(wrong)} feedbacks of the second run came to something else, one is {wrong[0]}")
+    kinds = ("groups", "attempts", "judgements")
+    changed = [what for what in kinds if Counter(getattr(before, what)) != Counter(getattr(after, what))]
+    faults += [f"the second run changed {what}" for what in changed]
+    if before.days != after.days:
+        faults.append("the second run is counted in admin_judge_days")
+    return faults
+
+
+def _wrong_groups(ledger: Ledger, groups: int, min_spread: float) -> list[str]:
+    faults = [] if len(ledger.groups) == groups else [f"{len(ledger.groups)} groups, not {groups}"]
+    said: dict[str | None, list[str | None]] = defaultdict(list)
+    for attempt in ledger.attempts:
+        said[attempt.group_id].append(attempt.said)
+    for group in ledger.groups:
+        worths = [_worth(one) for one in said[group.group_id]]
+        if group.formed_by != "choices" or group.size != SIZE or len(worths) != SIZE:
+            faults.append(f"group {group.group_id} is {len(worths)} attempts by {group.formed_by}, size {group.size}")
+            continue
+        too_alike = statistics.pstdev(worths) < min_spread
+        due = ("discarded", "judge_noise") if too_alike else ("scored", None)
+        if (group.state, group.reason) != due:
+            faults.append(f"group {group.group_id} is {group.state} ({group.reason}), not {due[0]} ({due[1]})")
+    if len(ledger.attempts) != SIZE * groups:
+        faults.append(f"{len(ledger.attempts)} attempts, not {SIZE * groups}")
+    return faults
+
+
+def _wrong_rewards(attempts: Sequence[Attempt]) -> list[str]:
+    wrong = [one for one in attempts if one.reward != _worth(one.said) or one.source != "judge"]
+    if not wrong:
+        return []
+    first = wrong[0]
+    told = f"{first.reward} by {first.source}, not {_worth(first.said)} by judge"
+    return [f"{len(wrong)} attempts have another reward than they are worth, one has {told}"]
+
+
+def _wrong_slots(ledger: Ledger, judgements: int) -> list[str]:
+    """Each place of each group has one judgement, which was accepted, and there are no others."""
+    rows = Counter((one.group_id, one.place, one.purpose) for one in ledger.judgements)
+    slots = {(group.group_id, place, "reward") for group in ledger.groups for place in range(judgements)}
+    faults = []
+    if missing := slots - rows.keys():
+        faults.append(f"{len(missing)} judgements are missing")
+    if strange := rows.keys() - slots:
+        faults.append(f"{len(strange)} judgements of places that nobody asked for")
+    if twice := [slot for slot, count in rows.items() if count > 1]:
+        faults.append(f"{len(twice)} places have more than one judgement")
+    if waiting := sum(one.state != "accepted" for one in ledger.judgements):
+        faults.append(f"{waiting} judgements were not accepted")
+    return faults
+
+
+def _wrong_calls(ledger: Ledger, slots: int, heard: int, may_be_lost: int) -> list[str]:
+    """The calls that the judge heard, that judgements tell and that days tell are the same, but for those lost."""
+    days, faults = ledger.days, []
+    stored = sum(one.calls for one in ledger.judgements)
+    if not 0 <= heard - stored <= may_be_lost:
+        faults.append(f"the judge heard {heard} calls, {stored} are stored, and {may_be_lost} may be lost")
+    if heard > slots + may_be_lost:
+        faults.append(f"{heard} calls for {slots} judgements, of which {may_be_lost} may be lost")
+    if (days.calls, days.refused, days.failed) != (stored, 0, 0):
+        faults.append(
+            f"admin_judge_days tells {days.calls} calls ({days.refused} refused, {days.failed} failed), not {stored}"
+        )
+    tokens = sum(one.tokens for one in ledger.judgements)
+    cost_usd = math.fsum(one.cost_usd or 0.0 for one in ledger.judgements)
+    if days.tokens != tokens or abs(days.cost_usd - cost_usd) > SAME_USD * max(1, slots):
+        faults.append(
+            f"admin_judge_days tells {days.tokens} tokens for ${days.cost_usd}, judgements {tokens} for ${cost_usd}"
+        )
+    return faults
+
+
+def _worth(said: str | None) -> float:
+    return worth({"content": said or ""})

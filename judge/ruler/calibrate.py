@@ -1,0 +1,219 @@
+"""How good each judge is by somebody else's word. Joins judgements and references; knows no SQL and no terminal.
+
+Judgements count by policy, judge and rubric: another rubric asks another question. Of a group that was judged again
+with other attempts, only the last ones count.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from judge.ruler import agreement
+from judge.ruler.agreement import Pairs, Section, Shown
+from judge.ruler.verdict import verdict
+from judge.store_report import Day, Reference, Said
+from whetstone.intervals import Interval
+
+FEWEST = 20
+"""Pairs, attempts or points; from fewer no number is given."""
+TRUSTED = 0.7
+"""Least share of pairs that a judge to be trusted orders as the reference does."""
+Key = tuple[str, str, str]
+"""Policy, judge, rubric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How scores and references agree."""
+
+    taus: tuple[float, ...]
+    """Kendall's τ_b of each group that has one."""
+    pairs: Pairs
+
+    @property
+    def tau(self) -> Interval | None:
+        """Its mean over the groups."""
+        return agreement.mean_interval(self.taus)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What one judge, by one rubric, is like for one policy."""
+
+    policy: str
+    judge: str
+    rubric: str
+    judged: int
+    """Groups that it judged."""
+    groups: int
+    """Of these, those with two attempts of which the reference speaks; all that is compared lies in them."""
+    points: tuple[tuple[float, float], ...]
+    """Of each such attempt: reference and score."""
+    whole: Compared
+    parts: Mapping[str, Compared]
+    threshold: float | None
+    auc: float | None
+    """Over all attempts, good ones being those with a reference of at least `threshold`."""
+    position: Interval | None
+    """By how much more an attempt scores where it is shown last."""
+    placed: tuple[tuple[float, float], ...]
+    """What the position is measured from: `agreement.placed`."""
+    noise: float | None
+    """By how much its judgements of the same attempts differ, as a standard deviation."""
+    again: Pairs
+    """Pairs that two of its judgements order."""
+    spread: float | None
+    """Population standard deviation of a group's scores, in the mean."""
+    calls: int
+    """Of the judge for the policy, whatever the rubric; likewise `refused`."""
+    refused: int
+    tokens_per_group: float | None
+    """Over groups that took a call; None where none did."""
+    usd_per_group: float | None
+    """Likewise; None where the price of one is unknown."""
+
+    @property
+    def good(self) -> int:
+        """Attempts with a reference of at least `threshold`."""
+        return sum(self.threshold is not None and reference >= self.threshold for reference, _ in self.points)
+
+
+def calibrations(
+    said: Iterable[Said], references: Mapping[str, Reference], days: Iterable[Day], threshold: float | None = None
+) -> list[Calibration]:
+    """One for each policy, judge and rubric. `threshold`: least reference of a good attempt; None: about half are."""
+    by_key: dict[Key, dict[str, list[Said]]] = {}
+    for one in sorted(said, key=lambda one: one.at):
+        groups = by_key.setdefault((one.policy, one.judge, one.rubric), {})
+        groups.setdefault(one.group_id, []).append(one)
+    took: dict[tuple[str, str], tuple[int, int]] = {}
+    for day in days:
+        calls, refused = took.get((day.policy, day.judge), (0, 0))
+        took[day.policy, day.judge] = calls + day.calls, refused + day.refused
+    return [
+        _calibration(key, groups, references, took.get(key[:2], (0, 0)), threshold)
+        for key, groups in sorted(by_key.items())
+    ]
+
+
+def _calibration(
+    key: Key,
+    groups: Mapping[str, Sequence[Said]],
+    references: Mapping[str, Reference],
+    took: tuple[int, int],
+    threshold: float | None,
+) -> Calibration:
+    last = [_last(several) for several in groups.values()]
+    scores = [_scores(several) for several in last]
+    compared = [points for points in (_points(one, references) for one in scores) if len(points) > 1]
+    flat = [point for points in compared for point in points]
+    if threshold is None and flat:
+        threshold = agreement.threshold_of([reference for _, reference in flat])
+    good = [threshold is not None and reference >= threshold for _, reference in flat]
+    sections = [list(_sections(several)) for several in last]
+    noise, again = agreement.repeatability(section for several in sections for section in several)
+    tokens, usd = _costs(groups.values())
+    names = sorted({name for several in last for one in several for said in one.scores.values() for name in said.parts})
+    return Calibration(
+        *key,
+        judged=len(last),
+        groups=len(compared),
+        points=tuple((reference, score) for score, reference in flat),
+        whole=_compared(compared),
+        parts={name: _of_part(name, last, references) for name in names},
+        threshold=threshold,
+        auc=agreement.auc([score for score, _ in flat], good),
+        position=agreement.position_bias(sections),
+        placed=tuple(point for several in sections for one in several for point in agreement.placed(one)),
+        noise=noise,
+        again=again,
+        spread=statistics.fmean(statistics.pstdev(one.values()) for one in scores) if scores else None,
+        calls=took[0],
+        refused=took[1],
+        tokens_per_group=tokens,
+        usd_per_group=usd,
+    )
+
+
+def _last(several: Sequence[Said]) -> list[Said]:
+    """The judgements of the attempts that were judged last."""
+    return [one for one in several if one.attempts_hash == several[-1].attempts_hash]
+
+
+def _scores(several: Sequence[Said], part: str | None = None) -> dict[str, float]:
+    """What the judge gives each trajectory of a group, over all its judgements; of one part, where that is named."""
+    several = _connected(several)
+    attempts = sorted({scored.attempt for one in several for scored in one.scores.values()})
+    number = {attempt: place for place, attempt in enumerate(attempts)}
+    judged = {
+        (one.section, place): {
+            number[scored.attempt]: scored.score if part is None else scored.parts[part]
+            for scored in one.scores.values()
+        }
+        for place, one in enumerate(several)
+    }
+    scores_G = verdict(len(attempts), judged).scores_G
+    return {name: scores_G[number[scored.attempt]] for one in several for name, scored in one.scores.items()}
+
+
+def _connected(several: Sequence[Said]) -> list[Said]:
+    """The most attempts that it has compared with one another, directly or through others.
+
+    Where other judges stood in for it, sections that link its own may be theirs.
+    """
+    parts: list[tuple[set[str], list[Said]]] = []
+    for one in several:
+        attempts, linked = {scored.attempt for scored in one.scores.values()}, [one]
+        for part in [part for part in parts if part[0] & attempts]:
+            parts.remove(part)
+            attempts, linked = attempts | part[0], part[1] + linked
+        parts.append((attempts, linked))
+    return max(parts, key=lambda part: len(part[0]))[1]
+
+
+def _points(scores: Mapping[str, float], references: Mapping[str, Reference]) -> list[tuple[float, float]]:
+    return [(score, references[name].reward) for name, score in sorted(scores.items()) if name in references]
+
+
+def _of_part(name: str, groups: Sequence[Sequence[Said]], references: Mapping[str, Reference]) -> Compared:
+    """A part against the reference's part of that name, in whose absence everywhere against its reward."""
+    own = {one: Reference(said.parts[name], {}) for one, said in references.items() if name in said.parts}
+    with_it = [
+        several for several in groups if all(name in one.parts for said in several for one in said.scores.values())
+    ]
+    points = [_points(_scores(several, name), own or references) for several in with_it]
+    return _compared([one for one in points if len(one) > 1])
+
+
+def _compared(groups: Sequence[Sequence[tuple[float, float]]]) -> Compared:
+    taus = (agreement.kendall_tau_b(*zip(*points, strict=True)) for points in groups)
+    return Compared(tuple(tau for tau in taus if tau is not None), agreement.pair_agreement(groups))
+
+
+def _sections(several: Sequence[Said]) -> Iterator[Section]:
+    """Of each section the judgements that were calls: an answer used again is no second opinion."""
+    by_section: dict[int, list[Shown]] = {}
+    for one in several:
+        if one.asked:
+            by_section.setdefault(one.section, []).append(_shown(one))
+    return iter(by_section.values())
+
+
+def _shown(one: Said) -> Shown:
+    attempts = {scored.attempt: scored for scored in one.scores.values()}
+    last = max(len(attempts) - 1, 1)
+    return {attempt: (scored.score, scored.position / last) for attempt, scored in sorted(attempts.items())}
+
+
+def _costs(groups: Iterable[Sequence[Said]]) -> tuple[float | None, float | None]:
+    """Tokens and US dollars a group, over those that took a call; None: none did, or a price is unknown."""
+    calls = [[one for one in several if one.asked] for several in groups]
+    calls = [several for several in calls if several]
+    if not calls:
+        return None, None
+    known = [[one.cost_usd for one in several if one.cost_usd is not None] for several in calls]
+    whole = all(len(costs) == len(several) for costs, several in zip(known, calls, strict=True))
+    tokens = sum(one.tokens for several in calls for one in several)
+    usd = math.fsum(cost for costs in known for cost in costs)
+    return tokens / len(calls), usd / len(calls) if whole else None
