@@ -137,6 +137,11 @@ def build(
             group["members"] = store.group_members(project, group_id)
         return _found(group, "group", group_id)
 
+    @api.get("/v1/reviews")
+    def get_reviews() -> Response:
+        """Attempts that people are asked to look at, the longest waiting first; feedback on one takes it off."""
+        return _json({"object": "list", "data": store.reviews(project)})
+
     @api.get("/healthz")
     async def healthz() -> Response:
         """The process lives."""

@@ -5,13 +5,28 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
+from sqlalchemy import Connection, Engine, Table, and_, func, or_, select, text
 
 from migrations import schema
+from migrations.types import Json, Utc
 from proxy.policies import Policy
 from proxy.storable import insert_storable, storable
 from proxy.store_calls import CallRows
 from whetstone.reasons import WhyNotTrained
+
+REVIEWS_AT_ONCE = 20
+
+_REVIEWS = text(f"""
+    SELECT r.trajectory_id, r.group_id, r.policy, r.task, r.reward, r.reward_source, r.review_at,
+           (SELECT v.messages FROM admin_conversations AS v
+            WHERE v.project = r.project AND v.completion_id = c.id) AS messages, c.response
+    FROM admin_reviews AS r
+    JOIN trajectories AS t ON t.project = r.project AND t.id = r.trajectory_id
+    JOIN completions AS c ON c.project = t.project AND c.id = t.tail_completion_id
+    WHERE r.project = :project
+    ORDER BY r.review_at, r.trajectory_id
+    LIMIT {REVIEWS_AT_ONCE}
+""").columns(messages=Json, response=Json, review_at=Utc)
 
 
 class Store:
@@ -111,6 +126,11 @@ class Store:
         )
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
+
+    def reviews(self, project: str) -> list[dict[str, Any]]:
+        """What people are asked to look at, the longest waiting first: the attempt, its score, what was said."""
+        with self._reader.connect() as connection:
+            return [dict(row._mapping) for row in connection.execute(_REVIEWS, {"project": project})]
 
     def reasons(self, project: str, since: datetime) -> dict[tuple[str, str], int]:
         """Trajectories that began since then, by policy and reason ("" once trained on); a name behind one is cut."""

@@ -165,3 +165,18 @@ def test_another_projects_ids_are_unknown_ones(proxy: RunningProxy, seeded: Seed
 @pytest.mark.parametrize("path", ["/v1/trajectories/%00", "/v1/groups/%00", "/v1/feedback/%00"])
 def test_what_is_no_id_is_not_found(proxy: RunningProxy, path: str) -> None:
     assert proxy.client.get(path).status_code == 404
+
+
+def test_attempts_drawn_for_people_are_listed_with_what_was_said_until_they_tell(
+    proxy: RunningProxy, seeded: Seed
+) -> None:
+    assert proxy.client.get("/v1/reviews").json() == {"object": "list", "data": []}
+    seeded.trajectory("drawn", turns=2, reward=0.5, reward_source="judge", review_at=seeded.now)
+    seeded.trajectory("not-drawn")
+    (one,) = proxy.client.get("/v1/reviews").json()["data"]
+    assert (one["trajectory_id"], one["reward"], one["reward_source"]) == ("drawn", 0.5, "judge")
+    assert [message["content"] for message in one["messages"]] == ["question 0", "answer 0", "question 1"]
+    assert one["response"]["content"] == "answer 1"
+    post(proxy, trajectory_id="drawn", thumbs="up")
+    judge(proxy)
+    assert proxy.client.get("/v1/reviews").json()["data"] == []
