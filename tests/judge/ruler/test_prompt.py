@@ -158,7 +158,6 @@ def test_a_refusal_stands_last_on_one_line_and_is_short():
 
 
 def test_eight_attempts_cost_at_most_two_fifths_of_all_they_said(monkeypatch):
-    pytest.importorskip("tiktoken")
     monkeypatch.setenv(
         "TIKTOKEN_CACHE_DIR", str(Path(find_spec("litellm").origin).parent / "litellm_core_utils/tokenizers")
     )
