@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 
 from judge.facts import Group, Rules, Trajectory
 from judge.numbers import mean, spread
-from judge.trajectories import ended, explained, failed
+from judge.trajectories import ended, explained, failed, within_noise
 from whetstone.reasons import WhyNotTrained
 from whetstone.worth import LearningSettings, RulerSettings
 
+FUNCTIONS_FIRST = "its reward functions have not run yet"
 SAID = frozenset({"trajectory", "completions", "group"})
 """Sources of a reward that the app itself gave."""
 
@@ -24,8 +25,10 @@ def assess(group: Group, members: Sequence[Trajectory], now: datetime, rules: Ru
     group = replace(group, formed_by=_formed_by(group, members, now, rules))
     closed_at = group.closed_at
     still_open = any(member.state == "open" for member in members)
-    if closed_at is None or still_open or len(members) != group.size:
-        group = replace(group, judge_due_at=None, judged_at=None, judge_noise=None)
+    # A retry in the place of a member leaves the size as it is.
+    joined = group.judged_at is not None and any(member.created_at > group.judged_at for member in members)
+    if closed_at is None or still_open or joined or len(members) != group.size:
+        group = replace(group, judge_due_at=None, judged_at=None, judge_waits=None)
         if still_open or len(members) < _awaited(group, now, rules):
             over_at = _over_at(group, members, rules)
             if now < over_at:
@@ -72,7 +75,7 @@ def _compared(
     if with_reward >= rules.minimum_size and _within_noise(group, members, learning):
         reason = WhyNotTrained.JUDGE_NOISE
         group = _moved(group, "discarded", members, closed_at=group.closed_at, reason=reason)
-        return group, [replace(member, why_not_trained=reason) if member.counts else member for member in members]
+        return group, [within_noise(member) for member in members]
     scored = _moved(group, "scored", members, closed_at=group.closed_at)
     compared_with = "group" if with_reward >= rules.minimum_size else "baseline"
     return _with_members(replace(scored, compared_with=compared_with), members)
@@ -87,12 +90,20 @@ def _ranking(
     """
     assert group.closed_at is not None
     ruler = rules.learning_of(group.policy).ruler
-    until = group.closed_at + timedelta(seconds=ruler.wait_s)
+    until = judged_by(group, ruler)
     wanted = _is_wanted(group, members, ruler, enough=enough)
     if group.judged_at is not None or not members or now >= until or not wanted:
-        return replace(group, judge_due_at=None), None
-    ready = all(member.code_due_at is None for member in members)
-    return replace(group, judge_due_at=group.judge_due_at or now) if ready else group, until
+        return replace(group, judge_due_at=None, judge_waits=None), None
+    if any(member.code_due_at is not None for member in members):
+        return replace(group, judge_waits=FUNCTIONS_FIRST), until
+    return replace(group, judge_due_at=group.judge_due_at or now), until
+
+
+def judged_by(group: Group, ruler: RulerSettings) -> datetime:
+    """Until when judges are waited for, of a group that has closed."""
+    assert group.closed_at is not None
+    since = group.closed_at if group.judge_asked_at is None else max(group.closed_at, group.judge_asked_at)
+    return since + timedelta(seconds=ruler.wait_s)
 
 
 def _is_wanted(group: Group, members: Sequence[Trajectory], ruler: RulerSettings, *, enough: bool) -> bool:
@@ -110,11 +121,12 @@ def _ranked_unasked(group: Group, members: Sequence[Trajectory], ruler: RulerSet
 
 
 def _within_noise(group: Group, members: Sequence[Trajectory], learning: LearningSettings) -> bool:
-    """Whether judges alone rewarded it, and told its members apart by less than they differ from themselves."""
+    """Whether its rewards differ by less than the judges differ from themselves, where scores have a part in them."""
     counting = [member for member in members if member.counts]
-    if group.judged_at is None or not all(member.reward_source == "judge" for member in counting):
-        return False
-    noise = max(group.judge_noise or 0.0, learning.ruler.min_spread)
+    share = abs(learning.ruler.weight) if group.judged_at is not None else 0.0
+    if any(member.reward_source == "judge" for member in counting):
+        share = max(share, 1.0)
+    noise = share * max(group.judge_noise or 0.0, learning.ruler.min_spread)
     return spread([member.reward for member in counting if member.reward is not None]) < noise
 
 

@@ -128,6 +128,8 @@ class Group:
     """While it is set, judges have not ranked its members."""
     judged_at: datetime | None = None
     judge_noise: float | None = None
+    judge_waits: str | None = None
+    """Why judges have not ranked it."""
 
 
 @dataclass(frozen=True, slots=True)

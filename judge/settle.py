@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from judge.facts import OVER, UNCLAIMED, Became, Feedback, Known, Rules, Settled, Trajectory
+from judge.assemble import judged_by
+from judge.facts import OVER, UNCLAIMED, Became, Feedback, Group, Known, Rules, Settled, Trajectory
 from judge.parts import Given, worth
 from judge.standing import given, superseded, weighted
 from judge.trajectories import ended, explained, rewarded
@@ -18,6 +19,7 @@ UNKNOWN_TARGET = "no such trajectory in this project"
 UNKNOWN_GROUP = "no such group in this project"
 NO_JUDGE = "no judge is set up: name one in learning.<policy>.ruler.judges"
 WAITS = "waits for its judges"
+NOBODY_CAME = "no judge has ranked its group in time (ruler.wait_s)"
 FIRST_LOOK_AGAIN = timedelta(seconds=1)
 JUDGED_MEANWHILE = timedelta(minutes=10)
 """How often it is asked whether a group that is to be ranked is still there to be ranked."""
@@ -125,9 +127,18 @@ def _asked(one: Feedback, known: Known, now: datetime, rules: Rules) -> Became |
     wanted = (one.judge or {}).get("model")
     if wanted is None and not rules.learning_of(group.policy).ruler.judges:
         return _became(one, "failed", NO_JUDGE)
+    if _given_up(one, group, now, rules):
+        return _became(one, "unused", NOBODY_CAME)
     if wanted is not None and wanted not in rules.judges:
         return _became(one, "failed", f"no judge is named {wanted!r}; there are: {', '.join(sorted(rules.judges))}")
     return replace(_became(one, "waiting", WAITS), due_at=now + JUDGED_MEANWHILE)
+
+
+def _given_up(one: Feedback, group: Group, now: datetime, rules: Rules) -> bool:
+    """Whether judges were waited for as long as the settings say, since this was asked."""
+    heard = group.judge_asked_at is not None and group.judge_asked_at >= one.created_at
+    waiting = group.closed_at is not None and group.judged_at is None and group.judge_due_at is None
+    return heard and waiting and now >= judged_by(group, rules.learning_of(group.policy).ruler)
 
 
 def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> Became:

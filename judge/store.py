@@ -19,9 +19,11 @@ from sqlalchemy import (
     Row,
     Table,
     bindparam,
+    case,
     exists,
     func,
     literal,
+    null,
     or_,
     select,
 )
@@ -94,6 +96,11 @@ def fresh_feedback(connection: Connection, limit: int) -> dict[str, list[Feedbac
 def waiting_feedback(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
     """Waiting feedback whose target is to be looked for again, as `fresh_feedback`."""
     return _feedback(connection, _again(now), (f.due_at, f.id), limit)
+
+
+def feedback_of(connection: Connection, project: str, feedback_id: str) -> dict[str, list[Feedback]]:
+    """This feedback, by project; locked."""
+    return _feedback(connection, (f.project == project) & (f.id == feedback_id), (f.id,), 1)
 
 
 def withdrawn_feedback(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
@@ -222,7 +229,7 @@ def write_trajectories(connection: Connection, project: str, changed: Sequence[T
 def write_groups(connection: Connection, project: str, changed: Sequence[Group]) -> None:
     """Write decisions about unclaimed groups."""
     decided = ("state", "reason", "formed_by", "size", "rewarded", "reward_mean", "reward_spread", "compared_with")
-    names = (*decided, "closed_at", "due_at", "judge_due_at", "judged_at", "judge_noise")
+    names = (*decided, "closed_at", "due_at", "judge_due_at", "judged_at", "judge_waits")
     _update(connection, schema.groups, project, _any_of(g.state, UNCLAIMED), names, changed)
 
 
@@ -246,7 +253,9 @@ def ask_to_rank(connection: Connection, project: str, asked_at: Mapping[str, dat
     for group_id, when in sorted(asked_at.items()):
         is_one = (g.project == project, g.id == group_id, g.state.in_(UNCLAIMED))
         newly = or_(g.judge_asked_at.is_(None), g.judge_asked_at < when)
-        values = {"judge_asked_at": when, "judge_due_at": None, "judged_at": None, "judge_noise": None, "due_at": now}
+        # A group that waits is looked at now; one that a judge is being asked about, when that call is over.
+        due_at = case((g.judge_waits.is_(None), g.judge_due_at), else_=null())
+        values = {"judge_asked_at": when, "judge_due_at": due_at, "judged_at": None, "due_at": now}
         connection.execute(schema.groups.update().where(*is_one, newly).values(values))
 
 

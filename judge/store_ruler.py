@@ -7,7 +7,7 @@ is taken for a while (a lease: `judge_due_at` moves into the future), and only w
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select
 
@@ -19,6 +19,8 @@ from whetstone.reasons import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
 j, d = schema.judgements.c, schema.judge_days.c
+
+IDS_PER_STATEMENT = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,15 @@ class Member:
     reward_source: str | None
     code_parts: Mapping[str, float] | None
     code_due_at: datetime | None
-    review_at: datetime | None
+    completions: int
+    tail_completion_id: str | None
+    broken_off: bool
+    """Its last completion failed or was aborted."""
+
+    @property
+    def said(self) -> tuple[str, int, str | None, bool]:
+        """What changes when it goes on, is joined by others, or is looked at by reward functions."""
+        return self.id, self.completions, self.tail_completion_id, self.code_due_at is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +132,13 @@ def asked(connection: Connection, group: Taken) -> Asked | None:
 
 def members(connection: Connection, group: Taken) -> list[Member]:
     """Its trajectories that have said something, by id; not those that a retry superseded."""
-    columns = [t[field.name] for field in fields(Member)]
+    columns = (t.id, t.task, t.reward_source, t.code_parts, t.code_due_at, t.completions, t.tail_completion_id)
+    tail = (c.project == t.project) & (c.id == t.tail_completion_id)
     in_group = (t.project == group.project, t.group_id == group.id, t.completions > 0)
     attempts = t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
-    query = select(*columns).where(*in_group, attempts, t.state != "open").order_by(t.id)
-    return [Member(*row) for row in connection.execute(query)]
+    query = select(*columns, func.coalesce(c.status, "complete") != "complete")
+    joined = query.select_from(schema.trajectories.join(schema.completions, tail, isouter=True))
+    return [Member(*row) for row in connection.execute(joined.where(*in_group, attempts).order_by(t.id))]
 
 
 def turns(connection: Connection, project: str, trajectory_id: str) -> list[Turn]:
@@ -145,12 +157,26 @@ def open_judgements(
     connection: Connection, project: str, rubric: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Judgement]:
     """Add those that are not there yet, with their rubric; all of them as they stand, by id."""
-    insert_new(connection, schema.rubrics, {"project": project, **rubric})
-    for row in rows:
-        insert_new(connection, schema.judgements, {"project": project, **row})
-    ids = [row["id"] for row in rows]
-    query = select(*(j[field.name] for field in fields(Judgement))).where(j.project == project, j.id.in_(ids))
-    return {row.id: Judgement(*row) for row in connection.execute(query)}
+    there = judgements(connection, project, [row["id"] for row in rows])
+    if missing := [row for row in rows if row["id"] not in there]:
+        insert_new(connection, schema.rubrics, {"project": project, **rubric})
+        for row in missing:
+            insert_new(connection, schema.judgements, {"project": project, **row})
+        there |= judgements(connection, project, [row["id"] for row in missing])
+    return there
+
+
+def judgements(connection: Connection, project: str, ids: Sequence[str]) -> dict[str, Judgement]:
+    """Those of these that are there, by id."""
+    columns = [j[field.name] for field in fields(Judgement)]
+    rows = (
+        row
+        for start in range(0, len(ids), IDS_PER_STATEMENT)
+        for row in connection.execute(
+            select(*columns).where(j.project == project, j.id.in_(ids[start : start + IDS_PER_STATEMENT]))
+        )
+    )
+    return {row.id: Judgement(*row) for row in rows}
 
 
 def accepted_before(connection: Connection, project: str, cache_key: str) -> dict[str, Any] | None:
@@ -210,36 +236,49 @@ def decide_again(connection: Connection, group: Taken, now: datetime) -> None:
     connection.execute(schema.groups.update().where(*_held(group)).values(values))
 
 
-def conclude(
-    connection: Connection,
-    group: Taken,
-    feedback: Mapping[str, Any] | None,
-    noise: float | None,
-    reviewed: Collection[str],
-    now: datetime,
-) -> bool:
-    """Write the scores as feedback on the group, if it is held still; whether it was.
+def is_withdrawn(connection: Connection, project: str, feedback_id: str) -> bool:
+    """Whether the app has taken back what this feedback says."""
+    query = select(f.id).where(f.project == project, f.id == feedback_id, f.withdrawn_at.is_not(None))
+    return connection.execute(query).first() is not None
 
-    `feedback`: the row, new or there; it is applied like any other. Earlier requests of the same group are superseded.
-    None: there are no scores, and nobody has asked for any.
+
+def lock(connection: Connection, group: Taken) -> Literal[False] | datetime | None:
+    """Lock the requests that wait, then the group; since when it is to be ranked. False: it is held no more.
+
+    What was applied is locked by whoever has its group.
     """
-    is_group = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
-    changeable = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
-    connection.execute(select(f.id).where(*is_group).order_by(f.id).with_for_update(key_share=True)).all()
-    values = {"judge_due_at": None, "judged_at": now, "judge_noise": noise, "judge_waits": None, "due_at": now}
-    if connection.execute(schema.groups.update().where(*_held(group)).values(values)).rowcount != 1:
-        return False
-    if feedback is None:
+    waiting = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
+    requests = select(f.id).where(*waiting, f.state == "waiting").order_by(f.id)
+    connection.execute(requests.with_for_update(key_share=True)).all()
+    held = select(g.judge_asked_at).where(*_held(group)).with_for_update(key_share=True)
+    row = connection.execute(held).one_or_none()
+    return False if row is None else row.judge_asked_at
+
+
+def write_scores(connection: Connection, project: str, feedback: Mapping[str, Any]) -> bool:
+    """Write the row of feedback, new or there; whether it stands. The caller has locked its group."""
+    if insert_new(connection, schema.feedback, {"project": project, **feedback}, on=["project", "id"]):
         return True
-    waiting = (*is_group, f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
-    connection.execute(schema.feedback.update().where(*waiting).values(state="superseded", reason=None, due_at=None))
-    if not insert_new(connection, schema.feedback, {"project": group.project, **feedback}, on=["project", "id"]):
-        changed = {name: feedback[name] for name in ("rewards", "state", "reason", "due_at")}
-        this = (f.project == group.project, f.id == feedback["id"], *changeable)
-        connection.execute(schema.feedback.update().where(*this).values(changed))
+    changed = {name: feedback[name] for name in ("rewards", "state", "reason", "due_at")}
+    standing = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
+    this = (f.project == project, f.id == feedback["id"], *standing)
+    return connection.execute(schema.feedback.update().where(*this).values(changed)).rowcount == 1
+
+
+def supersede_requests(connection: Connection, group: Taken, feedback: Mapping[str, Any]) -> None:
+    """Earlier requests to rank the same group are answered with this one. The caller has locked them."""
+    is_group = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
+    earlier = (*is_group, f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
+    connection.execute(schema.feedback.update().where(*earlier).values(state="superseded", reason=None, due_at=None))
+
+
+def judged(connection: Connection, group: Taken, noise: float | None, reviewed: Collection[str], now: datetime) -> None:
+    """Note that the group is ranked, and whom people are to look at. The caller has locked it."""
+    values = {"judge_due_at": None, "judged_at": now, "judge_noise": noise, "judge_waits": None, "due_at": now}
+    connection.execute(schema.groups.update().where(*_held(group)).values(values))
     drawn = (t.project == group.project, t.id.in_(sorted(reviewed)), t.review_at.is_(None))
-    connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
-    return True
+    if reviewed:
+        connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
 
 
 def _held(group: Taken) -> tuple[Any, ...]:

@@ -133,22 +133,23 @@ def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory]
 
 
 def _apply_fresh(connection: Connection, now: datetime, rules: Rules) -> int:
-    return _apply(connection, store.fresh_feedback(connection, BATCH), now, rules)
+    return apply(connection, store.fresh_feedback(connection, BATCH), now, rules)
 
 
 def _apply_waiting(connection: Connection, now: datetime, rules: Rules) -> int:
-    return _apply(connection, store.waiting_feedback(connection, now, BATCH), now, rules)
+    return apply(connection, store.waiting_feedback(connection, now, BATCH), now, rules)
 
 
 def _apply_withdrawn(connection: Connection, now: datetime, rules: Rules) -> int:
-    return _apply(connection, store.withdrawn_feedback(connection, now, BATCH), now, rules)
+    return apply(connection, store.withdrawn_feedback(connection, now, BATCH), now, rules)
 
 
 def _take_back(connection: Connection, now: datetime, rules: Rules) -> int:
-    return _apply(connection, store.withdrawn_applied(connection, now, BATCH), now, rules)
+    return apply(connection, store.withdrawn_applied(connection, now, BATCH), now, rules)
 
 
-def _apply(connection: Connection, found: dict[str, list[Feedback]], now: datetime, rules: Rules) -> int:
+def apply(connection: Connection, found: dict[str, list[Feedback]], now: datetime, rules: Rules) -> int:
+    """Settle feedback whose rows the caller has locked, by project; return how much it was."""
     for project, batch in found.items():
         known = store.known(connection, project, batch)
         settled = settle(batch, known, now, rules)

@@ -18,6 +18,7 @@ OURS = frozenset(
         WhyNotTrained.TOO_FEW,
         WhyNotTrained.LATE,
         WhyNotTrained.EMPTY,
+        WhyNotTrained.JUDGE_NOISE,
     }
 )
 """The reasons that are decided here; any other was written by who captured or trained, and stays."""
@@ -58,6 +59,19 @@ def failed(trajectory: Trajectory, learning: LearningSettings) -> Trajectory:
     return rewarded(replace(trajectory, reward=learning.failure_reward, reward_source="failure"))
 
 
+def within_noise(trajectory: Trajectory) -> Trajectory:
+    """The member of a group whose judges tell its members apart by less than they differ from themselves."""
+    ours = trajectory.why_not_trained is None or trajectory.why_not_trained in OURS
+    if not ours or not trajectory.counts:
+        return explained(trajectory, "discarded")
+    return replace(trajectory, why_not_trained=WhyNotTrained.JUDGE_NOISE)
+
+
+def _only_judged(trajectory: Trajectory) -> bool:
+    """Whether it was left out for the judges' noise, and nobody has said more since."""
+    return trajectory.why_not_trained == WhyNotTrained.JUDGE_NOISE and trajectory.reward_source == "judge"
+
+
 def alone(trajectory: Trajectory, group_state: str | None) -> bool:
     """Whether it has a reward, but no group that a step may still take: it never had one, or its reward came too late.
 
@@ -67,7 +81,7 @@ def alone(trajectory: Trajectory, group_state: str | None) -> bool:
     ours = trajectory.why_not_trained is None or trajectory.why_not_trained in OURS
     free = trajectory.group_id is None or group_state == "discarded" or group_state in OVER
     rewarded_train = trajectory.state == "rewarded" and trajectory.counts
-    return rewarded_train and ours and free
+    return rewarded_train and ours and free and not _only_judged(trajectory)
 
 
 def explained(trajectory: Trajectory, group_state: str | None) -> Trajectory:
@@ -92,6 +106,8 @@ def _why(trajectory: Trajectory, group_state: str | None) -> WhyNotTrained:
     if trajectory.group_id is None:
         return WhyNotTrained.NO_GROUP
     if group_state == "discarded":
+        if _only_judged(trajectory):
+            return WhyNotTrained.JUDGE_NOISE
         too_few = trajectory.why_not_trained in (WhyNotTrained.TOO_FEW, WhyNotTrained.GROUP_OPEN)
         return WhyNotTrained.TOO_FEW if too_few else WhyNotTrained.LATE
     return WhyNotTrained.WAITING_STEP if group_state == "scored" else WhyNotTrained.GROUP_OPEN

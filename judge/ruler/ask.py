@@ -19,7 +19,7 @@ from typing import Any
 from judge.ruler.errors import Kind, Later, TooLarge, Unable, Unanswered, kind_of, said_by, translated
 from whetstone.worth import JudgeSettings
 
-__all__ = ["Answer", "Later", "TooLarge", "Unable", "Unanswered", "ask", "close", "load"]
+__all__ = ["Answer", "Later", "TooLarge", "Unable", "Unanswered", "ask", "close", "load", "priced"]
 
 NO_KEY = "none"
 """Sent to a server of one's own that has no key: OpenAI's client wants one, and it must not be OPENAI_API_KEY's."""
@@ -80,6 +80,16 @@ async def ask(name: str, judge: JudgeSettings, messages: list[dict[str, str]], s
 def load() -> None:
     """Load what asking needs, which takes seconds; else the first `ask` does, in the event loop."""
     _litellm()
+
+
+def priced(judge: JudgeSettings) -> bool:
+    """Whether what an answer costs is known: by the settings, or by litellm."""
+    if judge.usd_per_million_prompt_tokens is not None and judge.usd_per_million_completion_tokens is not None:
+        return True
+    try:
+        return bool(_litellm().get_model_info(judge.model))
+    except Exception:  # of many kinds, for what it does not know
+        return False
 
 
 async def close() -> None:

@@ -45,14 +45,15 @@ class Material:
         """Of all there is to judge, and by what."""
         return _hash(self.rubric_hash, *(one.digest.hex() for one in self.attempts))
 
-    def judgement_id(self, slot: Slot) -> str:
-        """The one judgement of this group in this place."""
-        place = (slot.purpose, slot.judge, str(slot.place), str(slot.section))
+    def judgement_id(self, slot: Slot, judge: JudgeSettings) -> str:
+        """The one judgement of this group, by this model, in this place."""
+        place = (slot.purpose, slot.judge, str(slot.place), self.cache_key(slot.section, slot.place, judge))
         return _hash(self.group_id, self.attempts_hash, *place)
 
     def cache_key(self, section: int, place: int, judge: JudgeSettings) -> str:
         """Equal where an answer may be used again: the same attempts, rubric, model and place."""
-        asked = (judge.model, judge.url or "", str(judge.temperature), str(place))
+        room = str(judge.context_tokens - judge.max_output_tokens)
+        asked = (judge.model, judge.url or "", str(judge.temperature), room, str(place))
         attempts = (self.attempts[one].digest.hex() for one in self.sections[section])
         return _hash(FORM, self.rubric_hash, *asked, *attempts)
 
@@ -82,7 +83,8 @@ class Material:
 
     def read(self, section: int, scores: Mapping[str, Any]) -> dict[int, float]:
         """Attempt to score, of a stored judgement."""
-        return {one: scores[self.trajectories[one][0]]["score"] for one in self.sections[section]}
+        by_attempt = {said["attempt"]: said["score"] for said in scores.values()}
+        return {one: by_attempt[self.attempts[one].digest.hex()] for one in self.sections[section]}
 
 
 def material(group_id: str, conversations: Sequence[Conversation], rubric: str, ruler: RulerSettings) -> Material:

@@ -3,6 +3,7 @@
 An answer that cannot be used is asked for again with the reason, then another judge is asked, then the group waits.
 """
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +13,9 @@ from sqlalchemy import Connection
 from judge import store_ruler
 from judge.ruler import panel
 from judge.ruler.answer import NotAnswered, read
-from judge.ruler.ask import Later, TooLarge, Unanswered
-from judge.ruler.held import Held, Lost, Waits
+from judge.ruler.ask import Later, TooLarge, Unanswered, priced
+from judge.ruler.case import LOOK_AGAIN_S
+from judge.ruler.held import Held, Waits
 from judge.ruler.judges import Judges
 from judge.ruler.material import Material
 from judge.ruler.panel import Slot
@@ -28,8 +30,6 @@ CHARS_PER_TOKEN = 3
 SHRINK, MOST_SHRINKS = 0.6, 4
 """A prompt that was too long all the same is shortened to this share of it, so often at most."""
 LONGEST_WHY = 1000
-LOOK_AGAIN_S = 600.0
-"""When to look again for what only people can mend, such as a judge that the settings do not name."""
 
 
 class Question:
@@ -88,9 +88,9 @@ class Question:
 
     async def _call(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
         """Ask once; None: that gave nothing."""
-        await self._within_budget()
+        await self._within_budget(settings)
+        prompt = await asyncio.to_thread(self._prompt, settings)
         await self._held.keep(settings.timeout_s + MARGIN_S)
-        prompt = self._prompt(settings)
         try:
             answer = await self._judges.asks(self._judge, settings, prompt.messages, prompt.schema)
         except Unanswered as error:
@@ -160,12 +160,17 @@ class Question:
         key = self._about.cache_key(self._slot.section, self._slot.place, settings)
         row = {"judge": judge, "scores": scores, "cache_key": key, "accepted_at": now, **values}
 
-        def write(connection: Connection) -> bool:
+        def write(connection: Connection) -> Mapping[str, Any]:
+            accepted = store_ruler.accept(connection, group.project, self._id, row, spent)
             store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), "accepted", spent)
-            return store_ruler.accept(connection, group.project, self._id, row, spent)
+            return scores if accepted else self._stored(connection)
 
-        if not await self._held.tables.write(write):
-            raise Lost(group.id)
+        return await self._held.tables.write(write)
+
+    def _stored(self, connection: Connection) -> Mapping[str, Any]:
+        """What somebody else has accepted in this place: that counts."""
+        scores = store_ruler.judgements(connection, self._held.group.project, [self._id])[self._id].scores
+        assert scores is not None
         return scores
 
     async def _used_again(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
@@ -179,17 +184,21 @@ class Question:
             return None
         scores = self._about.again(self._slot.section, found["scores"])
         row = {**found, "judge": self._judge, "scores": scores, "accepted_at": now}
-        if not await self._held.tables.write(
-            lambda connection: store_ruler.accept(connection, group.project, self._id, row, None)
-        ):
-            raise Lost(group.id)
-        return scores
 
-    async def _within_budget(self) -> None:
+        def write(connection: Connection) -> Mapping[str, Any]:
+            accepted = store_ruler.accept(connection, group.project, self._id, row, None)
+            return scores if accepted else self._stored(connection)
+
+        return await self._held.tables.write(write)
+
+    async def _within_budget(self, settings: JudgeSettings) -> None:
         """See to it that the day's budget is not spent. It may be passed by the calls that are under way."""
         ruler, group, now = self._ruler, self._held.group, self._held.tables.now()
         if ruler.usd_per_day is None and ruler.tokens_per_day is None:
             return
+        if ruler.usd_per_day is not None and not priced(settings):
+            told = f"usd_per_day is set, and nobody knows what judges.{self._judge} costs: set its usd_per_million_…"
+            raise Waits(told, LOOK_AGAIN_S)
         day = day_of(now)
         cost_usd, tokens = await self._held.tables.read(
             lambda connection: store_ruler.spent_on(connection, group.project, group.policy, day)

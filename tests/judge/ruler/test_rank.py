@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from judge.ruler.rank import NOTHING_TO_RANK, own_id
+from judge.ruler.case import NOTHING_TO_RANK, own_id
 from judge.settle import NO_JUDGE
 from tests.judge.ruler.conftest import HOUR_S
 
