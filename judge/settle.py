@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from judge.assemble import judged_by
 from judge.facts import OVER, UNCLAIMED, Became, Feedback, Group, Known, Rules, Settled, Trajectory
 from judge.parts import Given, worth
+from judge.ranking import judged_by
 from judge.standing import given, superseded, weighted
 from judge.trajectories import ended, explained, rewarded
 from whetstone.bounds import MAX_REWARD

@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from judge import store, store_ruler
-from judge.assemble import FUNCTIONS_FIRST
 from judge.facts import Rules
 from judge.parts import vetoed
+from judge.ranking import FUNCTIONS_FIRST
 from judge.ruler import panel
 from judge.ruler.conversation import conversation
 from judge.ruler.held import Waits

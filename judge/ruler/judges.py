@@ -40,10 +40,17 @@ class Judges:
         self.free = {name: asyncio.Semaphore(judge.concurrency) for name, judge in self.settings.items()}
 
     def pause(self, name: str, now: datetime, why: str, after_s: float | None) -> float:
-        """Leave a judge alone that did not answer, for `after_s` seconds at least; return for how many."""
+        """Leave a judge alone that did not answer, for `after_s` seconds at least; return for how many.
+
+        Calls that were under way together are one failure: while a pause runs, another one only makes it longer, to
+        `after_s` from now.
+        """
         before = self.paused.get(name)
-        if before is not None and before.until > now and after_s is None:
-            return (before.until - now).total_seconds()  # another call told us already
+        if before is not None and before.until > now:
+            until = now + timedelta(seconds=after_s or 0.0)
+            if until > before.until:
+                self.paused[name] = Pause(until, why, before.failures)
+            return (max(until, before.until) - now).total_seconds()
         failures = 1 + (before.failures if before is not None else 0)
         wait_s = max(after_s or 0.0, panel.wait_s(failures, self.rng))
         self.paused[name] = Pause(now + timedelta(seconds=wait_s), why, failures)

@@ -10,7 +10,9 @@ from whetstone.worth import RulerSettings
 REWARD, DRIFT = "reward", "drift"
 """What a judgement is for: its scores make rewards, or are compared with those that do."""
 LONGEST_WAIT_S = 3600.0
-"""Judges that give nothing are asked again after 2, 4, 8, … seconds, at last after these."""
+"""Judges that give nothing are asked again after about 2, 4, 8, … seconds, never later than after these."""
+SPREAD = 0.25
+"""Waits are so much shorter or longer, by chance: judges that went down together are not asked again together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,5 +66,9 @@ def after(judge: str, first: str, fallback: Sequence[str]) -> str | None:
 
 
 def wait_s(failures: int, rng: random.Random) -> float:
-    """How long to wait after so many calls in a row that gave nothing: twice as long each time, spread by a half."""
-    return min(LONGEST_WAIT_S, 2.0 ** min(failures, 12)) * rng.uniform(0.75, 1.25)
+    """How long to wait after so many calls in a row that gave nothing: twice as long each time, spread by a half.
+
+    Never over `LONGEST_WAIT_S`; the longest waits are spread too, below it.
+    """
+    wait = min(LONGEST_WAIT_S / (1 + SPREAD), 2.0 ** min(failures, 12))
+    return min(LONGEST_WAIT_S, wait * rng.uniform(1 - SPREAD, 1 + SPREAD))

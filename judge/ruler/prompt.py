@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from judge.ruler.conversation import Conversation, shared
-from judge.ruler.shorten import cap, chars, escaped, shortened
+from judge.ruler.shorten import Line, cap, chars, escaped, shortened
 
 DEFAULT_RUBRIC = (Path(__file__).parent / "rubric.txt").read_text(encoding="utf-8").strip()
 
@@ -68,11 +68,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """All lines of a prompt, escaped. `attempts`: tools of its own and lines, in the order of the attempts."""
+    """All lines of a prompt. `attempts`: tools of its own and lines, in the order of the attempts."""
 
-    context: list[str]
-    tools: list[str]
-    attempts: list[tuple[list[str], list[str]]]
+    context: list[Line]
+    tools: list[Line]
+    attempts: list[tuple[list[Line], list[Line]]]
 
     def chars(self) -> int:
         return chars(self.context) + chars(self.tools) + sum(chars(own) + chars(said) for own, said in self.attempts)
@@ -101,12 +101,12 @@ def build(
     ending = _ending([ids[one] for one in order], refused)
     shown = _shown(attempts)
     user = _user(shown, ids, order, ending)
-    over = 0 if most_chars is None else len(system) + len(user) - most_chars
+    over = 0 if most_chars is None else len(system) + chars(user) - 1 - most_chars
     left_out = 0
     if over > 0:
         shown, left_out = _fitted(shown, shown.chars() - over)
         user = _user(shown, ids, order, ending)
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(map(str, user))}]
     return Prompt(messages, _schema([ids[one] for one in order], parts), ids, tuple(order), left_out)
 
 
@@ -125,7 +125,7 @@ def _fitted(shown: _Shown, room: int) -> tuple[_Shown, int]:
     return _Shown(context, tools, attempts), out + out_of_tools + out_of_context
 
 
-def _pair(first: list[str], second: list[str], room: int) -> tuple[tuple[list[str], int], tuple[list[str], int]]:
+def _pair(first: list[Line], second: list[Line], room: int) -> tuple[tuple[list[Line], int], tuple[list[Line], int]]:
     """Both shortened to `room` together; half of it is the second's, if it needs that much."""
     of_second = _second(chars(first), chars(second), room)
     return shortened(first, room - of_second), shortened(second, of_second)
@@ -138,13 +138,13 @@ def _second(first: int, second: int, room: int) -> int:
 def _shown(attempts: Sequence[Conversation]) -> _Shown:
     common = shared(attempts)
     same_tools = len({one.tools for one in attempts}) <= 1
-    tools = [[escaped(one.tools)] if one.tools else [] for one in attempts]
-    own = [[] for _ in attempts] if same_tools else tools
+    tools = [[Line(one.tools)] if one.tools else [] for one in attempts]
+    own: list[list[Line]] = [[] for _ in attempts] if same_tools else tools
     return _Shown(
-        context=[escaped(line) for line in attempts[0].lines[:common]] if attempts else [],
+        context=[Line(line) for line in attempts[0].lines[:common]] if attempts else [],
         tools=tools[0] if same_tools and tools else [],
         attempts=[
-            (own_tools, [escaped(line) for line in one.lines[common:]])
+            (own_tools, [Line(line) for line in one.lines[common:]])
             for own_tools, one in zip(own, attempts, strict=True)
         ],
     )
@@ -157,15 +157,16 @@ def _system(rubric: str, parts: Mapping[str, float], attempts: int) -> str:
     return _SYSTEM.format(attempts=attempts, rubric=rubric.strip(), shape=shape, numbers=numbers)
 
 
-def _user(shown: _Shown, ids: Sequence[str], order: Sequence[int], ending: str) -> str:
-    sections = [*_section("context", shown.context), *_section("tools", shown.tools)]
+def _user(shown: _Shown, ids: Sequence[str], order: Sequence[int], ending: str) -> list[str | Line]:
+    """The lines of the message: ours, which stand as they are, and those to be made safe."""
+    sections: list[str | Line] = [*_section("context", shown.context), *_section("tools", shown.tools)]
     for one in order:
         own, said = shown.attempts[one]
         sections += [f'<attempt id="{ids[one]}">', *_section("tools", own), *said, "</attempt>"]
-    return "\n".join([*sections, "", ending])
+    return [*sections, "", ending]
 
 
-def _section(name: str, lines: Sequence[str]) -> list[str]:
+def _section(name: str, lines: Sequence[Line]) -> list[str | Line]:
     return [f"<{name}>", *lines, f"</{name}>"] if lines else []
 
 

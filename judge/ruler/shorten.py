@@ -1,11 +1,13 @@
 """Lines of JSON made safe to stand between tags, and made to fit. Pure; knows no tag, no attempt and no prompt.
 
-Whatever is left out, each line stays one JSON object, and a note says how much is missing where.
+Whatever is left out, each line stays one JSON object, and a note says how much is missing where. Lengths are those of
+lines made safe, but only what is shown is made so: a prompt costs time by its room, and little by what is left out.
 """
 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from judge.ruler.conversation import NOTE
@@ -16,19 +18,44 @@ NOTE_CHARS = 64
 """Room for a note, its line break included."""
 
 _MARK_CHARS = 40
-_UNSAFE = re.compile(
+_RANGES = (
     # Tags and entities, in their wide and small forms too; what some reader takes for a line break; what hides or
     # reorders text; halves of characters.
-    "[<>&\uff1c\uff1e\uff06\ufe64\ufe65\ufe60\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+    *("<<", ">>", "&&", "\uff1c\uff1c", "\uff1e\uff1e", "\uff06\uff06", "\ufe64\ufe65", "\ufe60\ufe60"),
+    *("\x7f\x9f", "\u2028\u2029", "\u202a\u202e", "\u2066\u2069", "\ud800\udfff", "\U000e0000\U000e007f"),
 )
+_UNSAFE = re.compile("[%s]" % "".join(f"{first}-{last}" for first, last in _RANGES))
+_UNSAFE_ASCII = "<>&\x7f"
+_ESCAPES = {
+    code: f"\\u{code:04x}" if code <= 0xFFFF else json.dumps(chr(code))[1:-1]
+    for first, last in _RANGES
+    for code in range(ord(first), ord(last) + 1)
+}
 
 
 def escaped(line: str) -> str:
     """JSON that says the same, without tags, entities, line breaks of any kind, and text that hides."""
-    return _UNSAFE.sub(_escape, line)
+    return line.translate(_ESCAPES) if _UNSAFE.search(line) else line
 
 
-def shortened(lines: Sequence[str], room: int) -> tuple[list[str], int]:
+@dataclass(slots=True)
+class Line:
+    """A line of JSON. Its length is that of what is shown: `str(line)`, its text made safe."""
+
+    text: str
+    _chars: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chars = _escaped_chars(self.text)
+
+    def __len__(self) -> int:
+        return self._chars
+
+    def __str__(self) -> str:
+        return escaped(self.text)
+
+
+def shortened(lines: Sequence[Line], room: int) -> tuple[list[Line], int]:
     """Lines of together at most `room` characters, line breaks included, and how many characters are left out.
 
     Whole lines go first, from the middle; the line at the gap and, at last, the ends are cut inside.
@@ -56,11 +83,11 @@ def shortened(lines: Sequence[str], room: int) -> tuple[list[str], int]:
         out += out_of_line
         begin += 1
     gap = sum(map(len, lines[begin:end]))
-    note = [_json({NOTE: f"{gap} characters left out here"})] if begin < end else []
+    note = [Line(_json({NOTE: f"{gap} characters left out here"}))] if begin < end else []
     return [*head, *note, *lines[end:-1], last], out + out_of_last + gap
 
 
-def cut(line: str, room: int) -> tuple[str, int]:
+def cut(line: Line, room: int) -> tuple[Line, int]:
     """The line, still a JSON object, with at most `room` (at the least `LEAST_LINE`) characters, and how many it lost.
 
     Its long strings lose their middles, all down to the same length. Where that is not enough, its role stays and the
@@ -69,38 +96,79 @@ def cut(line: str, room: int) -> tuple[str, int]:
     room = max(room, LEAST_LINE)
     if len(line) <= room:
         return line, 0
-    told = _loaded(line)
+    told = _loaded(line.text)
     role = told.get("role") if isinstance(told, dict) else None
     kept = {"role": role} if isinstance(role, str) and role.isalnum() and len(role) <= 32 else {}
-    best = _longest(told, room) or _longest({**kept, "cut": line}, room)
+    best = _longest(told, room) or _longest({**kept, "cut": str(line)}, room)
     assert best is not None, "a role and a note fit any line"
     return best, len(line) - len(best)
 
 
-def _longest(told: Any, room: int) -> str | None:
-    """The line with as much of its strings as fits; None: with none of them it is too long."""
-    low, high, best = 0, room, None
-    while low <= high:
-        most = (low + high) // 2
-        try:
-            said = escaped(_json(_capped(told, most)))
-        except RecursionError:
+def _longest(told: Any, room: int) -> Line | None:
+    """The line with as much of its strings as fits; None: with none of them it is too long.
+
+    Characters of the line = those with empty strings + those of the strings, which alone are tried at each length.
+    """
+    texts = _long_texts(told, room)
+    if texts is None:
+        return None
+    try:
+        frame = len(Line(_json(_capped(told, 0)))) - _together(texts, 0)
+        # Where raw strings alone are too long, so is the line.
+        low, high, best = 0, cap([len(text) for text in texts], room), None
+        while low <= high:
+            most = (low + high) // 2
+            fits = frame + _together(texts, most) <= room
+            low, high, best = (most + 1, high, most) if fits else (low, most - 1, best)
+        return None if best is None else Line(_json(_capped(told, best)))
+    except RecursionError:
+        return None
+
+
+def _long_texts(told: Any, room: int) -> list[str] | None:
+    """The strings in it that may be cut, in any order; None: without them it is longer than `room` already."""
+    texts: list[str] = []
+    left, values = room, [told]
+    while values:
+        value = values.pop()
+        left -= 1
+        match value:
+            case str() if len(value) > _MARK_CHARS:
+                texts.append(value)
+            case str():
+                left -= len(value) + 1
+            case list():
+                values += value
+            case dict():
+                left -= sum(map(len, value)) + 3 * len(value)
+                values += value.values()
+        if left < 0:
             return None
-        low, high, best = (most + 1, high, said) if len(said) <= room else (low, most - 1, best)
-    return best
+    return texts
+
+
+def _together(texts: Sequence[str], most: int) -> int:
+    """Characters of the strings with at most `most` of each."""
+    return _escaped_chars(_json([_short(text, most) for text in texts]))
 
 
 def _capped(value: Any, most: int) -> Any:
     """The value with at most `most` characters of each string, and a word on those it lost."""
     match value:
-        case str() if len(value) > most + _MARK_CHARS:
-            head, tail = most - most // 2, most // 2
-            return f"{value[:head]}[{len(value) - most} characters left out here]{value[len(value) - tail :]}"
+        case str():
+            return _short(value, most)
         case list():
             return [_capped(item, most) for item in value]
         case dict():
             return {key: _capped(item, most) for key, item in value.items()}
     return value
+
+
+def _short(text: str, most: int) -> str:
+    if len(text) <= most + _MARK_CHARS:
+        return text
+    head, tail = most - most // 2, most // 2
+    return f"{text[:head]}[{len(text) - most} characters left out here]{text[len(text) - tail :]}"
 
 
 def cap(lengths: Sequence[int], room: int) -> int:
@@ -113,13 +181,16 @@ def cap(lengths: Sequence[int], room: int) -> int:
     return max(lengths, default=0)
 
 
-def chars(lines: Sequence[str]) -> int:
+def chars(lines: Sequence[str | Line]) -> int:
+    """Of all together, a line break after each included."""
     return sum(map(len, lines)) + len(lines)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\u{code:04x}" if code <= 0xFFFF else json.dumps(found[0])[1:-1]
+def _escaped_chars(line: str) -> int:
+    """Length of the line made safe."""
+    if line.isascii():
+        return len(line) + 5 * sum(map(line.count, _UNSAFE_ASCII))
+    return len(escaped(line))
 
 
 def _json(value: Any) -> str:

@@ -22,7 +22,8 @@ def verdict(attempts: int, judged: Mapping[tuple[int, int], Mapping[int, float]]
 
     An attempt's score in a section is the median over the places. Sections that overlap are laid over one another by
     least squares: x_as = q_a + b_s, each section s being stricter or milder than others by b_s; Σ b_s = 0. From every
-    section there is to be a way to every other through attempts that both have.
+    section there is to be a way to every other through attempts that both have. What that takes out of 0 to 1 is moved
+    back, all attempts together: their differences are what counts.
     """
     by_section: dict[int, list[Mapping[int, float]]] = {}
     for (section, _), scores in sorted(judged.items()):
@@ -32,7 +33,20 @@ def verdict(attempts: int, judged: Mapping[tuple[int, int], Mapping[int, float]]
         for section, several in by_section.items()
     }
     scores_G = _laid_over(attempts, list(medians.values()))
-    return Verdict(tuple(min(1.0, max(0.0, score)) for score in scores_G), _noise(list(by_section.values())))
+    return Verdict(_within(scores_G), _noise(list(by_section.values())))
+
+
+def _within(scores_G: Sequence[float]) -> tuple[float, ...]:
+    """The scores moved into 0 to 1 by the same amount, and made to fit where their range is longer. None are tied."""
+    low, high = min(scores_G, default=0.0), max(scores_G, default=1.0)
+    scale = max(high - low, 1.0)
+    if scale > 1.0:
+        moved = [(score - low) / scale for score in scores_G]
+    else:
+        by = -low if low < 0.0 else min(1.0 - high, 0.0)
+        moved = [score + by for score in scores_G]
+    # Only what rounding adds.
+    return tuple(min(1.0, max(0.0, score)) for score in moved)
 
 
 def _laid_over(attempts: int, sections: Sequence[Mapping[int, float]]) -> list[float]:
