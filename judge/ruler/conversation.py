@@ -2,7 +2,8 @@
 
 Lines are alike where attempts did alike, so that what they share is told once. What differs by accident is made the
 same: ids of tool calls, ids of messages, fields that are empty, a text in a list of one part. A judge reads text only:
-images, files and sound become a short placeholder.
+images, files and sound become a short placeholder. Nothing else may: whatever could be text is shown, whatever the
+field it stands in is called.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 DIGEST_BYTES = 16
 NOTE = "note"
@@ -21,9 +23,20 @@ _TOO_DEEP = "what stood here is nested too deeply to be shown"
 _CALL_IDS = frozenset({"tool_call_id", "tool_use_id", "call_id"})
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 """Types of content whose `id` is a tool call's."""
-_UNREADABLE = frozenset({"signature", "encrypted_content"})
+_UNREADABLE = {"signature": "thinking", "encrypted_content": "reasoning"}
+"""Fields that only a provider can read, and the type they belong to. In others they may be an app's own."""
 _TEXTS = frozenset({"text", "input_text", "output_text"})
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/_%=-]{64,})", re.IGNORECASE)
+_ID = re.compile(r"[!-~]*")
+"""Whatever holds a space is a text."""
+_LEAST_BASE64 = 200
+"""What is shorter costs little to show, and may be a path, a hash or a word."""
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]+|[A-Za-z0-9_-]+)={0,2}")
+_DIGIT = re.compile(r"[0-9]")
+_DATA_URL = re.compile(
+    r"data:([\w.+-]{1,40}/[\w.+-]{1,80})?(?:;[\w.-]{1,40}=[\w.-]{1,80}){0,4};base64,"
+    rf"([A-Za-z0-9+/_%-]{{{_LEAST_BASE64},}}={{0,2}})",
+    re.IGNORECASE | re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +114,7 @@ class _Reader:
         # A message with a field of our own name must not pass for a line of ours.
         if not isinstance(message, dict) or NOTE in message:
             return {"message": _plain(message)}
-        fields = {key: value for key, value in message.items() if key != "id"}
+        fields = {key: value for key, value in message.items() if key != "id" or not _is_id(value)}
         if not fields.get("content", True):
             fields["content"] = None if fields.get("tool_calls") else ""
         told = self._object(fields, is_call=False)
@@ -114,19 +127,19 @@ class _Reader:
         told = {}
         for key in sorted(value):
             field = value[key]
-            if field is None or field == [] or key in _UNREADABLE:
+            if field is None or field == [] or _is_unreadable(key, field, value.get("type")):
                 continue
             if key in _CALL_IDS or (is_call and key == "id"):
                 told[key] = self._call(field)
             elif key in ("content", "tool_calls") and isinstance(field, list):
                 told[key] = self._parts(field, is_calls=key == "tool_calls")
             else:
-                told[key] = _plain(field)
+                told[key] = _shallow(field)
         return _without_bytes(told)
 
     def _parts(self, parts: list[Any], is_calls: bool) -> Any:
         told = [
-            self._object(one, is_call=is_calls or one.get("type") in _CALLS) if isinstance(one, dict) else _plain(one)
+            self._object(one, is_call=is_calls or one.get("type") in _CALLS) if isinstance(one, dict) else _shallow(one)
             for one in parts
         ]
         only = told[0] if len(told) == 1 else None
@@ -136,8 +149,8 @@ class _Reader:
 
     def _call(self, given: Any) -> Any:
         """The id that stands for this one."""
-        if not isinstance(given, str):
-            return _plain(given)
+        if not isinstance(given, str) or not _is_id(given):
+            return _shallow(given)
         return self._calls.setdefault(given, f"call-{len(self._calls) + 1}")
 
 
@@ -155,28 +168,55 @@ def _answer(turn: Turn) -> dict[str, Any]:
     return {"role": "assistant", "content": turn.response_text if turn.response is None else turn.response}
 
 
+def _shallow(value: Any) -> Any:
+    """The value made plain; where it is nested too deeply, that is told in its place and costs no other field."""
+    try:
+        return _plain(value)
+    except RecursionError:
+        return _TOO_DEEP
+
+
 def _plain(value: Any) -> Any:
     """The value with its keys in order and without bytes that a judge cannot read."""
-    match value:
-        case str():
-            return _DATA_URL.sub(_placeholder, value)
-        case list():
-            return [_plain(item) for item in value]
-        case dict():
-            return _without_bytes({key: _plain(value[key]) for key in sorted(value)})
+    # No `match`: an attempt may hold a hundred thousand values, and this is most of what they cost.
+    if isinstance(value, str):
+        return value if len(value) < _LEAST_BASE64 else _DATA_URL.sub(_placeholder, value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return _without_bytes({key: _plain(value[key]) for key in sorted(value)})
     return value
 
 
 def _without_bytes(value: dict[str, Any]) -> dict[str, Any]:
     """A placeholder for the data of Anthropic's `{"media_type": …, "data": …}`, OpenAI's `{"format": …, "data": …}`."""
-    data, kind = value.get("data"), value.get("media_type", value.get("format"))
-    if not isinstance(data, str) or not isinstance(kind, str) or value.get("type") == "text":
+    if "data" not in value:
+        return value
+    data, kind = value["data"], value.get("media_type", value.get("format"))
+    if not isinstance(data, str) or not isinstance(kind, str) or value.get("type") == "text" or not _is_base64(data):
         return value
     return value | {"data": _named(kind, data)}
 
 
 def _placeholder(found: re.Match[str]) -> str:
-    return _named(found[1] or "data", found[2])
+    return _named(found[1] or "data", found[2]) if _is_base64(unquote(found[2])) else found[0]
+
+
+def _is_base64(text: str) -> bool:
+    """Whether this is bytes and no words: long, of one of both alphabets, with capitals, small letters and digits."""
+    if len(text) < _LEAST_BASE64 or _BASE64.fullmatch(text) is None:
+        return False
+    return text.lower() != text != text.upper() and _DIGIT.search(text) is not None
+
+
+def _is_unreadable(key: str, field: Any, kind: Any) -> bool:
+    if key not in _UNREADABLE or not isinstance(field, str):
+        return False
+    return _is_base64(field) or (kind == _UNREADABLE[key] and _BASE64.fullmatch(field) is not None)
+
+
+def _is_id(value: Any) -> bool:
+    return not isinstance(value, str | list | dict) or (isinstance(value, str) and _ID.fullmatch(value) is not None)
 
 
 def _named(kind: str, data: str) -> str:

@@ -19,17 +19,15 @@ NOTE_CHARS = 64
 
 _MARK_CHARS = 40
 _RANGES = (
-    # Tags and entities, in their wide and small forms too; what some reader takes for a line break; what hides or
-    # reorders text; halves of characters.
-    *("<<", ">>", "&&", "\uff1c\uff1c", "\uff1e\uff1e", "\uff06\uff06", "\ufe64\ufe65", "\ufe60\ufe60"),
-    *("\x7f\x9f", "\u2028\u2029", "\u202a\u202e", "\u2066\u2069", "\ud800\udfff", "\U000e0000\U000e007f"),
+    # Tags and entities, in their wide and small forms too.
+    *(range(ord(one), ord(one) + 1) for one in "<>&\uff1c\uff1e\uff06\ufe64\ufe65\ufe60"),
+    # What some reader takes for a line break; what hides or reorders text; halves of characters.
+    *(range(0x7F, 0xA0), range(0x2028, 0x202F), range(0x2066, 0x206A), range(0xD800, 0xE000), range(0xE0000, 0xE0080)),
 )
-_UNSAFE = re.compile("[%s]" % "".join(f"{first}-{last}" for first, last in _RANGES))
+_UNSAFE = re.compile(f"[{''.join(f'{chr(codes[0])}-{chr(codes[-1])}' for codes in _RANGES)}]")
 _UNSAFE_ASCII = "<>&\x7f"
 _ESCAPES = {
-    code: f"\\u{code:04x}" if code <= 0xFFFF else json.dumps(chr(code))[1:-1]
-    for first, last in _RANGES
-    for code in range(ord(first), ord(last) + 1)
+    code: f"\\u{code:04x}" if code <= 0xFFFF else json.dumps(chr(code))[1:-1] for codes in _RANGES for code in codes
 }
 
 

@@ -1,6 +1,9 @@
 """Stored turns, as the lines that a judge reads."""
 
 import json
+import re
+
+import pytest
 
 from judge.ruler.conversation import Turn, conversation, shared
 
@@ -8,6 +11,10 @@ SYSTEM = {"role": "system", "content": "You are terse."}
 USER = {"role": "user", "content": "What is on the calendar?"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 PNG = "iVBORw0KGgo" * 30
+REPORT = "The report of 2024: " + "all is well, but Ann and Bob disagree. " * 20
+KEBAB = "the-report-says-" * 20
+PATH = "/home/ann/projects/reports/drafts/" * 10
+HEX = "0123456789abcdef" * 16
 
 
 def turn(*messages, extends=False, says="Done.", tools=None, **answer):
@@ -174,6 +181,72 @@ def test_a_judge_reads_text_only():
     assert lines[2]["content"][1]["input_audio"]["data"].startswith("[wav, 247 bytes, ")
     assert lines[3]["content"][0]["image_url"]["url"] == "https://example.com/a.png"
     assert told({"role": "user", "content": url.replace("iV", "jV")})[0]["content"] != same
+
+
+@pytest.mark.parametrize("data", [REPORT, KEBAB, PATH, HEX, "short4Word", "Ünïcode1" * 40, PNG + " and words"])
+@pytest.mark.parametrize("kind", [{"format": "markdown"}, {"media_type": "text/plain"}, {"media_type": "image/png"}])
+def test_a_text_is_shown_whatever_the_fields_around_it_are_called(data, kind):
+    filed = kind | {"data": data}
+    called = {"type": "tool_use", "id": "toolu_1", "name": "file", "input": filed}
+    lines = told(
+        {"role": "assistant", "content": [called]},
+        {"role": "user", "content": [filed]},
+        {"role": "user", "content": {"deep": [filed]}},
+        filed,
+    )
+    assert lines[0]["content"][0]["input"] == filed
+    assert lines[1]["content"] == [filed]
+    assert lines[2]["content"] == {"deep": [filed]}
+    assert lines[3] == filed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"data:text/plain;base64,{KEBAB}",
+        f"data:text/plain;base64,{PATH}",
+        f"data:text/plain;the_report_says_that_all_is_well;base64,{PNG}",
+        f"data:{'report' * 20}/x;base64,{PNG}",
+        f"data:image/png;base64,{PNG[:20]} {REPORT}",
+    ],
+)
+def test_what_only_looks_like_a_data_url_is_shown(text):
+    assert told({"role": "user", "content": text})[0]["content"] == text
+
+
+@pytest.mark.parametrize("data", [PNG + "a=", PNG + "%2Fa%3D%3D", PNG.replace("KG", "-_")], ids=["std", "%", "url"])
+def test_a_data_url_in_either_alphabet_is_bytes(data):
+    text = told({"role": "user", "content": f"<data:image/png;name=a.png;base64,{data}> The report"})[0]["content"]
+    assert re.fullmatch(r"<\[image/png, \d+ bytes, \w{6}\]> The report", text)
+
+
+def test_a_text_in_a_field_of_bytes_or_of_an_id_is_shown():
+    fields = {"signature": REPORT, "encrypted_content": "yes"}
+    part = {"type": "thinking", "thinking": "Hm."} | fields
+    lines = told(
+        {"role": "assistant", "content": [part], **fields},
+        {"role": "user", "content": "x", "id": REPORT},
+        {"role": "tool", "tool_call_id": REPORT, "content": "x"},
+    )
+    assert lines[0] == {"role": "assistant", "content": [part], **fields}
+    assert lines[1]["id"] == lines[2]["tool_call_id"] == REPORT
+
+
+def test_a_field_nested_too_deeply_hides_no_other():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    says = {"type": "text", "text": REPORT}
+    lines = told(
+        {"role": "assistant", "content": [says, {"type": "tool_use", "name": "look", "input": deep}]},
+        {"role": "assistant", "content": REPORT, "extra": deep},
+    )
+    assert lines[0]["content"][0] == says
+    assert lines[1] == {
+        "role": "assistant",
+        "content": REPORT,
+        "extra": "what stood here is nested too deeply to be shown",
+    }
 
 
 def test_what_nobody_can_read_is_dropped():

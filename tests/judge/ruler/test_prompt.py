@@ -4,6 +4,7 @@ import json
 import random
 import re
 import string
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from judge.ruler.answer import read
 from judge.ruler.conversation import Turn, conversation
 from judge.ruler.prompt import DEFAULT_RUBRIC, ID_CHARS, ID_LETTERS, build
+from judge.ruler.shorten import Line, cut, escaped
 
 GOLDEN = Path(__file__).parent / "prompt.golden.txt"
 TOOLS = [
@@ -271,3 +273,74 @@ def test_a_bound_holds_whatever_the_sizes_are(said, common, more):
         assert len(told) <= len(before) + 1
         for end in (0, -1):
             assert after[end] == before[end] or "left out here" in told[end]["content"]
+
+
+LINES = st.recursive(
+    st.one_of(st.text('ab<é\uff1c\U000e0041\\"\n', max_size=200), st.integers(), st.none()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=6), st.dictionaries(st.text("k<", max_size=60), inner, max_size=4)
+    ),
+    max_leaves=30,
+)
+
+
+def longest(told, room):
+    """What `cut` is to find, by trying each length."""
+
+    def capped(value, most):
+        match value:
+            case str() if len(value) > most + 40:
+                end = len(value) - most // 2
+                return f"{value[: most - most // 2]}[{len(value) - most} characters left out here]{value[end:]}"
+            case list():
+                return [capped(item, most) for item in value]
+            case dict():
+                return {key: capped(item, most) for key, item in value.items()}
+        return value
+
+    told = [
+        escaped(json.dumps(capped(told, most), ensure_ascii=False, separators=(",", ":")))
+        for most in range(room, -1, -1)
+    ]
+    return next((line for line in told if len(line) <= room), None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LINES, st.integers(200, 400))
+def test_a_line_keeps_as_much_of_its_strings_as_fits(content, room):
+    told = {"role": "user", "content": content}
+    line = Line(json.dumps(told, ensure_ascii=False, separators=(",", ":")))
+    found, out = cut(line, room)
+    if len(line) <= room:
+        assert (str(found), out) == (str(line), 0)
+        return
+    best = longest(told, room) or longest({"role": "user", "cut": str(line)}, room)
+    assert (str(found), len(found), out) == (best, len(best), len(line) - len(best))
+
+
+def test_the_length_of_a_line_is_that_of_what_is_shown():
+    for text in ("", "abc", "<a>&\x7f", "é<\x80", "\uff1c<\u2028\ud800", "\U000e0041>", "👍"):
+        assert len(Line(text)) == len(str(Line(text))) == len(escaped(text))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<" * 1_000_000,
+        "\uff1ca" * 500_000,
+        [f"s{n}" for n in range(125_000)],
+        [{"a": str(n)} for n in range(80_000)],
+        ["y" * 100] * 10_000,
+        {f"k{n}": "" for n in range(90_000)},
+        list(range(150_000)),
+    ],
+    ids=["tags", "wide tags", "small strings", "small objects", "strings", "keys", "numbers"],
+)
+def test_what_a_megabyte_is_made_of_costs_no_time(content):
+    # About 1 s for eight of them; of two, six times as much is allowed, for machines that are slow.
+    began = time.process_time()
+    attempts = [conversation(name, [Turn(False, [], {"content": [name, content]}, None, None)]) for name in "ab"]
+    prompt = build(attempts, "", {}, random.Random(1), most_chars=90_000)
+    assert time.process_time() - began < 1.5
+    assert length(prompt) <= 90_000
+    assert prompt.left_out > 900_000

@@ -108,6 +108,27 @@ def test_errors_in_sections_are_spread_not_added_up():
 
 
 def test_no_score_leaves_its_range():
-    # Laid over one another they are 1.1, 0.9, 0.5 and -0.1.
+    # Laid over one another they are 1.1, 0.9, 0.5 and -0.1: a range of 1.2.
     said = verdict(4, {(0, 0): {0: 1.0, 1: 0.8}, (1, 0): {1: 1.0, 2: 0.6, 3: 0.0}})
-    assert said.scores_G == pytest.approx((1.0, 0.9, 0.5, 0.0))
+    assert said.scores_G == pytest.approx((1.0, 1.0 / 1.2, 0.6 / 1.2, 0.0))
+    assert 0.0 <= min(said.scores_G) <= max(said.scores_G) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "scores"),
+    [
+        # Attempt 1 is in both, b = ±0.1. Laid over one another: 1.1, 0.9, 0.6; and -0.1, 0.1, 0.4.
+        ((1.0, 0.8), (1.0, 0.7), (1.0, 0.8, 0.5)),
+        ((0.0, 0.2), (0.0, 0.3), (0.0, 0.2, 0.5)),
+    ],
+    ids=["above", "below"],
+)
+def test_scores_that_leave_their_range_are_moved_together(first, second, scores):
+    said = verdict(3, {(0, 0): dict(enumerate(first)), (1, 0): dict(enumerate(second, 1))})
+    assert said.scores_G == pytest.approx(scores)
+
+
+def test_attempts_that_differ_are_not_tied_by_the_end_of_the_range():
+    # b = ±0.3 by attempts 2 and 3; attempts 0 and 1 come to 1.2 and 1.3.
+    said = verdict(4, {(0, 0): {0: 0.9, 1: 1.0, 2: 0.4, 3: 0.2}, (1, 0): {2: 1.0, 3: 0.8}})
+    assert said.scores_G == pytest.approx((0.9, 1.0, 0.4, 0.2))
