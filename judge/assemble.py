@@ -6,7 +6,7 @@ from datetime import datetime
 
 from judge.facts import Group, Rules, Trajectory
 from judge.numbers import mean, spread
-from judge.ranking import is_wanted, is_within_noise, ranking
+from judge.ranking import is_wanted, is_within_noise, joined_since, ranking
 from judge.trajectories import ended, explained, failed, within_noise
 from whetstone.reasons import WhyNotTrained
 
@@ -21,9 +21,7 @@ def assess(group: Group, members: Sequence[Trajectory], now: datetime, rules: Ru
     group = replace(group, formed_by=_formed_by(group, members, now, rules))
     closed_at = group.closed_at
     still_open = any(member.state == "open" for member in members)
-    # A retry in the place of a member leaves the size as it is.
-    joined = group.judged_at is not None and any(member.created_at > group.judged_at for member in members)
-    if closed_at is None or still_open or joined or len(members) != group.size:
+    if closed_at is None or still_open or joined_since(group, members) or len(members) != group.size:
         group = replace(group, judge_due_at=None, judged_at=None, judge_waits=None)
         if still_open or len(members) < _awaited(group, now, rules):
             over_at = _over_at(group, members, rules)

@@ -31,6 +31,13 @@ def ranking(
     return replace(group, judge_due_at=group.judge_due_at or now), until
 
 
+def joined_since(group: Group, members: Sequence[Trajectory]) -> bool:
+    """Whether a member came after judges ranked the group: a retry in the place of another leaves the size as it is."""
+    return group.judged_at is not None and any(
+        group.judged_at < max(member.created_at, member.ended_at or member.created_at) for member in members
+    )
+
+
 def judged_by(group: Group, ruler: RulerSettings) -> datetime:
     """Until when judges are waited for, of a group that has closed."""
     assert group.closed_at is not None

@@ -17,6 +17,7 @@ from judge.ruler.rank import rank_due
 from judge.sweep import sweep
 from migrations import schema
 from tests.judge.ruler.speaker import judged
+from whetstone.reasons import WhyNotTrained
 from whetstone.settings import Settings
 
 HOUR_S = 3600.0
@@ -60,12 +61,30 @@ class Court:
         self.sweep()
         return looked
 
-    def attempt(self, name, said, group="g", **values):
-        """A trajectory that has ended with these words."""
+    def attempt(self, name, said, group="g", status="complete", **values):
+        """A trajectory that has ended with these words; its last call, with this status."""
         row = {"state": "ended", "ended_at": self.seed.now} | values
         self.seed.trajectory(name, group, turns=0, completions=1, tail_completion_id=f"{name}-0", **row)
         response = {"role": "assistant", "content": said}
-        self.seed.completion(name, 0, new_messages=PROMPT, response=response, response_text=said)
+        self.seed.completion(name, 0, new_messages=PROMPT, response=response, response_text=said, status=status)
+
+    def goes_on(self, name, said):
+        """One more turn of an attempt of one."""
+        response = {"role": "assistant", "content": said}
+        self.seed.completion(name, 1, response=response, response_text=said)
+        self.change(schema.trajectories, name, completions=2, tail_completion_id=f"{name}-1")
+
+    def retried(self, name, by, said, **values):
+        """A retry of the attempt takes its place."""
+        self.change(
+            schema.trajectories, name, state="excluded", why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None
+        )
+        self.attempt(by, said, placed_at=None, **values)
+
+    def change(self, table, row_id, **values):
+        """Write into a row of ours as somebody else would."""
+        with self.engine.begin() as connection:
+            connection.execute(table.update().where(table.c.id == row_id).values(**values))
 
     def group(self, *worth, group="g", **values):
         """A group whose attempts are worth this; they are called g0, g1, …"""
@@ -110,9 +129,7 @@ class Court:
             return connection.execute(select(schema.judgements).where(j.group_id == group).order_by(j.place)).all()
 
     def withdraw(self, feedback_id):
-        f = schema.feedback.c
-        with self.engine.begin() as connection:
-            connection.execute(schema.feedback.update().where(f.id == feedback_id).values(withdrawn_at=self.now))
+        self.change(schema.feedback, feedback_id, withdrawn_at=self.now)
 
     def texts(self):
         """Group to the rubric that its judges were told."""

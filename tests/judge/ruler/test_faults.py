@@ -17,6 +17,8 @@ from judge.ruler.verdict import verdict
 from tests.judge.ruler.conftest import HOUR_S, LONG_S, always, right, say
 from whetstone.worth import RulerSettings
 
+pytestmark = pytest.mark.slow
+
 
 def sometimes(share, *faults):
     return lambda _number, rng: rng.choice(faults) if rng.random() < share else None
@@ -85,7 +87,7 @@ def test_waiting_grows_with_every_failure(court):
         waits.append((court.state().judge_due_at - court.now).total_seconds())
         court.after_s += LONG_S
     for wait, failures in zip(waits, (3, 6, 9, 12), strict=True):
-        assert 0.75 * min(2**failures, 3600) <= wait <= 1.25 * min(2**failures, 3600)
+        assert 0.75 * min(2**failures, 2880) <= wait <= 1.25 * min(2**failures, 2880)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_an_answer_may_be_used_again_for_whatever_group_and_trajectories():
     elsewhere = about({"x": "three", "y": "one", "z": "two"}, group="h")
     assert elsewhere.cache_key(0, 0, JUDGE) == about().cache_key(0, 0, JUDGE)
     assert elsewhere.attempts_hash == about().attempts_hash
-    assert elsewhere.judgement_id(SLOT) != about().judgement_id(SLOT)
+    assert elsewhere.judgement_id(SLOT, JUDGE) != about().judgement_id(SLOT, JUDGE)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,28 @@ def test_an_answer_may_be_used_again_for_whatever_group_and_trajectories():
 def test_another_question_has_another_name(other):
     assert other.cache_key(0, 0, JUDGE) != about().cache_key(0, 0, JUDGE)
     assert other.attempts_hash != about().attempts_hash
-    assert other.judgement_id(SLOT) != about().judgement_id(SLOT)
+    assert other.judgement_id(SLOT, JUDGE) != about().judgement_id(SLOT, JUDGE)
 
 
 @pytest.mark.parametrize("changed", [{"model": "openai/n"}, {"url": "http://other/v1"}, {"temperature": 1.0}])
 def test_an_answer_of_another_model_is_another_one(changed):
     other = JUDGE.model_copy(update=changed)
     assert about().cache_key(0, 0, other) != about().cache_key(0, 0, JUDGE)
+    assert about().judgement_id(SLOT, other) != about().judgement_id(SLOT, JUDGE)
+
+
+def test_sections_that_are_cut_otherwise_are_other_judgements():
+    said = {f"t{place}": f"say {place}" for place in range(6)}
+    few, many = (about(said, ruler=RulerSettings(attempts_per_call=most)) for most in (4, 8))
+    assert few.attempts_hash == many.attempts_hash
+    assert few.judgement_id(SLOT, JUDGE) != many.judgement_id(SLOT, JUDGE)
 
 
 @pytest.mark.parametrize("changed", [{"timeout_s": 9.0}, {"api_key_env": "KEY"}, {"concurrency": 1}])
 def test_how_a_model_is_reached_does_not_matter(changed):
-    assert about().cache_key(0, 0, JUDGE.model_copy(update=changed)) == about().cache_key(0, 0, JUDGE)
+    other = JUDGE.model_copy(update=changed)
+    assert about().cache_key(0, 0, other) == about().cache_key(0, 0, JUDGE)
+    assert about().judgement_id(SLOT, other) == about().judgement_id(SLOT, JUDGE)
 
 
 def test_weights_of_the_same_parts_are_another_question():
@@ -89,8 +99,8 @@ def test_weights_of_the_same_parts_are_another_question():
 
 def test_no_two_judgements_of_a_group_have_one_name():
     slots = [SLOT, Slot(1, 0, REWARD, "a"), Slot(0, 1, REWARD, "a"), Slot(0, 0, DRIFT, "a"), Slot(0, 0, REWARD, "b")]
-    assert len({about().judgement_id(slot) for slot in slots}) == 5
     group = about(ruler=RulerSettings(attempts_per_call=2))
+    assert len({group.judgement_id(slot, JUDGE) for slot in slots}) == 5
     keys = {group.cache_key(section, place, JUDGE) for section in range(3) for place in range(2)}
     assert len(keys) == 6
 
@@ -109,6 +119,13 @@ def test_what_is_stored_is_read_again_and_used_again():
     assert again["z"] == again["w"] == scores["b"]
     assert again["x"] == scores["c"]
     assert elsewhere.read(0, again) == {0: 0.1, 1: 0.5, 2: 0.9}
+
+
+def test_what_is_stored_is_read_for_a_twin_that_came_later_whatever_it_is_called():
+    scores = about().stored(0, scored(0.1, 0.5, 0.9), order=(2, 0, 1))
+    joined = about(SAID | {"0": "one"})
+    assert joined.judgement_id(SLOT, JUDGE) == about().judgement_id(SLOT, JUDGE)
+    assert joined.read(0, scores) == {0: 0.1, 1: 0.5, 2: 0.9}
 
 
 def test_each_section_is_stored_with_its_own_attempts():

@@ -12,44 +12,24 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from judge import store_ruler
+from judge.ruler.case import own_id
 from judge.ruler.held import Tables
 from judge.ruler.question import MARGIN_S
 from judge.ruler.rank import rank_due
 from migrations import schema
-from tests.judge.ruler.conftest import HOUR_S, LONG_S, always
+from tests.judge.ruler.conftest import HOUR_S, LONG_S
+
+pytestmark = pytest.mark.slow
 
 
-def given_up(court, **learning):
-    """A group of three whose judge never answers, when it was waited for long enough."""
-    court.server.fault = always("overloaded")
-    court.ruler |= {"wait_s": HOUR_S}
-    court.learning = learning
-    court.group(0.2, 0.9, 0.5)
-    court.ask()
-    court.run()
-    court.after_s = 25 * HOUR_S
-    court.run()
-    court.server.fault = always(None)
-    court.after_s += HOUR_S
-    court.run()
-
-
-@pytest.mark.parametrize("failure_reward", [None, 0.0, -1.0])
-def test_a_judge_that_never_comes_leaves_attempts_without_a_reward(court, failure_reward):
-    given_up(court, failure_reward=failure_reward)
-    assert (court.state().state, court.state().reason) == ("discarded", "too_few")
-    assert set(court.rewards().values()) == {None}
-    assert court.server.calls == 1
-
-
-@pytest.mark.parametrize("failure_reward", [None, 0.0, -1.0])
-def test_a_judge_that_never_comes_leaves_what_the_app_said(court, failure_reward):
-    court.seed.feedback("g0", 1.0)
-    court.seed.feedback("g1", 0.25)
-    given_up(court, failure_reward=failure_reward)
-    assert court.state().state == "scored"
-    assert court.rewards() == {"g0": 1.0, "g1": 0.25, "g2": None}
-    assert court.trajectory("g2").state == "excluded"
+def test_scores_count_from_the_moment_they_are_there(court):
+    court.group(0.2, 0.9)
+    asked = court.ask()
+    court.sweep()
+    court.rank()
+    assert court.feedback(asked).state == "applied"
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9}
+    assert {court.trajectory(name).state for name in ("g0", "g1")} == {"rewarded"}
 
 
 @contextmanager
@@ -181,6 +161,57 @@ def test_a_member_that_nobody_has_noticed_yet_has_all_ranked_anew(court):
     assert court.state().state == "scored"
 
 
+def test_an_attempt_that_went_on_is_ranked_by_what_it_became(court):
+    meanwhile(court, 2, lambda: court.goes_on("g0", "now worth 0.05"))
+    court.group(0.2, 0.9)
+    asked = court.ask()
+    court.run()
+    assert court.rewards() == {"g0": 0.05, "g1": 0.9}
+    assert court.feedback(asked).rewards == court.rewards()
+    assert (court.state().state, court.server.calls) == ("scored", 6)
+
+
+def test_a_retry_that_replaces_a_member_while_a_judge_is_asked_has_all_ranked_anew(court):
+    court.learning = {"failure_reward": -1.0}
+    meanwhile(court, 2, lambda: court.retried("g0", "retry", "worth 0.95"))
+    court.group(0.2, 0.9, 0.5)
+    court.ask()
+    court.run()
+    assert court.rewards() == {"g0": None, "g1": 0.9, "g2": 0.5, "retry": 0.95}
+    assert (court.state().state, court.state().size, court.server.calls) == ("scored", 3, 6)
+
+
+@pytest.mark.parametrize("state", ["open", "ended"])
+def test_a_retry_that_replaces_a_member_after_the_verdict_has_all_ranked_anew(court, state):
+    court.learning = {"failure_reward": -1.0}
+    court.group(0.2, 0.9, 0.5)
+    court.ask()
+    court.run()
+    court.after_s = 5.0
+    began = {"created_at": court.now, "last_seen_at": court.now}
+    court.retried("g0", "retry", "worth 0.95", state=state, ended_at=None if state == "open" else court.now, **began)
+    court.run()
+    court.after_s += HOUR_S  # by now it is idle
+    court.run()
+    assert court.trajectory("retry").reward == 0.95
+    assert court.trajectory("retry").reward_source == "judge"
+    assert (court.state().state, court.state().size, court.server.calls) == ("scored", 3, 6)
+
+
+def test_a_retry_that_began_before_the_verdict_and_is_told_of_after_it_has_all_ranked_anew(court):
+    court.learning = {"failure_reward": -1.0}
+    court.group(0.2, 0.9, 0.5)
+    court.ask()
+    court.run()
+    court.after_s = 5.0
+    court.retried("g0", "retry", "worth 0.95", state="open", ended_at=None, last_seen_at=court.now)
+    court.seed.feedback("retry", source="end", created_at=court.now)
+    court.run()
+    court.after_s += 1
+    court.run()
+    assert (court.trajectory("retry").reward, court.state().state) == (0.95, "scored")
+
+
 def test_scores_for_a_group_that_a_step_has_claimed_come_too_late(court):
     def claim():
         g = schema.groups.c
@@ -228,3 +259,53 @@ def test_scores_of_a_request_that_was_withdrawn_meanwhile_are_not_taken(court):
     court.run()
     assert set(court.rewards().values()) == {None}
     assert court.feedback(asked).state == "withdrawn"
+
+
+def test_a_request_during_a_call_is_answered_by_the_calls_under_way(court):
+    looked = []
+
+    def again():
+        court.after_s += 1
+        court.ask()
+        court.sweep()
+        looked.append(court.rank())
+
+    meanwhile(court, 1, again)
+    court.group(0.2, 0.9)
+    first = court.ask()
+    court.run()
+    assert looked == [0]
+    assert court.server.calls == 3
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9}
+    assert court.state().state == "scored"
+    assert court.feedback(first).state == "superseded"
+
+
+def test_where_the_later_of_two_requests_is_withdrawn_the_earlier_is_answered(court):
+    court.group(0.2, 0.9)
+    first = court.ask()
+    court.sweep()
+    court.after_s = 2.0
+    second = court.ask()
+    meanwhile(court, 2, lambda: court.withdraw(second))
+    court.run()
+    court.after_s += LONG_S
+    court.run()
+    assert [court.feedback(one).state for one in (first, second)] == ["applied", "withdrawn"]
+    assert court.feedback(first).rewards == court.rewards() == {"g0": 0.2, "g1": 0.9}
+    assert (court.state().state, court.server.calls) == ("scored", 3)
+
+
+def test_a_ranking_of_ours_that_was_withdrawn_costs_no_call_when_a_member_comes(court):
+    court.ruler["rank"] = "all"
+    court.group(0.2, 0.9, close_asked_at=court.seed.now)
+    court.run()
+    court.withdraw(own_id("g"))
+    court.after_s = 3.0
+    court.run()
+    court.attempt("late", "worth 0.4", placed_at=None)
+    court.after_s = 6.0
+    court.run()
+    assert court.server.calls == 3
+    assert set(court.rewards().values()) == {None}
+    assert (court.state().judge_due_at, court.state().judge_waits) == (None, None)

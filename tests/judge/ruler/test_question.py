@@ -12,6 +12,8 @@ from judge.ruler.rank import rank_due
 from tests.judge.ruler.conftest import LONG_S, always, right
 from tests.judge.ruler.speaker import failure
 
+pytestmark = pytest.mark.slow
+
 LIMITED = (429, failure("slow down", "rate_limit"), {"Retry-After": "600"})
 
 

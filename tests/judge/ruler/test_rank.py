@@ -60,6 +60,33 @@ def test_another_question_is_asked_anew(court, change, tmp_path):
     assert court.server.calls > 3
 
 
+def test_a_judge_whose_model_is_another_now_is_asked_anew(court):
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    court.judges["local"]["model"] = "openai/other"
+    court.after_s = 2.0
+    court.ask()
+    court.run()
+    assert court.server.calls == 6
+    assert court.state().state == "scored"
+
+
+def test_a_group_that_is_read_in_other_parts_now_is_asked_about_anew(court):
+    court.ruler |= {"attempts_per_call": 4, "judgements": 1}
+    worth = {f"g{place}": place / 20 for place in range(6)}
+    court.group(*worth.values())
+    court.ask()
+    court.run()
+    assert court.server.calls == 3
+    court.ruler["attempts_per_call"] = 8
+    court.after_s = 5.0
+    again = court.ask()
+    court.run()
+    assert (court.feedback(again).state, court.rewards()) == ("applied", worth)
+    assert court.server.calls == 4
+
+
 def test_attempts_that_are_alike_are_shown_once_and_get_the_same(court):
     court.group(0.2, 0.9)
     court.attempt("twin", "try 0 is worth 0.2")
@@ -88,42 +115,6 @@ def test_each_judgement_shows_the_attempts_under_other_ids_and_in_its_own_order(
     orders = [tuple(sorted(one.scores, key=lambda name: one.scores[name]["position"])) for one in court.judgements()]
     assert len(set(orders)) > 1
     assert len(set(court.server.prompts)) == 9
-
-
-def test_the_median_of_the_judgements_counts_and_their_noise_is_kept(court):
-    court.group(0.2, 0.9)
-    court.server.noise = lambda number, said: 0.1 if number == 1 and "try 0" in said else 0.0
-    court.ask()
-    court.run()
-    rewards = court.rewards()
-    assert rewards == {"g0": 0.2, "g1": 0.9}
-    assert 0 < court.state().judge_noise < 0.1
-
-
-def test_a_group_within_the_judges_noise_is_not_trained_on(court):
-    court.group(0.5, 0.5001, 0.4999)
-    court.ask()
-    court.run()
-    assert (court.state().state, court.state().reason) == ("discarded", "judge_noise")
-    assert {court.trajectory(name).why_not_trained for name in court.rewards()} == {"judge_noise"}
-    assert court.rewards()["g0"] == 0.5
-
-
-def test_attempts_of_equal_worth_get_equal_rewards_and_no_step(court):
-    court.group(*[0.5] * 8)
-    court.ask()
-    court.run()
-    assert set(court.rewards().values()) == {0.5}
-    assert (court.state().state, court.state().reason) == ("discarded", "judge_noise")
-
-
-def test_a_group_whose_judges_disagree_more_than_its_attempts_do_is_not_trained_on(court):
-    court.ruler["judgements"] = 4
-    court.group(0.48, 0.52)
-    court.server.noise = lambda number, said: 0.3 if (number + ("try 0" in said)) % 2 else -0.3
-    court.ask()
-    court.run()
-    assert (court.state().state, court.state().reason) == ("discarded", "judge_noise")
 
 
 def test_what_the_settings_have_ranked_needs_no_request(court):
@@ -209,6 +200,17 @@ def test_a_late_member_has_all_of_them_ranked_anew(court):
     assert court.state().state == "scored"
 
 
+def test_a_late_twin_of_a_ranked_attempt_gets_its_score_whatever_it_is_called(court):
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    court.attempt("a-late", "try 0 is worth 0.2", placed_at=None)
+    court.after_s = 5.0
+    court.run()
+    assert court.rewards() == {"a-late": 0.2, "g0": 0.2, "g1": 0.9}
+    assert (court.state().state, court.server.calls) == ("scored", 3)
+
+
 def test_an_open_group_is_closed_by_the_request(court):
     court.seed.group("g")
     court.attempt("a", "worth 0.3")
@@ -283,11 +285,25 @@ def test_what_a_rule_has_decided_is_not_shown(court):
     court.learning = {"rewards": [veto], "failure_reward": -1.0}
     court.group(0.2, 0.9)
     court.attempt("vetoed", "try 2 is worth 1.0", code_parts={"banned": 1.0}, reward=-1.0, reward_source="code")
-    court.attempt("broken", "try 3 is worth 1.0", reward=-1.0, reward_source="failure")
+    court.attempt("broken", "try 3 is worth 1.0", status="aborted", reward=-1.0, reward_source="failure")
     court.ask()
     court.run()
     assert court.rewards() == {"g0": 0.2, "g1": 0.9, "vetoed": -1.0, "broken": -1.0}
     assert all(prompt.count("<attempt ") == 2 for prompt in court.server.prompts)
+
+
+def test_an_attempt_of_which_merely_nobody_told_is_shown_and_scored(court):
+    court.learning = {"failure_reward": -1.0}
+    court.group(0.2, 0.9, 0.5, close_asked_at=court.seed.now)
+    court.seed.feedback("g0", 1.0)
+    court.run()
+    court.after_s = 25 * HOUR_S
+    court.run()
+    assert court.rewards() == {"g0": 1.0, "g1": -1.0, "g2": -1.0}
+    court.ask()
+    court.run()
+    assert court.rewards() == {"g0": 1.0, "g1": 0.9, "g2": 0.5}
+    assert all(prompt.count("<attempt ") == 3 for prompt in court.server.prompts)
 
 
 def test_a_rubric_comes_from_the_request_the_task_or_the_policy(court, tmp_path):
@@ -302,6 +318,16 @@ def test_a_rubric_comes_from_the_request_the_task_or_the_policy(court, tmp_path)
     court.run()
     texts = court.texts()
     assert texts == {"g": "By the rubric of the policy.", "h": "By the rubric of the task.", "i": "By this one."}
+
+
+def test_a_rubric_with_a_nul_is_read_without_it(court, tmp_path):
+    court.ruler["rubric"] = tmp_path / "rubric"
+    court.ruler["rubric"].write_bytes(b"Short\x00 is better.\n")
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    assert court.texts() == {"g": "Short\ufffd is better."}
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9}
 
 
 def test_a_large_group_is_read_in_parts_that_are_laid_over_one_another(court):
@@ -355,30 +381,6 @@ def test_cost_and_tokens_are_kept_for_each_judgement_and_each_day(court):
     shares = [row["cost_usd"] for row in court.view("admin_judgements")]
     assert len(shares) == 6
     assert sum(shares) == pytest.approx(day["cost_usd"])
-
-
-@pytest.mark.parametrize("budget", [{"tokens_per_day": 1}, {"usd_per_day": 0.000001}])
-def test_a_spent_budget_stops_judging_until_the_next_day(court, budget):
-    court.judges["local"] |= {"usd_per_million_prompt_tokens": 1.0, "usd_per_million_completion_tokens": 2.0}
-    court.ruler |= budget
-    court.group(0.2, 0.9)
-    court.ask()
-    court.run()
-    assert court.server.calls == 1
-    assert "the budget of starter for" in court.state().judge_waits
-    assert court.rewards() == {"g0": None, "g1": None}
-    court.after_s += 24 * 3600
-    court.run()
-    assert court.server.calls == 2
-
-
-def test_reward_functions_come_first(court):
-    court.learning = {"rewards": [{"name": "f", "run": "functions:f", "kind": "penalty"}]}
-    court.group(0.2, 0.9)
-    court.attempt("c", "try 2 is worth 0.4", code_due_at=court.seed.now)
-    court.ask()
-    court.run()
-    assert court.server.calls == 0
 
 
 def test_many_at_once_ask_once_for_each_judgement(court):
