@@ -9,11 +9,7 @@ from litellm.exceptions import BadRequestError, NotFoundError
 
 from tests.clients.conftest import KEY, MODEL, Served
 
-pytestmark = [
-    pytest.mark.stack,
-    # Its own types, which pydantic builds at the first call.
-    pytest.mark.filterwarnings("ignore:Item .* using the `ReadOnly` qualifier:UserWarning"),
-]
+pytestmark = pytest.mark.stack
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [
