@@ -40,6 +40,8 @@ STANDING = ("applied", "used", "unused")
 """States of feedback that gave a trajectory its reward, if it was applied."""
 WITHDRAWABLE = ("waiting", "applied", "superseded")
 """States of feedback that an app may take back."""
+IS_ATTEMPT = t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
+"""Of a trajectory: no retry took its place."""
 _TOLD = {"demonstrates": f.demonstration.is_not(None)}
 """Fields that are no columns: large values of which only this much is needed."""
 
@@ -77,14 +79,14 @@ def look(engine: Engine, now: datetime, idle_since: datetime) -> Due:
 
 def still_unplaced(connection: Connection, project: str, trajectory_ids: Collection[str]) -> list[Trajectory]:
     """Those of these trajectories that nobody has placed meanwhile. The caller has locked their policies."""
-    query = select(*_columns(schema.trajectories, Trajectory)).where(t.project == project, _UNPLACED)
-    rows = (row for ids in _chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
+    query = select(*columns_of(schema.trajectories, Trajectory)).where(t.project == project, _UNPLACED)
+    rows = (row for ids in chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
     return [_value(Trajectory, row) for row in rows]
 
 
 def idle(connection: Connection, since: datetime, limit: int) -> dict[str, list[Trajectory]]:
     """Open trajectories without a completion after `since`, by project."""
-    query = select(t.project, *_columns(schema.trajectories, Trajectory)).where(_idle(since)).order_by(t.last_seen_at)
+    query = select(t.project, *columns_of(schema.trajectories, Trajectory)).where(_idle(since)).order_by(t.last_seen_at)
     return _by_project(connection.execute(query.limit(limit)), Trajectory)
 
 
@@ -115,7 +117,7 @@ def withdrawn_applied(connection: Connection, now: datetime, limit: int) -> dict
     are under its locks.
     """
     due = _withdrawn(now) & (f.state != "waiting")
-    query = select(f.project, *_columns(schema.feedback, Feedback)).where(due).order_by(f.withdrawn_at).limit(limit)
+    query = select(f.project, *columns_of(schema.feedback, Feedback)).where(due).order_by(f.withdrawn_at).limit(limit)
     return _by_project(connection.execute(query), Feedback)
 
 
@@ -130,7 +132,7 @@ def due_groups(connection: Connection, now: datetime, limit: int) -> dict[str, l
 
 def code_due(connection: Connection, now: datetime, limit: int) -> dict[str, list[Trajectory]]:
     """Trajectories that reward functions are to look at, the longest due first, by project; locked like feedback."""
-    oldest = select(t.project, *_columns(schema.trajectories, Trajectory)).where(t.code_due_at <= now)
+    oldest = select(t.project, *columns_of(schema.trajectories, Trajectory)).where(t.code_due_at <= now)
     query = oldest.order_by(t.code_due_at).limit(limit).with_for_update(skip_locked=True, key_share=True)
     return _by_project(connection.execute(query), Trajectory)
 
@@ -152,19 +154,19 @@ def groups_of(connection: Connection, project: str, trajectory_ids: Collection[s
     """Ids of the groups these trajectories belong to, and of those they left."""
     # Neither DISTINCT nor IS NOT NULL: SQLite would walk all groups of the project instead of these ids.
     query = select(t.group_id, t.left_group_id).where(t.project == project)
-    rows = (row for ids in _chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
+    rows = (row for ids in chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
     return {str(one) for row in rows for one in row if one is not None}
 
 
 def lock_groups(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, Group]:
     """These groups by id, locked."""
     query = (
-        select(*_columns(schema.groups, Group))
+        select(*columns_of(schema.groups, Group))
         .where(g.project == project)
         .order_by(g.id)
         .with_for_update(key_share=True)
     )
-    rows = (row for ids in _chunks(group_ids) for row in connection.execute(query.where(g.id.in_(ids))))
+    rows = (row for ids in chunks(group_ids) for row in connection.execute(query.where(g.id.in_(ids))))
     return {row.id: _value(Group, row) for row in rows}
 
 
@@ -175,19 +177,19 @@ def lock_unclaimed(connection: Connection, project: str, group_ids: Collection[s
     would be a deadlock.
     """
     found: dict[str, Group] = {}
-    for ids in _chunks(group_ids):
+    for ids in chunks(group_ids):
         of_ids = (g.project == project, g.id.in_(ids))
         unclaimed = select(g.id).where(*of_ids, g.state.in_(UNCLAIMED)).order_by(g.id)
         connection.execute(unclaimed.with_for_update(key_share=True)).all()
-        rows = connection.execute(select(*_columns(schema.groups, Group)).where(*of_ids))
+        rows = connection.execute(select(*columns_of(schema.groups, Group)).where(*of_ids))
         found |= {row.id: _value(Group, row) for row in rows}
     return found
 
 
 def lock_trajectories(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, Trajectory]:
     """These trajectories by id, locked."""
-    chunks = (_trajectories(connection, project, t.id.in_(ids), (t.id,)) for ids in _chunks(trajectory_ids))
-    return {one.id: one for chunk in chunks for one in chunk}
+    found = (_trajectories(connection, project, t.id.in_(ids), (t.id,)) for ids in chunks(trajectory_ids))
+    return {one.id: one for some in found for one in some}
 
 
 def lock_members(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, list[Trajectory]]:
@@ -295,7 +297,7 @@ def _idle(since: datetime) -> ColumnElement[bool]:
 def _feedback(
     connection: Connection, due: ColumnElement[bool], order: tuple[ColumnElement[Any], ...], limit: int
 ) -> dict[str, list[Feedback]]:
-    query = select(f.project, *_columns(schema.feedback, Feedback)).where(due).order_by(*order).limit(limit)
+    query = select(f.project, *columns_of(schema.feedback, Feedback)).where(due).order_by(*order).limit(limit)
     return _by_project(connection.execute(query.with_for_update(skip_locked=True, key_share=True)), Feedback)
 
 
@@ -325,16 +327,16 @@ def standing(
     """Feedback that was applied to these trajectories and groups, and is in one of `states`."""
     # What came after a step had claimed its trajectory never counted: it was not applied.
     counted = (f.project == project, f.state.in_(states), f.applied_at.is_not(None))
-    applied = select(*_columns(schema.feedback, Feedback)).where(*counted)
-    queries = [applied.where(f.trajectory_id.in_(ids)) for ids in _chunks(trajectory_ids)]
-    queries += [applied.where(_is(f.target_kind, "group"), f.target_id.in_(ids)) for ids in _chunks(group_ids)]
+    applied = select(*columns_of(schema.feedback, Feedback)).where(*counted)
+    queries = [applied.where(f.trajectory_id.in_(ids)) for ids in chunks(trajectory_ids)]
+    queries += [applied.where(_is(f.target_kind, "group"), f.target_id.in_(ids)) for ids in chunks(group_ids)]
     return [_value(Feedback, row) for query in queries for row in connection.execute(query)]
 
 
 def _trajectories(
     connection: Connection, project: str, which: ColumnElement[bool], order: tuple[ColumnElement[Any], ...]
 ) -> list[Trajectory]:
-    query = select(*_columns(schema.trajectories, Trajectory)).where(t.project == project, which).order_by(*order)
+    query = select(*columns_of(schema.trajectories, Trajectory)).where(t.project == project, which).order_by(*order)
     return [_value(Trajectory, row) for row in connection.execute(query.with_for_update(key_share=True))]
 
 
@@ -354,14 +356,15 @@ def _update(
     connection.execute(table.update().where(*is_one).values(new), rows)
 
 
-def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
+def chunks(ids: Collection[str]) -> Iterator[list[str]]:
     """In order, and few enough for one statement: both databases bound the number of its parameters."""
     ordered = sorted(ids)
     for start in range(0, len(ordered), IDS_PER_STATEMENT):
         yield ordered[start : start + IDS_PER_STATEMENT]
 
 
-def _columns(table: Table, kind: type[Any]) -> list[ColumnElement[Any]]:
+def columns_of(table: Table, kind: type[Any]) -> list[ColumnElement[Any]]:
+    """The table's columns that a value of this kind is made of, in the order of its fields."""
     return [_TOLD[field.name] if field.name in _TOLD else table.c[field.name] for field in fields(kind)]
 
 

@@ -10,8 +10,8 @@ from datetime import datetime
 from sqlalchemy import Connection, func, select
 
 from judge.facts import OVER, Group
+from judge.store import IS_ATTEMPT
 from migrations import schema
-from whetstone.reasons import WhyNotTrained
 
 p, g, t, c = schema.policies.c, schema.groups.c, schema.trajectories.c, schema.completions.c
 
@@ -53,8 +53,7 @@ def newest_of_prompts(
 def sizes(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, int]:
     """How many members each of these groups has. The caller has locked their policies."""
     members = (t.project == project, t.group_id.in_(sorted(group_ids)))
-    attempts = t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
-    query = select(t.group_id, func.count()).where(*members, attempts).group_by(t.group_id)
+    query = select(t.group_id, func.count()).where(*members, IS_ATTEMPT).group_by(t.group_id)
     return dict.fromkeys(group_ids, 0) | {str(group_id): int(count) for group_id, count in connection.execute(query)}
 
 

@@ -1,7 +1,7 @@
 """What is stored of judging, for people who ask how good it was. The SQL of `judge.ruler.__main__`: it only reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Float, Select, cast, func, lit
 from judge.facts import Feedback, Trajectory
 from judge.ruler.alarms import DriftDay
 from judge.standing import given
-from judge.store import STANDING
+from judge.store import IS_ATTEMPT, STANDING, chunks, columns_of
 from migrations import schema
 from whetstone.reasons import WhyNotTrained
 
@@ -19,7 +19,6 @@ j, d, p = schema.judgements.c, schema.judge_days.c, schema.policies.c
 
 BY_APPS = ("reward", "thumbs", "parts")
 """Sources of feedback that is somebody else's word than the judges'."""
-IDS_PER_STATEMENT = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +137,7 @@ def by_feedback(connection: Connection, scope: Scope) -> dict[str, Reference]:
     """
     trajectories = {one.id: one for one in _judged(connection, scope)}
     stands = (f.project == scope.project, f.source.in_(BY_APPS), f.state.in_(STANDING), f.withdrawn_at.is_(None))
-    columns: list[ColumnElement[Any]] = [
-        literal(False) if one.name == "demonstrates" else schema.feedback.c[one.name] for one in fields(Feedback)
-    ]
+    columns = columns_of(schema.feedback, Feedback)
     of_one = f.trajectory_id.in_(select(t.id).where(_in_judged(scope)))
     left = select(t.left_group_id).where(_in_judged(scope), t.left_group_id.is_not(None))
     of_group = (f.target_kind == "group") & (f.target_id.in_(_groups(scope)) | f.target_id.in_(left))
@@ -169,7 +166,7 @@ def days(connection: Connection, scope: Scope) -> list[Day]:
     """What judging took, by day."""
     wanted = [d.project == scope.project, d.day >= scope.first_day]
     wanted += [column == value for column, value in ((d.policy, scope.policy), (d.judge, scope.judge)) if value]
-    query = select(*(d[field.name] for field in fields(Day))).where(*wanted).order_by(d.day, d.policy, d.judge)
+    query = select(*columns_of(schema.judge_days, Day)).where(*wanted).order_by(d.day, d.policy, d.judge)
     return [Day(*row) for row in connection.execute(query)]
 
 
@@ -200,9 +197,9 @@ def texts(connection: Connection, project: str, group_ids: Sequence[str]) -> Ite
     """Group, trajectory and what was answered, of all answers in these groups; those of a trajectory in a row."""
     is_of = (c.project == t.project) & (c.trajectory_id == t.id)
     query = select(t.group_id, t.id, c.response_text).join_from(schema.trajectories, schema.completions, is_of)
-    for start in range(0, len(group_ids), IDS_PER_STATEMENT):
-        some = t.group_id.in_(group_ids[start : start + IDS_PER_STATEMENT])
-        rows = connection.execute(query.where(t.project == project, some, _spoke()).order_by(t.id, c.turn))
+    for some in chunks(group_ids):
+        of_groups = (t.project == project, t.group_id.in_(some), _spoke())
+        rows = connection.execute(query.where(*of_groups).order_by(t.id, c.turn))
         yield from ((group, trajectory, said or "") for group, trajectory, said in rows)
 
 
@@ -230,12 +227,12 @@ def _in_judged(scope: Scope) -> ColumnElement[bool]:
 
 def _judged(connection: Connection, scope: Scope) -> Iterator[Trajectory]:
     """The trajectories in judged groups."""
-    query = select(*(t[field.name] for field in fields(Trajectory))).where(_in_judged(scope))
+    query = select(*columns_of(schema.trajectories, Trajectory)).where(_in_judged(scope))
     return (Trajectory(*row) for row in connection.execute(query))
 
 
 def _spoke() -> ColumnElement[bool]:
-    return (t.completions > 0) & t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
+    return (t.completions > 0) & IS_ATTEMPT
 
 
 def _scored(said: Mapping[str, Any]) -> Scored:

@@ -5,7 +5,7 @@ is taken for a while (a lease: `judge_due_at` moves into the future), and only w
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from sqlalchemy import Connection, func, select
 
 from judge.facts import UNCLAIMED
 from judge.ruler.conversation import Turn
+from judge.store import IS_ATTEMPT, chunks, columns_of
 from migrations import schema
 from migrations.database import insert_new
 from whetstone.reasons import WhyNotTrained
@@ -20,7 +21,8 @@ from whetstone.reasons import WhyNotTrained
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
 j, d = schema.judgements.c, schema.judge_days.c
 
-IDS_PER_STATEMENT = 5_000
+_STANDING = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
+"""Of feedback: it is neither withdrawn nor superseded, and no step has used or left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +71,11 @@ class Judgement:
     """One that the group needs, as it stands."""
 
     id: str
-    group_id: str
-    policy: str
-    attempts_hash: str
-    place: int
-    section: int
-    purpose: str
     state: str
     judge: str
-    rubric_hash: str
-    cache_key: str | None
     scores: Mapping[str, Any] | None
     calls: int
     refusals: int
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +113,8 @@ def hold(connection: Connection, group: Taken, until: datetime, waits: str | Non
 
 def asked(connection: Connection, group: Taken) -> Asked | None:
     """The last feedback that asks to rank it and stands."""
-    is_one = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
-    standing = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
-    query = select(f.id, f.judge, f.created_at).where(*is_one, *standing).order_by(f.created_at.desc(), f.id.desc())
-    row = connection.execute(query.limit(1)).one_or_none()
+    query = select(f.id, f.judge, f.created_at).where(*_requests(group), *_STANDING)
+    row = connection.execute(query.order_by(f.created_at.desc(), f.id.desc()).limit(1)).one_or_none()
     if row is None:
         return None
     said = row.judge or {}
@@ -135,10 +126,9 @@ def members(connection: Connection, group: Taken) -> list[Member]:
     columns = (t.id, t.task, t.reward_source, t.code_parts, t.code_due_at, t.completions, t.tail_completion_id)
     tail = (c.project == t.project) & (c.id == t.tail_completion_id)
     in_group = (t.project == group.project, t.group_id == group.id, t.completions > 0)
-    attempts = t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
     query = select(*columns, func.coalesce(c.status, "complete") != "complete")
     joined = query.select_from(schema.trajectories.join(schema.completions, tail, isouter=True))
-    return [Member(*row) for row in connection.execute(joined.where(*in_group, attempts).order_by(t.id))]
+    return [Member(*row) for row in connection.execute(joined.where(*in_group, IS_ATTEMPT).order_by(t.id))]
 
 
 def turns(connection: Connection, project: str, trajectory_id: str) -> list[Turn]:
@@ -168,14 +158,8 @@ def open_judgements(
 
 def judgements(connection: Connection, project: str, ids: Sequence[str]) -> dict[str, Judgement]:
     """Those of these that are there, by id."""
-    columns = [j[field.name] for field in fields(Judgement)]
-    rows = (
-        row
-        for start in range(0, len(ids), IDS_PER_STATEMENT)
-        for row in connection.execute(
-            select(*columns).where(j.project == project, j.id.in_(ids[start : start + IDS_PER_STATEMENT]))
-        )
-    )
+    query = select(*columns_of(schema.judgements, Judgement)).where(j.project == project)
+    rows = (row for some in chunks(ids) for row in connection.execute(query.where(j.id.in_(some))))
     return {row.id: Judgement(*row) for row in rows}
 
 
@@ -247,8 +231,7 @@ def lock(connection: Connection, group: Taken) -> Literal[False] | datetime | No
 
     What was applied is locked by whoever has its group.
     """
-    waiting = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
-    requests = select(f.id).where(*waiting, f.state == "waiting").order_by(f.id)
+    requests = select(f.id).where(*_requests(group), f.state == "waiting").order_by(f.id)
     connection.execute(requests.with_for_update(key_share=True)).all()
     held = select(g.judge_asked_at).where(*_held(group)).with_for_update(key_share=True)
     row = connection.execute(held).one_or_none()
@@ -260,15 +243,13 @@ def write_scores(connection: Connection, project: str, feedback: Mapping[str, An
     if insert_new(connection, schema.feedback, {"project": project, **feedback}, on=["project", "id"]):
         return True
     changed = {name: feedback[name] for name in ("rewards", "state", "reason", "due_at")}
-    standing = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
-    this = (f.project == project, f.id == feedback["id"], *standing)
+    this = (f.project == project, f.id == feedback["id"], *_STANDING)
     return connection.execute(schema.feedback.update().where(*this).values(changed)).rowcount == 1
 
 
 def supersede_requests(connection: Connection, group: Taken, feedback: Mapping[str, Any]) -> None:
     """Earlier requests to rank the same group are answered with this one. The caller has locked them."""
-    is_group = (f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge")
-    earlier = (*is_group, f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
+    earlier = (*_requests(group), f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
     connection.execute(schema.feedback.update().where(*earlier).values(state="superseded", reason=None, due_at=None))
 
 
@@ -279,6 +260,10 @@ def judged(connection: Connection, group: Taken, noise: float | None, reviewed: 
     drawn = (t.project == group.project, t.id.in_(sorted(reviewed)), t.review_at.is_(None))
     if reviewed:
         connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
+
+
+def _requests(group: Taken) -> tuple[Any, ...]:
+    return f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge"
 
 
 def _held(group: Taken) -> tuple[Any, ...]:

@@ -2,16 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from judge.ruler import panel
-from judge.ruler.ask import Answer, ask
 from whetstone.worth import JudgeSettings
-
-Asks = Callable[[str, JudgeSettings, list[dict[str, str]], dict[str, Any]], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,6 @@ class Judges:
     """By judge; those of a later pass know it too."""
     free: dict[str, asyncio.Semaphore] = field(init=False)
     rng: random.Random = field(default_factory=random.SystemRandom)
-    asks: Asks = ask
 
     def __post_init__(self) -> None:
         """A semaphore for each."""

@@ -34,16 +34,10 @@ class Material:
     rubric: str
     parts: Mapping[str, float]
     """The weights above 0."""
-
-    @property
-    def rubric_hash(self) -> str:
-        """Of what judges are told to go by."""
-        return _hash(self.rubric, json.dumps(dict(self.parts), sort_keys=True))
-
-    @property
-    def attempts_hash(self) -> str:
-        """Of all there is to judge, and by what."""
-        return _hash(self.rubric_hash, *(one.digest.hex() for one in self.attempts))
+    rubric_hash: str
+    """Of what judges are told to go by."""
+    attempts_hash: str
+    """Of all there is to judge, and by what."""
 
     def judgement_id(self, slot: Slot, judge: JudgeSettings) -> str:
         """The one judgement of this group, by this model, in this place."""
@@ -54,7 +48,7 @@ class Material:
         """Equal where an answer may be used again: the same attempts, rubric, model and place."""
         room = str(judge.context_tokens - judge.max_output_tokens)
         asked = (judge.model, judge.url or "", str(judge.temperature), room, str(place))
-        attempts = (self.attempts[one].digest.hex() for one in self.sections[section])
+        attempts = (_name(self.attempts[one]) for one in self.sections[section])
         return _hash(FORM, self.rubric_hash, *asked, *attempts)
 
     def stored(self, section: int, scored: Sequence[Scored], order: Sequence[int]) -> dict[str, Any]:
@@ -66,7 +60,7 @@ class Material:
                 "explanation": scored[place].explanation,
                 "parts": scored[place].parts,
                 "position": position[place],
-                "attempt": self.attempts[one].digest.hex(),
+                "attempt": _name(self.attempts[one]),
             }
             for place, one in enumerate(self.sections[section])
             for trajectory_id in self.trajectories[one]
@@ -76,7 +70,7 @@ class Material:
         """The scores that another judgement gave these very attempts, for the trajectories here."""
         by_attempt = {said["attempt"]: said for said in scores.values()}
         return {
-            trajectory_id: by_attempt[self.attempts[one].digest.hex()]
+            trajectory_id: by_attempt[_name(self.attempts[one])]
             for one in self.sections[section]
             for trajectory_id in self.trajectories[one]
         }
@@ -84,7 +78,7 @@ class Material:
     def read(self, section: int, scores: Mapping[str, Any]) -> dict[int, float]:
         """Attempt to score, of a stored judgement."""
         by_attempt = {said["attempt"]: said["score"] for said in scores.values()}
-        return {one: by_attempt[self.attempts[one].digest.hex()] for one in self.sections[section]}
+        return {one: by_attempt[_name(self.attempts[one])] for one in self.sections[section]}
 
 
 def material(group_id: str, conversations: Sequence[Conversation], rubric: str, ruler: RulerSettings) -> Material:
@@ -92,14 +86,24 @@ def material(group_id: str, conversations: Sequence[Conversation], rubric: str, 
     by_digest: dict[bytes, list[Conversation]] = {}
     for one in sorted(conversations, key=lambda one: (one.digest, one.trajectory_id)):
         by_digest.setdefault(one.digest, []).append(one)
+    attempts = tuple(alike[0] for alike in by_digest.values())
+    parts = {name: weight for name, weight in ruler.parts.items() if weight}
+    rubric_hash = _hash(rubric, json.dumps(parts, sort_keys=True))
     return Material(
         group_id=group_id,
-        attempts=tuple(alike[0] for alike in by_digest.values()),
+        attempts=attempts,
         trajectories=tuple(tuple(one.trajectory_id for one in alike) for alike in by_digest.values()),
         sections=tuple(panel.sections(len(by_digest), ruler.attempts_per_call)),
         rubric=rubric,
-        parts={name: weight for name, weight in ruler.parts.items() if weight},
+        parts=parts,
+        rubric_hash=rubric_hash,
+        attempts_hash=_hash(rubric_hash, *map(_name, attempts)),
     )
+
+
+def _name(attempt: Conversation) -> str:
+    """What it is called wherever it occurs."""
+    return attempt.digest.hex()
 
 
 def _hash(*parts: str) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from judge import store_ruler
 from judge.ruler import panel
 from judge.ruler.answer import NotAnswered, read
-from judge.ruler.ask import Later, TooLarge, Unanswered, priced
+from judge.ruler.ask import Later, TooLarge, Unanswered, ask, priced
 from judge.ruler.case import LOOK_AGAIN_S
 from judge.ruler.held import Held, Waits
 from judge.ruler.judges import Judges
@@ -92,7 +92,7 @@ class Question:
         prompt = await asyncio.to_thread(self._prompt, settings)
         await self._held.keep(settings.timeout_s + MARGIN_S)
         try:
-            answer = await self._judges.asks(self._judge, settings, prompt.messages, prompt.schema)
+            answer = await ask(self._judge, settings, prompt.messages, prompt.schema)
         except Unanswered as error:
             await self._unanswered(error, prompt)
             return None
@@ -104,8 +104,9 @@ class Question:
             await self._not_answered("it was cut off at its longest" if answer.cut_off else str(error), spent)
             return None
         scores = self._about.stored(self._slot.section, scored, prompt.order)
-        values = {"model": answer.model, "seconds": answer.seconds, "left_out": prompt.left_out}
-        return await self._accept(settings, scores, values, spent)
+        key = self._about.cache_key(self._slot.section, self._slot.place, settings)
+        said = {"model": answer.model, "seconds": answer.seconds, "left_out": prompt.left_out}
+        return await self._accept({"scores": scores, "cache_key": key, **said}, spent)
 
     def _prompt(self, settings: JudgeSettings) -> Prompt:
         room = (settings.context_tokens - settings.max_output_tokens) * CHARS_PER_TOKEN
@@ -124,10 +125,7 @@ class Question:
         wait_s = panel.wait_s(self._failures, self._judges.rng)
         if isinstance(error, Later):
             wait_s = self._judges.pause(self._judge, self._held.tables.now(), why, error.after_s)
-        after = panel.after(self._judge, self._slot.judge, self._ruler.fallback)
-        self._refusals = 0
-        await self._note(after, why, "failed", Spent())
-        self._go_on(after, why, wait_s)
+        await self._leave(why, "failed", Spent(), wait_s)
 
     async def _not_answered(self, refused: str, spent: Spent) -> None:
         why = f"{self._judge} gave no scores: {refused}"
@@ -137,10 +135,14 @@ class Question:
         if self._refusals < self._ruler.tries:
             await self._note(self._judge, why, "refused", spent)
             return
+        await self._leave(why, "refused", spent, panel.wait_s(self._failures, self._judges.rng))
+
+    async def _leave(self, why: str, outcome: str, spent: Spent, wait_s: float) -> None:
+        """Give this judge up: who comes after it is asked next, or the group waits for `wait_s`."""
         after = panel.after(self._judge, self._slot.judge, self._ruler.fallback)
         self._refusals = 0
-        await self._note(after, why, "refused", spent)
-        self._go_on(after, why, panel.wait_s(self._failures, self._judges.rng))
+        await self._note(after, why, outcome, spent)
+        self._go_on(after, why, wait_s)
 
     async def _note(self, after: str | None, why: str, outcome: str, spent: Spent) -> None:
         """Store that the call gave nothing, and who is asked next."""
@@ -153,16 +155,16 @@ class Question:
 
         await self._held.tables.write(write)
 
-    async def _accept(
-        self, settings: JudgeSettings, scores: Mapping[str, Any], values: Mapping[str, Any], spent: Spent
-    ) -> Mapping[str, Any]:
+    async def _accept(self, row: Mapping[str, Any], spent: Spent | None) -> Mapping[str, Any]:
+        """Store what was said, unless this place has an answer; the scores that count. `spent`: by its call, if any."""
         group, judge, now = self._held.group, self._judge, self._held.tables.now()
-        key = self._about.cache_key(self._slot.section, self._slot.place, settings)
-        row = {"judge": judge, "scores": scores, "cache_key": key, "accepted_at": now, **values}
+        values = {**row, "judge": judge, "accepted_at": now}
+        scores: Mapping[str, Any] = row["scores"]
 
         def write(connection: Connection) -> Mapping[str, Any]:
-            accepted = store_ruler.accept(connection, group.project, self._id, row, spent)
-            store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), "accepted", spent)
+            accepted = store_ruler.accept(connection, group.project, self._id, values, spent)
+            if spent is not None:
+                store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), "accepted", spent)
             return scores if accepted else self._stored(connection)
 
         return await self._held.tables.write(write)
@@ -175,21 +177,13 @@ class Question:
 
     async def _used_again(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
         """The scores of an earlier judgement of the very same, if there is one; no call."""
-        group, now = self._held.group, self._held.tables.now()
+        project = self._held.group.project
         key = self._about.cache_key(self._slot.section, self._slot.place, settings)
-        found = await self._held.tables.read(
-            lambda connection: store_ruler.accepted_before(connection, group.project, key)
-        )
+        found = await self._held.tables.read(lambda connection: store_ruler.accepted_before(connection, project, key))
         if found is None:
             return None
         scores = self._about.again(self._slot.section, found["scores"])
-        row = {**found, "judge": self._judge, "scores": scores, "accepted_at": now}
-
-        def write(connection: Connection) -> Mapping[str, Any]:
-            accepted = store_ruler.accept(connection, group.project, self._id, row, None)
-            return scores if accepted else self._stored(connection)
-
-        return await self._held.tables.write(write)
+        return await self._accept({**found, "scores": scores}, None)
 
     async def _within_budget(self, settings: JudgeSettings) -> None:
         """See to it that the day's budget is not spent. It may be passed by the calls that are under way."""
