@@ -7,17 +7,25 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-.PHONY: help demo test check static unit fix serve bench soak thumbs judged docs lock install clean
+# TRL, the reference of the losses: an environment of its own that sees the packages of the other.
+TRL := .venv-trl
+TRL_INSTALLED := $(TRL)/.installed
+TRL_LOCK := requirements/trl.lock
+
+.PHONY: help demo test test-gpu check static unit fix serve bench soak thumbs warm judged killed steps docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
 
 demo: $(INSTALLED)  ## Watch an agent learn: ten minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
 	$(BIN)/whetstone demo $(DEMO_ARGS)
 
-test: check  ## Everything, with a real vLLM, PostgreSQL and Redis
-	$(BIN)/pytest -m "slow or stack" $(TEST_ARGS)
+test: check $(TRL_INSTALLED)  ## Everything, with a real vLLM, PostgreSQL and Redis
+	$(BIN)/pytest -m "(slow or stack) and not gpu" $(TEST_ARGS)
+
+test-gpu: $(INSTALLED)  ## What needs CUDA: the trainer's own checks on it
+	$(BIN)/pytest -m gpu $(TEST_ARGS)
 
 check: $(INSTALLED)  ## Lint, types, contracts, unit tests: a minute
 	$(MAKE) --no-print-directory --jobs 2 --output-sync static unit
@@ -29,7 +37,7 @@ static: $(INSTALLED)
 	$(BIN)/lint-imports
 
 unit: $(INSTALLED)
-	$(BIN)/pytest -m "not slow and not stack" $(TEST_ARGS)
+	$(BIN)/pytest -m "not slow and not stack and not gpu" $(TEST_ARGS)
 
 fix: $(INSTALLED)  ## Mend what a machine can mend
 	$(BIN)/ruff check --fix .
@@ -47,8 +55,17 @@ soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang 
 thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle", ...
 	$(BIN)/python -m benchmarks.thumbs $(THUMBS_ARGS)
 
+warm: $(INSTALLED)  ## Whether another server's answers warm a policy up: five minutes; WARM_ARGS="--warm 4", ...
+	$(BIN)/python -m benchmarks.warm $(WARM_ARGS)
+
 judged: $(INSTALLED)  ## Whether judges rank 1,000 groups once each, their worker killed meanwhile: eight minutes
 	$(BIN)/python -m benchmarks.judged $(JUDGED_ARGS)
+
+killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training worker, 20 times; six minutes
+	$(BIN)/python -m benchmarks.killed $(KILLED_ARGS)
+
+steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
+	$(TRL)/bin/python -m benchmarks.step $(STEPS_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m whetstone.docs
@@ -57,13 +74,22 @@ install: $(INSTALLED)  ## Only the environment
 
 lock: $(INSTALLED)  ## Choose versions anew; FIND_LINKS names a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) $(FIND_LINKS)
+	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK)
 
-clean:  ## Remove the environment and what demos left
-	rm -rf $(VENV) data
+clean:  ## Remove the environments and what demos left
+	rm -rf $(VENV) $(TRL) data
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 11) and f"the lock is for Python 3.11, this is {v[0]}.{v[1]}: install python3.11 or name one with PYTHON=...")'
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
+	test -x $(TRL)/bin/python || $(BIN)/python -m venv $(TRL)
+	echo ../../../../$(VENV)/lib/python3.11/site-packages > $(TRL)/lib/python3.11/site-packages/whetstone.pth
+	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(TRL_LOCK)
+	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+		--target $(TRL)/dppo -r requirements/dppo.lock
 	touch $@

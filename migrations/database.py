@@ -1,7 +1,8 @@
 """The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table of ours."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url
@@ -41,6 +42,28 @@ def connect(url: str) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
     return engine
+
+
+@contextmanager
+def snapshot(url: str) -> Iterator[Connection]:
+    """The database as it is at this moment, to read from; the database itself refuses whatever would write.
+
+    Raises:
+        sqlalchemy.exc.ArgumentError: `url` is not a database URL.
+    """
+    engine = connect(url)
+    sqlite = engine.dialect.name == "sqlite"
+    options = {"isolation_level": "AUTOCOMMIT" if sqlite else "REPEATABLE READ", "postgresql_readonly": not sqlite}
+    try:
+        with engine.execution_options(**options).connect() as connection:
+            if sqlite:
+                connection.exec_driver_sql("PRAGMA query_only = ON")
+                # Deferred: it holds its view of the file, and no writer waits for it.
+                connection.exec_driver_sql("BEGIN")
+            yield connection
+    finally:
+        # The connection must not go back to a pool: it can no longer write.
+        engine.dispose()
 
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:

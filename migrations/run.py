@@ -60,6 +60,20 @@ def downgrade(url: str, revision: str) -> None:
     _move(url, revision, command.downgrade)
 
 
+def check(connection: Connection) -> None:
+    """See to it that the database is of this version, and leave it as it is.
+
+    Raises:
+        DatabaseNewer: a later Whetstone migrated it.
+        MigrationError: it is older.
+    """
+    script = ScriptDirectory.from_config(configuration(connection))
+    theirs = set(MigrationContext.configure(connection).get_current_heads())
+    _refuse_newer(theirs, script)
+    if theirs != set(script.get_heads()):
+        raise MigrationError("the database is of an earlier version: `whetstone migrate` brings it to this one")
+
+
 def configuration(connection: Connection) -> Config:
     """Alembic's configuration for a connection whose transaction the caller commits."""
     config = Config(attributes={"connection": connection})
@@ -73,17 +87,21 @@ def _move(url: str, revision: str, mover: Callable[[Config, str], None]) -> None
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         config = configuration(connection)
-        ours = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         theirs = set(MigrationContext.configure(connection).get_current_heads())
-        if theirs - ours:
-            raise DatabaseNewer(
-                f"the database is at revision {', '.join(sorted(theirs - ours))}, which this version of Whetstone does "
-                "not know: a later one migrated it. Run that one, or restore a backup."
-            )
+        _refuse_newer(theirs, ScriptDirectory.from_config(config))
         try:
             mover(config, revision)
         except CommandError as error:
             raise MigrationError(f"cannot go to revision {revision!r}: {error}") from error
+
+
+def _refuse_newer(theirs: set[str], script: ScriptDirectory) -> None:
+    ours = {revision.revision for revision in script.walk_revisions()}
+    if theirs - ours:
+        raise DatabaseNewer(
+            f"the database is at revision {', '.join(sorted(theirs - ours))}, which this version of Whetstone does "
+            "not know: a later one migrated it. Run that one, or restore a backup."
+        )
 
 
 @contextmanager

@@ -63,6 +63,8 @@ policies = Table(
     Column("aliases", Json, comment="W: list of other names that apps may ask for"),
     Column("self_test", Json, comment="W: what `whetstone doctor` found out about the model"),
     Column("self_tested_at", Utc, comment="W"),
+    Column("step_asked", Json, comment="P: the step asked for by hand: {kind, ...}; NULL while none is"),
+    Column("step_asked_at", Utc, comment="P: when it was asked for"),
     ForeignKeyConstraint(["project"], ["projects.id"]),
     comment="names that apps may ask for as `model`: a base model and the line of adapters trained on it",
 )
@@ -281,6 +283,7 @@ feedback = Table(
         "withdrawn_at",
         where="withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied', 'superseded')",
     ),
+    _partial("ix_feedback_demonstrations", "project", "created_at", "id", where="demonstration IS NOT NULL"),
     Index(None, "project", "trajectory_id"),
     comment="what apps said an attempt was worth, and what became of it",
 )
@@ -385,6 +388,17 @@ steps = Table(
     Column(
         "baselined", Integer, comment="T: of its trajectories, those compared with a running mean instead of a group"
     ),
+    Column("kind", Text, comment="T: grpo | sft; NULL of steps before there were two"),
+    Column("asked_at", Utc, comment="T: when it was asked for by hand; NULL where it was due by itself"),
+    Column("loss_function", Text, comment="T: dppo_tv | cispo | dapo | grpo | dr_grpo | gspo | nll"),
+    Column("learning_rate", Float, comment="T: the optimizer's"),
+    Column("advantage_spread", Float, comment="T: population standard deviation over what was trained on"),
+    Column("completions", Integer, comment="T: trained on; rows before merging"),
+    Column("rows", Integer, comment="T: trained on, after merging"),
+    Column("read_tokens", Integer, comment="T: tokens of the forward passes; what rows share counts once"),
+    Column("discarded", Json, comment="T: {reason: groups} given up when it was claimed"),
+    Column("kept", Text, comment="T: file with the rows of a step whose numbers were not finite"),
+    Column("imitates", Json, comment="T: {from, min_reward, limit} of a supervised step; NULL of others"),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "number"),
     comment="one optimizer update of one policy each",
@@ -406,6 +420,24 @@ step_trajectories = Table(
     # Once: whatever dies or is redelivered, no second policy-gradient step of a policy takes the same trajectory.
     UniqueConstraint("project", "policy", "trajectory_id"),
     comment="what each step trained on",
+)
+
+examples = Table(
+    "examples",
+    metadata,
+    Column("project", Text, primary_key=True, comment="T: the tenant"),
+    Column("policy", Text, primary_key=True, comment="T: who is to learn from it"),
+    Column("source_id", Text, primary_key=True, comment="T: the feedback or the completion it was made of"),
+    Column("source", Text, nullable=False, comment="T: demonstrations | best | the policy that answered"),
+    Column("trajectory_id", Text, nullable=False, comment="T: the trajectory it answers in"),
+    Column("completion_id", Text, nullable=False, comment="T: the completion whose prompt it answers"),
+    Column("prompt_token_ids", TokenIds, comment="T: rendered by vLLM, once; NULL where the completion has its own"),
+    Column("token_ids", TokenIds, comment="T: the answer's, likewise"),
+    Column("left_out", Text, comment="T: why it cannot be trained on; NULL where it can"),
+    Column("step", Integer, comment="T: the last step that took it; NULL until one does"),
+    Column("created_at", Utc, nullable=False, comment="T"),
+    ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
+    comment="answers that supervised steps imitate; no policy-gradient step reads them",
 )
 
 baselines = Table(

@@ -24,6 +24,7 @@ from proxy.metrics import exposition
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
 from proxy.store import Store
+from proxy.store_steps import StepTables
 from proxy.threads import Threads
 from proxy.upstream import Upstream
 from whetstone.settings import ProxySettings
@@ -48,6 +49,7 @@ def build(
     """The routes, over these parts."""
     api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
     openapi.add(api)
+    step_tables = StepTables(store.engine, project)
 
     @api.exception_handler(ProxyError)
     async def answer_error(_request: Request, error: ProxyError) -> Response:
@@ -160,9 +162,11 @@ def build(
         """For Prometheus."""
         try:
             reasons = await asyncio.to_thread(store.reasons, project, datetime.now(UTC) - timedelta(hours=1))
+            steps = await asyncio.to_thread(step_tables.read)
         except SQLAlchemyError:
-            reasons = None
-        text = exposition(recorder.unwritten, completeness.written, await completeness.share(), threads.placed, reasons)
+            reasons, steps = None, None
+        share = await completeness.share()
+        text = exposition(recorder.unwritten, completeness.written, share, threads.placed, reasons, steps)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return api

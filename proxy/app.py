@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.database import connect
-from proxy import api, guard, passed
+from proxy import admin, api, guard, passed
 from proxy.address import split_url
 from proxy.asgi import Receive, Scope, Send
 from proxy.completeness import Completeness
@@ -32,7 +32,7 @@ from proxy.wire import dialects
 from proxy.wire.dialect import Server
 from whetstone.broker import celery_app, hint
 from whetstone.settings import Settings, UpstreamSettings, load
-from whetstone.tasks import ASSEMBLE
+from whetstone.tasks import ASSEMBLE, STEP
 
 LEARN_EVERY_S = 1.0
 SHADOWS_LATE = timedelta(hours=1)
@@ -154,6 +154,14 @@ class Proxy:
             completeness=self._completeness,
             threads=self._threads,
             judges=frozenset(settings.judges),
+            settings=settings.proxy,
+        )
+        admin.add(
+            self._api,
+            project=settings.project,
+            policies=self._known,
+            recorder=self._recorder,
+            on_step_asked=lambda: hint(celery, STEP),
             settings=settings.proxy,
         )
         # What start-up made stays; without this every full collection walks all of it.

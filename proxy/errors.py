@@ -11,6 +11,7 @@ ProxyError
 ├── TooSlow                    408  the body did not come
 ├── TurnReused                 409  one turn id, two different bodies
 ├── TooLate                    409  what is to be withdrawn was used, or never counted
+├── StepRefused                409  a step that cannot be asked for now
 ├── TooLarge                   413
 ├── Gone                       499  the app hung up before it had asked; nobody reads this
 ├── UpstreamRefused            502  another server did not take our key
@@ -103,6 +104,12 @@ class TooLate(ProxyError):
     status = 409
     kind = "invalid_request_error"
     code = "too_late"
+
+
+class StepRefused(ProxyError):
+    status = 409
+    kind = "invalid_request_error"
+    code = "step_refused"
 
 
 class TooLarge(ProxyError):

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from proxy.feedback import MAX_BATCH, Feedback
+from proxy.step_asked import StepAsked
 from proxy.wire import dialects
 from whetstone.ids import ID
 
@@ -136,6 +137,14 @@ def feedback_body() -> dict[str, Any]:
     schema = _whole(one, components)
     batch = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_BATCH}
     return _json_body({"anyOf": [schema, batch]})
+
+
+def step_body() -> dict[str, Any]:
+    """The body of `POST /admin/policies/{policy}/step`, for its route; it may be left out."""
+    (schema,), components = msgspec.json.schema_components([StepAsked], ref_template="{name}")
+    body = _json_body(_whole(schema, components))
+    body["requestBody"]["required"] = False
+    return body
 
 
 def _whole(schema: Any, components: dict[str, Any]) -> Any:

@@ -128,7 +128,7 @@ class Recorder:
         Raises:
             NotRecorded: the database did not take it; nothing of it is kept.
         """
-        ids: list[str] = await self._commit_feedback(lambda connection: self._store.insert_feedback(connection, rows))
+        ids: list[str] = await self.commit(lambda connection: self._store.insert_feedback(connection, rows))
         return ids
 
     async def withdraw(self, project: str, feedback_id: str, now: datetime) -> None:
@@ -137,11 +137,14 @@ class Recorder:
         Raises:
             NotRecorded: the database did not take it.
         """
-        await self._commit_feedback(
-            lambda connection: self._store.withdraw_feedback(connection, project, feedback_id, now)
-        )
+        await self.commit(lambda connection: self._store.withdraw_feedback(connection, project, feedback_id, now))
 
-    async def _commit_feedback(self, write: Callable[[Connection], Any]) -> Any:
+    async def commit(self, write: Callable[[Connection], Any]) -> Any:
+        """Have something else written that somebody waits for, in its turn; what `write` returned once it is committed.
+
+        Raises:
+            NotRecorded: the database did not take it.
+        """
         written: Future[Any] = Future()
         # From here on nobody can cancel it: an app that hangs up must not stop the writer.
         written.set_running_or_notify_cancel()
@@ -149,7 +152,7 @@ class Recorder:
         try:
             return await asyncio.wrap_future(written)
         except SQLAlchemyError as error:
-            raise NotRecorded(f"the feedback was not stored ({type(error).__name__}); send it again") from error
+            raise NotRecorded(f"it was not stored ({type(error).__name__}); send it again") from error
 
     async def close(self) -> None:
         """Write what is left and stop. What the database does not take stays in the journal."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.claims import CandidateMember
+from trainer.candidates import CandidateMember
 
 WINDOW = 512
 """The most rewards that a mean's history counts for. The policy moves, and with it what is to be expected: a reward's

@@ -5,6 +5,9 @@ TrainerError
 ├── RewardError           a reward is no number (also a ValueError)
 ├── NotFinite             a loss or gradient is NaN or infinite; nothing has moved
 ├── LeaseLost             another worker has taken the step over
+├── PeerFailed            another process of the step failed, so none goes on
+├── PeersMissing          the processes or devices that the settings ask for are not there
+├── SinkMissing           figures are to go where nothing is installed
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
     ├── AdapterExists     the folder is taken; adapters are never overwritten
@@ -33,6 +36,18 @@ class NotFinite(TrainerError):
 
 class LeaseLost(TrainerError):
     """Another worker has taken the step over; this one writes nothing more."""
+
+
+class PeerFailed(TrainerError):
+    """Another process of the step failed, so none goes on. No weight has moved in any of them."""
+
+
+class PeersMissing(TrainerError):
+    """The processes or devices that the settings ask for are not there."""
+
+
+class SinkMissing(TrainerError):
+    """A step's figures are to go to a sink whose package is not installed."""
 
 
 class ModelUnusable(TrainerError):

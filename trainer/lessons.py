@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.advantages import group_relative
+from trainer.advantages import Scale, divisors, group_relative
 from trainer.claims import Member
 from trainer.errors import RowError
 from trainer.rows import Row, merge
@@ -22,20 +22,25 @@ class Lessons:
     """Empty where nothing can be learned."""
     advantages: dict[str, float]
     """Of the trajectories that the rows are of, by id; an advantage of 0 is one of them."""
+    baselines: dict[str, float]
+    """What the reward of each was compared with, by id: its group's mean, or its own baseline."""
     left_out: dict[str, str]
     """Why not, by id, of all others."""
+    answers: int
+    """How many the rows were merged from."""
 
 
-def lessons(members: Sequence[Member], max_row_tokens: int) -> Lessons:
-    """Rows and advantages of all that teaches something, and why the rest does not.
+def lessons(members: Sequence[Member], max_row_tokens: int, scale: Scale = "none") -> Lessons:
+    """Rows and advantages of all that teaches something, and why the rest does not. `scale`: as `divisors` has it.
 
     Raises:
         RewardError: the rewards are too large to be compared.
     """
     copies = set(_copies(members))
-    compared = dict(_compared(member for member in members if member.trajectory_id not in copies))
+    compared, baselines = _compared([member for member in members if member.trajectory_id not in copies], scale)
     left_out: dict[str, str] = dict.fromkeys(copies, WhyNotTrained.FIXED_SEED)
     rows: list[Row] = []
+    answers = 0
     advantages: dict[str, float] = {}
     for member in members:
         if member.trajectory_id in copies:
@@ -45,11 +50,12 @@ def lessons(members: Sequence[Member], max_row_tokens: int) -> Lessons:
             left_out[member.trajectory_id] = own
         else:
             rows += own
+            answers += sum(bool(spoken.token_ids) for spoken in member.spoken)
             advantages[member.trajectory_id] = compared[member.trajectory_id]
     if not any(advantages.values()):
         # Singles of a task in which every reward was always the same; an update would follow the last ones' momentum.
-        return Lessons((), {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out)
-    return Lessons(tuple(rows), advantages, left_out)
+        return Lessons((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
+    return Lessons(tuple(rows), advantages, {name: baselines[name] for name in advantages}, left_out, answers)
 
 
 def _copies(members: Iterable[Member]) -> Iterator[str]:
@@ -68,19 +74,23 @@ def _copies(members: Iterable[Member]) -> Iterator[str]:
         seen.add(drawn)
 
 
-def _compared(members: Iterable[Member]) -> Iterator[tuple[str, float]]:
-    """Id and advantage of each member that there is something to compare with.
+def _compared(members: Sequence[Member], scale: Scale) -> tuple[dict[str, float], dict[str, float]]:
+    """Of each member that there is something to compare with, by id: its advantage, and what it is compared with.
 
     Raises:
         RewardError: the rewards are too large to be compared.
     """
     rewards: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    singles: dict[str, float] = {}
     for member in members:
-        if not member.alone:
-            rewards[member.group_id][member.trajectory_id] = member.reward
-        elif member.baseline is not None:
-            yield member.trajectory_id, member.reward - member.baseline
-    yield from group_relative(rewards).by_trajectory.items()
+        (singles if member.alone else rewards[member.group_id])[member.trajectory_id] = member.reward
+    relative = group_relative(rewards)
+    baselines = {m.trajectory_id: relative.means[m.group_id] for m in members if m.group_id in relative.means}
+    baselines |= {m.trajectory_id: m.baseline for m in members if m.baseline is not None}
+    gaps = {name: reward - baselines[name] for name, reward in singles.items() if name in baselines}
+    divided_by = divisors(rewards, singles, scale)
+    gaps |= relative.by_trajectory
+    return {name: gap / divided_by[name] for name, gap in gaps.items()}, baselines
 
 
 def _rows(member: Member, advantage: float | None, max_row_tokens: int) -> list[Row] | str:

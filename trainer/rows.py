@@ -7,13 +7,15 @@ it was appended. A later row that repeats it has it as prompt.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trainer.errors import RowError
 
 LOGPROB_NOISE = 1e-4
 """Largest logprob above 0 that float32 rounding explains, in nats; a server's softmax stays well below it."""
+MINUS_INFINITY = -9999.0
+"""What vLLM writes where JSON has no infinity: a token that cannot have been sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,27 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to imitate, whoever gave it, with its whole prompt."""
+
+    source_id: str
+    """What it was made of."""
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One training sequence of T tokens; per-token fields have one entry for each."""
 
     trajectory_id: str
     token_ids_T: tuple[int, ...]
     sampled_T: tuple[bool, ...]
-    """True where the policy sampled the token and this row trains it."""
+    """True where the policy sampled the token, or is to imitate it, and this row trains it."""
     inference_logprobs_T: tuple[float, ...]
-    """Nats; NaN where not sampled."""
+    """Nats; NaN where the policy did not sample it."""
     versions_T: tuple[int, ...]
-    """Version that sampled the token; -1 where not sampled."""
+    """Version that sampled the token; -1 where none did."""
     temperatures_T: tuple[float, ...]
     """1.0 where not sampled."""
     advantage: float
@@ -63,20 +75,20 @@ class _Growing:
         length = len(self.token_ids)
         return length <= len(prompt_ids) and self.token_ids == list(prompt_ids[:length])
 
-    def read(self, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            self._append(token_id, False, math.nan, -1, 1.0)
+    def read(self, token_ids: Sequence[int]) -> None:
+        self._append(token_ids, False, [math.nan] * len(token_ids), -1, 1.0)
 
     def speak(self, spoken: Spoken) -> None:
-        for token_id, logprob in zip(spoken.token_ids, spoken.logprobs, strict=True):
-            self._append(token_id, True, logprob, spoken.version, spoken.temperature)
+        self._append(spoken.token_ids, True, spoken.logprobs, spoken.version, spoken.temperature)
 
-    def _append(self, token_id: int, sampled: bool, logprob: float, version: int, temperature: float) -> None:
-        self.token_ids.append(token_id)
-        self.sampled.append(sampled)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
-        self.temperatures.append(temperature)
+    def _append(
+        self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float], version: int, temperature: float
+    ) -> None:
+        self.token_ids.extend(token_ids)
+        self.sampled.extend([sampled] * len(token_ids))
+        self.logprobs.extend(logprobs)
+        self.versions.extend([version] * len(token_ids))
+        self.temperatures.extend([temperature] * len(token_ids))
 
 
 def merge(trajectory_id: str, completions: Iterable[Spoken], advantage: float) -> list[Row]:
@@ -91,9 +103,31 @@ def merge(trajectory_id: str, completions: Iterable[Spoken], advantage: float) -
     """
     if not math.isfinite(advantage):
         raise RowError(f"trajectory {trajectory_id}: advantage {advantage} is not a finite number")
+    spoken = list(completions)
+    for one in spoken:
+        check(one)
+    return _rows(trajectory_id, spoken, advantage)
+
+
+def imitated(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
+    """The rows of answers to imitate, merged as those of `merge` are; advantage 1, no logprobs, no version.
+
+    `answers` come in turn order.
+
+    Raises:
+        RowError: an id is negative, or a prompt is empty.
+    """
+    unsampled = []
+    for answer in answers:
+        _check_ids(f"answer {answer.source_id}", answer.prompt_ids, answer.token_ids)
+        no_logprobs = (math.nan,) * len(answer.token_ids)
+        unsampled.append(Spoken(answer.source_id, answer.prompt_ids, answer.token_ids, no_logprobs, -1, 1.0))
+    return _rows(trajectory_id, unsampled, 1.0)
+
+
+def _rows(trajectory_id: str, completions: Iterable[Spoken], advantage: float) -> list[Row]:
     rows: list[_Growing] = []
     for spoken in completions:
-        check(spoken)
         if not spoken.token_ids:
             continue
         row = max(
@@ -126,14 +160,18 @@ def check(spoken: Spoken) -> None:
 
     if len(spoken.token_ids) != len(spoken.logprobs):
         raise refuse(f"{len(spoken.token_ids)} token ids but {len(spoken.logprobs)} logprobs")
-    if not spoken.prompt_ids:
-        raise refuse("the prompt has no ids, so nothing predicts the first sampled token")
-    if min(spoken.prompt_ids) < 0 or min(spoken.token_ids, default=0) < 0:
-        raise refuse("a token id is negative")
+    _check_ids(f"completion {spoken.completion_id}", spoken.prompt_ids, spoken.token_ids)
     for place, logprob in enumerate(spoken.logprobs):
-        if not math.isfinite(logprob) or logprob > LOGPROB_NOISE:
+        if not MINUS_INFINITY < logprob <= LOGPROB_NOISE:
             raise refuse(f"logprob {logprob} of sampled token {place} is not the logarithm of a probability")
     if not math.isfinite(spoken.temperature) or spoken.temperature <= 0:
         raise refuse(f"temperature {spoken.temperature} is not above 0")
     if spoken.version < 0:
         raise refuse(f"version {spoken.version} is negative")
+
+
+def _check_ids(name: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+    if not prompt_ids:
+        raise RowError(f"{name}: the prompt has no ids, so nothing predicts the first sampled token")
+    if min(prompt_ids) < 0 or min(token_ids, default=0) < 0:
+        raise RowError(f"{name}: a token id is negative")

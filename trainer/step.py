@@ -1,6 +1,5 @@
 """One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things."""
 
-import dataclasses
 import logging
 import math
 import time
@@ -8,19 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-
-from trainer import adapter
+from trainer import adapter, kept
 from trainer.claims import Claim, Member, Probe
 from trainer.errors import NotFinite, RewardError
-from trainer.learner import Learner, StepFigures
-from trainer.lessons import lessons
-from trainer.losses import k3
+from trainer.figures import mean_k3, timed, told
+from trainer.imitate import imitation
+from trainer.learner.learner import Learner
+from trainer.lessons import Lessons, lessons
+from trainer.rows import Row
 from trainer.store import Store
 from whetstone.adapters import load_missing
 from whetstone.settings import Settings
+from whetstone.training import TrainerSettings
 from whetstone.vllm import Vllm, VllmDown, VllmRefused
 
 PROBE_PROMPTS = 4
@@ -31,10 +31,21 @@ NO_PROBE = Probe(None, 0)
 log = logging.getLogger(__name__)
 
 
+class Makes(Protocol):
+    """Who makes learners: the class `Learner`, or the leader of several processes."""
+
+    def fresh(self, model_path: str, settings: TrainerSettings, seed: int, /) -> Learner:
+        """A learner of version 0."""
+
+    def resume(self, model_path: str, adapter_folder: Path, settings: TrainerSettings, /) -> Learner:
+        """The learner that wrote the folder."""
+
+
 class Learners:
     """The learner of each policy, kept warm between steps; read from the adapter's folder where it is not."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, makes: Makes = Learner) -> None:
+        self.makes = makes
         self._settings = settings
         self._warm: dict[str, tuple[int, Learner]] = {}
 
@@ -46,8 +57,8 @@ class Learners:
         del warm  # its memory is needed for the one that is read now
         settings = self._settings
         if claim.adapter_in is None:
-            return Learner.fresh(settings.model, settings.trainer, settings.seed)
-        return Learner.resume(settings.model, claim.adapter_in, settings.trainer)
+            return self.makes.fresh(settings.model, settings.trainer, settings.seed)
+        return self.makes.resume(settings.model, claim.adapter_in, settings.trainer)
 
     def keep(self, claim: Claim, learner: Learner) -> None:
         """Keep a learner that made the now live version."""
@@ -58,15 +69,22 @@ class _Phases:
     """Seconds by phase; each begins with a whole lease."""
 
     def __init__(self, renew: Callable[[], None]) -> None:
-        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
         self._renew = renew
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
         self._renew()
-        yield
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 4)
+        try:
+            yield
+        finally:
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + time.perf_counter() - began, 4)
+
+    def told(self, sampled_tokens: int = 0) -> dict[str, Any]:
+        """The step's time up to here, by column."""
+        return timed(time.perf_counter() - self._began, self._seconds, sampled_tokens)
 
 
 class _NotFit(Exception):
@@ -91,40 +109,42 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
     log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
     lease_s = settings.trainer.lease_s
     phases = _Phases(lambda: store.renew(claim, lease_s))
-    began = time.perf_counter()
+    rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
             members = store.members(claim)
-            taught = lessons(members, settings.trainer.max_row_tokens)
-            store.note_advantages(claim, taught.advantages, taught.left_out)
-        if not taught.rows:
+            taught = _read(claim, members, store, vllm, settings)
+            rows = taught.rows
+        if not rows:
             why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
-            store.end_without_version(claim, "noop", f"no trajectory could teach anything: {why}")
+            what = "trajectory could teach anything" if claim.wanted is None else "answer could be imitated"
+            why = f"no {what}: {why or 'there is none'}"
+            store.end_without_version(claim, "noop", why, phases.told())
             log.info("step %s: nothing to learn: %s", claim.id, why)
             return True
         with phases.phase("model"):
             learner = learners.take(claim)
         with phases.phase("train"):
-            figures = learner.step(taught.rows, claim.version_in, _renewing(store, claim, lease_s))
+            figures = learner.step(rows, claim.version_in, _renewing(store, claim, lease_s), claim.kind)
     except (NotFinite, RewardError) as error:
-        store.end_without_version(claim, "failed", str(error))
-        log.error("step %s: %s", claim.id, error)
+        why, path = _kept(settings.data.resolve() / "kept", claim, rows, str(error))
+        store.end_without_version(claim, "failed", why, {"kept": path, **phases.told()})
+        log.error("step %s: %s", claim.id, why)
         return True
     with phases.phase("write"):
         folder = settings.data.resolve() / "adapters" / claim.name_out
         manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
-    store.trained(claim, _as_columns(figures, members), folder, manifest_sha256)
+    store.trained(claim, told(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
-        probe = _gate(vllm, claim, folder, learner, members, store, settings, phases)
+        probe = _gate(vllm, claim, folder, learner, rows, store, settings, phases)
     except _NotFit as unfit:
-        store.reject(claim, str(unfit), unfit.probe)
+        store.reject(claim, str(unfit), unfit.probe, phases.told(figures.sampled_tokens))
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
         return True
-    seconds = time.perf_counter() - began
-    timing = {"seconds": seconds, "tokens_per_s": figures.sampled_tokens / seconds, "phases": phases.seconds}
+    timing = phases.told(figures.sampled_tokens)
     store.promote(claim, timing, probe, settings.trainer.keep_served)
     learners.keep(claim, learner)
-    log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, seconds)
+    log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
     return True
 
 
@@ -150,6 +170,30 @@ def reconcile(store: Store, vllm: Vllm) -> None:
                 log.warning("%s cannot be unloaded: %s", name, error)
 
 
+def _read(claim: Claim, members: Sequence[Member], store: Store, vllm: Vllm, settings: Settings) -> Lessons:
+    """What the step teaches: its examples, else its trajectories by what they were worth.
+
+    Raises:
+        LeaseLost, VllmDown, ModelUnusable, RewardError: as `take_step` has them.
+    """
+    if claim.wanted is not None:
+        return imitation(claim, claim.wanted, store, vllm, settings)
+    taught = lessons(members, settings.trainer.max_row_tokens, settings.trainer.advantage_scale)
+    store.note_advantages(claim, taught.advantages, taught.left_out)
+    return taught
+
+
+def _kept(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[str, str | None]:
+    """Keep the rows of a step that fails. Returns why it does, with where they are, and the file; None without one."""
+    if not rows:
+        return why, None
+    try:
+        path = kept.keep(folder, claim.id, rows)
+    except OSError as error:
+        return f"{why}; its rows could not be kept: {error.strerror or error}", None
+    return f"{why}; its rows are kept in {path}", str(path)
+
+
 def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int], None]:
     """Renew the lease as the step goes on, at most every third of it."""
     renewed = time.monotonic()
@@ -168,7 +212,7 @@ def _gate(
     claim: Claim,
     folder: Path,
     learner: Learner,
-    members: Sequence[Member],
+    rows: Sequence[Row],
     store: Store,
     settings: Settings,
     phases: _Phases,
@@ -185,7 +229,7 @@ def _gate(
         store.loaded(claim)
         try:
             with phases.phase("probe"):
-                return _probe(vllm, claim, learner, members, settings.trainer.probe_max_k3)
+                return _probe(vllm, claim, learner, rows, settings.trainer.probe_max_k3)
         except VllmDown as error:
             if again:
                 raise _NotFit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error
@@ -210,14 +254,14 @@ def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settin
             time.sleep(LOAD_RETRY_S)
 
 
-def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member], max_k3: float) -> Probe:
+def _probe(vllm: Vllm, claim: Claim, learner: Learner, rows: Sequence[Row], max_k3: float) -> Probe:
     """Let vLLM speak with the candidate and compare with the trainer.
 
     Raises:
         _NotFit: a logprob is not finite, or the two disagree: vLLM does not serve what was trained.
         VllmDown: it cannot be reached.
     """
-    prompts = list(dict.fromkeys(member.spoken[0].prompt_ids for member in members if member.spoken))[:PROBE_PROMPTS]
+    prompts = list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROBE_PROMPTS]
     inference: list[float] = []
     trainer: list[float] = []
     for seed, prompt_ids in enumerate(prompts):
@@ -227,16 +271,8 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, members: Sequence[Member]
             raise _NotFit(f"it does not answer: {error}", Probe(None, len(inference))) from error
         inference += sampled.logprobs
         trainer += learner.logprobs(prompt_ids, sampled.token_ids)
-    mean_k3 = k3(torch.tensor(inference), torch.tensor(trainer)).mean().item()
-    probe = Probe(mean_k3, len(inference))
-    if not math.isfinite(mean_k3) or mean_k3 > max_k3:
-        raise _NotFit(f"vLLM and trainer disagree: k3 {mean_k3:.3g} nats a token, allowed are {max_k3:g}", probe)
+    k3 = mean_k3(inference, trainer)
+    probe = Probe(k3, len(inference))
+    if not math.isfinite(k3) or k3 > max_k3:
+        raise _NotFit(f"vLLM and trainer disagree: k3 {k3:.3g} nats a token, allowed are {max_k3:g}", probe)
     return probe
-
-
-def _as_columns(figures: StepFigures, members: Sequence[Member]) -> dict[str, Any]:
-    rewards = [member.reward for member in members]
-    mean = math.fsum(reward / len(rewards) for reward in rewards)
-    # Unlike a sum of squares, hypot does not overflow.
-    spread = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards))
-    return {**dataclasses.asdict(figures), "reward_mean": mean, "reward_spread": spread}

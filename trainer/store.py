@@ -4,7 +4,7 @@ Every write of a step carries the claim's attempt number (a fencing token): a wo
 nothing more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,15 @@ from sqlalchemy import Engine, and_, select
 
 from migrations import schema
 from trainer.claims import Claim, Member, Probe
+from trainer.examples import Example, Rendered, Wanted
+from trainer.figures import EndedStep
 from trainer.store_claims import Claims
-from trainer.store_ends import end_step, update_step
+from trainer.store_ends import end_step, last_ended, update_step
+from trainer.store_examples import read_examples, take, write_rendered
 from trainer.store_members import read_members
-from whetstone.settings import TrainerSettings
+from trainer.store_sources import find
 from whetstone.store import served
+from whetstone.training import TrainerSettings
 
 
 class Store:
@@ -51,6 +55,36 @@ class Store:
         """What the step's trajectories said, with whole prompts, in a fixed order."""
         with self._reader.connect() as connection:
             return read_members(connection, claim)
+
+    def take_examples(self, claim: Claim, wanted: Wanted) -> None:
+        """Take what a supervised step is to imitate, unless it has it already.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._reader.connect() as connection:
+            found = find(connection, claim, wanted)
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted.source, found, datetime.now(UTC))
+
+    def examples(self, claim: Claim) -> list[Example]:
+        """What a supervised step imitates, in a fixed order."""
+        with self._reader.connect() as connection:
+            return read_examples(connection, claim)
+
+    def rendered(self, claim: Claim, done: Iterable[Rendered]) -> None:
+        """Write down what was rendered of its examples, or why it cannot be.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._engine.begin() as connection:
+            write_rendered(connection, claim, done)
+
+    def ended(self, policy: str) -> EndedStep | None:
+        """The last of the policy's steps that is over; None before the first."""
+        with self._reader.connect() as connection:
+            return last_ended(connection, self._project, policy)
 
     def renew(self, claim: Claim, lease_s: float) -> None:
         """Keep the step for `lease_s` more seconds.
@@ -124,7 +158,7 @@ class Store:
             connection.execute(update.where(of_policy, v.version.in_(old)).values(served=False))
             connection.execute(schema.policies.update().where(*is_policy).values(live_version=claim.version_out))
 
-    def reject(self, claim: Claim, reason: str, probe: Probe) -> None:
+    def reject(self, claim: Claim, reason: str, probe: Probe, figures: Mapping[str, Any]) -> None:
         """The candidate is not good enough. What it was trained on counts as trained: once is once.
 
         Raises:
@@ -132,21 +166,21 @@ class Store:
         """
         v = schema.policy_versions.c
         with self._engine.begin() as connection:
-            end_step(connection, claim, "rejected", datetime.now(UTC), {"error": reason})
+            end_step(connection, claim, "rejected", datetime.now(UTC), {"error": reason, **figures})
             connection.execute(
                 schema.policy_versions.update()
                 .where(v.project == claim.project, v.policy == claim.policy, v.version == claim.version_out)
                 .values(state="rejected", reason=reason, served=False, probe_k3=probe.k3, probe_tokens=probe.tokens)
             )
 
-    def end_without_version(self, claim: Claim, state: str, reason: str) -> None:
+    def end_without_version(self, claim: Claim, state: str, reason: str, figures: Mapping[str, Any]) -> None:
         """The step made nothing: `noop` (nothing to learn) or `failed` (it could not).
 
         Raises:
             LeaseLost: another worker has the step.
         """
         with self._engine.begin() as connection:
-            end_step(connection, claim, state, datetime.now(UTC), {"error": reason})
+            end_step(connection, claim, state, datetime.now(UTC), {"error": reason, **figures})
 
     def note_advantages(self, claim: Claim, by_trajectory: Mapping[str, float], left_out: Mapping[str, str]) -> None:
         """Write down what each trajectory teaches, or why it teaches nothing (`left_out`: id -> reason).

@@ -1,17 +1,20 @@
 """The trainer's SQL of claims: a step whose worker went silent, or a new one, and what it takes. Decides nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, select
 
 from migrations import schema
-from trainer.baselines import Key, Mean, compare
-from trainer.claims import Candidate, CandidateMember, Choice, Claim, choose, lineage_of
-from trainer.store_ends import UNFINISHED, discard, end_step
-from whetstone.settings import TrainerSettings
+from trainer.baselines import compare
+from trainer.claims import Claim, Kind
+from trainer.examples import Wanted
+from trainer.store_candidates import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
+from trainer.store_ends import discard, end_step
+from trainer.triggers import Choice, choose
+from whetstone.training import TrainerSettings
 
 
 class Claims:
@@ -24,14 +27,24 @@ class Claims:
         self._now = now
 
     def next(self, policy: str) -> Claim | None:
-        """Take the policy's next step if there is one; its row is locked until the transaction ends."""
+        """Take the policy's next step if there is one; its row is locked until the transaction ends.
+
+        A policy that only records takes those asked for by hand. Asked for and nothing to train on, the step is there
+        all the same, and over: it says why.
+        """
         row = self._locked_policy(policy)
-        if row is None or row.state != "training":
+        if row is None or row.state == "paused":
             return None
-        unfinished = self._unfinished(policy)
+        unfinished = unfinished_step(self._connection, self._project, policy)
+        by_hand = row.step_asked is not None or (unfinished is not None and unfinished.asked_at is not None)
+        if row.state != "training" and not by_hand:
+            return None
         if unfinished is not None:
             return self._take_over(unfinished, row.next_version)
-        return self._new(row)
+        if row.step_asked is None:
+            return self._new(row)
+        self._update_policy(policy, step_asked=None, step_asked_at=None)
+        return self._imitating(row) if row.step_asked["kind"] == "sft" else self._new(row)
 
     def _locked_policy(self, policy: str) -> Any:
         p = schema.policies.c
@@ -39,11 +52,6 @@ class Claims:
         # proxy's new groups refer to this row.
         query = select(schema.policies).where(p.project == self._project, p.id == policy)
         query = query.with_for_update(key_share=True)
-        return self._connection.execute(query).one_or_none()
-
-    def _unfinished(self, policy: str) -> Any:
-        s = schema.steps.c
-        query = select(schema.steps).where(s.project == self._project, s.policy == policy, s.state.in_(UNFINISHED))
         return self._connection.execute(query).one_or_none()
 
     def _take_over(self, step: Any, next_version: int) -> Claim | None:
@@ -57,7 +65,7 @@ class Claims:
                 .where(v.project == self._project, v.policy == step.policy, v.version == step.version_out)
                 .values(state="rejected", reason="its step was taken over by another worker", served=False)
             )
-        self._count_up(step.policy, next_version=next_version + 1)
+        self._update_policy(step.policy, next_version=next_version + 1)
         # What the lost attempt noted is not this one's: it may leave other trajectories out.
         self._connection.execute(
             schema.step_trajectories.update()
@@ -74,6 +82,9 @@ class Claims:
             adapter_in=self._adapter(step.policy, step.version_in),
             created_at=step.created_at,
             baselined=step.baselined or 0,
+            kind=step.kind or "grpo",
+            asked_at=step.asked_at,
+            wanted=None if step.imitates is None else Wanted.of(step.imitates),
         )
         self._connection.execute(
             schema.steps.update()
@@ -95,12 +106,43 @@ class Claims:
         return claim
 
     def _new(self, policy: Any) -> Claim | None:
-        choice = choose(self._candidates(policy.id), self._lineage(policy), self._now, self._settings)
+        """A policy-gradient step, if one is due or asked for."""
+        lock_candidates(self._connection, self._project, policy.id)
+        choice = choose(
+            read_candidates(self._connection, self._project, policy.id),
+            read_lineage(self._connection, self._project, policy.id, policy.live_version),
+            self._now,
+            self._settings,
+            asked=policy.step_asked_at is not None,
+        )
         for reason, group_ids in choice.discarded.items():
             discard(self._connection, self._project, group_ids, reason)
-        if not choice.claimed:
+        if not choice.claimed and policy.step_asked_at is None:
             return None
         baselines = self._baselines(policy.id, choice)
+        claim = self._begin(policy, "grpo", len(baselines))
+        self._insert_step(
+            claim,
+            groups=len(choice.claimed),
+            trajectories=sum(len(group.members) for group in choice.claimed),
+            discarded={reason: len(group_ids) for reason, group_ids in choice.discarded.items()},
+        )
+        if not choice.claimed:
+            why = f"asked for by hand, but there is nothing to train on: {choice.waits_for}"
+            end_step(self._connection, claim, "noop", self._now, {"error": why})
+            return None
+        self._take(claim, choice, baselines)
+        return claim
+
+    def _imitating(self, policy: Any) -> Claim:
+        """A supervised step. Which examples it imitates, and whether there are any, it finds out itself."""
+        claim = self._begin(policy, "sft", 0)
+        imitates = {name: value for name, value in policy.step_asked.items() if name != "kind"}
+        self._insert_step(claim, imitates=imitates)
+        return claim
+
+    def _begin(self, policy: Any, kind: Kind, baselined: int) -> Claim:
+        """The policy's next numbers."""
         claim = Claim(
             project=self._project,
             policy=policy.id,
@@ -110,14 +152,36 @@ class Claims:
             version_out=policy.next_version,
             adapter_in=self._adapter(policy.id, policy.live_version),
             created_at=self._now,
-            baselined=len(baselines),
+            baselined=baselined,
+            kind=kind,
+            asked_at=policy.step_asked_at,
+            wanted=Wanted.of(policy.step_asked) if kind == "sft" else None,
         )
-        self._count_up(policy.id, next_version=claim.version_out + 1, next_step=claim.number + 1)
-        self._write(claim, choice, baselines)
+        self._update_policy(policy.id, next_version=claim.version_out + 1, next_step=claim.number + 1)
         return claim
 
-    def _write(self, claim: Claim, choice: Choice, baselines: Mapping[str, float]) -> None:
-        """The step, what it takes, and that it has taken it."""
+    def _insert_step(self, claim: Claim, **taken: Any) -> None:
+        values = {
+            "project": self._project,
+            "id": claim.id,
+            "policy": claim.policy,
+            "number": claim.number,
+            "kind": claim.kind,
+            "asked_at": claim.asked_at,
+            "state": "claimed",
+            "version_in": claim.version_in,
+            "groups": 0,
+            "trajectories": 0,
+            "baselined": claim.baselined,
+            "config": self._settings.model_dump(mode="json"),
+            "attempt": claim.attempt,
+            "lease_until": self._lease_until,
+            "created_at": self._now,
+        }
+        self._connection.execute(schema.steps.insert().values(values | taken))
+
+    def _take(self, claim: Claim, choice: Choice, baselines: Mapping[str, float]) -> None:
+        """What the step takes, and that it has taken it."""
         taken = [
             {
                 "project": self._project,
@@ -132,23 +196,6 @@ class Claims:
             for group in choice.claimed
             for member in group.members
         ]
-        self._connection.execute(
-            schema.steps.insert().values(
-                project=self._project,
-                id=claim.id,
-                policy=claim.policy,
-                number=claim.number,
-                state="claimed",
-                version_in=claim.version_in,
-                groups=len(choice.claimed),
-                trajectories=len(taken),
-                baselined=claim.baselined,
-                config=self._settings.model_dump(mode="json"),
-                attempt=claim.attempt,
-                lease_until=self._lease_until,
-                created_at=self._now,
-            )
-        )
         self._connection.execute(schema.step_trajectories.insert(), taken)
         g, t = schema.groups.c, schema.trajectories.c
         self._connection.execute(
@@ -165,7 +212,7 @@ class Claims:
     def _baselines(self, policy: str, choice: Choice) -> Mapping[str, float]:
         """What each single of the step is compared with, by id. From then on the running means know its reward."""
         singles = [member for group in choice.claimed if group.alone for member in group.members]
-        known = self._means(policy, singles)
+        known = read_means(self._connection, self._project, policy, singles)
         compared = compare(singles, known)
         b = schema.baselines.c
         for (task, end_user), mean in compared.means.items():
@@ -179,52 +226,16 @@ class Claims:
                 self._connection.execute(schema.baselines.insert().values(key | values))
         return compared.baselines
 
-    def _means(self, policy: str, singles: Sequence[CandidateMember]) -> dict[Key, Mean]:
-        """The running means of these trajectories' tasks and users, as far as there are any."""
-        b = schema.baselines.c
-        query = (
-            select(b.task, b.end_user, b.mean, b.count)
-            .where(b.project == self._project, b.policy == policy)
-            .where(b.task.in_({single.task for single in singles}))
-            .where(b.end_user.in_({"", *(single.end_user for single in singles)}))
-        )
-        return {(task, user): Mean(mean, count) for task, user, mean, count in self._connection.execute(query)}
-
-    def _candidates(self, policy: str) -> list[Candidate]:
-        """The scored groups with their rewarded members, the oldest first."""
-        g, t = schema.groups.c, schema.trajectories.c
-        scored = (g.project == self._project, g.policy == policy, g.state == "scored")
-        # Who revises a reward, or adds a member, locks the group first, in the order of ids as here: from now on what
-        # is read stays true until it is claimed.
-        self._connection.execute(select(g.id).where(*scored).order_by(g.id).with_for_update(key_share=True))
-        query = (
-            select(
-                g.id, g.closed_at, g.compared_with, t.id, t.reward, t.first_version, t.last_version, t.sampled_tokens
-            )
-            .add_columns(func.coalesce(t.task, ""), func.coalesce(t.end_user, ""))
-            .join(schema.trajectories, and_(t.project == g.project, t.group_id == g.id))
-            .where(*scored)
-            .where(t.state == "rewarded", t.split == "train", t.no_train.is_(False), t.reward.is_not(None))
-            .order_by(g.closed_at, g.id, t.id)
-        )
-        return Candidate.grouped(tuple(row) for row in self._connection.execute(query))
-
-    def _lineage(self, policy: Any) -> list[int]:
-        v = schema.policy_versions.c
-        query = select(v.version, v.parent).where(v.project == self._project, v.policy == policy.id)
-        parents = {row.version: row.parent for row in self._connection.execute(query)}
-        return lineage_of(policy.live_version, parents)
-
     def _adapter(self, policy: str, version: int) -> Path | None:
         v = schema.policy_versions.c
         query = select(v.adapter_path).where(v.project == self._project, v.policy == policy, v.version == version)
         folder = self._connection.execute(query).scalar_one()
         return None if folder is None else Path(folder)
 
-    def _count_up(self, policy: str, **numbers: int) -> None:
+    def _update_policy(self, policy: str, **values: Any) -> None:
         p = schema.policies.c
         is_it = (p.project == self._project, p.id == policy)
-        self._connection.execute(schema.policies.update().where(*is_it).values(**numbers))
+        self._connection.execute(schema.policies.update().where(*is_it).values(**values))
 
     @property
     def _lease_until(self) -> datetime:

@@ -9,8 +9,15 @@ from sqlalchemy import Connection, Select, and_, case, func, or_, select
 from migrations import schema
 from trainer.claims import Claim
 from trainer.errors import LeaseLost
+from trainer.figures import EndedStep
 
 UNFINISHED = ("claimed", "trained", "loaded")
+FIGURES = (
+    "version_in", "version_out", "groups", "trajectories", "baselined", "completions", "rows", "sampled_tokens",
+    "read_tokens", "reward_mean", "reward_spread", "advantage_spread", "loss", "kl", "entropy", "mismatch_k3",
+    "fresh_share", "masked_share", "grad_norm", "learning_rate", "tokens_per_s", "seconds",
+)  # fmt: skip
+"""Columns of `steps` that are one number of the whole step."""
 
 
 def update_step(connection: Connection, claim: Claim, **values: Any) -> None:
@@ -33,6 +40,8 @@ def end_step(connection: Connection, claim: Claim, state: str, now: datetime, fi
         LeaseLost: another worker has it.
     """
     update_step(connection, claim, state=state, ended_at=now, lease_until=None, **figures)
+    if claim.kind == "sft" and state == "promoted":
+        _use_demonstrations(connection, claim)
     project, s = claim.project, schema.step_trajectories.c
     members = and_(s.project == claim.project, s.step_id == claim.id)
     if state in ("promoted", "rejected"):
@@ -50,6 +59,36 @@ def end_step(connection: Connection, claim: Claim, state: str, now: datetime, fi
         of_reason = and_(joined, why == reason)
         groups, trajectories = select(s.group_id).where(of_reason), select(s.trajectory_id).where(of_reason)
         _close_books(connection, project, groups, trajectories, reason=reason)
+
+
+def last_ended(connection: Connection, project: str, policy: str) -> EndedStep | None:
+    """The policy's newest step that is over, in numbers."""
+    s = schema.steps.c
+    query = (
+        select(schema.steps)
+        .where(s.project == project, s.policy == policy, s.ended_at.is_not(None))
+        .order_by(s.number.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    figures = {name: row._mapping[name] for name in FIGURES if row._mapping[name] is not None}
+    figures |= {f"phases/{phase}": seconds for phase, seconds in (row.phases or {}).items()}
+    figures |= {f"discarded/{reason}": groups for reason, groups in (row.discarded or {}).items()}
+    return EndedStep(policy, row.number, row.ended_at, figures)
+
+
+def _use_demonstrations(connection: Connection, claim: Claim) -> None:
+    """Feedback that was nothing but a demonstration tells which step learned it first. It may be learned again."""
+    e, f = schema.examples.c, schema.feedback.c
+    learned = select(e.source_id).where(e.project == claim.project, e.policy == claim.policy, e.step == claim.number)
+    only = and_(f.project == claim.project, f.source == "demonstration", f.state == "applied")
+    connection.execute(
+        schema.feedback.update()
+        .where(only, f.id.in_(learned.where(e.left_out.is_(None))))
+        .values(state="used", reason=None, step=claim.number)
+    )
 
 
 def discard(connection: Connection, project: str, group_ids: Sequence[str], reason: str) -> None:

@@ -1,12 +1,13 @@
 """The trainer's SQL of members: what a step's trajectories said, or why nothing of it can be trained on. Reads only."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
 from migrations import schema
+from trainer.candidates import Candidate
 from trainer.claims import Claim, Member, why_silent
 from trainer.rows import Spoken
 
@@ -27,32 +28,59 @@ def read_members(connection: Connection, claim: Claim) -> list[Member]:
         select(s.trajectory_id, s.group_id, s.reward, s.baseline, g.compared_with)
         .join(schema.groups, and_(g.project == s.project, g.id == s.group_id))
         .where(s.project == claim.project, s.step_id == claim.id)
-        .order_by(s.group_id, s.trajectory_id)
     )
-    members = []
-    for row in connection.execute(query).all():
-        said = _said(connection.execute(_completions(claim, row.trajectory_id)), claim.policy)
-        members.append(
-            Member(
-                trajectory_id=row.trajectory_id,
-                group_id=row.group_id,
-                reward=row.reward,
-                spoken=said.spoken,
-                silent=said.silent,
-                seed=said.seed,
-                alone=row.compared_with == "baseline",
-                baseline=row.baseline,
-            )
+    members = [
+        Member(
+            row.trajectory_id,
+            row.group_id,
+            row.reward,
+            (),
+            alone=row.compared_with == "baseline",
+            baseline=row.baseline,
         )
-    return members
+        for row in connection.execute(query).all()
+    ]
+    return _heard(connection, claim.project, claim.policy, members)
 
 
-def _completions(claim: Claim, trajectory_id: str) -> Any:
+def read_candidate_members(
+    connection: Connection,
+    project: str,
+    policy: str,
+    candidates: Iterable[Candidate],
+    baselines: Mapping[str, float],
+) -> list[Member]:
+    """The same of candidates, as a step that took them would read them."""
+    members = [
+        Member(
+            one.trajectory_id,
+            group.group_id,
+            one.reward,
+            (),
+            alone=group.alone,
+            baseline=baselines.get(one.trajectory_id),
+        )
+        for group in candidates
+        for one in group.members
+    ]
+    return _heard(connection, project, policy, members)
+
+
+def _heard(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
+    """The members with what they said. Sorted here: databases differ in how they compare texts."""
+    heard = []
+    for member in sorted(members, key=lambda member: (member.group_id, member.trajectory_id)):
+        said = _said(connection.execute(_completions(project, member.trajectory_id)), policy)
+        heard.append(replace(member, spoken=said.spoken, silent=said.silent, seed=said.seed))
+    return heard
+
+
+def _completions(project: str, trajectory_id: str) -> Any:
     c = schema.completions.c
     columns = (c.id, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
     return (
         select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained)
-        .where(c.project == claim.project, c.trajectory_id == trajectory_id)
+        .where(c.project == project, c.trajectory_id == trajectory_id)
         .order_by(c.turn)
     )
 

@@ -7,8 +7,9 @@ from celery.signals import celeryd_init
 from sqlalchemy.exc import DBAPIError
 
 from migrations.database import connect
-from trainer import adapter
-from trainer.errors import LeaseLost, TrainerError
+from trainer import adapter, sinks
+from trainer.errors import LeaseLost, PeersMissing, SinkMissing, TrainerError
+from trainer.learner import team
 from trainer.step import Learners, reconcile, take_step
 from trainer.store import Store
 from whetstone.adapters import AdapterDamaged
@@ -23,6 +24,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 settings = load()
 app = celery_app("trainer", settings)
 sweep_every(app, STEP, settings.sweep_s)
+learners = Learners(settings)
 
 
 @cache
@@ -36,12 +38,18 @@ def _vllm() -> Vllm:
 
 
 @cache
-def _learners() -> Learners:
-    return Learners(settings)
+def _sinks() -> sinks.Sinks:
+    return sinks.Sinks(settings.trainer.sinks, settings.data.resolve())
 
 
 @celeryd_init.connect
 def _prepare(**_: object) -> None:
+    try:
+        team.require(settings.trainer)
+        sinks.require(settings.trainer.sinks)
+    except (PeersMissing, SinkMissing) as error:
+        # Celery would log an exception of a signal's receiver and go on.
+        raise SystemExit(str(error)) from error
     adapter.sweep(settings.data.resolve() / "adapters")
 
 
@@ -51,7 +59,9 @@ def step() -> None:
     try:
         reconcile(_store(), _vllm())
         for policy in sorted(_store().policies()):
-            while take_step(policy, _store(), _learners(), _vllm(), settings):
+            while take_step(policy, _store(), learners, _vllm(), settings):
+                if ended := _store().ended(policy):
+                    _sinks().tell(ended)
                 reconcile(_store(), _vllm())
     except (VllmError, LeaseLost) as error:
         log.warning("%s", error)

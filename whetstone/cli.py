@@ -4,13 +4,14 @@ Exit codes: 0 done; 1 it did not come out (the demo's reward did not rise); 2 it
 what to change.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -22,7 +23,10 @@ from migrations.database import connect
 from migrations.run import MigrationError, upgrade
 from whetstone.ask import QueryFailed, ask
 from whetstone.doctor import NothingToTest, examine, last_test, of_running, shown
-from whetstone.settings import Settings, SettingsError, load
+from whetstone.settings import Settings, SettingsError, as_environment, load
+from whetstone.step import NoStack, StepNotTaken, watch
+from whetstone.step import ask as ask_step
+from whetstone.step import shown as step_shown
 from whetstone.store import Store, UnknownPolicy
 from whetstone.supervisor import StartFailed
 
@@ -161,6 +165,56 @@ def doctor(
     raise typer.Exit(0 if test.trainable else 1)
 
 
+@app.command()
+def step(
+    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
+    imitate: Annotated[
+        str | None,
+        typer.Option("--imitate", help="A supervised step: on `demonstrations`, the `best` answers, or a policy's"),
+    ] = None,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", help="Least reward of an answer to imitate")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to imitate [64]")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask for it and leave")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what a step now would take and teach; nothing is written")
+    ] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="With --dry-run: every row's token ids")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON, one object")] = False,
+) -> None:
+    """Have the policy take a step now, with whatever is there to train on; `--dry-run` only shows it, without a stack.
+
+    Exit code 0 if its version went live, 1 if not, 2 if no stack runs.
+    """
+    settings = of_running(load(config, data=data))
+    if dry_run:
+        _dry_run(settings, [name for name in (policy,) if name], rows=rows, as_json=as_json)
+    if rows or as_json:
+        raise typer.BadParameter("--rows and --json go with --dry-run")
+    if imitate is None and (min_reward is not None or limit is not None):
+        raise typer.BadParameter("--min-reward and --limit go with --imitate")
+    given = {"from": imitate, "min_reward": min_reward, "limit": limit}
+    asked = {name: value for name, value in given.items() if value is not None}
+    body = {"kind": "sft" if imitate else "grpo"} | asked
+    name = policy or settings.policy
+    try:
+        asked_at = ask_step(settings.data, name, body)
+        if no_wait:
+            console.print(f'asked for a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it')
+            return
+        ended = watch(settings, Store(connect(settings.database_url)), name, asked_at, console)
+    except StepNotTaken as error:
+        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    console.print(step_shown(ended))
+    if ended["state"] != "promoted":
+        errors.print(f"[red]{ended['state']}:[/red] {escape(ended['error'] or '')}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
 @policies.command("list")
 def list_policies(data: DataOption = None, config: ConfigOption = None) -> None:
     """Show the policies, their live versions and whether they train."""
@@ -198,6 +252,15 @@ def judge(context: typer.Context) -> None:
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
+def _dry_run(settings: Settings, arguments: list[str], *, rows: bool, as_json: bool) -> NoReturn:
+    _database(settings)
+    arguments += [flag for flag, given in (("--rows", rows), ("--json", as_json)) if given]
+    # Everything is in the environment; a whetstone.toml that lies about must not add to it.
+    environment = {**os.environ, **as_environment(settings, config=Path(os.devnull))}
+    command = [sys.executable, "-m", "trainer", *arguments]
+    raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
+
+
 def _store(settings: Settings) -> Store:
     upgrade(_database(settings))
     return Store(connect(settings.database_url))
@@ -228,7 +291,7 @@ def main() -> None:
     """Run the command line; errors that a user can mend end with their message and code 2."""
     try:
         app()
-    except (SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed, NothingToTest) as error:
+    except (SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed, NothingToTest, NoStack) as error:
         errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False)
         sys.exit(2)
 

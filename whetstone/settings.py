@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from whetstone.training import TrainerSettings
 from whetstone.worth import JudgeSettings, LearningSettings, Section
 
 PREFIX = "WHETSTONE_"
@@ -153,60 +154,6 @@ class GroupSettings(Section):
     """A trajectory ends this long after its last completion."""
     feedback_waits_s: float = Field(15 * 60, gt=0)
     """How long feedback waits for a target nobody has seen yet."""
-
-
-class TrainerSettings(Section):
-    """How a step is taken."""
-
-    groups_per_step: int = Field(12, ge=1)
-    """Fewest scored groups with different rewards that start a step; trajectories that are alone count in part."""
-    max_groups_per_step: int = Field(32, ge=1)
-    """Most groups one step takes; the oldest first."""
-    singles_per_step: int = Field(192, ge=2)
-    """So many trajectories that are alone count as much as `groups_per_step` groups; a step takes up to four times as
-    many."""
-    min_fresh_share: float = Field(0.35, ge=0, le=1)
-    """Share of a step's sampled tokens that must lie in trajectories of the version it starts from."""
-    fresh_waits_s: float = Field(120, ge=0)
-    """A step that lacks fresh trajectories starts all the same after this long."""
-    max_staleness: int = Field(4, ge=0)
-    """Most updates between the oldest version that spoke in a trajectory and the one the step starts from."""
-    learning_rate: float = Field(1e-3, gt=0)
-    """AdamW's. 1e-3 suits the starter; 5e-5 models up to 1B, 1e-5 those from 7B."""
-    lora_rank: int = Field(16, ge=1)
-    """Rank of the adapters."""
-    lora_alpha: int = Field(32, ge=1)
-    """Scale of the adapters: alpha / rank."""
-    clip_norm: float = Field(1.0, gt=0)
-    """Largest norm of the gradient; above it the gradient is scaled down."""
-    tv_threshold: float = Field(0.2, gt=0, le=1)
-    """dppo_tv: a token whose probability has moved by more than this, the way its advantage pushes, is masked."""
-    tv_regulariser: float = Field(1e-3, ge=0)
-    """Weight of (π - μ)², trainer against inference probability."""
-    micro_batch_tokens: int = Field(8192, ge=64)
-    """Padded tokens of one forward and backward pass."""
-    max_row_tokens: int = Field(8192, ge=16)
-    """A trajectory with a longer row is not trained on (`too_long`)."""
-    threads: int = Field(1, ge=1)
-    """torch's CPU threads. On two cores beside a busy vLLM one is as fast as two."""
-    niceness: int = Field(5, ge=0, le=19)
-    """Priority of the training worker on the CPU: it yields to serving. From 10 on, a busy server starves it."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `mps`, or `auto`: the first of cuda, mps and cpu that is there."""
-    lease_s: float = Field(120, gt=0)
-    """A step whose worker was silent for this long is taken over."""
-    max_attempts: int = Field(5, ge=1)
-    """A step that was begun so often and never ended is failed; its trajectories are left out (`step_failed`)."""
-    probe_max_k3: float = Field(0.01, gt=0)
-    """Gate `probe`: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats."""
-    keep_served: int = Field(2, ge=0)
-    """Retired versions that vLLM keeps loaded beside the live one."""
-
-    @model_validator(mode="after")
-    def _room_for_a_step(self) -> Self:
-        if self.max_groups_per_step < self.groups_per_step:
-            raise ValueError("max_groups_per_step is below groups_per_step: no step would ever be due")
-        return self
 
 
 class Settings(Section):

@@ -123,6 +123,13 @@ class Store:
         s = schema.steps.c
         return self._rows(schema.steps, and_(s.project == project, s.policy == policy), s.number)
 
+    def step_asked_at(self, project: str, policy: str, asked_at: datetime) -> dict[str, Any] | None:
+        """The step that was asked for by hand at that moment; None until it is taken."""
+        s = schema.steps.c
+        of_policy = and_(s.project == project, s.policy == policy)
+        found = self._rows(schema.steps, and_(of_policy, s.asked_at == asked_at), s.number)
+        return found[0] if found else None
+
     def rewards_by_version(self, project: str, policy: str) -> dict[int, Rewards]:
         """What the policy's trajectories in split `train` were worth, by the version that ended them.
 

@@ -154,8 +154,7 @@ class Supervisor:
 
     def _spawn(self, part: Part) -> subprocess.Popen[bytes]:
         def prepare() -> None:
-            if sys.platform == "linux":
-                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            die_with_parent(signal.SIGTERM)
             os.nice(part.niceness)
 
         with self.log(part.name).open("ab") as log:
@@ -177,6 +176,12 @@ class Supervisor:
         log = self.log(part.name)
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if log.exists() else []
         return "\n".join([f"The end of {log}:", *(f"  {line}" for line in lines)])
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process the signal when its parent is gone (Linux)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

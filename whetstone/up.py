@@ -25,6 +25,7 @@ from whetstone.settings import Settings, SettingsError, as_environment
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
 from whetstone.tasks import JUDGE_QUEUE, TRAINER_QUEUE
+from whetstone.training import TrainerSettings
 
 LOCK = "up.lock"
 MIN_FREE_BYTES = 256 * 2**20
@@ -127,11 +128,28 @@ def _check_judging(settings: Settings, ours: dict[str, str]) -> None:
 def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:
     # One to assemble, while reward functions and judges each keep another busy.
     threads = ["--pool", "threads", "--concurrency", "3"]
-    supervisor.start(_worker(supervisor, "judge", JUDGE_QUEUE, ours, threads))
+    judge = [sys.executable, "-m", "celery", "-A", "judge.tasks"]
+    supervisor.start(_worker(supervisor, "judge", judge, JUDGE_QUEUE, ours, threads))
+    supervisor.start(training_worker(settings, supervisor, ours))
+
+
+def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> Part:
+    """The training worker; `ours` is what its environment says of the settings."""
     # A thread that waits for another must not spin: vLLM needs the core.
     patient = {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
-    niceness = settings.trainer.niceness
-    supervisor.start(_worker(supervisor, "trainer", TRAINER_QUEUE, patient, ["--pool", "solo"], niceness))
+    program, niceness = trainer_program(settings.trainer), settings.trainer.niceness
+    return _worker(supervisor, "trainer", program, TRAINER_QUEUE, patient, ["--pool", "solo"], niceness)
+
+
+def trainer_program(trainer: TrainerSettings) -> list[str]:
+    """Celery, or a launch of several processes of which the first is Celery's."""
+    if trainer.processes == 1:
+        return [sys.executable, "-m", "celery", "-A", "trainer.tasks"]
+    # It launches processes without a GPU too, whatever its option says. The port is for their first meeting.
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
+    launch += ["--num_processes", str(trainer.processes), "--num_cpu_threads_per_process", str(trainer.threads)]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    return [*launch, "-m", "trainer.team"]
 
 
 def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:
@@ -206,7 +224,13 @@ def _proxy(settings: Settings, url: str, ours: dict[str, str]) -> Part:
 
 
 def _worker(
-    supervisor: Supervisor, name: str, queue: str, ours: dict[str, str], pool: list[str], niceness: int = 0
+    supervisor: Supervisor,
+    name: str,
+    program: list[str],
+    queue: str,
+    ours: dict[str, str],
+    pool: list[str],
+    niceness: int = 0,
 ) -> Part:
     log = supervisor.log(name)
     begin = log.stat().st_size if log.exists() else 0
@@ -216,7 +240,7 @@ def _worker(
             file.seek(begin)
             return b" ready." in file.read()
 
-    command = [sys.executable, "-m", "celery", "-A", f"{name}.tasks", "worker", "--queues", queue, *pool]
+    command = [*program, "worker", "--queues", queue, *pool]
     command += ["--hostname", f"{name}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
     return Part(name, command, ours, ready, timeout_s=180, niceness=niceness)
 

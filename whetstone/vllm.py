@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,11 @@ class VllmDown(VllmError):
 
 
 class VllmRefused(VllmError):
-    """It answered with an error."""
+    """It answered with an error, or with what cannot be read: then `status` is None."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -126,6 +130,10 @@ class _Logprobs(msgspec.Struct):
 class _Choice(msgspec.Struct):
     token_ids: list[int]
     logprobs: _Logprobs
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 class _Completion(msgspec.Struct):
@@ -228,6 +236,26 @@ class Vllm:
             raise VllmRefused(f"{name}: {len(token_ids)} token ids and {len(logprobs)} logprobs came back")
         return Sampled(token_ids, logprobs)
 
+    def render(
+        self,
+        name: str,
+        messages: Sequence[Any],
+        *,
+        opened: bool,
+        tools: Any | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a chat, as its template renders it; `opened`: up to where an answer begins.
+
+        Raises:
+            VllmRefused: the template does not take such messages.
+            VllmDown: it cannot be reached.
+        """
+        body: dict[str, Any] = {"model": name, "messages": list(messages), "add_generation_prompt": opened}
+        given = {"tools": tools, "chat_template_kwargs": template_arguments}
+        body |= {field: value for field, value in given.items() if value}
+        return self._ask(_Tokens, "POST", "/tokenize", body).tokens
+
     def answer(self, method: str, path: str, body: object, timeout_s: float) -> Any:
         """What it answers, as decoded JSON.
 
@@ -289,4 +317,4 @@ class Vllm:
 
 
 def _refusal(path: str, response: httpx.Response) -> VllmRefused:
-    return VllmRefused(f"vLLM refused {path}: {response.status_code} {response.text[:500]}")
+    return VllmRefused(f"vLLM refused {path}: {response.status_code} {response.text[:500]}", response.status_code)

@@ -13,7 +13,8 @@ from judge.sweep import sweep
 from migrations import schema
 from trainer.claims import Probe
 from trainer.store import Store
-from whetstone.settings import GroupSettings, TrainerSettings
+from whetstone.settings import GroupSettings
+from whetstone.training import TrainerSettings
 
 TRAJECTORIES = 600
 GROUPS = GroupSettings(target_size=4, prompt_window_s=600)

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from trainer.baselines import LARGEST, SHRINKAGE, WINDOW, Key, Mean, compare
-from trainer.claims import CandidateMember
+from trainer.candidates import CandidateMember
 
 TASK: Key = ("", "")
 

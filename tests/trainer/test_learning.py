@@ -8,16 +8,31 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer import adapter
 from trainer.advantages import group_relative
-from trainer.learner import Learner
+from trainer.learner.learner import Learner
 from trainer.rows import Spoken, merge
-from whetstone.settings import TrainerSettings
+from whetstone.training import TrainerSettings
 
-GROUPS, MEMBERS, TOKENS, STEPS = 12, 8, 12, 25
+GROUPS, MEMBERS, TOKENS, STEPS = 12, 8, 12, 40
 Rewarding = Callable[[list[float], random.Random], list[float]]
+
+
+SEEDS = (6, 14, 25)
+"""Of 30 seeds, those whose random model begins below 0.45."""
+
+
+@pytest.fixture(scope="session", params=SEEDS)
+def seeded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A random Qwen3 like `tiny_model`, of larger weights so that it prefers some tokens; and its seed."""
+    config = AutoConfig.from_pretrained(request.getfixturevalue("tiny_model"), initializer_range=0.3)
+    folder = tmp_path_factory.mktemp("seeded") / "tiny-qwen3"
+    with torch.random.fork_rng():
+        torch.manual_seed(request.param)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder, request.param
 
 
 def shuffled(rewards: list[float], rng: random.Random) -> list[float]:
@@ -43,8 +58,9 @@ def sample(model: torch.nn.Module, prompts_BP: torch.Tensor, version: int) -> li
     ]
 
 
-def learn(model: Path, adapters: Path, rewarding: Rewarding, seed: int = 1) -> tuple[float, float]:
+def learn(seeded_model: tuple[Path, int], adapters: Path, rewarding: Rewarding) -> tuple[float, float]:
     """Train on the share of even tokens, as `rewarding` bends it. Returns that share at the start and at the end."""
+    model, seed = seeded_model
     rng = random.Random(seed)
     torch.manual_seed(seed)
     learner = Learner.fresh(model, TrainerSettings(threads=1, device="cpu", learning_rate=3e-3), seed)
@@ -62,6 +78,8 @@ def learn(model: Path, adapters: Path, rewarding: Rewarding, seed: int = 1) -> t
             {str(g): {str(g * MEMBERS + m): bent[g * MEMBERS + m] for m in range(MEMBERS)} for g in range(GROUPS)}
         ).by_trajectory
         rows = [row for name, a in advantages.items() for row in merge(name, [spoken[int(name)]], a)]
+        if not rows:
+            break  # every group is of one mind: nothing is left to learn
         figures = learner.step(rows, step)
         assert figures.mismatch_k3 is not None and figures.mismatch_k3 < 1e-6
         folder = adapters / f"toy@v{step + 1}"
@@ -71,19 +89,19 @@ def learn(model: Path, adapters: Path, rewarding: Rewarding, seed: int = 1) -> t
 
 
 @pytest.mark.slow
-def test_a_toy_policy_learns_what_is_rewarded(tmp_path: Path, tiny_model: Path) -> None:
-    start, end = learn(tiny_model, tmp_path, lambda rewards, rng: rewards)
-    assert start < 0.55
+def test_a_toy_policy_learns_what_is_rewarded(tmp_path: Path, seeded_model: tuple[Path, int]) -> None:
+    start, end = learn(seeded_model, tmp_path, lambda rewards, rng: rewards)
+    assert start < 0.45
     assert end >= 0.85
 
 
 @pytest.mark.slow
-def test_a_toy_policy_learns_nothing_from_shuffled_rewards(tmp_path: Path, tiny_model: Path) -> None:
-    start, end = learn(tiny_model, tmp_path, shuffled)
+def test_a_toy_policy_learns_nothing_from_shuffled_rewards(tmp_path: Path, seeded_model: tuple[Path, int]) -> None:
+    start, end = learn(seeded_model, tmp_path, shuffled)
     assert abs(end - start) <= 0.12
 
 
 @pytest.mark.slow
-def test_a_toy_policy_unlearns_what_is_punished(tmp_path: Path, tiny_model: Path) -> None:
-    start, end = learn(tiny_model, tmp_path, lambda rewards, rng: [-reward for reward in rewards])
+def test_a_toy_policy_unlearns_what_is_punished(tmp_path: Path, seeded_model: tuple[Path, int]) -> None:
+    start, end = learn(seeded_model, tmp_path, lambda rewards, rng: [-reward for reward in rewards])
     assert end <= start - 0.3

@@ -1,9 +1,11 @@
 """What each member of a step teaches, or why it teaches nothing."""
 
+import statistics
 from typing import Any
 
 import pytest
 
+from trainer.advantages import Scale
 from trainer.claims import Member
 from trainer.errors import RewardError
 from trainer.lessons import Lessons, lessons
@@ -22,15 +24,31 @@ def single(name: str, reward: float, baseline: float | None, **values: Any) -> M
     return member(name, reward, group=f"of {name}", alone=True, baseline=baseline, **values)
 
 
-def taught(*members: Member) -> Lessons:
-    return lessons(members, max_row_tokens=16)
+def taught(*members: Member, scale: Scale = "none") -> Lessons:
+    return lessons(members, max_row_tokens=16, scale=scale)
 
 
 def test_a_single_teaches_by_its_distance_from_the_baseline_and_a_group_by_that_from_its_mean() -> None:
     got = taught(member("a", 0.0), member("b", 1.0), single("c", 1.0, 0.75), single("d", 0.0, 0.75))
     assert got.advantages == {"a": -0.5, "b": 0.5, "c": 0.25, "d": -0.75}
     assert {row.trajectory_id: row.advantage for row in got.rows} == got.advantages
+    assert got.baselines == {"a": 0.5, "b": 0.5, "c": 0.75, "d": 0.75}
     assert got.left_out == {}
+
+
+def test_scaled_by_group_a_single_is_measured_by_the_whole_step() -> None:
+    members = (member("a", 0.0), member("b", 0.5), single("c", 1.0, 0.75), single("unknown", 0.0, None))
+    of_group, of_step = 0.125**0.5 + 1e-4, statistics.stdev([0.0, 0.5, 1.0, 0.0]) + 1e-4
+    got = taught(*members, scale="group")
+    assert got.advantages == pytest.approx({"a": -0.25 / of_group, "b": 0.25 / of_group, "c": 0.25 / of_step})
+    assert {row.trajectory_id: row.advantage for row in got.rows} == got.advantages
+    assert got.baselines == {"a": 0.25, "b": 0.25, "c": 0.75}
+
+
+def test_scaled_by_batch_a_copy_counts_no_more_than_it_does_for_its_group() -> None:
+    copies = [member(name, 1.0, seed=(7, 0)) for name in "abc"]
+    got = taught(*copies, member("d", 0.0), scale="batch")
+    assert got.advantages == pytest.approx({"a": 0.5 / (0.5**0.5 + 1e-4), "d": -0.5 / (0.5**0.5 + 1e-4)})
 
 
 def test_members_of_a_group_that_is_too_small_are_not_compared_with_one_another() -> None:

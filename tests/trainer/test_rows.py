@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import RowError
-from trainer.rows import Row, Spoken, merge
+from trainer.rows import Answer, Row, Spoken, imitated, merge
 
 
 def spoken(prompt: list[int], tokens: list[int], *, name: str = "c", first: int = 0, version: int = 3) -> Spoken:
@@ -176,3 +176,29 @@ def test_a_conversation_that_only_grows_is_one_row(turns: list[tuple[list[int], 
         history += [*new_prompt, *tokens]
     (row,) = merge("t", completions, advantage=1.0)
     assert row.token_ids_T == tuple(history)
+
+
+def test_an_answer_to_imitate_has_no_logprobs_and_no_version() -> None:
+    (row,) = imitated("t", [Answer("f", (1, 2), (3, 4))])
+    assert row == Row(
+        trajectory_id="t",
+        token_ids_T=(1, 2, 3, 4),
+        sampled_T=(False, False, True, True),
+        inference_logprobs_T=(math.nan,) * 4,
+        versions_T=(-1,) * 4,
+        temperatures_T=(1.0,) * 4,
+        advantage=1.0,
+    )
+
+
+@given(conversations())
+def test_answers_to_imitate_share_rows_as_sampled_ones_do(completions: list[Spoken]) -> None:
+    rows = imitated("t", [Answer(one.completion_id, one.prompt_ids, one.token_ids) for one in completions])
+    merged = merge("t", completions, 1.0)
+    assert [(row.token_ids_T, row.sampled_T) for row in rows] == [(row.token_ids_T, row.sampled_T) for row in merged]
+
+
+@pytest.mark.parametrize("answer", [Answer("f", (), (3,)), Answer("f", (1, -1), (3,)), Answer("f", (1,), (3, -2))])
+def test_an_answer_that_nothing_predicts_or_that_is_no_ids_is_refused(answer: Answer) -> None:
+    with pytest.raises(RowError, match="answer f:"):
+        imitated("t", [answer])

@@ -11,13 +11,17 @@ from sqlalchemy import Engine, select, update
 
 from migrations import schema
 from tests.server import Handler, Server
-from trainer import adapter
-from trainer.errors import AdapterNotWritten, LeaseLost
-from trainer.learner import Learner
+from trainer import adapter, kept
+from trainer.claims import Member
+from trainer.errors import AdapterNotWritten, LeaseLost, NotFinite
+from trainer.learner.learner import Learner
+from trainer.lessons import lessons
+from trainer.rows import Spoken
 from trainer.step import Learners, reconcile, take_step
 from trainer.store import Store
 from whetstone import adapters
-from whetstone.settings import Settings, TrainerSettings
+from whetstone.settings import Settings
+from whetstone.training import TrainerSettings
 from whetstone.vllm import Vllm, VllmDown
 
 RULES = TrainerSettings(groups_per_step=1, threads=1, device="cpu", lora_rank=4, lora_alpha=8)
@@ -160,7 +164,12 @@ def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(traini
     assert (step.state, step.version_in, step.version_out, step.attempt) == ("promoted", 0, 1, 1)
     assert (step.reward_mean, step.reward_spread, step.sampled_tokens) == (0.5, 0.5, 8)
     assert step.fresh_share == 1.0 and step.mismatch_k3 > 0 and step.grad_norm > 0
+    assert (step.kind, step.loss_function, step.learning_rate) == ("grpo", "dppo_tv", RULES.learning_rate)
+    assert (step.advantage_spread, step.completions, step.rows, step.discarded) == (0.5, 4, 2, {})
+    assert step.read_tokens >= step.sampled_tokens and step.entropy > 0 and step.kl == 0
     assert set(step.phases) == {"read", "model", "train", "write", "load", "probe"}
+    assert step.tokens_per_s == pytest.approx(step.sampled_tokens / step.seconds)
+    assert step.seconds >= sum(step.phases.values()) - 1e-3
     assert (step.lease_until, step.error) == (None, None)
     assert training.all(schema.groups, "state") == {"trained"}
     assert {(row.state, row.trained_in_step) for row in training.rows(schema.trajectories)} == {("trained", 1)}
@@ -183,6 +192,8 @@ def test_a_candidate_that_vllm_speaks_otherwise_is_rejected_and_the_next_step_st
     assert training.step() is True
     assert training.live_version == 0
     assert training.versions() == {0: "live", 1: "rejected"}
+    step = training.seed.one(schema.steps, "starter#1")
+    assert set(step.phases) == {"read", "model", "train", "write", "load", "probe"} and step.tokens_per_s > 0
     version = training.seed.one(schema.policy_versions, "starter@v1")
     assert "disagree" in version.reason and version.probe_k3 > 0.1 and not version.served
     assert training.seed.one(schema.steps, "starter#1").state == "rejected"
@@ -355,14 +366,62 @@ def test_rewards_that_no_gradient_can_carry_fail_the_step_and_nothing_is_saved(
     assert training.live_version == 2  # the number of the failed step's version is not used again
 
 
-def test_a_logprob_that_makes_the_ratio_overflow_fails_the_step(training: Training) -> None:
+def test_a_logprob_that_makes_the_ratio_overflow_is_left_out_of_the_loss(training: Training) -> None:
     training.group("g")
     training.write(
         schema.completions, schema.completions.c.trajectory_id == "g-0", inference_logprobs=[-9000.0, -9000.0]
     )
     assert training.step() is True
-    assert training.seed.one(schema.steps, "starter#1").state == "failed"
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.masked_share) == ("promoted", 0.5)
+
+
+def test_the_rows_of_a_step_that_is_not_finite_are_kept_and_are_not_finite_again(training: Training) -> None:
+    training.group("g", rewards=(-1e308, 1e308))
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert step.state == "failed"
+    assert step.kept == str(training.settings.data.resolve() / "kept" / "starter-1.jsonl")
+    assert step.kept in step.error and "the step was not taken" in step.error
+    assert set(step.phases) == {"read", "model", "train"} and step.seconds > 0 and step.tokens_per_s is None
+    rows = kept.read(Path(step.kept))
+    assert {row.trajectory_id: row.advantage for row in rows} == {"g-0": -1e308, "g-1": 1e308}
+    learner = Learner.fresh(training.fake.model, RULES, training.settings.seed)
+    before = learner.files()
+    with pytest.raises(NotFinite):
+        learner.step(rows, 0)
+    assert learner.files() == before
     assert training.fake.calls == []
+
+
+def test_weights_that_overflow_are_never_live_and_what_comes_of_them_is_not_saved(training: Training) -> None:
+    training.group("g")
+    training.with_rules(learning_rate=1e37)
+    training.learners = Learners(training.settings)
+    assert training.step() is True
+    assert (training.live_version, training.versions()) == (0, {0: "live", 1: "rejected"})
+    assert training.seed.one(schema.policy_versions, "starter@v1").probe_k3 is None
+    # Were it live all the same, the step after it would find out.
+    broken = Learner.resume(training.fake.model, training.adapters / "starter@v1", RULES)
+    rows = lessons(
+        [Member("g-0", "g", 0.0, (Spoken("c", (1, 2), (3, 4), (-0.5, -0.25), 1, 1.0),)),
+         Member("g-1", "g", 1.0, (Spoken("d", (1, 2), (5, 6), (-0.5, -0.25), 1, 1.0),))], 64,
+    ).rows  # fmt: skip
+    before = broken.files()
+    with pytest.raises(NotFinite):
+        broken.step(rows, 1)
+    assert broken.files() == before
+
+
+def test_a_disk_that_refuses_the_rows_does_not_hide_why_the_step_failed(training: Training) -> None:
+    training.group("g", rewards=(-1e308, 1e308))
+    training.settings.data.mkdir()
+    (training.settings.data / "kept").write_text("a file where the folder belongs")
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.kept) == ("failed", None)
+    assert "the step was not taken" in step.error and "its rows could not be kept: " in step.error
+    assert training.all(schema.trajectories, "why_not_trained") == {"step_failed"}
 
 
 def test_a_step_whose_adapter_cannot_be_written_is_taken_over_with_the_same_trajectories(training: Training) -> None:

@@ -11,7 +11,7 @@ from migrations import schema
 from trainer.claims import Claim, Probe
 from trainer.errors import LeaseLost
 from trainer.store import Store
-from whetstone.settings import TrainerSettings
+from whetstone.training import TrainerSettings
 
 RULES = TrainerSettings(groups_per_step=1, max_groups_per_step=4, min_fresh_share=0.3)
 PROBE = Probe(0.0, 32)
@@ -124,8 +124,8 @@ def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, wr
         "trained": lambda: store.trained(lost, FIGURES, Path("/a"), "hash"),
         "loaded": lambda: store.loaded(lost),
         "promote": lambda: store.promote(lost, FIGURES, PROBE, 2),
-        "reject": lambda: store.reject(lost, "no", PROBE),
-        "end": lambda: store.end_without_version(lost, "noop", "nothing"),
+        "reject": lambda: store.reject(lost, "no", PROBE, {}),
+        "end": lambda: store.end_without_version(lost, "noop", "nothing", {}),
         "note": lambda: teach(store, lost),
     }
     with pytest.raises(LeaseLost):
@@ -164,11 +164,13 @@ def test_what_a_rejected_step_took_counts_as_trained(store: Store, engine: Engin
     claim = claim_of(store)
     teach(store, claim)
     store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
-    store.reject(claim, "vLLM and trainer disagree", Probe(0.5, 64))
+    store.reject(claim, "vLLM and trainer disagree", Probe(0.5, 64), {"seconds": 2.0})
     assert seed.one(schema.policies, "starter").live_version == 0
     version = seed.one(schema.policy_versions, "starter@v1")
     assert (version.state, version.served) == ("rejected", False)
     assert (version.probe_k3, version.probe_tokens) == (0.5, 64)
+    step = seed.one(schema.steps, "starter#1")
+    assert (step.state, step.seconds, step.error) == ("rejected", 2.0, "vLLM and trainer disagree")
     assert {row.state for row in rows(engine, schema.trajectories)} == {"trained"}
     assert store.claim("starter", RULES) is None
 
@@ -206,11 +208,11 @@ def test_a_step_without_a_version_discards_what_it_took(
     store: Store, engine: Engine, seed: Any, state: str, reason: str
 ) -> None:
     claim = claim_of(store)
-    store.end_without_version(claim, state, "why")
+    store.end_without_version(claim, state, "why", {"kept": "/rows"})
     assert {(row.state, row.reason) for row in rows(engine, schema.groups)} == {("discarded", reason)}
     assert {(row.state, row.why_not_trained) for row in rows(engine, schema.trajectories)} == {("excluded", reason)}
     step = seed.one(schema.steps, "starter#1")
-    assert (step.state, step.error) == (state, "why")
+    assert (step.state, step.error, step.kept) == (state, "why", "/rows")
     assert seed.one(schema.policies, "starter").live_version == 0
 
 
@@ -265,7 +267,7 @@ def test_singles_are_claimed_with_what_was_expected_of_them_and_their_rewards_co
     step = seed.one(schema.steps, "starter#1")
     assert (step.groups, step.trajectories, step.baselined, first.baselined) == (4, 5, 3, 3)
     assert {member.trajectory_id for member in store.members(first) if member.alone} == {"s0", "s1", "s2"}
-    store.end_without_version(first, "noop", "nothing")
+    store.end_without_version(first, "noop", "nothing", {})
 
     scored_group(seed, "h")
     single(seed, "t", 0.1)

@@ -170,10 +170,24 @@ def test_an_answer_without_whole_ids_and_logprobs_is_refused(server: FakeVllm, c
         control.sample("starter@v1", (1, 2), 8, seed=0)
 
 
+def test_a_chat_is_rendered_with_what_its_template_takes(server: FakeVllm, control: Vllm) -> None:
+    server.answers({"tokens": [1, 2], "count": 2, "max_model_len": 64})
+    messages = [{"role": "user", "content": "hi"}]
+    assert control.render("starter@v0", messages, opened=True) == [1, 2]
+    tools, arguments = [{"type": "function"}], {"enable_thinking": False}
+    control.render("starter@v0", messages, opened=False, tools=tools, template_arguments=arguments)
+    plain = {"model": "starter@v0", "messages": messages}
+    assert server.asked == [
+        ("/tokenize", plain | {"add_generation_prompt": True}),
+        ("/tokenize", plain | {"add_generation_prompt": False, "tools": tools, "chat_template_kwargs": arguments}),
+    ]
+
+
 def test_an_error_of_it_is_passed_on_in_its_words(server: FakeVllm, control: Vllm) -> None:
     server.answers({"error": {"message": "already been loaded"}}, status=400)
-    with pytest.raises(VllmRefused, match="400.*already been loaded"):
+    with pytest.raises(VllmRefused, match="400.*already been loaded") as refused:
         control.load("starter@v1", Path("/adapters/starter@v1"))
+    assert refused.value.status == 400
 
 
 def test_another_server_at_its_address_is_told_apart(server: FakeVllm, control: Vllm) -> None:

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from trainer import adapter
 from trainer.errors import AdapterMismatch, ModelUnusable, NotFinite, RowError
-from trainer.learner import Learner
+from trainer.learner.learner import Learner
 from trainer.rows import Row
 from whetstone.adapters import AdapterDamaged
-from whetstone.settings import TrainerSettings
+from whetstone.training import TrainerSettings
 
 MakeRows = Callable[..., list[Row]]
 
@@ -202,7 +202,7 @@ def test_a_loss_that_is_not_finite_moves_nothing(tiny_model: Path, make_rows: Ma
     learner = moved(tiny_model, SETTINGS, make_rows(4))
     before = learner.files()
     good, bad = make_rows(2, seed=4)
-    bad = replace(bad, inference_logprobs_T=tuple(-1000.0 if sampled else math.nan for sampled in bad.sampled_T))
+    bad = replace(bad, advantage=3e38)
     with pytest.raises(NotFinite, match="the step was not taken"):
         learner.step([good, bad], version_in=0)
     assert learner.files() == before

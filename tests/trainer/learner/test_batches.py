@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.batches import by_length
+from trainer.learner.batches import by_length
 
 
 def test_rows_of_like_length_share_a_micro_batch() -> None:

@@ -1,0 +1,181 @@
+"""Rows read together are read as each alone; and where a model cannot do that, it is seen and said."""
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+)
+
+from trainer.errors import ModelUnusable
+from trainer.learner.learner import Learner
+from trainer.rows import Row, Spoken, merge
+from whetstone.training import TrainerSettings
+
+MakeRows = Callable[..., list[Row]]
+SETTINGS = TrainerSettings(threads=1, device="cpu", clip_norm=1e9)
+"""Nothing is clipped, so the optimizer's first moment after one step is the gradient times 0.1."""
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.1,
+}
+
+
+def gradient(model: Path, rows: list[Row], **settings: object) -> dict[str, Tensor]:
+    """The gradient of a learner whose LoRA is not zero any more, by parameter name."""
+    learner = Learner.fresh(model, SETTINGS.model_copy(update=settings), seed=1)
+    for weight in learner._trained.values():  # B is zero at first, and with it the gradient of A
+        torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(weight.numel()))
+    learner.step(rows, 0)
+    state = safetensors.torch.load(learner.files()["optimizer.safetensors"])
+    return {name: m / 0.1 for name, m in state.items() if name.startswith("exp_avg.")}
+
+
+def furthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest difference of any two entries; asserts that there is something to differ."""
+    assert one.keys() == other.keys()
+    assert all(value.abs().max() > 1e-5 for value in one.values())
+    return max((value - other[name]).abs().max().item() for name, value in one.items())
+
+
+@pytest.fixture
+def group(make_rows: MakeRows) -> list[Row]:
+    """A group of six that begins alike, and three rows of others."""
+    rng = random.Random(3)
+    prompt = tuple(rng.randrange(64) for _ in range(48))
+    turns = []
+    for member in range(6):
+        said = tuple(rng.randrange(64) for _ in range(rng.randint(4, 20)))
+        first = Spoken("a", prompt, said, (-4.0,) * len(said), 0, 1.0)
+        more = (*prompt, *said, *(rng.randrange(64) for _ in range(9)))
+        second = Spoken("b", more, said[:4], (-4.0,) * 4, 1, 0.7)
+        turns += merge(f"t{member}", [first, second], rng.uniform(-1, 1))
+    return turns + make_rows(3)
+
+
+@pytest.mark.parametrize("loss", ["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"])
+def test_trees_leave_the_gradient_as_it_is(tiny_model: Path, group: list[Row], loss: str) -> None:
+    alone = gradient(tiny_model, group, trees=False, micro_batch_tokens=64, loss=loss)
+    for attention in ("segments", "dense"):
+        together = gradient(tiny_model, group, attention=attention, loss=loss)
+        assert furthest(alone, together) <= 1e-5
+
+
+@pytest.mark.parametrize("budget", [64, 150, 8192])
+def test_micro_batches_leave_the_gradient_as_it_is(tiny_model: Path, group: list[Row], budget: int) -> None:
+    side_by_side = gradient(tiny_model, group, trees=False)
+    assert furthest(side_by_side, gradient(tiny_model, group, micro_batch_tokens=budget)) <= 1e-5
+    assert furthest(side_by_side, gradient(tiny_model, group[::-1], micro_batch_tokens=budget)) <= 1e-5
+
+
+@pytest.mark.parametrize("loss", ["dppo_tv", "cispo", "dapo", "grpo"])
+def test_forking_and_merging_leave_the_gradient_as_it_is(tiny_model: Path, loss: str) -> None:
+    rng = random.Random(0)
+    prompt, spoken = tuple(rng.randrange(64) for _ in range(20)), []
+    for turn in range(4):
+        said = tuple(rng.randrange(64) for _ in range(6))
+        spoken.append(Spoken(str(turn), prompt, said, (-4.0,) * 6, 0, 1.0))
+        prompt = (*prompt, *said, *(rng.randrange(64) for _ in range(5)))
+    merged = merge("t", spoken, 0.7)
+    forked = [row for one in spoken for row in merge("t", [one], 0.7)]
+    assert (len(merged), len(forked)) == (1, 4)
+    for trees in (True, False):
+        one = gradient(tiny_model, merged, loss=loss, trees=trees)
+        assert furthest(one, gradient(tiny_model, forked, loss=loss, trees=trees)) <= 1e-5
+
+
+@pytest.mark.parametrize("trees", [True, False])
+def test_gradient_checkpointing_leaves_the_gradient_as_it_is(tiny_model: Path, group: list[Row], trees: bool) -> None:
+    kept = gradient(tiny_model, group, trees=trees, gradient_checkpointing=False)
+    again = gradient(tiny_model, group, trees=trees, gradient_checkpointing=True)
+    assert furthest(kept, again) <= 1e-6
+
+
+def test_what_is_shared_is_read_once(tiny_model: Path, group: list[Row]) -> None:
+    def read(trees: bool) -> int:
+        settings = SETTINGS.model_copy(update={"trees": trees})
+        return Learner.fresh(tiny_model, settings, seed=1).step(group, 0).read_tokens
+
+    tokens = sum(len(row.token_ids_T) for row in group)
+    assert read(trees=True) == tokens - 5 * 48
+    assert read(trees=False) >= tokens  # padding counts
+
+
+def test_branches_that_both_sampled_what_they_share_are_both_trained(tiny_model: Path) -> None:
+    said = tuple(range(40))
+    rows = [
+        row
+        for name, last in (("a", 50), ("b", 51))
+        for row in merge(
+            name, [Spoken(name, (1, 2), (*said, last), (-4.0,) * 41, 0, 1.0)], 0.5 if name == "a" else -0.2
+        )
+    ]
+    figures = Learner.fresh(tiny_model, SETTINGS, seed=1).step(rows, 0)
+    assert (figures.sampled_tokens, figures.read_tokens) == (82, 44)
+    together, alone = gradient(tiny_model, rows), gradient(tiny_model, rows, trees=False)
+    assert furthest(together, alone) <= 1e-5
+
+
+def save(config: PretrainedConfig, folder: Path) -> Path:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LlamaConfig(**SMALL), Qwen2Config(**SMALL), Phi3Config(**SMALL, pad_token_id=0)],
+    ids=lambda config: config.model_type,
+)
+def test_models_of_plain_attention_take_trees(tmp_path: Path, group: list[Row], config: PretrainedConfig) -> None:
+    model = save(config, tmp_path / "base")
+    assert Learner.fresh(model, SETTINGS, seed=1)._reading.trees
+    assert furthest(gradient(model, group), gradient(model, group, trees=False)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (MistralConfig(**SMALL, sliding_window=16), "sliding_window"),
+        (Gemma3TextConfig(**SMALL, sliding_window=16), "sliding_window"),
+        (Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]), "does not keep rows of one sequence apart"),
+    ],
+    ids=["window", "windows in some layers", "layers that are no attention"],
+)
+def test_models_that_cannot_take_trees_read_rows_side_by_side_and_say_so(
+    tmp_path: Path, group: list[Row], caplog: pytest.LogCaptureFixture, config: PretrainedConfig, why: str
+) -> None:
+    model = save(config, tmp_path / "base")
+    with caplog.at_level(logging.WARNING, logger="trainer.learner.reading"):
+        learner = Learner.fresh(model, SETTINGS, seed=1)
+    assert not learner._reading.trees
+    assert why in caplog.text and "side by side" in caplog.text
+    batched = gradient(model, group)
+    assert furthest(batched, gradient(model, group, micro_batch_tokens=64)) <= 1e-5
+
+
+def test_a_model_that_no_adapter_fits_is_a_clear_error(tmp_path: Path) -> None:
+    model = save(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4), tmp_path / "base")
+    with pytest.raises(ModelUnusable, match="takes no LoRA on all its linear layers"):
+        Learner.fresh(model, SETTINGS, seed=1)

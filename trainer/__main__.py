@@ -1,0 +1,116 @@
+"""`python -m trainer`, which `whetstone step --dry-run` starts: what a step now would be. It only reads.
+
+Settings come from the environment. Exit codes: 0 shown; 1 the step would fail; 2 it could not begin.
+"""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from sqlalchemy.exc import SQLAlchemyError
+
+from migrations.database import snapshot
+from migrations.run import MigrationError, check
+from trainer.dry_run import DryRun, dry_run
+from trainer.errors import RewardError
+from trainer.rows import Row
+from whetstone.settings import SettingsError, load
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+console = Console()
+errors = Console(stderr=True)
+
+
+@app.command()
+def show(
+    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Every row's token ids, the trained ones in brackets")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object, with every row")] = False,
+) -> None:
+    """Show what a step now would take and teach; nothing is written."""
+    settings = load()
+    with snapshot(settings.database_url) as connection:
+        check(connection)
+        now = datetime.now(UTC)
+        found = dry_run(connection, settings.project, policy or settings.policy, settings.trainer, now)
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    if found.trajectories:
+        console.print(_trajectories(found))
+    if found.discarded:
+        console.print(_discarded(found))
+    for line in [*sentences(found), *(map(spelled, found.rows) if rows else ())]:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def sentences(found: DryRun) -> Iterator[str]:
+    """The step in words."""
+    if found.why_not_due is None:
+        yield f"a step of {found.policy} is due; nothing was written"
+    else:
+        yield f"no step of {found.policy} is due: {found.why_not_due}; nothing was written"
+    if not found.trajectories:
+        return
+    taught = [one for one in found.trajectories if one.left_out is None]
+    yield (
+        f"{'it' if found.why_not_due is None else 'asked for by hand, it'} would take "
+        f"{len({one.group_id for one in found.trajectories})} groups with {len(found.trajectories)} trajectories, of "
+        f"which {len(taught)} teach: {sum(one.completions for one in taught)} completions in {len(found.rows)} rows, "
+        f"{sum(one.read_tokens for one in taught)} tokens read, {sum(one.sampled_tokens for one in taught)} trained; "
+        f"from version {found.version_in}"
+    )
+
+
+def spelled(row: Row) -> str:
+    """A row's token ids; those that are trained in brackets."""
+    ids = (f"[{t}]" if trained else str(t) for t, trained in zip(row.token_ids_T, row.sampled_T, strict=True))
+    return f"{row.trajectory_id} {row.advantage:+.4f}: {' '.join(ids)}"
+
+
+def _trajectories(found: DryRun) -> Table:
+    table = Table("group", "trajectory", "reward", "baseline", "advantage", "rows", "tokens", "versions", "left out")
+    table.title, table.title_justify = f"{found.policy}, from version {found.version_in}", "left"
+    table.caption = "rows: completions > rows after merging; tokens: read / trained"
+    for one in found.trajectories:
+        table.add_row(
+            escape(one.group_id),
+            escape(one.trajectory_id),
+            f"{one.reward:.4g}",
+            "–" if one.baseline is None else f"{one.baseline:.4g}",
+            "–" if one.advantage is None else f"{one.advantage:+.4f}",
+            f"{one.completions} > {one.rows}",
+            f"{one.read_tokens} / {one.sampled_tokens}",
+            " ".join(map(str, one.versions)) or "–",
+            escape(one.left_out or ""),
+        )
+    return table
+
+
+def _discarded(found: DryRun) -> Table:
+    table = Table("would be discarded", "groups", "which")
+    for reason, group_ids in found.discarded.items():
+        table.add_row(reason, str(len(group_ids)), escape(" ".join(group_ids)))
+    return table
+
+
+def main() -> None:
+    """Run the command line; errors that a user can mend end with their message."""
+    try:
+        app(prog_name="whetstone step --dry-run")
+    except (SettingsError, MigrationError, SQLAlchemyError) as error:
+        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except RewardError as error:
+        errors.print(f"[red]the step would fail:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

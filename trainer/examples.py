@@ -1,0 +1,142 @@
+"""Answers to imitate, from text to token ids. Pure: who renders is handed in; knows no table, no vLLM, no tokenizer."""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+DEMONSTRATIONS = "demonstrations"
+BEST = "best"
+
+CHAT = "chat.completions"
+TEXT = "completions"
+ENDED = frozenset({"stop", "tool_calls", "function_call"})
+"""Finish reasons of an answer that is whole."""
+STAND_IN = ({"role": "user", "content": "?"},)
+"""Rendered in place of a conversation that was held in another dialect: an answer's ids depend on what opens it."""
+_SAID = ("role", "content", "reasoning_content", "reasoning", "tool_calls")
+"""Fields of an answer that a template may render; servers add others."""
+
+Render = Callable[[Sequence[Any], bool], Sequence[int]]
+"""(messages, whether an answer is opened after them) -> their token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a supervised step is to imitate."""
+
+    source: str
+    """`demonstrations`, `best`, or the policy whose answers it learns from."""
+    min_reward: float | None
+    """Lowest reward of a trajectory that is imitated; None: any, and of `best` the best of each group."""
+    limit: int
+    """Most demonstrations, or trajectories."""
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Self:
+        """From what `policies.step_asked` and `steps.imitates` hold."""
+        return cls(asked["from"], asked.get("min_reward"), asked["limit"])
+
+
+class WhyLeftOut(StrEnum):
+    """Why an example cannot be imitated; what stands in `examples.left_out`."""
+
+    NOT_A_CHAT = "not_a_chat"
+    """It was said in another dialect than chat, and its ids are not known: no template of ours renders it."""
+    CUT_OFF = "cut_off"
+    """The answer did not end by itself: its rendering would end where it did not."""
+    REFUSED = "refused"
+    """vLLM does not render it; followed by its words."""
+    REWRITTEN = "rewritten"
+    """The template renders the prompt otherwise once the answer stands after it."""
+    OPENED_OTHERWISE = "opened_otherwise"
+    """The logged prompt does not end as the template opens an answer."""
+    NO_END = "no_end"
+    """The answer does not end with one of the model's end tokens, or has one within."""
+    TOO_LONG = "too_long"
+    """Prompt and answer are longer than `trainer.max_row_tokens`. Later steps try again: the setting may change."""
+
+
+class LeftOut(Exception):
+    """An example cannot be imitated; the message begins with its WhyLeftOut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer as text, and what it answers."""
+
+    endpoint: str
+    messages: Sequence[Any]
+    """The whole conversation before it, in the endpoint's dialect."""
+    tools: Any | None
+    template_arguments: Mapping[str, Any] | None
+    """The request's `chat_template_kwargs`."""
+    answer: Mapping[str, Any] | None
+    """The assistant's message; None where there is only a text."""
+    whole: bool
+    """It ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One answer to imitate."""
+
+    source_id: str
+    """The feedback or the completion it was made of."""
+    trajectory_id: str
+    prompt_ids: tuple[int, ...] | None = None
+    """As logged, else as rendered once; None until it is."""
+    token_ids: tuple[int, ...] | None = None
+    """Likewise the answer's."""
+    told: Told | None = None
+    """What is to be rendered; None where nothing is."""
+    left_out: str | None = None
+    """Why it cannot be imitated; None where it can, or nobody has tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What is stored of an example once it was rendered."""
+
+    source_id: str
+    prompt_ids: tuple[int, ...] | None = None
+    """None where the log has the prompt's own."""
+    token_ids: tuple[int, ...] | None = None
+    left_out: str | None = None
+
+
+def rendered(
+    source_id: str, told: Told, prompt_ids: tuple[int, ...] | None, render: Render, ends: Set[int]
+) -> Rendered:
+    """The answer's ids, after the logged prompt or, where `prompt_ids` is None, after a rendered one.
+
+    The answer is what the template adds to the opened prompt, up to the end token that the model would sample; what a
+    template writes behind it belongs to the next turn. `ends`: the model's end tokens.
+
+    Raises:
+        LeftOut: it cannot be imitated exactly.
+    """
+    if told.answer is None or told.endpoint == TEXT or (prompt_ids is None and told.endpoint != CHAT):
+        raise LeftOut(WhyLeftOut.NOT_A_CHAT)
+    if not told.whole:
+        raise LeftOut(WhyLeftOut.CUT_OFF)
+    messages = told.messages if told.endpoint == CHAT else STAND_IN
+    answer = {name: value for name in _SAID if (value := told.answer.get(name)) is not None}
+    opened = tuple(render(messages, True))
+    closed = tuple(render([*messages, answer], False))
+    if closed[: len(opened)] != opened:
+        raise LeftOut(WhyLeftOut.REWRITTEN)
+    token_ids = _up_to_the_end(closed[len(opened) :], ends)
+    if prompt_ids is None:
+        return Rendered(source_id, opened, token_ids)
+    opening = opened[len(render(messages, False)) :]
+    if prompt_ids[len(prompt_ids) - len(opening) :] != opening:
+        raise LeftOut(WhyLeftOut.OPENED_OTHERWISE)
+    return Rendered(source_id, None, token_ids)
+
+
+def _up_to_the_end(token_ids: tuple[int, ...], ends: Set[int]) -> tuple[int, ...]:
+    places = [place for place, token_id in enumerate(token_ids) if token_id in ends]
+    if len(places) != 1:
+        raise LeftOut(WhyLeftOut.NO_END)
+    return token_ids[: places[0] + 1]

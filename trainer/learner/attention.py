@@ -1,0 +1,168 @@
+"""How a forest of rows is read: each token sees its own piece up to itself, and all that its piece continues.
+
+Three ways with the same result. `segments` takes piece by piece, each with the keys of its path: no work is spent on
+what is not seen, with any kernel. `dense` gives one call a mask of T x T: the plain reference, and few long calls for
+short forests. `flex` compiles that mask into a kernel that skips what is empty: for long forests on CUDA.
+
+Registered with transformers as the attention called NAME. Models hand their keyword arguments down to it, and with
+them the `tree`; without one it is transformers' own. What else a model asks of its attention (a sliding window, capped
+scores, sinks) is not known here and is refused, so that a tree is never read wrongly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface
+
+from trainer.learner.trees import Forest
+
+NAME = "whetstone"
+FLEX_FROM = 4096
+"""Tokens from which on `auto` compiles flex-attention on CUDA; below, the masks of `segments` are small."""
+HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
+"""Arguments that attention may be given and that change nothing about a forest."""
+
+Way = Literal["segments", "dense", "flex"]
+
+
+class NotAForest(Exception):
+    """This model asks more of its attention than a forest can be read with."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """A forest as attention reads it."""
+
+    way: Way
+    parts: list[tuple[slice, list[slice], Tensor | None]] = field(default_factory=list)
+    """For `segments`: a piece's queries, the keys of its path, and the (queries, keys) mask; None where causal."""
+    mask: Tensor | None = None
+    """For `dense`: bool (T, T), True where a query sees a key."""
+    blocks: Any = None
+    """For `flex`: the same by blocks."""
+
+
+def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
+    """What attention needs to know of the forest, made once for all layers."""
+    if way == "segments":
+        return Tree(way, parts=list(_parts(forest, device)))
+    piece_of_T, sees_PP = _who_sees_whom(forest, device)
+    if way == "flex":
+        # Here, for it brings a compiler with it, which takes a second to import.
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        tokens = len(forest.token_ids_T)
+
+        def seen(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & sees_PP[piece_of_T[query], piece_of_T[key]]
+
+        return Tree(way, blocks=create_block_mask(seen, None, None, tokens, tokens, device=device))
+    return Tree(way, mask=sees_PP[piece_of_T][:, piece_of_T].tril())
+
+
+def way_for(wanted: str, tokens: int, device: torch.device) -> Way:
+    """The way a forest of so many tokens is read."""
+    if wanted != "auto":
+        return wanted  # type: ignore[return-value]  # the settings allow no other
+    return "flex" if device.type == "cuda" and tokens >= FLEX_FROM else "segments"
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    tree: Tree | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of (1, heads, T, size) queries to (1, key heads, T, size) keys; (1, T, heads, size) and no weights.
+
+    Raises:
+        NotAForest: there is a tree, and the model asks for something else too.
+    """
+    if tree is None:
+        attended, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
+        )
+        return attended, None
+    asked = [name for name, value in others.items() if value is not None and name not in HARMLESS]
+    if asked or dropout or attention_mask is not None:
+        raise NotAForest(f"its attention also has {', '.join(asked) or 'a mask or dropout of its own'}")
+    if tree.way == "flex":
+        attended = _flex()(query, key, value, block_mask=tree.blocks, scale=scaling, enable_gqa=True)
+    else:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
+        if tree.way == "dense":
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=tree.mask, scale=scaling)
+        else:
+            attended = torch.cat([_part(query, key, value, scaling, *part) for part in tree.parts], dim=2)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def _part(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    own: slice,
+    path: list[slice],
+    mask: Tensor | None,
+) -> Tensor:
+    keys = _along(key, path)
+    values = _along(value, path)
+    return scaled_dot_product_attention(
+        query[:, :, own], keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling
+    )
+
+
+def _along(whole: Tensor, path: list[slice]) -> Tensor:
+    return whole[:, :, path[0]] if len(path) == 1 else torch.cat([whole[:, :, span] for span in path], dim=2)
+
+
+def _parts(forest: Forest, device: torch.device) -> "list[tuple[slice, list[slice], Tensor | None]]":
+    parts = []
+    for place, piece in enumerate(forest.pieces):
+        own = slice(piece.start, piece.end)
+        path = [slice(forest.pieces[one].start, forest.pieces[one].end) for one in forest.path(place)]
+        mask = None
+        if len(path) > 1:
+            queries, keys = piece.end - piece.start, sum(span.stop - span.start for span in path)
+            mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        parts.append((own, path, mask))
+    return parts
+
+
+def _who_sees_whom(forest: Forest, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Piece of each of T tokens, and bool (P, P): whether the first piece continues the second, or is it."""
+    lengths_P = torch.tensor([piece.end - piece.start for piece in forest.pieces])
+    sees_PP = torch.zeros(len(forest.pieces), len(forest.pieces), dtype=torch.bool)
+    for place in range(len(forest.pieces)):
+        sees_PP[place, forest.path(place)] = True
+    return torch.repeat_interleave(lengths_P).to(device), sees_PP.to(device)
+
+
+@cache
+def _flex() -> Callable[..., Tensor]:
+    """Compiled on CUDA at its first call, which takes a minute; elsewhere as it is."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if torch.cuda.is_available():
+        return cast(Callable[..., Tensor], torch.compile(flex_attention, dynamic=True))
+    return cast(Callable[..., Tensor], flex_attention)
+
+
+# Causal as it is: a mask is never needed, neither by forests nor by rows padded on the right.
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)

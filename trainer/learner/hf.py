@@ -1,0 +1,53 @@
+"""The backend of transformers and peft: the base model from its folder, a LoRA on it. CPU, CUDA, MPS; the reference."""
+
+from pathlib import Path
+
+import safetensors
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from trainer.errors import ModelUnusable
+from whetstone.training import TrainerSettings
+
+
+def load(model_path: str | Path, _settings: TrainerSettings, device: torch.device) -> PreTrainedModel:
+    """The base model in the precision it was saved in. Safetensors only: other formats run code when they are read.
+
+    Raises:
+        ModelUnusable: it is not there or cannot be read.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype="auto", use_safetensors=True)
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ModelUnusable(f"{model_path}: {error}") from error
+    return model.to(device)
+
+
+def adapted(model: PreTrainedModel, config: LoraConfig, _settings: TrainerSettings) -> PeftModel:
+    """The model with a LoRA on it. Its weights are fp32 whatever the base's are: peft's own habit.
+
+    Raises:
+        ModelUnusable: peft has no LoRA for layers of this kind.
+    """
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ModelUnusable(f"{type(model).__name__} takes no LoRA on all its linear layers: {error}") from error
+
+
+def made_ready(model: PeftModel, settings: TrainerSettings) -> None:
+    """Without dropout anywhere, as the server has none; layers computed again on the way back if that is wanted."""
+    model.eval()
+    wanted = settings.gradient_checkpointing
+    if not (model.device.type != "cpu" if wanted is None else wanted):
+        return
+    causal: PreTrainedModel = model.get_base_model()
+    causal.gradient_checkpointing_enable()
+    for module in causal.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            # They ask this of themselves; what is in them stays as it is, or their dropout would come alive.
+            module.training = True

@@ -1,0 +1,84 @@
+"""The forward pass: micro-batches in, log probabilities out. Knows the decoder and the head of one model."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.learner import attention, proofs, trees
+from trainer.learner.batches import MicroBatch, by_length
+from trainer.learner.head import token_logprobs
+from trainer.rows import Row
+from whetstone.training import TrainerSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What the model says of the S sampled tokens of a micro-batch, in nats."""
+
+    logprobs_S: Tensor
+    entropies_S: Tensor
+
+
+class Reading:
+    """One model's forward pass over rows: as forests where the model is proven to take them, else side by side."""
+
+    def __init__(self, model: PeftModel, settings: TrainerSettings) -> None:
+        """Raises ModelUnusable where logits are more than the head on the last hidden states."""
+        causal: PreTrainedModel = model.get_base_model()
+        self._settings = settings
+        self._device: torch.device = model.device
+        self._decoder: Any = causal.base_model
+        self._head: Any = causal.get_output_embeddings()
+        proofs.head(causal)
+        self.trees = settings.trees and self._take_forests(causal)
+        """Whether rows are read as forests."""
+
+    def plan(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Places of the rows by micro-batch."""
+        budget = self._settings.micro_batch_tokens
+        if self.trees:
+            return trees.batches([trees.ids(row.token_ids_T) for row in rows], budget)
+        return by_length([len(row.token_ids_T) for row in rows], budget)
+
+    def tokens(self, rows: Sequence[Row]) -> int:
+        """Tokens of a forward pass over the rows as one micro-batch."""
+        if self.trees:
+            return len(trees.forest([trees.ids(row.token_ids_T) for row in rows]).token_ids_T)
+        return len(rows) * max(len(row.token_ids_T) for row in rows)
+
+    def batch(self, rows: Sequence[Row], weights: Sequence[float]) -> MicroBatch:
+        """The rows as one micro-batch; `weights` are of each row's tokens in the loss."""
+        if self.trees:
+            return MicroBatch.as_forest(rows, weights, self._settings.attention, self._device)
+        return MicroBatch.padded(rows, weights, self._device)
+
+    def read(self, batch: MicroBatch) -> Read:
+        """One forward pass; the head sees no position but those that predict a sampled token."""
+        forest = {} if batch.tree is None else {"position_ids": batch.position_ids_BT, "tree": batch.tree}
+        hidden_BTH = self._decoder(input_ids=batch.token_ids_BT, use_cache=False, **forest).last_hidden_state
+        hidden_SH = hidden_BTH.flatten(0, 1)[batch.places_S]
+        return Read(*token_logprobs(hidden_SH, self._head, batch.token_ids_S, batch.temperatures_S))
+
+    def _take_forests(self, causal: PreTrainedModel) -> bool:
+        """Have the model read forests, if it can; whether it does."""
+        before = causal.config._attn_implementation
+        ways = {
+            attention.way_for(self._settings.attention, tokens, self._device)
+            for tokens in (1, self._settings.micro_batch_tokens)
+        }
+        try:
+            for way in sorted(ways):
+                proofs.forest(causal, before, way)
+        except proofs.NotProven as why:
+            causal.set_attn_implementation(before)
+            log.warning("rows are read side by side, one sequence each, which is slower: %s", why)
+            return False
+        return True

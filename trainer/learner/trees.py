@@ -1,0 +1,125 @@
+"""Rows in, trees out: what several rows begin with alike is read once. Pure: knows token ids; no torch, no rewards.
+
+A forest is one flat sequence of T tokens, cut into pieces. A piece continues its parent, and a token sees what comes
+before it in its own piece and all of its parents' pieces: exactly what it sees in its row. Attention is causal, so
+what rows share has the same hidden states in each of them, and the gradients of all of them meet there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+
+WORTH_SHARING = 32
+"""Tokens. Less than this is read again by each row: a further piece costs as much in every layer."""
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start` to `end` of the flat sequence."""
+
+    start: int
+    end: int
+    parent: int
+    """The piece that it continues, by its place in the list; ROOT for none. Parents come first."""
+
+
+@dataclass(slots=True)
+class Forest:
+    """One flat sequence that several rows are read from."""
+
+    token_ids_T: Ids
+    position_ids_T: Ids
+    """Each token's place in its rows."""
+    pieces: list[Piece] = field(default_factory=list)
+    last_piece: list[int] = field(default_factory=list)
+    """Of each row, the piece that it ends in."""
+
+    def path(self, piece: int) -> list[int]:
+        """The piece and all it continues, the first of them first."""
+        path = []
+        while piece != ROOT:
+            path.append(piece)
+            piece = self.pieces[piece].parent
+        return path[::-1]
+
+    def places(self, row: int) -> Ids:
+        """Where the row's tokens lie in the flat sequence."""
+        pieces = [self.pieces[place] for place in self.path(self.last_piece[row])]
+        return np.concatenate([np.arange(piece.start, piece.end) for piece in pieces])
+
+
+def ids(token_ids: Sequence[int]) -> Ids:
+    """Token ids as an array."""
+    return np.asarray(token_ids, dtype=np.int64)
+
+
+def common_prefix(one: Ids, other: Ids) -> int:
+    """How many tokens both begin with."""
+    shorter = min(len(one), len(other))
+    differ = one[:shorter] != other[:shorter]
+    return int(differ.argmax()) if differ.any() else shorter
+
+
+def batches(rows: Sequence[Ids], budget_tokens: int) -> list[list[int]]:
+    """Places of rows, grouped so that the forest of each group stays within the budget.
+
+    In the order of their token ids, so that rows that begin alike stay together, and the same rows always make the
+    same groups. A row above the budget is alone.
+    """
+    groups: list[list[int]] = []
+    used = 0
+    order = in_order(rows)
+    for before, place in zip([None, *order], order, strict=False):
+        shared = 0 if before is None else common_prefix(rows[before], rows[place])
+        # What is too short to be shared may lie below what is shared: at most so much is read again.
+        new = len(rows[place]) - max(0, shared - WORTH_SHARING)
+        if groups and used + new <= budget_tokens:
+            groups[-1].append(place)
+            used += new
+        else:
+            groups.append([place])
+            used = len(rows[place])
+    return groups
+
+
+def in_order(rows: Sequence[Ids]) -> list[int]:
+    """Places of the rows, in the order of their token ids; equal rows in the order they came in."""
+    return sorted(range(len(rows)), key=lambda place: rows[place].astype(">i8").tobytes())
+
+
+def forest(rows: Sequence[Ids]) -> Forest:
+    """The rows as one flat sequence. `rows` are not empty, and no row is."""
+    order = in_order(rows)
+    shared = [common_prefix(rows[one], rows[other]) for one, other in pairwise(order)]
+    pieces: list[Piece] = []
+    taken: list[tuple[Ids, int]] = []
+    last_piece = [ROOT] * len(rows)
+    end = 0
+    # Ranges of `order` whose rows have been read up to `depth`, in `parent`.
+    open_ranges = [(0, len(order), 0, ROOT)]
+    while open_ranges:
+        first, beyond, depth, parent = open_ranges.pop()
+        row = rows[order[first]]
+        common = min(shared[first : beyond - 1], default=len(row))
+        if (common - depth) * max(1, beyond - first - 1) >= (1 if beyond - first == 1 else WORTH_SHARING):
+            pieces.append(Piece(end, end + common - depth, parent))
+            taken.append((row[depth:common], depth))
+            end += common - depth
+            depth, parent = common, len(pieces) - 1
+        if beyond - first == 1:
+            last_piece[order[first]] = parent
+            continue
+        cuts = [first, *(at + 1 for at in range(first, beyond - 1) if shared[at] == common), beyond]
+        open_ranges += [(a, b, depth, parent) for a, b in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
+    return Forest(
+        token_ids_T=np.concatenate([ids for ids, _ in taken]),
+        position_ids_T=np.concatenate([np.arange(depth, depth + len(ids)) for ids, depth in taken]),
+        pieces=pieces,
+        last_piece=last_piece,
+    )

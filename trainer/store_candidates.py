@@ -1,0 +1,88 @@
+"""The trainer's SQL of what a step may take: scored groups, the lineage, running means. Writes nothing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, select
+
+from migrations import schema
+from trainer.baselines import Key, Mean
+from trainer.candidates import Candidate, CandidateMember, Standing
+from trainer.store_ends import UNFINISHED
+from trainer.triggers import lineage_of
+
+_g, _t = schema.groups.c, schema.trajectories.c
+
+
+def lock_candidates(connection: Connection, project: str, policy: str) -> None:
+    """Keep the scored groups as they are until the transaction ends.
+
+    Who revises a reward, or adds a member, locks the group first, in the order of ids as here: from now on what is
+    read stays true until it is claimed.
+    """
+    scored = select(_g.id).where(*_scored(project, policy)).order_by(_g.id)
+    connection.execute(scored.with_for_update(key_share=True))
+
+
+def read_candidates(connection: Connection, project: str, policy: str) -> list[Candidate]:
+    """The scored groups with their rewarded members, the oldest first."""
+    query = (
+        select(
+            _g.id, _g.closed_at, _g.compared_with, _t.id, _t.reward, _t.first_version, _t.last_version,
+            _t.sampled_tokens,
+        )
+        .add_columns(func.coalesce(_t.task, ""), func.coalesce(_t.end_user, ""))
+        .join(schema.trajectories, and_(_t.project == _g.project, _t.group_id == _g.id))
+        .where(*_scored(project, policy))
+        .where(_t.state == "rewarded", _t.split == "train", _t.no_train.is_(False), _t.reward.is_not(None))
+        .order_by(_g.closed_at, _g.id, _t.id)
+    )  # fmt: skip
+    return Candidate.grouped(tuple(row) for row in connection.execute(query))
+
+
+def read_lineage(connection: Connection, project: str, policy: str, live: int) -> list[int]:
+    """The live version, its parent, and so on to the base model."""
+    v = schema.policy_versions.c
+    query = select(v.version, v.parent).where(v.project == project, v.policy == policy)
+    return lineage_of(live, {row.version: row.parent for row in connection.execute(query)})
+
+
+def read_means(
+    connection: Connection, project: str, policy: str, singles: Sequence[CandidateMember]
+) -> dict[Key, Mean]:
+    """The running means of these trajectories' tasks and users, as far as there are any."""
+    b = schema.baselines.c
+    query = (
+        select(b.task, b.end_user, b.mean, b.count)
+        .where(b.project == project, b.policy == policy)
+        .where(b.task.in_({single.task for single in singles}))
+        .where(b.end_user.in_({"", *(single.end_user for single in singles)}))
+    )
+    return {(task, user): Mean(mean, count) for task, user, mean, count in connection.execute(query)}
+
+
+def read_standing(connection: Connection, project: str, policy: str) -> Standing | None:
+    """How the policy stands; None where there is none of that name."""
+    p = schema.policies.c
+    row = connection.execute(select(schema.policies).where(p.project == project, p.id == policy)).one_or_none()
+    if row is None:
+        return None
+    unfinished = unfinished_step(connection, project, policy)
+    return Standing(row.state, row.live_version, None if unfinished is None else unfinished.number)
+
+
+def policy_names(connection: Connection, project: str) -> list[str]:
+    """The project's policies."""
+    p = schema.policies.c
+    return list(connection.execute(select(p.id).where(p.project == project).order_by(p.id)).scalars())
+
+
+def unfinished_step(connection: Connection, project: str, policy: str) -> Any:
+    """The row of the policy's step that is under way; None without one."""
+    s = schema.steps.c
+    query = select(schema.steps).where(s.project == project, s.policy == policy, s.state.in_(UNFINISHED))
+    return connection.execute(query).one_or_none()
+
+
+def _scored(project: str, policy: str) -> tuple[Any, ...]:
+    return _g.project == project, _g.policy == policy, _g.state == "scored"
