@@ -143,10 +143,17 @@ def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, 
 
 def trainer_program(trainer: TrainerSettings) -> list[str]:
     """Celery, or a launch of several processes of which the first is Celery's."""
+    python = str(trainer.python or sys.executable)
     if trainer.processes == 1:
-        return [sys.executable, "-m", "celery", "-A", "trainer.tasks"]
+        return [
+            python,
+            "-m",
+            "celery",
+            "-A",
+            "trainer.tasks_unsloth" if trainer.backend == "unsloth" else "trainer.tasks",
+        ]
     # It launches processes without a GPU too, whatever its option says. The port is for their first meeting.
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
+    launch = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
     launch += ["--num_processes", str(trainer.processes), "--num_cpu_threads_per_process", str(trainer.threads)]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     return [*launch, "-m", "trainer.team"]

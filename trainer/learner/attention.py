@@ -9,7 +9,7 @@ them the `tree`; without one it is transformers' own. What else a model asks of 
 scores, sinks) is not known here and is refused, so that a tree is never read wrongly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
@@ -26,6 +26,8 @@ from trainer.learner.trees import Forest
 NAME = "whetstone"
 FLEX_FROM = 4096
 """Tokens from which on `auto` compiles flex-attention on CUDA; below, the masks of `segments` are small."""
+QUERIES = 256
+"""At most so many queries of a piece at once: each call reads keys up to its last query, none beyond."""
 HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
 """Arguments that attention may be given and that change nothing about a forest."""
 
@@ -42,7 +44,7 @@ class Tree:
 
     way: Way
     parts: list[tuple[slice, list[slice], Tensor | None]] = field(default_factory=list)
-    """For `segments`: a piece's queries, the keys of its path, and the (queries, keys) mask; None where causal."""
+    """For `segments`: queries of a piece, the keys of its path, and the (queries, keys) mask; None where causal."""
     mask: Tensor | None = None
     """For `dense`: bool (T, T), True where a query sees a key."""
     blocks: Any = None
@@ -131,17 +133,18 @@ def _along(whole: Tensor, path: list[slice]) -> Tensor:
     return whole[:, :, path[0]] if len(path) == 1 else torch.cat([whole[:, :, span] for span in path], dim=2)
 
 
-def _parts(forest: Forest, device: torch.device) -> "list[tuple[slice, list[slice], Tensor | None]]":
-    parts = []
+def _parts(forest: Forest, device: torch.device) -> Iterator[tuple[slice, list[slice], Tensor | None]]:
     for place, piece in enumerate(forest.pieces):
-        own = slice(piece.start, piece.end)
-        path = [slice(forest.pieces[one].start, forest.pieces[one].end) for one in forest.path(place)]
-        mask = None
-        if len(path) > 1:
-            queries, keys = piece.end - piece.start, sum(span.stop - span.start for span in path)
-            mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-        parts.append((own, path, mask))
-    return parts
+        *before, _ = [slice(forest.pieces[one].start, forest.pieces[one].end) for one in forest.path(place)]
+        if not before:
+            own = slice(piece.start, piece.end)
+            yield own, [own], None
+            continue
+        seen = sum(span.stop - span.start for span in before) - piece.start
+        for start in range(piece.start, piece.end, QUERIES):
+            end = min(start + QUERIES, piece.end)
+            mask = torch.ones(end - start, seen + end, dtype=torch.bool, device=device).tril(seen + start)
+            yield slice(start, end), [*before, slice(piece.start, end)], mask
 
 
 def _who_sees_whom(forest: Forest, device: torch.device) -> tuple[Tensor, Tensor]:

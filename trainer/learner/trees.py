@@ -72,19 +72,27 @@ def batches(rows: Sequence[Ids], budget_tokens: int) -> list[list[int]]:
     In the order of their token ids, so that rows that begin alike stay together, and the same rows always make the
     same groups. A row above the budget is alone.
     """
-    groups: list[list[int]] = []
-    used = 0
     order = in_order(rows)
-    for before, place in zip([None, *order], order, strict=False):
-        shared = 0 if before is None else common_prefix(rows[before], rows[place])
-        # What is too short to be shared may lie below what is shared: at most so much is read again.
-        new = len(rows[place]) - max(0, shared - WORTH_SHARING)
-        if groups and used + new <= budget_tokens:
-            groups[-1].append(place)
-            used += new
-        else:
-            groups.append([place])
-            used = len(rows[place])
+    groups = []
+    while order:
+        group: list[int] = []
+        costs: list[int] = []
+        used = 0
+        for place in order:
+            shared = common_prefix(rows[group[-1]], rows[place]) if group else 0
+            cost = len(rows[place]) - (shared if shared >= WORTH_SHARING else 0)
+            if group and used + cost > budget_tokens:
+                break
+            group.append(place)
+            costs.append(cost)
+            used += cost
+        # A fork too short to be worth a piece is read again, which the costs do not know.
+        while len(group) > 1 and (over := len(forest([rows[at] for at in group]).token_ids_T) - budget_tokens) > 0:
+            while len(group) > 1 and over > 0:
+                group.pop()
+                over -= max(1, costs.pop())
+        groups.append(group)
+        order = order[len(group) :]
     return groups
 
 

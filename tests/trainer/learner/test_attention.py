@@ -17,7 +17,7 @@ def wood() -> Forest:
     """Three rows that begin alike, two of them for longer, and one of its own."""
     rng = np.random.default_rng(0)
     trunk, bough = rng.integers(50, size=60), rng.integers(50, size=40)
-    leaves = [rng.integers(50, size=size) for size in (9, 5, 12)]
+    leaves = [rng.integers(50, size=size) for size in (9, 600, 12)]
     rows = [np.concatenate([trunk, bough, leaves[0]]), np.concatenate([trunk, bough, leaves[1]])]
     return forest([*rows, np.concatenate([trunk, leaves[2]]), rng.integers(50, size=30)])
 
