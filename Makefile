@@ -65,7 +65,7 @@ killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training w
 	$(BIN)/python -m benchmarks.killed $(KILLED_ARGS)
 
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
-	$(TRL)/bin/python -m benchmarks.step $(STEPS_ARGS)
+	$(TRL)/bin/python -W ignore -m benchmarks.step $(STEPS_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m whetstone.docs

@@ -18,7 +18,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations.database import snapshot
 from migrations.run import MigrationError, check
 from trainer.dry_run import DryRun, dry_run
-from trainer.errors import RewardError
 from trainer.rows import Row
 from whetstone.settings import SettingsError, load
 
@@ -107,9 +106,6 @@ def main() -> None:
     except (SettingsError, MigrationError, SQLAlchemyError) as error:
         errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except RewardError as error:
-        errors.print(f"[red]the step would fail:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,6 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
 
     Raises:
         SettingsError: there is no such policy.
-        RewardError: the step would fail: its rewards are too large to be compared.
     """
     standing = read_standing(connection, project, policy)
     if standing is None:

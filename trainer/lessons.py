@@ -11,6 +11,10 @@ from trainer.errors import RowError
 from trainer.rows import Row, merge
 from whetstone.reasons import WhyNotTrained
 
+LARGEST_GAP = 1e6
+"""Rewards that are compared lie at most so far apart: beyond it one mistaken reward would be all that a step sees, and
+from 1e19 on the square of its gradient does not fit into float32."""
+
 log = logging.getLogger(__name__)
 
 
@@ -31,19 +35,15 @@ class Lessons:
 
 
 def lessons(members: Sequence[Member], max_row_tokens: int, scale: Scale = "none") -> Lessons:
-    """Rows and advantages of all that teaches something, and why the rest does not. `scale`: as `divisors` has it.
-
-    Raises:
-        RewardError: the rewards are too large to be compared.
-    """
-    copies = set(_copies(members))
-    compared, baselines = _compared([member for member in members if member.trajectory_id not in copies], scale)
-    left_out: dict[str, str] = dict.fromkeys(copies, WhyNotTrained.FIXED_SEED)
+    """Rows and advantages of all that teaches something, and why the rest does not. `scale`: as `divisors` has it."""
+    left_out: dict[str, str] = dict.fromkeys(_too_large(members), WhyNotTrained.REWARD_TOO_LARGE)
+    left_out |= dict.fromkeys(_copies(members), WhyNotTrained.FIXED_SEED)
+    compared, baselines = _compared([member for member in members if member.trajectory_id not in left_out], scale)
     rows: list[Row] = []
     answers = 0
     advantages: dict[str, float] = {}
     for member in members:
-        if member.trajectory_id in copies:
+        if member.trajectory_id in left_out:
             continue
         own = _rows(member, compared.get(member.trajectory_id), max_row_tokens)
         if isinstance(own, str):
@@ -56,6 +56,18 @@ def lessons(members: Sequence[Member], max_row_tokens: int, scale: Scale = "none
         # Singles of a task in which every reward was always the same; an update would follow the last ones' momentum.
         return Lessons((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
     return Lessons(tuple(rows), advantages, {name: baselines[name] for name in advantages}, left_out, answers)
+
+
+def _too_large(members: Sequence[Member]) -> Iterator[str]:
+    """Ids of those whose group's rewards, or whose own reward and baseline, are further apart than LARGEST_GAP."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for member in members:
+        key = member.trajectory_id if member.alone else member.group_id
+        rewards[key] += [member.reward] if member.baseline is None else [member.reward, member.baseline]
+    for member in members:
+        beside = rewards[member.trajectory_id if member.alone else member.group_id]
+        if max(beside) - min(beside) > LARGEST_GAP:
+            yield member.trajectory_id
 
 
 def _copies(members: Iterable[Member]) -> Iterator[str]:
@@ -75,11 +87,7 @@ def _copies(members: Iterable[Member]) -> Iterator[str]:
 
 
 def _compared(members: Sequence[Member], scale: Scale) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each member that there is something to compare with, by id: its advantage, and what it is compared with.
-
-    Raises:
-        RewardError: the rewards are too large to be compared.
-    """
+    """Of each member that there is something to compare with, by id: its advantage, and what it is compared with."""
     rewards: defaultdict[str, dict[str, float]] = defaultdict(dict)
     singles: dict[str, float] = {}
     for member in members:

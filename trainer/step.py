@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from trainer import adapter, kept
 from trainer.claims import Claim, Member, Probe
-from trainer.errors import NotFinite, RewardError
+from trainer.errors import NotFinite
 from trainer.figures import mean_k3, timed, told
 from trainer.imitate import imitation
 from trainer.learner.learner import Learner
@@ -126,7 +126,7 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
             learner = learners.take(claim)
         with phases.phase("train"):
             figures = learner.step(rows, claim.version_in, _renewing(store, claim, lease_s), claim.kind)
-    except (NotFinite, RewardError) as error:
+    except NotFinite as error:
         why, path = _kept(settings.data.resolve() / "kept", claim, rows, str(error))
         store.end_without_version(claim, "failed", why, {"kept": path, **phases.told()})
         log.error("step %s: %s", claim.id, why)
@@ -174,7 +174,7 @@ def _read(claim: Claim, members: Sequence[Member], store: Store, vllm: Vllm, set
     """What the step teaches: its examples, else its trajectories by what they were worth.
 
     Raises:
-        LeaseLost, VllmDown, ModelUnusable, RewardError: as `take_step` has them.
+        LeaseLost, VllmDown, ModelUnusable: as `take_step` has them.
     """
     if claim.wanted is not None:
         return imitation(claim, claim.wanted, store, vllm, settings)

@@ -11,6 +11,9 @@ from trainer.candidates import Candidate
 from trainer.claims import Claim, Member, why_silent
 from trainer.rows import Spoken
 
+COLDEST = 0.01
+"""vLLM samples with no lower temperature than this, whatever it is asked (`_MAX_TEMP` of its sampling parameters)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Said:
@@ -112,7 +115,7 @@ def _spoken(row: Any, prompt_ids: tuple[int, ...]) -> Spoken:
         token_ids=tuple(row.token_ids),
         logprobs=tuple(row.inference_logprobs),
         version=row.policy_version,
-        temperature=1.0 if temperature is None else float(temperature),
+        temperature=1.0 if temperature is None else max(float(temperature), COLDEST),
     )
 
 

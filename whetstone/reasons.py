@@ -54,6 +54,10 @@ class WhyNotTrained(StrEnum):
 
     # The step it was meant for could not use it.
     GROUP_UNIFORM = "group_uniform", "All that it is compared with has the same reward: no advantage."
+    REWARD_TOO_LARGE = (
+        "reward_too_large",
+        "Rewards lie more than 1e6 apart in its group, or its own from its baseline: it would drown all others.",
+    )
     JUDGE_NOISE = "judge_noise", "The judge's scores of its group differ by less than the judge differs from itself."
     ALREADY_TRAINED = (
         "already_trained",

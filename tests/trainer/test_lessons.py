@@ -1,13 +1,13 @@
 """What each member of a step teaches, or why it teaches nothing."""
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from trainer.advantages import Scale
 from trainer.claims import Member
-from trainer.errors import RewardError
 from trainer.lessons import Lessons, lessons
 from trainer.rows import Spoken
 
@@ -114,6 +114,19 @@ def test_a_row_that_cannot_be_built_leaves_the_others_be() -> None:
     assert got.advantages == {"a": pytest.approx(2 / 3)}
 
 
-def test_rewards_too_large_to_be_compared_are_refused() -> None:
-    with pytest.raises(RewardError):
-        taught(member("a", 1.7e308), member("b", 1.7e308), member("c", 0.0))
+def test_a_group_with_one_monstrous_reward_is_left_out_and_the_others_are_taught() -> None:
+    others = [replace(member(name, reward), group_id="h") for name, reward in (("x", 0.0), ("y", 1.0))]
+    for monstrous in (1e39, -1.7e308, 2e6):
+        got = taught(member("a", monstrous), member("b", 0.0), *others)
+        assert got.left_out == {"a": "reward_too_large", "b": "reward_too_large"}
+        assert got.advantages == {"x": -0.5, "y": 0.5}
+
+
+def test_a_single_far_from_its_baseline_is_left_out() -> None:
+    alone = [
+        replace(member("a", 1.7e308), alone=True, baseline=-1.7e308),
+        replace(member("b", 1.0), alone=True, baseline=0.0),
+    ]
+    got = taught(*alone)
+    assert got.left_out == {"a": "reward_too_large"}
+    assert got.advantages == {"b": 1.0}

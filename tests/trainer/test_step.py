@@ -25,6 +25,8 @@ from whetstone.training import TrainerSettings
 from whetstone.vllm import Vllm, VllmDown
 
 RULES = TrainerSettings(groups_per_step=1, threads=1, device="cpu", lora_rank=4, lora_alpha=8)
+OVERFLOWING = {"entropy_weight": 1e39}
+"""Rules under which no loss is finite."""
 SPOKEN = [5, 9, 11]
 """What the fake samples, whatever it is asked."""
 
@@ -351,19 +353,18 @@ def test_a_trajectory_without_a_sampled_token_is_left_out(training: Training) ->
     [(-1e308, 1e308), (1.7e308, 1.7e308, 0.0), (1.7e308, -1.7e308, -1.7e308)],
     ids=["above float32", "the sum overflows", "the difference overflows"],
 )
-def test_rewards_that_no_gradient_can_carry_fail_the_step_and_nothing_is_saved(
+def test_a_group_of_monstrous_rewards_is_left_out_and_the_others_are_trained(
     training: Training, rewards: tuple[float, ...]
 ) -> None:
     training.group("g", rewards=rewards)
-    assert training.step() is True
-    step = training.seed.one(schema.steps, "starter#1")
-    assert (step.state, step.version_out) == ("failed", None) and step.error
-    assert training.versions() == {0: "live"}
-    assert not training.adapters.exists()
-    assert training.all(schema.trajectories, "why_not_trained") == {"step_failed"}
     training.group("h")
     assert training.step() is True
-    assert training.live_version == 2  # the number of the failed step's version is not used again
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.trajectories) == ("promoted", len(rewards) + 2)
+    assert step.advantage_spread == 0.5
+    g, h = (training.seed.one(schema.trajectories, name) for name in ("g-0", "h-0"))
+    assert (g.state, g.why_not_trained) == ("excluded", "reward_too_large")
+    assert (h.state, h.trained_in_step) == ("trained", 1)
 
 
 def test_a_logprob_that_makes_the_ratio_overflow_is_left_out_of_the_loss(training: Training) -> None:
@@ -377,7 +378,9 @@ def test_a_logprob_that_makes_the_ratio_overflow_is_left_out_of_the_loss(trainin
 
 
 def test_the_rows_of_a_step_that_is_not_finite_are_kept_and_are_not_finite_again(training: Training) -> None:
-    training.group("g", rewards=(-1e308, 1e308))
+    training.group("g")
+    training.with_rules(**OVERFLOWING)
+    training.learners = Learners(training.settings)
     assert training.step() is True
     step = training.seed.one(schema.steps, "starter#1")
     assert step.state == "failed"
@@ -385,8 +388,8 @@ def test_the_rows_of_a_step_that_is_not_finite_are_kept_and_are_not_finite_again
     assert step.kept in step.error and "the step was not taken" in step.error
     assert set(step.phases) == {"read", "model", "train"} and step.seconds > 0 and step.tokens_per_s is None
     rows = kept.read(Path(step.kept))
-    assert {row.trajectory_id: row.advantage for row in rows} == {"g-0": -1e308, "g-1": 1e308}
-    learner = Learner.fresh(training.fake.model, RULES, training.settings.seed)
+    assert {row.trajectory_id: row.advantage for row in rows} == {"g-0": -0.5, "g-1": 0.5}
+    learner = Learner.fresh(training.fake.model, training.settings.trainer, training.settings.seed)
     before = learner.files()
     with pytest.raises(NotFinite):
         learner.step(rows, 0)
@@ -414,7 +417,9 @@ def test_weights_that_overflow_are_never_live_and_what_comes_of_them_is_not_save
 
 
 def test_a_disk_that_refuses_the_rows_does_not_hide_why_the_step_failed(training: Training) -> None:
-    training.group("g", rewards=(-1e308, 1e308))
+    training.group("g")
+    training.with_rules(**OVERFLOWING)
+    training.learners = Learners(training.settings)
     training.settings.data.mkdir()
     (training.settings.data / "kept").write_text("a file where the folder belongs")
     assert training.step() is True

@@ -1,15 +1,16 @@
 """How a forest of rows is read: each token sees its own piece up to itself, and all that its piece continues.
 
-Three ways with the same result. `segments` takes piece by piece, each with the keys of its path: no work is spent on
-what is not seen, with any kernel. `dense` gives one call a mask of T x T: the plain reference, and few long calls for
-short forests. `flex` compiles that mask into a kernel that skips what is empty: for long forests on CUDA.
+Three ways with the same result. `segments` takes piece by piece, each with a copy of the keys of its path: nearly no
+work is spent on what is not seen, with any kernel. `dense` gives one call a mask of T x T: the plain reference, and the
+better one for chains of forks, whose paths are long. `flex` compiles that mask into a kernel that skips what is empty:
+for long forests on CUDA.
 
 Registered with transformers as the attention called NAME. Models hand their keyword arguments down to it, and with
 them the `tree`; without one it is transformers' own. What else a model asks of its attention (a sliding window, capped
 scores, sinks) is not known here and is refused, so that a tree is never read wrongly.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
@@ -21,11 +22,15 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from trainer.learner.trees import Forest
+from trainer.learner.trees import ROOT, Forest
 
 NAME = "whetstone"
 FLEX_FROM = 4096
-"""Tokens from which on `auto` compiles flex-attention on CUDA; below, the masks of `segments` are small."""
+"""Tokens from which on `auto` takes flex-attention on CUDA; below, the masks of the others are small."""
+LONG_PATHS = 16
+"""Times the tokens: where the keys of all paths are more, `auto` leaves `segments`, which copies them, for `dense`."""
+LONGEST_DENSE = 2**14
+"""Tokens; a mask of more would be above 256 MiB."""
 QUERIES = 256
 """At most so many queries of a piece at once: each call reads keys up to its last query, none beyond."""
 HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
@@ -69,11 +74,24 @@ def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
     return Tree(way, mask=sees_PP[piece_of_T][:, piece_of_T].tril())
 
 
-def way_for(wanted: str, tokens: int, device: torch.device) -> Way:
-    """The way a forest of so many tokens is read."""
+def ways_of(wanted: str, device: torch.device) -> tuple[Way, ...]:
+    """The ways that the setting `attention` allows on the device."""
     if wanted != "auto":
-        return wanted  # type: ignore[return-value]  # the settings allow no other
-    return "flex" if device.type == "cuda" and tokens >= FLEX_FROM else "segments"
+        return (cast(Way, wanted),)
+    return ("segments", "dense", "flex") if device.type == "cuda" else ("segments", "dense")
+
+
+def way_for(forest: Forest, proven: Collection[Way]) -> Way:
+    """The way of those that suits the forest best."""
+    tokens = len(forest.token_ids_T)
+    if "flex" in proven and (tokens >= FLEX_FROM or len(proven) == 1):
+        return "flex"
+    if "segments" not in proven:
+        return "dense"
+    keys: list[int] = []
+    for piece in forest.pieces:
+        keys.append(piece.end - piece.start + (0 if piece.parent == ROOT else keys[piece.parent]))
+    return "dense" if "dense" in proven and sum(keys) > LONG_PATHS * tokens and tokens <= LONGEST_DENSE else "segments"
 
 
 def attend(
@@ -103,13 +121,10 @@ def attend(
         raise NotAForest(f"its attention also has {', '.join(asked) or 'a mask or dropout of its own'}")
     if tree.way == "flex":
         attended = _flex()(query, key, value, block_mask=tree.blocks, scale=scaling, enable_gqa=True)
+    elif tree.way == "dense":
+        attended = _plain(query, key, value, scaling, tree.mask)
     else:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
-        if tree.way == "dense":
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=tree.mask, scale=scaling)
-        else:
-            attended = torch.cat([_part(query, key, value, scaling, *part) for part in tree.parts], dim=2)
+        attended = torch.cat([_part(query, key, value, scaling, *part) for part in tree.parts], dim=2)
     return attended.transpose(1, 2).contiguous(), None
 
 
@@ -122,11 +137,14 @@ def _part(
     path: list[slice],
     mask: Tensor | None,
 ) -> Tensor:
-    keys = _along(key, path)
-    values = _along(value, path)
-    return scaled_dot_product_attention(
-        query[:, :, own], keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling
-    )
+    return _plain(query[:, :, own], _along(key, path), _along(value, path), scaling, mask)
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None) -> Tensor:
+    """Under the mask; causal without one. Each key head serves as many query heads as there are more of these."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
 
 
 def _along(whole: Tensor, path: list[slice]) -> Tensor:

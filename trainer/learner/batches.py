@@ -3,7 +3,7 @@
 With trees a micro-batch is one flat sequence of all its rows; without, rows lie side by side, padded on the right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trainer.errors import RowError
 from trainer.learner import trees
-from trainer.learner.attention import Tree, tree_of, way_for
+from trainer.learner.attention import Tree, Way, tree_of, way_for
 from trainer.rows import Row
 
 
@@ -48,10 +48,12 @@ class MicroBatch:
         return cls(token_ids_BT.to(device), None, None, **_sampled(rows, weights, flat, device))
 
     @classmethod
-    def as_forest(cls, rows: Sequence[Row], weights: Sequence[float], attention: str, device: torch.device) -> Self:
-        """One flat sequence in which what rows begin with alike stands once. `attention` is as in the settings."""
+    def as_forest(
+        cls, rows: Sequence[Row], weights: Sequence[float], ways: Collection[Way], device: torch.device
+    ) -> Self:
+        """One flat sequence in which what rows begin with alike stands once; `ways` are those it may be read in."""
         forest = trees.forest([trees.ids(row.token_ids_T) for row in rows])
-        tree = tree_of(forest, way_for(attention, len(forest.token_ids_T), device), device)
+        tree = tree_of(forest, way_for(forest, ways), device)
         token_ids_BT = torch.from_numpy(forest.token_ids_T)[None].to(device)
         position_ids_BT = torch.from_numpy(forest.position_ids_T)[None].to(device)
         flat = [forest.places(place) for place in range(len(rows))]

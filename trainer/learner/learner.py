@@ -38,6 +38,9 @@ RNG_STATE = "rng.safetensors"
 
 ALONE: Peers = Alone()
 
+HALF_LOSS_SCALE = 2.0**12
+"""In fp16 the gradient of one token of a large step is below what it can tell from 0; the adapter's own are fp32."""
+
 Kind = Literal["grpo", "sft"]
 """What a step does: follow advantages by the loss of the settings, or imitate answers."""
 
@@ -103,6 +106,7 @@ class Learner:
         backend_of(settings).made_ready(model, settings)
         self._reading = Reading(model, settings)
         self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
+        self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), lr=settings.learning_rate, weight_decay=0.0)
 
@@ -271,7 +275,7 @@ class Learner:
         loss = losses_S @ batch.weights_S
         if self._settings.entropy_weight:
             loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / step_tokens
-        loss.backward()
+        (loss * self._loss_scale).backward()
         with torch.no_grad():
             fresh_S = batch.versions_S == version_in
             return torch.stack(
@@ -279,11 +283,16 @@ class Learner:
                     loss.detach(),
                     losses_S.new_tensor(math.nan) if kl_S is None else kl_S.sum(),
                     read.entropies_S.sum(),
-                    k3(batch.inference_logprobs_S, read.logprobs_S)[fresh_S].sum(),
+                    self._mismatch(batch, read.logprobs_S)[fresh_S].sum(),
                     fresh_S.sum().float(),
                     policy.masked_S.sum().float(),
                 ]
             )
+
+    def _mismatch(self, batch: MicroBatch, trainer_S: Tensor) -> Tensor:
+        """k3 of server to trainer, of each token; a ratio counts as at most `max_ratio`, as it does in the loss."""
+        most_S = batch.inference_logprobs_S + math.log(self._settings.max_ratio)
+        return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
 
     def _base_logprobs(self, batch: MicroBatch) -> Tensor | None:
         """What the base model says: one more forward pass, without the adapter. None if nobody asks for it."""
@@ -301,6 +310,8 @@ class Learner:
     def _update(self, loss: float) -> float:
         """Clip the gradient and let the optimizer move. Returns the norm before clipping."""
         gradients = [weight.grad for weight in self._trained.values() if weight.grad is not None]
+        for gradient in gradients:
+            gradient.div_(self._loss_scale)
         grad_norm = get_total_norm(gradients)
         # One sum is enough: NaN and infinity survive addition.
         if not torch.isfinite(grad_norm + loss):

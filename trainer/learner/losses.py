@@ -169,7 +169,8 @@ def weight(name: Name, *, trajectory_tokens: int, trajectories: int, step_tokens
 
 
 def guarded(tokens: Tokens, loss: Loss, max_ratio: float) -> PolicyLoss:
-    """`loss` without the tokens whose ratio is above `max_ratio`: they have no term at all and count as masked.
+    """`loss` without the tokens whose ratio is above `max_ratio`: they have no policy term and count as masked; in the
+    ratio of a whole row they stand with 1.
 
     Such a token was all but impossible for the sampler and is not for the trainer: one of them would outweigh the
     rest of the step. The other way, a ratio near 0 weighs nothing by itself.

@@ -13,14 +13,15 @@ from transformers import PreTrainedModel
 
 from trainer.errors import ModelUnusable
 from trainer.learner import attention, trees
+from trainer.learner.head import token_logprobs
 
 SEED = 5
 SHARED, OWN = 40, 12
 """Tokens of the rows that are read both ways: what two of them share, and what is each one's."""
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far two orders of the same sums may lie apart, relative to the hidden states."""
-APART = 0.2
-"""The most that a forest's states may differ, relative to how they would if rows were not kept apart at all."""
+LENGTH_BOUND_ROPES = ("dynamic", "longrope")
+"""Position embeddings that change for a whole batch once one of its rows is longer than the model was made for."""
 
 
 class NotProven(Exception):
@@ -30,64 +31,91 @@ class NotProven(Exception):
 @torch.no_grad()
 def head(causal: PreTrainedModel) -> None:
     """Raise ModelUnusable where logits are more than the head on the last hidden states (capped or scaled ones)."""
-    token_ids_BT = torch.arange(8, device=causal.device)[None] % causal.config.get_text_config().vocab_size
-    theirs = causal(input_ids=token_ids_BT, use_cache=False).logits
-    decoder, own_head = causal.base_model, causal.get_output_embeddings()
-    ours = own_head(decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state)
-    if not torch.allclose(theirs.float(), ours.float(), rtol=1e-3, atol=1e-3):
-        raise ModelUnusable(f"{type(causal).__name__} does more to its logits than its head; it cannot be trained here")
+    name = type(causal).__name__
+    token_ids_T = torch.arange(8, device=causal.device) % causal.config.get_text_config().vocab_size
+    try:
+        theirs_TV = causal(input_ids=token_ids_T[None], use_cache=False).logits[0]
+        hidden_TH = causal.base_model(input_ids=token_ids_T[None], use_cache=False).last_hidden_state[0]
+        ours_T, _ = token_logprobs(
+            hidden_TH, causal.get_output_embeddings(), token_ids_T, torch.ones(8, device=causal.device)
+        )
+    except Exception as error:  # whatever a model of others says where it is none of words alone
+        raise ModelUnusable(f"{name} does not read plain token ids with an adapter on it: {error}") from error
+    theirs_T = theirs_TV.float().log_softmax(-1).gather(-1, token_ids_T[:, None])[:, 0]
+    if not torch.allclose(theirs_T, ours_T.float(), rtol=1e-2, atol=10 * ROUNDING.get(causal.dtype, 1e-4)):
+        raise ModelUnusable(f"{name} does more to its logits than its head; it cannot be trained here")
 
 
-@torch.no_grad()
+def positions(causal: PreTrainedModel, max_row_tokens: int) -> None:
+    """Raise ModelUnusable where a long row would change how the other rows of its batch are read."""
+    config = causal.config.get_text_config()
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in [given, *(value for value in given.values() if isinstance(value, dict))]:
+        made_for = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        if rope.get("rope_type") in LENGTH_BOUND_ROPES and max_row_tokens > made_for:
+            raise ModelUnusable(
+                f"{type(causal).__name__} changes its position embeddings for rows above {made_for} tokens, and for "
+                f"all rows beside them: set trainer.max_row_tokens to at most {made_for}"
+            )
+
+
 def forest(causal: PreTrainedModel, plain: str, way: attention.Way) -> None:
     """Have the model read forests: three rows, two of which begin alike, as one and each alone with attention `plain`.
 
     Raises:
-        NotProven: the hidden states differ by more than rounding, or not clearly less than if rows saw one another.
+        NotProven: hidden states differ by more than rounding, a row's depend in any bit on what only others say, or
+            there is no way back through them.
     """
-    rows = _rows(causal.config.get_text_config().vocab_size)
-    wood = trees.forest(rows)
+    name = type(causal).__name__
+    rows, others = _rows(causal.config.get_text_config().vocab_size)
+    wood, other_wood = trees.forest(rows), trees.forest(others)
     try:
         causal.set_attn_implementation(attention.NAME)
-        states_TH = _states(causal, wood, attention.tree_of(wood, way, causal.device))
+        states_TH = _states(causal, wood, way)
+        _prove_way_back(causal, states_TH)
+        with torch.no_grad():
+            other_states_TH = _states(causal, other_wood, way)
     except Exception as error:  # whatever a model of others says to an argument it does not know
-        raise NotProven(f"{type(causal).__name__} cannot read several rows in one sequence: {error}") from error
-    mixed_TH = _states(causal, wood, None)
+        raise NotProven(f"{name} cannot read several rows in one sequence ({way}): {error}") from error
+    first, other_first = (torch.from_numpy(one.places(0)).to(states_TH.device) for one in (wood, other_wood))
+    if not torch.equal(states_TH[first], other_states_TH[other_first]):
+        raise NotProven(f"{name} does not keep rows of one sequence apart ({way}): one changes with what others say")
     causal.set_attn_implementation(plain)
-    try:
+    with torch.no_grad():
         alone = [_alone(causal, row) for row in rows]
-    finally:
-        causal.set_attn_implementation(attention.NAME)
-    off, mixed_off = 0.0, 0.0
-    for place, alone_TH in enumerate(alone):
-        flat = torch.from_numpy(wood.places(place)).to(states_TH.device)
-        off = max(off, _distance(states_TH[flat], alone_TH))
-        mixed_off = max(mixed_off, _distance(mixed_TH[flat], alone_TH))
-    if not off <= min(ROUNDING.get(causal.dtype, 0.0), APART * mixed_off):
-        raise NotProven(
-            f"{type(causal).__name__} does not keep rows of one sequence apart ({way}): hidden states are off by "
-            f"{off:.2g}, and by {mixed_off:.2g} where nothing keeps them apart"
-        )
+    causal.set_attn_implementation(attention.NAME)
+    flats = [torch.from_numpy(wood.places(place)).to(states_TH.device) for place in range(len(rows))]
+    off = max(_distance(states_TH[flat], alone_TH) for flat, alone_TH in zip(flats, alone, strict=True))
+    if not off <= ROUNDING.get(causal.dtype, 0.0):
+        raise NotProven(f"{name} reads rows of one sequence otherwise than alone ({way}): states are off by {off:.2g}")
 
 
-def _rows(vocabulary: int) -> list[trees.Ids]:
+def _rows(vocabulary: int) -> tuple[list[trees.Ids], list[trees.Ids]]:
+    """Two rows that begin alike and a third; and the same, of which only the first is as it was."""
     numbers = np.random.default_rng(SEED)
-    shared = numbers.integers(vocabulary, size=SHARED)
-    return [
-        np.concatenate([shared, numbers.integers(vocabulary, size=OWN)]),
-        np.concatenate([shared, numbers.integers(vocabulary, size=OWN)]),
-        numbers.integers(vocabulary, size=SHARED),
-    ]
+    shared, own, *rest = (numbers.integers(vocabulary, size=size) for size in (SHARED, OWN, OWN, SHARED, OWN, SHARED))
+    # In the flat sequence its own comes after what the others say; and no draw lengthens what two rows share.
+    own[0], rest[0][0], rest[2][0] = vocabulary - 1, 0, 1
+    shared[0], rest[1][0], rest[3][0] = vocabulary - 1, 0, 1
+    first = np.concatenate([shared, own])
+    return [first, np.concatenate([shared, rest[0]]), rest[1]], [first, np.concatenate([shared, rest[2]]), rest[3]]
 
 
-def _states(causal: PreTrainedModel, wood: trees.Forest, tree: attention.Tree | None) -> Tensor:
+def _states(causal: PreTrainedModel, wood: trees.Forest, way: attention.Way) -> Tensor:
     """Hidden states (T, H) of the flat sequence."""
-    given: dict[str, Any] = {} if tree is None else {"tree": tree}
     token_ids_BT, position_ids_BT = (
         torch.from_numpy(ids_T)[None].to(causal.device) for ids_T in (wood.token_ids_T, wood.position_ids_T)
     )
+    given: dict[str, Any] = {"tree": attention.tree_of(wood, way, causal.device)}
     read = causal.base_model(input_ids=token_ids_BT, position_ids=position_ids_BT, use_cache=False, **given)
     return cast(Tensor, read.last_hidden_state[0].float())
+
+
+def _prove_way_back(causal: PreTrainedModel, states_TH: Tensor) -> None:
+    try:
+        states_TH.sum().backward()
+    finally:
+        causal.zero_grad(set_to_none=True)
 
 
 def _alone(causal: PreTrainedModel, row: trees.Ids) -> Tensor:

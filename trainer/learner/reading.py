@@ -31,15 +31,20 @@ class Reading:
     """One model's forward pass over rows: as forests where the model is proven to take them, else side by side."""
 
     def __init__(self, model: PeftModel, settings: TrainerSettings) -> None:
-        """Raises ModelUnusable where logits are more than the head on the last hidden states."""
+        """Raises ModelUnusable where it cannot be read as it reads itself."""
         causal: PreTrainedModel = model.get_base_model()
         self._settings = settings
         self._device: torch.device = model.device
         self._decoder: Any = causal.base_model
         self._head: Any = causal.get_output_embeddings()
         proofs.head(causal)
-        self.trees = settings.trees and self._take_forests(causal)
+        proofs.positions(causal, settings.max_row_tokens)
+        self._ways = self._proven_ways(causal) if settings.trees else []
+
+    @property
+    def trees(self) -> bool:
         """Whether rows are read as forests."""
+        return bool(self._ways)
 
     def plan(self, rows: Sequence[Row]) -> list[list[int]]:
         """Places of the rows by micro-batch."""
@@ -57,7 +62,7 @@ class Reading:
     def batch(self, rows: Sequence[Row], weights: Sequence[float]) -> MicroBatch:
         """The rows as one micro-batch; `weights` are of each row's tokens in the loss."""
         if self.trees:
-            return MicroBatch.as_forest(rows, weights, self._settings.attention, self._device)
+            return MicroBatch.as_forest(rows, weights, self._ways, self._device)
         return MicroBatch.padded(rows, weights, self._device)
 
     def read(self, batch: MicroBatch) -> Read:
@@ -67,18 +72,17 @@ class Reading:
         hidden_SH = hidden_BTH.flatten(0, 1)[batch.places_S]
         return Read(*token_logprobs(hidden_SH, self._head, batch.token_ids_S, batch.temperatures_S))
 
-    def _take_forests(self, causal: PreTrainedModel) -> bool:
-        """Have the model read forests, if it can; whether it does."""
+    def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
+        """Have the model read forests, if it can; the ways it was proven to."""
         before = causal.config._attn_implementation
-        ways = {
-            attention.way_for(self._settings.attention, tokens, self._device)
-            for tokens in (1, self._settings.micro_batch_tokens)
-        }
-        try:
-            for way in sorted(ways):
+        proven = []
+        for way in attention.ways_of(self._settings.attention, self._device):
+            try:
                 proofs.forest(causal, before, way)
-        except proofs.NotProven as why:
-            causal.set_attn_implementation(before)
-            log.warning("rows are read side by side, one sequence each, which is slower: %s", why)
-            return False
-        return True
+                proven.append(way)
+            except proofs.NotProven as why:
+                log.warning("%s", why)
+        if not proven:
+            log.warning("rows are read side by side, one sequence each, which is slower")
+        causal.set_attn_implementation(attention.NAME if proven else before)
+        return proven

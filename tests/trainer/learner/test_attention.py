@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer.learner.attention import NotAForest, Way, attend, tree_of, way_for
+from trainer.learner.attention import NotAForest, Way, attend, tree_of, way_for, ways_of
 from trainer.learner.trees import Forest, forest
 
 CPU = torch.device("cpu")
@@ -55,8 +55,18 @@ def test_what_a_forest_is_not_read_with_is_refused(wood: Forest, asked: dict[str
         attend(torch.nn.Identity(), query, key, value, None, tree=tree_of(wood, "segments", CPU), **asked)
 
 
-def test_long_forests_are_compiled_on_cuda_and_nothing_else_is() -> None:
-    assert way_for("auto", 100_000, torch.device("cuda")) == "flex"
-    assert way_for("auto", 100, torch.device("cuda")) == "segments"
-    assert way_for("auto", 100_000, CPU) == "segments"
-    assert way_for("dense", 100_000, torch.device("cuda")) == "dense"
+def test_the_setting_allows_what_the_device_has() -> None:
+    assert ways_of("auto", CPU) == ("segments", "dense")
+    assert ways_of("auto", torch.device("cuda")) == ("segments", "dense", "flex")
+    assert ways_of("dense", CPU) == ("dense",)
+
+
+def test_long_forests_are_compiled_and_chains_of_forks_take_a_mask(wood: Forest) -> None:
+    long = forest([np.arange(5000)])
+    chain = forest([np.arange(40 * depth) for depth in range(1, 60)])
+    assert way_for(long, ["segments", "dense", "flex"]) == "flex"
+    assert way_for(long, ["segments", "dense"]) == way_for(wood, ["segments", "dense", "flex"]) == "segments"
+    assert way_for(chain, ["segments", "dense"]) == "dense"
+    assert way_for(chain, ["segments"]) == "segments"
+    assert way_for(wood, ["dense"]) == "dense"
+    assert way_for(wood, ["flex"]) == "flex"

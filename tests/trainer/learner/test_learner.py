@@ -268,3 +268,16 @@ def test_a_model_that_cannot_be_loaded_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelUnusable, match=tmp_path.name):
         Learner.fresh(tmp_path, SETTINGS, seed=1)
+
+
+def test_one_token_that_the_server_all_but_excluded_does_not_make_the_mismatch_infinite(
+    tiny_model: Path, make_rows: MakeRows
+) -> None:
+    (row,) = make_rows(1)
+    hardly = tuple(-95.0 if sampled else math.nan for sampled in row.sampled_T)
+    fresh = tuple(1 if sampled else -1 for sampled in row.sampled_T)
+    figures = Learner.fresh(tiny_model, SETTINGS, seed=1).step(
+        [replace(row, inference_logprobs_T=hardly, versions_T=fresh)], version_in=1
+    )
+    assert figures.masked_share == 1.0
+    assert figures.mismatch_k3 is not None and 0 < figures.mismatch_k3 < SETTINGS.max_ratio

@@ -52,10 +52,11 @@ def gradient(model: Path, rows: list[Row], **settings: object) -> dict[str, Tens
 
 
 def furthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The largest difference of any two entries; asserts that there is something to differ."""
+    """The largest difference of any two entries, relative to the largest entry where that is below 1."""
     assert one.keys() == other.keys()
-    assert all(value.abs().max() > 1e-5 for value in one.values())
-    return max((value - other[name]).abs().max().item() for name, value in one.items())
+    largest = max(value.abs().max().item() for value in one.values())
+    assert largest > 0
+    return max((value - other[name]).abs().max().item() for name, value in one.items()) / min(1, largest)
 
 
 @pytest.fixture
@@ -179,3 +180,39 @@ def test_a_model_that_no_adapter_fits_is_a_clear_error(tmp_path: Path) -> None:
     model = save(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4), tmp_path / "base")
     with pytest.raises(ModelUnusable, match="takes no LoRA on all its linear layers"):
         Learner.fresh(model, SETTINGS, seed=1)
+
+
+def test_positions_that_change_with_the_longest_row_are_refused_beyond_it(tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL, max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 4.0})
+    model = save(config, tmp_path / "base")
+    with pytest.raises(ModelUnusable, match="set trainer.max_row_tokens to at most 64"):
+        Learner.fresh(model, SETTINGS, seed=1)
+    assert Learner.fresh(model, SETTINGS.model_copy(update={"max_row_tokens": 64}), seed=1)._reading.trees
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_leak_of_a_single_layer_is_seen_in_any_precision(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: torch.dtype
+) -> None:
+    config = Lfm2Config(**SMALL | {"num_hidden_layers": 8}, layer_types=["full_attention"] * 7 + ["conv"])
+    model = save(config, tmp_path / "base")
+    AutoModelForCausalLM.from_pretrained(model, dtype=dtype).save_pretrained(tmp_path / "low")
+    with caplog.at_level(logging.WARNING, logger="trainer.learner.reading"):
+        assert not Learner.fresh(tmp_path / "low", SETTINGS, seed=1)._reading.trees
+    assert "one changes with what others say" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_way_without_a_way_back_is_not_taken(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="trainer.learner.reading"):
+        learner = Learner.fresh(tiny_model, SETTINGS.model_copy(update={"attention": "flex"}), seed=1)
+    assert not learner._reading.trees
+    assert "cannot read several rows in one sequence (flex)" in caplog.text
+
+
+def test_a_base_in_fp16_loses_no_small_gradients(tmp_path: Path, tiny_model: Path, make_rows: MakeRows) -> None:
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float16).save_pretrained(tmp_path / "fp16")
+    settings = {"loss": "dr_grpo", "max_answer_tokens": 100_000}
+    exact, half = (gradient(model, make_rows(8), **settings) for model in (tiny_model, tmp_path / "fp16"))
+    one, other = (torch.cat([each[name].flatten() for name in sorted(exact)]) for each in (exact, half))
+    assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.999
