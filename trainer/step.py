@@ -1,32 +1,27 @@
 """One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things."""
 
 import logging
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer import adapter, kept
-from trainer.claims import Claim, Member, Probe
+from trainer.claims import Claim, Member
 from trainer.errors import NotFinite
-from trainer.figures import mean_k3, timed, told
+from trainer.figures import told
+from trainer.gate import NotFit, passed
 from trainer.imitate import imitation
 from trainer.learner.learner import Learner
 from trainer.lessons import Lessons, lessons
+from trainer.phases import Phases
 from trainer.rows import Row
 from trainer.store import Store
 from whetstone.adapters import load_missing
 from whetstone.settings import Settings
 from whetstone.training import TrainerSettings
-from whetstone.vllm import Vllm, VllmDown, VllmRefused
-
-PROBE_PROMPTS = 4
-PROBE_TOKENS = 8
-LOAD_RETRY_S = 1.0
-NO_PROBE = Probe(None, 0)
+from whetstone.vllm import Vllm, VllmRefused
 
 log = logging.getLogger(__name__)
 
@@ -65,36 +60,6 @@ class Learners:
         self._warm[claim.policy] = (claim.version_out, learner)
 
 
-class _Phases:
-    """Seconds by phase; each begins with a whole lease."""
-
-    def __init__(self, renew: Callable[[], None]) -> None:
-        self._began = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-        self._renew = renew
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        self._renew()
-        try:
-            yield
-        finally:
-            self._seconds[name] = round(self._seconds.get(name, 0.0) + time.perf_counter() - began, 4)
-
-    def told(self, sampled_tokens: int = 0) -> dict[str, Any]:
-        """The step's time up to here, by column."""
-        return timed(time.perf_counter() - self._began, self._seconds, sampled_tokens)
-
-
-class _NotFit(Exception):
-    """The candidate does not pass the gate."""
-
-    def __init__(self, reason: str, probe: Probe) -> None:
-        super().__init__(reason)
-        self.probe = probe
-
-
 def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, settings: Settings) -> bool:
     """Take the policy's next step if one is due; whether it did.
 
@@ -108,7 +73,7 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
         return False
     log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
     lease_s = settings.trainer.lease_s
-    phases = _Phases(lambda: store.renew(claim, lease_s))
+    phases = Phases(lambda: store.renew(claim, lease_s))
     rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
@@ -136,8 +101,8 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
         manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
     store.trained(claim, told(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
-        probe = _gate(vllm, claim, folder, learner, rows, store, settings, phases)
-    except _NotFit as unfit:
+        probe = passed(vllm, claim, folder, learner, rows, store, settings, phases)
+    except NotFit as unfit:
         store.reject(claim, str(unfit), unfit.probe, phases.told(figures.sampled_tokens))
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
         return True
@@ -205,74 +170,3 @@ def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int]
             renewed = time.monotonic()
 
     return on_progress
-
-
-def _gate(
-    vllm: Vllm,
-    claim: Claim,
-    folder: Path,
-    learner: Learner,
-    rows: Sequence[Row],
-    store: Store,
-    settings: Settings,
-    phases: _Phases,
-) -> Probe:
-    """Load the candidate and probe it; once more if vLLM went away meanwhile, and with it what it had loaded.
-
-    Raises:
-        _NotFit: the candidate is not to be served.
-    """
-    again = False
-    while True:
-        with phases.phase("load"):
-            _load(vllm, claim, folder, store, settings)
-        store.loaded(claim)
-        try:
-            with phases.phase("probe"):
-                return _probe(vllm, claim, learner, rows, settings.trainer.probe_max_k3)
-        except VllmDown as error:
-            if again:
-                raise _NotFit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error
-            log.warning("step %s: vLLM went away during the probe: %s", claim.id, error)
-            again = True
-
-
-def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settings) -> None:
-    """Load the candidate under its new name; wait for a vLLM that is away."""
-    deadline = time.monotonic() + settings.vllm.start_timeout_s
-    while True:
-        try:
-            if claim.name_out not in vllm.models():
-                vllm.load(claim.name_out, folder)
-            return
-        except VllmRefused as error:
-            raise _NotFit(f"vLLM does not load it: {error}", NO_PROBE) from error
-        except VllmDown:
-            if time.monotonic() > deadline:
-                raise
-            store.renew(claim, settings.trainer.lease_s)
-            time.sleep(LOAD_RETRY_S)
-
-
-def _probe(vllm: Vllm, claim: Claim, learner: Learner, rows: Sequence[Row], max_k3: float) -> Probe:
-    """Let vLLM speak with the candidate and compare with the trainer.
-
-    Raises:
-        _NotFit: a logprob is not finite, or the two disagree: vLLM does not serve what was trained.
-        VllmDown: it cannot be reached.
-    """
-    prompts = list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROBE_PROMPTS]
-    inference: list[float] = []
-    trainer: list[float] = []
-    for seed, prompt_ids in enumerate(prompts):
-        try:
-            sampled = vllm.sample(claim.name_out, prompt_ids, PROBE_TOKENS, seed)
-        except VllmRefused as error:
-            raise _NotFit(f"it does not answer: {error}", Probe(None, len(inference))) from error
-        inference += sampled.logprobs
-        trainer += learner.logprobs(prompt_ids, sampled.token_ids)
-    k3 = mean_k3(inference, trainer)
-    probe = Probe(k3, len(inference))
-    if not math.isfinite(k3) or k3 > max_k3:
-        raise _NotFit(f"vLLM and trainer disagree: k3 {k3:.3g} nats a token, allowed are {max_k3:g}", probe)
-    return probe

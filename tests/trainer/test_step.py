@@ -223,7 +223,7 @@ def test_a_candidate_that_vllm_refuses_is_rejected_with_its_words(training: Trai
 
 
 def test_a_vllm_that_is_away_is_waited_for(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.step.LOAD_RETRY_S", 0.01)
+    monkeypatch.setattr("trainer.gate.LOAD_RETRY_S", 0.01)
     training.group("g")
     asked = itertools.count()
     training.fake.when_called = lambda _path: next(asked) >= 3
