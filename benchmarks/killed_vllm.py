@@ -32,6 +32,8 @@ class Server(ThreadingHTTPServer):
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and JSON."""
         time.sleep(ANSWER_S)
+        if path == "/health":
+            return 200, ""
         if path == "/v1/models":
             names = [self._settings.served_name, *self._loaded]
             return 200, {"object": "list", "data": [{"id": name} for name in names]}

@@ -401,6 +401,8 @@ steps = Table(
     Column("imitates", Json, comment="T: {from, min_reward, limit} of a supervised step; NULL of others"),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "number"),
+    _partial("ix_steps_under_way", "project", "policy", where="ended_at IS NULL"),
+    _partial("ix_steps_asked", "project", "policy", "asked_at", where="asked_at IS NOT NULL"),
     comment="one optimizer update of one policy each",
 )
 

@@ -21,7 +21,7 @@ def ask_step(connection: Connection, project: str, policy: str, asked: Mapping[s
         return f"{policy} is paused; let it record or train first: `whetstone policies train off {policy}`"
     if found.step_asked_at is not None:
         return f"a step of {policy} is asked for already, since {found.step_asked_at:%Y-%m-%d %H:%M:%S} UTC"
-    running = (s.project == project, s.policy == policy, s.lease_until > now)
+    running = (s.project == project, s.policy == policy, s.ended_at.is_(None), s.lease_until > now)
     number = connection.execute(select(s.number).where(*running)).scalar()
     if number is not None:
         return f"step {number} of {policy} is running; ask again when it has ended (SELECT * FROM admin_steps)"

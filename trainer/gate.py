@@ -19,6 +19,8 @@ PROBE_PROMPTS = 4
 PROBE_TOKENS = 8
 LOAD_RETRY_S = 1.0
 NO_PROBE = Probe(None, 0)
+NOT_LOADED = 404
+"""What a server that was started again says of an adapter."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,12 @@ def _load(vllm: Vllm, claim: Claim, folder: Path, store: Store, settings: Settin
                 vllm.load(claim.name_out, folder)
             return
         except VllmRefused as error:
-            raise NotFit(f"vLLM does not load it: {error}", NO_PROBE) from error
+            if vllm.healthy():
+                raise NotFit(f"vLLM does not load it: {error}", NO_PROBE) from error
+            if time.monotonic() > deadline:
+                raise VllmDown(f"vLLM is not well: {error}") from error
+            store.renew(claim, settings.trainer.lease_s)
+            time.sleep(LOAD_RETRY_S)
         except VllmDown:
             if time.monotonic() > deadline:
                 raise
@@ -94,6 +101,8 @@ def _probe(vllm: Vllm, claim: Claim, learner: Learner, rows: Sequence[Row], max_
         try:
             sampled = vllm.sample(claim.name_out, prompt_ids, PROBE_TOKENS, seed)
         except VllmRefused as error:
+            if error.status == NOT_LOADED or not vllm.healthy():
+                raise VllmDown(f"it went away, and with it what it had loaded: {error}") from error
             raise NotFit(f"it does not answer: {error}", Probe(None, len(inference))) from error
         inference += sampled.logprobs
         trainer += learner.logprobs(prompt_ids, sampled.token_ids)

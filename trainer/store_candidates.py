@@ -1,6 +1,7 @@
 """The trainer's SQL of what a step may take: scored groups, the lineage, running means. Writes nothing."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -14,18 +15,20 @@ from trainer.triggers import lineage_of
 _g, _t = schema.groups.c, schema.trajectories.c
 
 
-def lock_candidates(connection: Connection, project: str, policy: str) -> None:
-    """Keep the scored groups as they are until the transaction ends.
+def lock_candidates(connection: Connection, project: str, policy: str, closed_before: datetime | None = None) -> None:
+    """Keep the scored groups as they are until the transaction ends; with `closed_before` only those.
 
     Who revises a reward, or adds a member, locks the group first, in the order of ids as here: from now on what is
     read stays true until it is claimed.
     """
-    scored = select(_g.id).where(*_scored(project, policy)).order_by(_g.id)
+    scored = select(_g.id).where(*_scored(project, policy, closed_before)).order_by(_g.id)
     connection.execute(scored.with_for_update(key_share=True))
 
 
-def read_candidates(connection: Connection, project: str, policy: str) -> list[Candidate]:
-    """The scored groups with their rewarded members, the oldest first."""
+def read_candidates(
+    connection: Connection, project: str, policy: str, closed_before: datetime | None = None
+) -> list[Candidate]:
+    """The scored groups with their rewarded members, the oldest first; with `closed_before` only those."""
     query = (
         select(
             _g.id, _g.closed_at, _g.compared_with, _t.id, _t.reward, _t.first_version, _t.last_version,
@@ -33,7 +36,7 @@ def read_candidates(connection: Connection, project: str, policy: str) -> list[C
         )
         .add_columns(func.coalesce(_t.task, ""), func.coalesce(_t.end_user, ""))
         .join(schema.trajectories, and_(_t.project == _g.project, _t.group_id == _g.id))
-        .where(*_scored(project, policy))
+        .where(*_scored(project, policy, closed_before))
         .where(_t.state == "rewarded", _t.split == "train", _t.no_train.is_(False), _t.reward.is_not(None))
         .order_by(_g.closed_at, _g.id, _t.id)
     )  # fmt: skip
@@ -77,12 +80,14 @@ def policy_names(connection: Connection, project: str) -> list[str]:
     return list(connection.execute(select(p.id).where(p.project == project).order_by(p.id)).scalars())
 
 
-def unfinished_step(connection: Connection, project: str, policy: str) -> Any:
-    """The row of the policy's step that is under way; None without one."""
+def unfinished_step(connection: Connection, project: str, policy: str, *, lock: bool = False) -> Any:
+    """The row of the policy's step that is under way; None without one. `lock`: it stays as it is read."""
     s = schema.steps.c
-    query = select(schema.steps).where(s.project == project, s.policy == policy, s.state.in_(UNFINISHED))
-    return connection.execute(query).one_or_none()
+    under_way = (s.project == project, s.policy == policy, s.ended_at.is_(None), s.state.in_(UNFINISHED))
+    query = select(schema.steps).where(*under_way)
+    return connection.execute(query.with_for_update(key_share=True) if lock else query).one_or_none()
 
 
-def _scored(project: str, policy: str) -> tuple[Any, ...]:
-    return _g.project == project, _g.policy == policy, _g.state == "scored"
+def _scored(project: str, policy: str, closed_before: datetime | None) -> tuple[Any, ...]:
+    scored = (_g.project == project, _g.policy == policy, _g.state == "scored")
+    return scored if closed_before is None else (*scored, _g.closed_at < closed_before)

@@ -13,7 +13,7 @@ from trainer.claims import Claim, Kind
 from trainer.examples import Wanted
 from trainer.store_candidates import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
 from trainer.store_ends import discard, end_step
-from trainer.triggers import Choice, choose
+from trainer.triggers import Choice, choose, last_fired
 from whetstone.training import TrainerSettings
 
 
@@ -35,7 +35,8 @@ class Claims:
         row = self._locked_policy(policy)
         if row is None or row.state == "paused":
             return None
-        unfinished = unfinished_step(self._connection, self._project, policy)
+        # Locked: who ends it meanwhile does not lock the policy.
+        unfinished = unfinished_step(self._connection, self._project, policy, lock=True)
         by_hand = row.step_asked is not None or (unfinished is not None and unfinished.asked_at is not None)
         if row.state != "training" and not by_hand:
             return None
@@ -93,6 +94,7 @@ class Claims:
                 state="claimed",
                 version_out=None,
                 attempt=claim.attempt,
+                config=self._settings.model_dump(mode="json"),
                 lease_until=self._lease_until,
             )
         )
@@ -107,17 +109,22 @@ class Claims:
 
     def _new(self, policy: Any) -> Claim | None:
         """A policy-gradient step, if one is due or asked for."""
-        lock_candidates(self._connection, self._project, policy.id)
+        asked = policy.step_asked_at is not None
+        # What a schedule does not take yet is not looked at every second.
+        fired = None
+        if self._settings.schedule is not None and not asked:
+            fired = last_fired(self._settings.schedule, self._now)
+        lock_candidates(self._connection, self._project, policy.id, fired)
         choice = choose(
-            read_candidates(self._connection, self._project, policy.id),
+            read_candidates(self._connection, self._project, policy.id, fired),
             read_lineage(self._connection, self._project, policy.id, policy.live_version),
             self._now,
             self._settings,
-            asked=policy.step_asked_at is not None,
+            asked=asked,
         )
         for reason, group_ids in choice.discarded.items():
             discard(self._connection, self._project, group_ids, reason)
-        if not choice.claimed and policy.step_asked_at is None:
+        if not choice.claimed and not asked:
             return None
         baselines = self._baselines(policy.id, choice)
         claim = self._begin(policy, "grpo", len(baselines))

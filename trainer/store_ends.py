@@ -1,6 +1,6 @@
 """The trainer's SQL of ends: a step's row under its fencing token, and what becomes of all it took when it is over."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from trainer.errors import LeaseLost
 from trainer.figures import EndedStep
 
 UNFINISHED = ("claimed", "trained", "loaded")
+IDS_PER_STATEMENT = 5_000
 FIGURES = (
     "version_in", "version_out", "groups", "trajectories", "baselined", "completions", "rows", "sampled_tokens",
     "read_tokens", "reward_mean", "reward_spread", "advantage_spread", "loss", "kl", "entropy", "mismatch_k3",
@@ -94,8 +95,15 @@ def _use_demonstrations(connection: Connection, claim: Claim) -> None:
 def discard(connection: Connection, project: str, group_ids: Sequence[str], reason: str) -> None:
     """Give up groups, and their members that would have been trained on."""
     t = schema.trajectories.c
-    members = select(t.id).where(t.project == project, t.group_id.in_(group_ids), t.state == "rewarded")
-    _close_books(connection, project, group_ids, members, reason=reason)
+    for some in chunks(group_ids):
+        members = select(t.id).where(t.project == project, t.group_id.in_(some), t.state == "rewarded")
+        _close_books(connection, project, some, members, reason=reason)
+
+
+def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """As many at a time as one statement takes."""
+    for start in range(0, len(ids), IDS_PER_STATEMENT):
+        yield ids[start : start + IDS_PER_STATEMENT]
 
 
 def _close_books(

@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 from migrations import schema
 from trainer.claims import Claim
 from trainer.examples import ENDED, Example, Rendered, Told
-from trainer.store_ends import update_step
-from trainer.store_sources import USABLE, Source, chunks
+from trainer.store_ends import chunks, update_step
+from trainer.store_sources import USABLE, Source
 
 c, e, f = schema.completions.c, schema.examples.c, schema.feedback.c
 
@@ -86,12 +86,14 @@ def write_rendered(connection: Connection, claim: Claim, done: Iterable[Rendered
         connection.execute(
             schema.examples.update()
             .where(e.project == claim.project, e.policy == claim.policy, e.source_id == one.source_id)
-            .values(
-                prompt_token_ids=None if one.prompt_ids is None else list(one.prompt_ids),
-                token_ids=None if one.token_ids is None else list(one.token_ids),
-                left_out=one.left_out,
-            )
+            .values(left_out=one.left_out, **_ids_of(one))
         )
+
+
+def _ids_of(one: Rendered) -> dict[str, list[int]]:
+    """What was rendered of it; what was rendered before stays, also of one that is left out now."""
+    ids = {"prompt_token_ids": one.prompt_ids, "token_ids": one.token_ids}
+    return {name: list(found) for name, found in ids.items() if found is not None}
 
 
 def _of_step(claim: Claim) -> tuple[ColumnElement[bool], ...]:

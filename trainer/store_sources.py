@@ -3,7 +3,6 @@
 Nothing that the app keeps from training is among them, and nothing that could not be rendered before.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,11 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 from migrations import schema
 from trainer.claims import Claim
 from trainer.examples import BEST, DEMONSTRATIONS, Wanted, WhyLeftOut
+from trainer.store_ends import chunks
 from whetstone.reasons import WhyNotTrained
 
 STANDING = ("applied", "used", "unused")
 """States of feedback whose target was found and that no later one replaces."""
-IDS_PER_STATEMENT = 5_000
 
 c, e, f, t = schema.completions.c, schema.examples.c, schema.feedback.c, schema.trajectories.c
 
@@ -45,12 +44,6 @@ def find(connection: Connection, claim: Claim, wanted: Wanted) -> list[Source]:
     return [
         Source(*row) for some in chunks(chosen) for row in connection.execute(query.where(c.trajectory_id.in_(some)))
     ]
-
-
-def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """As many at a time as one statement takes."""
-    for start in range(0, len(ids), IDS_PER_STATEMENT):
-        yield ids[start : start + IDS_PER_STATEMENT]
 
 
 def _not_superseded(why: ColumnElement[Any]) -> ColumnElement[bool]:

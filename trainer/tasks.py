@@ -59,10 +59,17 @@ def step() -> None:
     try:
         reconcile(_store(), _vllm())
         for policy in sorted(_store().policies()):
-            while take_step(policy, _store(), learners, _vllm(), settings):
-                if ended := _store().ended(policy):
+            before = _store().ended(policy)
+            went_on = True
+            while went_on:
+                went_on = take_step(policy, _store(), learners, _vllm(), settings)
+                # A claim ends steps too: those that nothing was there for, and those given up.
+                ended = _store().ended(policy)
+                if ended is not None and ended != before:
                     _sinks().tell(ended)
-                reconcile(_store(), _vllm())
+                    before = ended
+                if went_on:
+                    reconcile(_store(), _vllm())
     except (VllmError, LeaseLost) as error:
         log.warning("%s", error)
     except DBAPIError as error:

@@ -191,6 +191,8 @@ def step(
     """
     settings = of_running(load(config, data=data))
     if dry_run:
+        if imitate is not None or no_wait:
+            raise typer.BadParameter("--dry-run shows a policy-gradient step; leave out --imitate and --no-wait")
         _dry_run(settings, [name for name in (policy,) if name], rows=rows, as_json=as_json)
     if rows or as_json:
         raise typer.BadParameter("--rows and --json go with --dry-run")

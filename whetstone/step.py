@@ -62,6 +62,10 @@ def ask(data: Path, policy: str, body: dict[str, Any]) -> datetime:
     path = f"/admin/policies/{quote(policy, safe='')}/step"
     try:
         answer = httpx.post(url + path, json=body, timeout=60, trust_env=False)
+    except httpx.ReadTimeout as error:
+        raise StepNotTaken(
+            f"the proxy at {url} has not answered for a minute; whether it took the step: SELECT * FROM admin_steps"
+        ) from error
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise NoStack(f"no proxy answers at {url}: start the stack again with `whetstone up` ({error})") from error
     if answer.status_code == 202:

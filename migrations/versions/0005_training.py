@@ -25,6 +25,12 @@ COLUMNS = (
     ("steps", "kept", sa.Text, "T: file with the rows of a step whose numbers were not finite"),
     ("steps", "imitates", Json, "T: {from, min_reward, limit} of a supervised step; NULL of others"),
 )
+INDEXES = (
+    ("ix_feedback_demonstrations", "feedback", ("project", "created_at", "id"), "demonstration IS NOT NULL"),
+    ("ix_steps_under_way", "steps", ("project", "policy"), "ended_at IS NULL"),
+    ("ix_steps_asked", "steps", ("project", "policy", "asked_at"), "asked_at IS NOT NULL"),
+)
+"""Name, table, columns, and the rows it keeps."""
 ADMIN_STEPS = """
     SELECT project, policy, number AS step, state, version_in, version_out, groups, trajectories, baselined,
            reward_mean, reward_spread, loss, kl, entropy, mismatch_k3, fresh_share, masked_share, grad_norm,
@@ -72,13 +78,8 @@ def upgrade() -> None:
         ),
         comment="answers that supervised steps imitate; no policy-gradient step reads them",
     )
-    op.create_index(
-        "ix_feedback_demonstrations",
-        "feedback",
-        ["project", "created_at", "id"],
-        sqlite_where=sa.text("demonstration IS NOT NULL"),
-        postgresql_where=sa.text("demonstration IS NOT NULL"),
-    )
+    for index, table, columns, kept in INDEXES:
+        op.create_index(index, table, list(columns), sqlite_where=sa.text(kept), postgresql_where=sa.text(kept))
     _show(ADMIN_STEPS_TOLD)
     op.execute(sa.text(f"CREATE VIEW admin_examples AS {ADMIN_EXAMPLES}"))
 
@@ -87,7 +88,8 @@ def downgrade() -> None:
     """Drop them again, and what they held."""
     op.execute(sa.text("DROP VIEW admin_examples"))
     _show(ADMIN_STEPS)
-    op.drop_index("ix_feedback_demonstrations", "feedback")
+    for index, table, _, _ in INDEXES:
+        op.drop_index(index, table)
     op.drop_table("examples")
     for table, name, _, _ in COLUMNS:
         op.drop_column(table, name)

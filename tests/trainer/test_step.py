@@ -40,11 +40,15 @@ class FakeVllm(Server):
         self.calls: list[str] = []
         self.wrong_by_nats = 0.0
         self.refuses: set[str] = set()
+        self.well = True
+        """Whether its engine lives; one that does not refuses and says so."""
         self.when_called: Callable[[str], bool] = lambda _path: True
         """Asked before each call; where it says no, the connection is closed without an answer."""
         super().__init__(FakeHandler)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
+        if path == "/health":
+            return (200, "") if self.well else (503, "")
         if path in self.refuses:
             return 400, {"error": {"message": "no adapter of ours", "type": "BadRequestError", "code": 400}}
         if path == "/v1/models":
@@ -241,6 +245,42 @@ def test_a_vllm_that_restarts_during_the_probe_gets_the_candidate_again(training
         return False
 
     training.fake.when_called = dies_once
+    assert training.step() is True
+    assert training.live_version == 1
+    assert training.fake.calls.count("/v1/load_lora_adapter") == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/completions"])
+def test_an_engine_that_is_dying_costs_no_candidate(
+    training: Training, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("trainer.gate.LOAD_RETRY_S", 0.01)
+    training.group("g")
+    training.fake.refuses.add(path)
+    training.fake.well = False
+
+    def gets_well(asked: str) -> bool:
+        if asked == "/v1/models" and training.fake.calls.count("/health") == 2:
+            training.fake.well = True
+            training.fake.refuses.clear()
+        return True
+
+    training.fake.when_called = gets_well
+    if path == "/v1/completions":  # of the probe there is one more try
+        training.fake.when_called = lambda asked: training.fake.refuses.clear() is None if asked == "/health" else True
+    assert training.step() is True
+    assert (training.live_version, training.versions()) == (1, {0: "retired", 1: "live"})
+
+
+def test_a_server_that_has_forgotten_the_candidate_before_it_speaks_gets_it_again(training: Training) -> None:
+    training.group("g")
+
+    def forgets_once(path: str) -> bool:
+        if path == "/v1/completions" and path not in training.fake.calls[:-1]:
+            training.fake.loaded.clear()
+        return True
+
+    training.fake.when_called = forgets_once
     assert training.step() is True
     assert training.live_version == 1
     assert training.fake.calls.count("/v1/load_lora_adapter") == 2
