@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from proxy.errors import BadRequest, NotJson
+from whetstone.training import BEST, DEMONSTRATIONS, Kind
 
-DEMONSTRATIONS, BEST = "demonstrations", "best"
 DEFAULT_LIMIT = 64
 MAX_LIMIT = 10_000
 
@@ -17,9 +17,7 @@ MAX_LIMIT = 10_000
 class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
     """What kind of step, and of what; without a body a policy-gradient step on the groups that are there."""
 
-    kind: Annotated[
-        Literal["grpo", "sft"], Meta(description="`sft` imitates examples instead of weighing trajectories.")
-    ] = "grpo"
+    kind: Annotated[Kind, Meta(description="`sft` imitates examples instead of weighing trajectories.")] = "grpo"
     source: Annotated[
         str | None,
         Meta(

@@ -21,8 +21,6 @@ class Advantages:
     """Trajectory id -> reward minus the mean of its group. Trajectories of uniform groups are absent, not 0."""
     means: Mapping[str, float]
     """Group id -> mean of its rewards; uniform groups are absent."""
-    uniform_groups: tuple[str, ...]
-    """Ids of the groups whose members all got the same reward: they prefer nothing (`group_uniform`)."""
 
 
 def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
@@ -38,20 +36,18 @@ def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
     """
     by_trajectory: dict[str, float] = {}
     means: dict[str, float] = {}
-    uniform_groups = []
     for group_id, reward_of in rewards.items():
         for trajectory_id, reward in reward_of.items():
             if not math.isfinite(reward):
                 raise RewardError(f"group {group_id}: reward {reward} of trajectory {trajectory_id} is not finite")
         if len(set(reward_of.values())) < 2:
-            uniform_groups.append(group_id)
-            continue
+            continue  # it prefers nothing
         mean = means[group_id] = _mean(f"group {group_id}", reward_of.values())
         by_trajectory |= {trajectory_id: reward - mean for trajectory_id, reward in reward_of.items()}
     for trajectory_id, advantage in by_trajectory.items():
         if not math.isfinite(advantage):
             raise RewardError(f"trajectory {trajectory_id}: its reward differs from its group's mean by {advantage}")
-    return Advantages(by_trajectory, means, tuple(uniform_groups))
+    return Advantages(by_trajectory, means)
 
 
 def divisors(

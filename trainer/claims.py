@@ -5,14 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 from trainer.examples import Wanted
 from trainer.rows import Spoken
 from whetstone.ids import step_id, version_id
 from whetstone.reasons import WhyNotTrained
-
-Kind = Literal["grpo", "sft"]
+from whetstone.training import Kind
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-DEMONSTRATIONS = "demonstrations"
-BEST = "best"
-
 CHAT = "chat.completions"
 TEXT = "completions"
 ENDED = frozenset({"stop", "tool_calls", "function_call"})

@@ -18,7 +18,7 @@ from whetstone.settings import Settings
 from whetstone.vllm import Vllm, VllmDown, VllmRefused
 
 STORED_AT_ONCE = 32
-"""Examples rendered between two writes, each of which renews the lease."""
+"""Examples rendered between two writes."""
 RETRY_S = 1.0
 BAD_REQUEST = 400
 
@@ -68,8 +68,10 @@ def _render_missing(claim: Claim, store: Store, vllm: Vllm, settings: Settings) 
         return
     ends = end_ids(settings.model)
     for some in _batches(waiting, STORED_AT_ONCE):
-        done = [_patiently(partial(_render, claim, example, vllm, ends), claim, store, settings) for example in some]
-        store.renew(claim, settings.trainer.lease_s)
+        done = []
+        for example in some:
+            store.renew(claim, settings.trainer.lease_s)
+            done.append(_patiently(partial(_render, claim, example, vllm, ends), claim, store, settings))
         store.rendered(claim, done)
 
 

@@ -15,6 +15,7 @@ from migrations import schema
 from trainer.claims import Claim, Member, Probe
 from trainer.examples import Example, Rendered, Wanted
 from trainer.figures import EndedStep
+from trainer.store_candidates import policy_names
 from trainer.store_claims import Claims
 from trainer.store_ends import end_step, last_ended, update_step
 from trainer.store_examples import read_examples, take, write_rendered
@@ -40,8 +41,7 @@ class Store:
     def policies(self) -> set[str]:
         """The project's policies."""
         with self._reader.connect() as connection:
-            p = schema.policies.c
-            return set(connection.execute(select(p.id).where(p.project == self._project)).scalars())
+            return set(policy_names(connection, self._project))
 
     def claim(self, policy: str, settings: TrainerSettings) -> Claim | None:
         """Take the policy's next step: one whose worker went silent, else a new one if one is due.

@@ -9,12 +9,12 @@ from sqlalchemy import Connection, select
 
 from migrations import schema
 from trainer.baselines import compare
-from trainer.claims import Claim, Kind
+from trainer.claims import Claim
 from trainer.examples import Wanted
 from trainer.store_candidates import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
 from trainer.store_ends import discard, end_step
 from trainer.triggers import Choice, choose, last_fired
-from whetstone.training import TrainerSettings
+from whetstone.training import Kind, TrainerSettings
 
 
 class Claims:

@@ -10,9 +10,10 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from migrations import schema
 from trainer.claims import Claim
-from trainer.examples import BEST, DEMONSTRATIONS, Wanted, WhyLeftOut
+from trainer.examples import Wanted, WhyLeftOut
 from trainer.store_ends import chunks
 from whetstone.reasons import WhyNotTrained
+from whetstone.training import BEST, DEMONSTRATIONS
 
 STANDING = ("applied", "used", "unused")
 """States of feedback whose target was found and that no later one replaces."""

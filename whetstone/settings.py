@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from whetstone.training import TrainerSettings
+from whetstone.training import BEST, DEMONSTRATIONS, TrainerSettings
 from whetstone.worth import JudgeSettings, LearningSettings, Section
 
 PREFIX = "WHETSTONE_"
@@ -253,6 +253,8 @@ class Settings(Section):
 def _policy_name(name: str) -> str:
     if not POLICY_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no policy name: up to 64 of a-z, 0-9, '.', '_', '-', a letter or digit first")
+    if name in (DEMONSTRATIONS, BEST):
+        raise ValueError(f"no policy can be named {name!r}: `whetstone step --imitate {name}` means something else")
     return name
 
 

@@ -8,6 +8,11 @@ from pydantic import Field, field_validator, model_validator
 
 from whetstone.worth import Section
 
+Kind = Literal["grpo", "sft"]
+"""What a step does: follow advantages by the loss of the settings, or imitate answers."""
+DEMONSTRATIONS, BEST = "demonstrations", "best"
+"""What a step may imitate beside another policy's answers; no policy is called so."""
+
 
 class TrainerSettings(Section):
     """How a step is taken."""

@@ -29,6 +29,7 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_TRAINER__LEARNING_RATE": "nan"}, "learning_rate"),
         ({"WHETSTONE_TRAINER__GROUPS_PER_STEP": "40"}, "no step would ever be due"),
         ({"WHETSTONE_POLICIES": '["Big Name"]'}, "no policy name"),
+        ({"WHETSTONE_POLICIES": '["best"]'}, "no policy can be named 'best'"),
         ({"WHETSTONE_POLICIES": '["starter"]'}, "two policies are named 'starter'"),
         ({"WHETSTONE_POLICIES": '["a", "b"]'}, "vllm.max_loras is 6; 3 policies need 12"),
         ({"WHETSTONE_POLICIES": '["a"'}, "WHETSTONE_POLICIES"),

@@ -14,10 +14,10 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from trainer.errors import TrainerError
-from trainer.learner.learner import Kind, Learner, StepFigures
+from trainer.learner.learner import Learner, StepFigures
 from trainer.learner.team import Team
 from trainer.rows import Row
-from whetstone.training import TrainerSettings
+from whetstone.training import Kind, TrainerSettings
 
 log = logging.getLogger(__name__)
 AnyLearner = TypeVar("AnyLearner", bound=Learner)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import safetensors.torch
 import torch
@@ -29,7 +29,7 @@ from trainer.learner.peers import Alone, Peers
 from trainer.learner.reading import Reading
 from trainer.rows import Answer, Row, imitated
 from whetstone import adapters
-from whetstone.training import TrainerSettings
+from whetstone.training import Kind, TrainerSettings
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -40,9 +40,6 @@ ALONE: Peers = Alone()
 
 HALF_LOSS_SCALE = 2.0**12
 """In fp16 the gradient of one token of a large step is below what it can tell from 0; the adapter's own are fp32."""
-
-Kind = Literal["grpo", "sft"]
-"""What a step does: follow advantages by the loss of the settings, or imitate answers."""
 
 
 @dataclass(frozen=True, slots=True)
