@@ -31,8 +31,11 @@ def told(
 ) -> dict[str, Any]:
     """All that is known of a step of that `kind` (grpo | sft) once its update is made, by column of `steps`."""
     rewards = [member.reward for member in members]
+    # Nobody sampled what is imitated, and nothing of it is masked: no share of it says anything.
+    unsampled = {"fresh_share": None, "masked_share": None} if kind == "sft" else {}
     return {
         **asdict(figures),
+        **unsampled,
         "loss_function": settings.loss if kind == "grpo" else "nll",
         "learning_rate": settings.learning_rate,
         "reward_mean": _mean(rewards),

@@ -55,10 +55,11 @@ def test_advantages_of_trajectories_that_are_left_out_do_not_spread_it() -> None
     assert with_silent["completions"] == 6
 
 
-def test_a_supervised_step_has_no_rewards_and_no_advantages() -> None:
+def test_a_supervised_step_tells_nothing_of_rewards_and_sampling() -> None:
     columns = told(FIGURES, [], lessons([], 64), "sft", TrainerSettings(loss="gspo"))
     assert columns["loss_function"] == "nll"
-    assert (columns["reward_mean"], columns["reward_spread"], columns["advantage_spread"]) == (None, None, None)
+    of_sampling = ("reward_mean", "reward_spread", "advantage_spread", "fresh_share", "masked_share")
+    assert [columns[name] for name in of_sampling] == [None] * 5
 
 
 def test_spreads_are_those_of_the_population() -> None:
