@@ -37,7 +37,7 @@ def add(
         )
         now = datetime.now(UTC)
         why_not = await recorder.commit(
-            lambda connection: store_admin.ask_step(connection, project, policy, asked, now)
+            lambda connection: store_admin.ask_step(connection, project, policy, asked, now), first=True
         )
         if why_not is not None:
             raise StepRefused(why_not)

@@ -51,6 +51,8 @@ _named = msgspec.json.Decoder(_Named)
 class _Feedback(msgspec.Struct, frozen=True):
     write: Callable[[Connection], Any]
     written: Future[Any]
+    first: bool = False
+    """Before all else of its transaction."""
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -139,8 +141,10 @@ class Recorder:
         """
         await self.commit(lambda connection: self._store.withdraw_feedback(connection, project, feedback_id, now))
 
-    async def commit(self, write: Callable[[Connection], Any]) -> Any:
+    async def commit(self, write: Callable[[Connection], Any], *, first: bool = False) -> Any:
         """Have something else written that somebody waits for, in its turn; what `write` returned once it is committed.
+
+        `first`: before all else of its transaction. It locks a policy, and everybody locks those before trajectories.
 
         Raises:
             NotRecorded: the database did not take it.
@@ -148,7 +152,7 @@ class Recorder:
         written: Future[Any] = Future()
         # From here on nobody can cancel it: an app that hangs up must not stop the writer.
         written.set_running_or_notify_cancel()
-        self._queue.put(_Feedback(write, written))
+        self._queue.put(_Feedback(write, written, first))
         try:
             return await asyncio.wrap_future(written)
         except SQLAlchemyError as error:
@@ -212,7 +216,8 @@ class Recorder:
         return []
 
     def _commit(self, items: Sequence[_Recorded | _Feedback]) -> None:
-        """One transaction for all of them, in the order they came."""
+        """One transaction for all of them, in the order they came but for those that are to be first."""
+        items = sorted(items, key=lambda item: not (isinstance(item, _Feedback) and item.first))
         calls: list[Call] = []
         done: list[tuple[_Feedback, Any]] = []
         try:
