@@ -7,12 +7,20 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
+# Tests that need no real server but a database: one process a core. The others have the machine to themselves.
+AT_ONCE := --numprocesses auto --maxprocesses 4
+
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
 TRL := .venv-trl
 TRL_INSTALLED := $(TRL)/.installed
 TRL_LOCK := requirements/trl.lock
 
-.PHONY: help demo test test-gpu check static unit fix serve bench soak thumbs warm judged killed steps docs lock install clean
+# What looks for known weaknesses and for keys: an environment of its own.
+AUDIT := .venv-audit
+AUDIT_INSTALLED := $(AUDIT)/.installed
+AUDIT_LOCK := requirements/audit.lock
+
+.PHONY: help demo test test-gpu check audit secrets static unit fix serve bench soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -22,7 +30,8 @@ demo: $(INSTALLED)  ## Watch an agent learn: ten minutes; DEMO_ARGS="--seed 1 --
 	$(BIN)/whetstone demo $(DEMO_ARGS)
 
 test: check $(TRL_INSTALLED)  ## Everything, with a real vLLM, PostgreSQL and Redis
-	$(BIN)/pytest -m "(slow or stack) and not gpu" $(TEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m "postgresql and not slow and not gpu" $(TEST_ARGS)
+	$(BIN)/pytest -m "(slow or stack) and not (postgresql and not slow) and not gpu" $(TEST_ARGS)
 
 test-gpu: $(INSTALLED)  ## What needs CUDA: the trainer's own checks on it
 	$(BIN)/pytest -m gpu $(TEST_ARGS)
@@ -37,7 +46,14 @@ static: $(INSTALLED)
 	$(BIN)/lint-imports
 
 unit: $(INSTALLED)
-	$(BIN)/pytest -m "not slow and not stack and not gpu" $(TEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m "not slow and not stack and not gpu" $(TEST_ARGS)
+
+audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
+	for lock in $(LOCK) $(TRL_LOCK) $(AUDIT_LOCK); do \
+		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $$lock || exit 1; done
+
+secrets: $(AUDIT_INSTALLED)  ## Only whether a file holds a key
+	$(AUDIT)/bin/python requirements/scan.py
 
 fix: $(INSTALLED)  ## Mend what a machine can mend
 	$(BIN)/ruff check --fix .
@@ -49,8 +65,11 @@ serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model 
 bench: $(INSTALLED)  ## What the proxy costs, as a ratio to the upstream alone
 	$(BIN)/python benchmarks/overhead.py $(BENCH_ARGS)
 
-soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up, a model server that goes wrong
+soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up; SOAK_ARGS="--minutes 15": memory
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
+
+fuzz: $(INSTALLED)  ## Whether the proxy bears anything: 40,000 requests gone wrong, two databases; ten minutes
+	$(BIN)/python -m benchmarks.fuzz $(FUZZ_ARGS)
 
 thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle", ...
 	$(BIN)/python -m benchmarks.thumbs $(THUMBS_ARGS)
@@ -61,8 +80,20 @@ warm: $(INSTALLED)  ## Whether another server's answers warm a policy up: five m
 judged: $(INSTALLED)  ## Whether judges rank 1,000 groups once each, their worker killed meanwhile: eight minutes
 	$(BIN)/python -m benchmarks.judged $(JUDGED_ARGS)
 
+gate: $(INSTALLED)  ## How often the gate's tests err, simulated: three minutes; GATE_ARGS="--only canary"
+	$(BIN)/python -m benchmarks.gate $(GATE_ARGS)
+
 killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training worker, 20 times; six minutes
 	$(BIN)/python -m benchmarks.killed $(KILLED_ARGS)
+
+outage: $(INSTALLED)  ## Whether an app feels that the database is away: PostgreSQL stopped for a minute under load
+	$(BIN)/python -m benchmarks.outage $(OUTAGE_ARGS)
+
+chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything: 20,000 completions, 40 kills
+	$(BIN)/python -m benchmarks.chaos $(CHAOS_ARGS)
+
+swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM killed, one of two refuses; ten minutes
+	$(BIN)/python -m benchmarks.swaps $(SWAPS_ARGS)
 
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
 	$(TRL)/bin/python -W ignore -m benchmarks.step $(STEPS_ARGS)
@@ -75,9 +106,10 @@ install: $(INSTALLED)  ## Only the environment
 lock: $(INSTALLED)  ## Choose versions anew; FIND_LINKS names a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) $(FIND_LINKS)
 	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK)
+	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(TRL) data
+	rm -rf $(VENV) $(TRL) $(AUDIT) data
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 11) and f"the lock is for Python 3.11, this is {v[0]}.{v[1]}: install python3.11 or name one with PYTHON=...")'
@@ -92,4 +124,9 @@ $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(TRL_LOCK)
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(TRL)/dppo -r requirements/dppo.lock
+	touch $@
+
+$(AUDIT_INSTALLED): $(AUDIT_LOCK)
+	test -x $(AUDIT)/bin/python || "$(PYTHON)" -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(AUDIT_LOCK)
 	touch $@

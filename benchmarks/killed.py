@@ -269,7 +269,7 @@ def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:
 @contextlib.contextmanager
 def _run(common: Settings, name: str, template: Path) -> Iterator[Run]:
     with broker() as messages, model_server(common) as url:
-        vllm = common.vllm.model_copy(update={"url": url})
+        vllm = common.vllm.model_copy(update={"urls": (url,)})
         settings = common.model_copy(update={"data": common.data / name, "broker": messages, "vllm": vllm})
         run = Run(settings, template)
         try:

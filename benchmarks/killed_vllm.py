@@ -27,10 +27,11 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._settings = settings
+        self._base = Learner.fresh(settings.model, settings.trainer, settings.seed)
         self._loaded: dict[str, Learner] = {}
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and JSON."""
+        """Status and JSON; bytes are the events of a stream."""
         time.sleep(ANSWER_S)
         if path == "/health":
             return 200, ""
@@ -43,7 +44,8 @@ class Server(ThreadingHTTPServer):
             return 200, "loaded"
         if path == "/v1/unload_lora_adapter":
             return (200, "unloaded") if self._loaded.pop(body["lora_name"], None) else (404, "no such adapter")
-        if path == "/v1/completions" and (learner := self._loaded.get(body["model"])):
+        learners = {self._settings.served_name: self._base, **self._loaded}
+        if path == "/v1/completions" and (learner := learners.get(body["model"])):
             logprobs = learner.logprobs(body["prompt"], SPOKEN)
             return 200, {"choices": [{"index": 0, "token_ids": SPOKEN, "logprobs": {"token_logprobs": logprobs}}]}
         return 404, {"error": {"message": f"no {path} for {body.get('model')}", "type": "NotFoundError", "code": 404}}
@@ -51,6 +53,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: Server
 
     def do_GET(self) -> None:
@@ -61,9 +64,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _respond(self, body: dict[str, Any]) -> None:
         status, answer = self.server.answer(self.path, body)
-        data = json.dumps(answer).encode()
+        events = isinstance(answer, bytes)
+        data = answer if events else json.dumps(answer).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream" if events else "application/json")
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

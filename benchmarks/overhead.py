@@ -69,6 +69,10 @@ async def upstream(scope: dict[str, Any], receive: Any, send: Any) -> None:
         body += message.get("body", b"")
         if not message.get("more_body"):
             break
+    if scope["method"] == "GET":  # how it is, and what it serves
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"data": [{"id": "bench@v0"}]}'})
+        return
     streamed = b'"stream":true' in body
     kind = b"text/event-stream" if streamed else b"application/json"
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
@@ -106,6 +110,7 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--durability", default="journal", help="setting proxy.durability: journal, fsync or async")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="whetstone-bench-") as folder:
         ports = [_free_port(), _free_port()]
@@ -116,7 +121,8 @@ def main() -> None:
             data=Path(folder),
             policy="bench",
             broker="redis://127.0.0.1:1/0",
-            vllm__url=direct,
+            vllm__urls=(direct,),
+            proxy__durability=args.durability,
         )
         upgrade(settings.database_url)
         Store(connect(settings.database_url)).prepare(settings)

@@ -8,46 +8,55 @@ files and log meanwhile. Exit 0 only if all of it holds. Loopback only; Linux, f
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.faulty import Arrival, Faulty
+from benchmarks.running import (
+    DRAIN_S,
+    START_S,
+    STOP_S,
+    files_of,
+    mib,
+    no_more_files,
+    ready,
+    rss_bytes,
+    running_proxy,
+    state,
+    unhandled,
+    until,
+)
 from benchmarks.soak_apps import DIALECTS, Ask, Seen, ask, ask_of, wrong_with
 from benchmarks.soak_records import Record, records_of, wrong_with_records
+from benchmarks.soak_steady import MOST_GROWTH, RATE, Steady
 from migrations.database import connect
 from migrations.run import upgrade
-from whetstone.settings import Settings, as_environment, load
+from whetstone.settings import load
 from whetstone.store import Store
 
-ROOT = Path(__file__).resolve().parent.parent
 SILENCE_S = 5.0
 """Setting `proxy.upstream_timeout_s` of the run."""
 SAMPLES = 200
 """How often the proxy's process is looked at while it is asked."""
-START_S, DRAIN_S, STOP_S = 60.0, 60.0, 30.0
 MOST_GROWTH_BYTES = 6 * 2**20
 """Between the medians of the third and of the last quarter."""
 MOST_NEW_FILES = 12
 """Descriptors at the end beyond those after start: database connections, a journal segment."""
-UNHANDLED = ("Traceback (most recent call last)", "never retrieved", "Unclosed", "never awaited")
-"""Signs in the log of an exception that nobody handled."""
 STATUSES = ("complete", "aborted", "error", "none")
 """Of a request's record, or that it has none."""
 
@@ -73,18 +82,6 @@ def flat(samples: list[Sample]) -> tuple[float, float, bool]:
     return third, fourth, fourth - third < MOST_GROWTH_BYTES
 
 
-def unhandled(log: str) -> list[str]:
-    """What the proxy's log says of exceptions that nobody handled: each kind, and its first place in full."""
-    lines = log.splitlines()
-    faults = []
-    for sign in UNHANDLED:
-        places = [place for place, line in enumerate(lines) if sign in line]
-        if places:
-            first = "\n  ".join(lines[max(0, places[0] - 2) : places[0] + 40])
-            faults.append(f"the proxy's log has {len(places)} × {sign!r}, first\n  {first}")
-    return faults
-
-
 class Run:
     """One run: `go`, then `report`."""
 
@@ -103,7 +100,7 @@ class Run:
             policy="soak",
             # The broker is nobody: hints are lost, which costs nothing here.
             broker="redis://127.0.0.1:1/0",
-            vllm__url=await self._model.start(),
+            vllm__urls=(await self._model.start(),),
             proxy__upstream_timeout_s=SILENCE_S,
         )
         upgrade(settings.database_url)
@@ -112,23 +109,23 @@ class Run:
             async with aiohttp.ClientSession() as control:
 
                 async def look() -> Sample:
-                    unwritten = (await _state(control, url)).get("unwritten", 0)
+                    unwritten = (await state(control, url)).get("unwritten", 0)
                     self._samples.append(
-                        Sample(len(self._seen), _rss_bytes(process.pid), _files(process.pid), unwritten)
+                        Sample(len(self._seen), rss_bytes(process.pid), files_of(process.pid), unwritten)
                     )
                     return self._samples[-1]
 
-                if not await _until(lambda: _ready(control, url), START_S):
+                if not await until(lambda: ready(control, url), START_S):
                     sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
                 await look()
                 began = time.perf_counter()
                 await self._drive(url, look, connections, rate, seconds, console)
                 self._took_s = time.perf_counter() - began
-                if not await _until(lambda: _ready(control, url, unwritten=0), DRAIN_S):
+                if not await until(lambda: ready(control, url, unwritten=0), DRAIN_S):
                     self._faults.append(f"records are still unwritten after {DRAIN_S:g} s")
                 self._drained_s = time.perf_counter() - began - self._took_s
                 most_files = self._samples[0].files + MOST_NEW_FILES
-                await _until(lambda: _no_more_files(process.pid, most_files), DRAIN_S)
+                await until(lambda: no_more_files(process.pid, most_files), DRAIN_S)
                 await look()
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,7 +162,7 @@ class Run:
                     self._seen.append(seen)
                     if len(self._seen) % every == 0:
                         now = await look()
-                        told = f"{_mib(now.rss_bytes)}, {now.unwritten} unwritten, {len(self._faults)} faults"
+                        told = f"{mib(now.rss_bytes)}, {now.unwritten} unwritten, {len(self._faults)} faults"
                         progress.update(task, completed=len(self._seen), description=told)
 
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as session:
@@ -178,13 +175,12 @@ class Run:
         self._faults += unhandled(log)
         third, fourth, is_flat = flat(self._samples)
         if not is_flat:
-            self._faults.append(f"memory grows: {_mib(third)} in the third quarter, {_mib(fourth)} in the last")
+            self._faults.append(f"memory grows: {mib(third)} in the third quarter, {mib(fourth)} in the last")
         files_before, files_after = self._samples[0].files, self._samples[-1].files
         if files_after > files_before + MOST_NEW_FILES:
             self._faults.append(f"open files: {files_before} before, {files_after} at the end")
         left_behind = sorted(path.name for path in (self._data / "journal").iterdir())
-        # uvicorn stops in good order and then dies of the signal it was sent.
-        if self._exit != -signal.SIGTERM or left_behind:
+        if self._exit != 0 or left_behind:
             self._faults.append(f"the proxy stopped with {self._exit} and left in the journal: {left_behind}")
         saw = Counter("left" if seen.left else "broke off" if seen.broken else seen.status for seen in self._seen)
         errors = Counter(line.partition("ERROR")[2].strip(" :")[:70] for line in log.splitlines() if "ERROR" in line)
@@ -194,8 +190,8 @@ class Run:
             "apps saw": _told(saw),
             "paths": _told(Counter(seen.ask.dialect.path for seen in self._seen)),
             "errors in the log": _told(Counter(dict(errors.most_common(5)))),
-            "memory": f"{_mib(self._samples[0].rss_bytes)} at the start, then by eighths {self._curve()}; "
-            f"median of the third quarter {_mib(third)}, of the last {_mib(fourth)}",
+            "memory": f"{mib(self._samples[0].rss_bytes)} at the start, then by eighths {self._curve()}; "
+            f"median of the third quarter {mib(third)}, of the last {mib(fourth)}",
             "records not yet in SQL": f"at most {max(sample.unwritten for sample in self._samples)}, "
             f"the last one {self._drained_s:.1f} s after the last request",
             "open files": f"{files_before} before, at most {max(s.files for s in self._samples)}, {files_after} after",
@@ -209,7 +205,7 @@ class Run:
 
     def _curve(self) -> str:
         eighths = {8 * sample.answered // len(self._seen): sample.rss_bytes for sample in self._samples}
-        return ", ".join(_mib(size) for size in eighths.values())
+        return ", ".join(mib(size) for size in eighths.values())
 
     def _check_records(self) -> Table:
         """Hold the ledgers against one another, request by request; give a table of what both servers did."""
@@ -239,74 +235,18 @@ class Run:
         return table
 
 
-@contextmanager
-def running_proxy(settings: Settings, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A proxy as `whetstone up` starts it: its address and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "--factory", "proxy.app:create", "--port", str(port), "--ws", "none"]
-    command += ["--no-access-log", "--log-level", "warning", "--loop", "uvloop", "--http", "httptools"]
-    environment = {**os.environ, **as_environment(settings, config=Path(os.devnull)), "PYTHONASYNCIODEBUG": ""}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
-    try:
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def _told(counts: Counter[Any]) -> str:
     return ", ".join(f"{what}: {count}" for what, count in counts.most_common()) or "none"
-
-
-async def _until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:
-    """Wait until it holds, at most so long; whether it does."""
-    deadline = time.monotonic() + seconds
-    while not (held := await holds()) and time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
-    return held
-
-
-async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """What the proxy says of itself; nothing where it cannot be reached."""
-    try:
-        async with session.get(url + "/readyz") as response:
-            said: dict[str, Any] = await response.json()
-            return said
-    except (aiohttp.ClientError, ConnectionError):
-        return {}
-
-
-async def _ready(session: aiohttp.ClientSession, url: str, **state: int) -> bool:
-    """Whether the proxy is ready to serve, and says so much of its state."""
-    said = await _state(session, url)
-    return said.get("status") == "ok" and state.items() <= said.items()
-
-
-async def _no_more_files(pid: int, most: int) -> bool:
-    return _files(pid) <= most
-
-
-def _rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _files(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:.1f} MiB"
 
 
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, help="the other form: nothing goes wrong, and memory stays flat")
+    parser.add_argument("--growth", type=float, default=MOST_GROWTH, help="of memory and files, with --minutes")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=float("inf"), help="at most so many requests a second")
+    parser.add_argument("--rate", type=float, help="at most so many requests a second")
     parser.add_argument("--seed", type=int, default=1, help="decides every fault and every app that hangs up")
     parser.add_argument("--seconds", type=float, default=600, help="at most, for the requests")
     parser.add_argument("--paths", default=",".join(DIALECTS), help=f"some of {','.join(DIALECTS)}")
@@ -318,8 +258,13 @@ def main() -> None:
     if args.data:
         args.data.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="whetstone-soak-") as folder:
-        run = Run(asks, args.seed, args.data or Path(folder))
-        asyncio.run(run.go(args.connections, args.rate, args.seconds, console))
+        data = args.data or Path(folder)
+        if args.minutes:
+            steady = Steady(args.minutes, args.rate or RATE, args.connections, args.growth, data)
+            uvloop.run(steady.go(console))
+            sys.exit(0 if steady.report(console) else 1)
+        run = Run(asks, args.seed, data)
+        asyncio.run(run.go(args.connections, args.rate or float("inf"), args.seconds, console))
         sys.exit(0 if run.report(console) else 1)
 
 

@@ -47,7 +47,9 @@ def wrong_with_records(seen: Seen, arrivals: list[Arrival], records: list[Record
     if asked.refused or asked.leaves == "asking":
         came = f"{len(arrivals)} arrivals and {len(records)} records of what the proxy had to refuse"
         return came if arrivals or records else None
-    if len(arrivals) > 1 or len(records) > 1:
+    # One that is told that its model is not there may be asked again, once that is.
+    again = asked.plan.fate is Fate.STATUS_404
+    if (len(arrivals) > 1 and not again) or len(records) > 1:
         return f"{len(arrivals)} arrivals, {len(records)} records"
     if not arrivals and not seen.left:
         return "it never reached the model server"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from judge.facts import Group, Rules, Trajectory
+from judge.facts import DRAWN, EVALUATION, Group, Rules, Trajectory
 from judge.numbers import mean, spread
 from judge.ranking import is_wanted, is_within_noise, joined_since, ranking
 from judge.trajectories import ended, explained, failed, within_noise
@@ -31,7 +31,19 @@ def assess(group: Group, members: Sequence[Trajectory], now: datetime, rules: Ru
                 return _with_members(_moved(group, "open", members, due_at=due_at), members)
             members = [ended(member, now, rules) for member in members]
         closed_at = now
-    return _compared(replace(group, closed_at=closed_at), members, now, rules)
+    closed = replace(group, closed_at=closed_at)
+    return (_evaluated if group.formed_by == EVALUATION else _compared)(closed, members, now, rules)
+
+
+def _evaluated(
+    group: Group, members: Sequence[Trajectory], now: datetime, rules: Rules
+) -> tuple[Group, list[Trajectory]]:
+    """The group of a held-out prompt once it has closed: waiting for its judges, or over, for no step takes it."""
+    group, ranked_by = ranking(group, members, now, rules, enough=len(members) > 1)
+    if ranked_by is not None:
+        return _with_members(_moved(group, "closed", members, closed_at=group.closed_at, due_at=ranked_by), members)
+    reason = WhyNotTrained.SPLIT_EVAL
+    return _with_members(_moved(group, "discarded", members, closed_at=group.closed_at, reason=reason), members)
 
 
 def _compared(
@@ -91,7 +103,7 @@ def _awaited(group: Group, now: datetime, rules: Rules) -> int:
     """With how many members it is complete. The choices of a call, and what is alone, are all there at once."""
     if group.formed_by == "header" or _takes_more(group, now, rules):
         return group.target_size or rules.target_size
-    return (group.target_size or 1) if group.formed_by == "shadow" else 1
+    return (group.target_size or 1) if group.formed_by in DRAWN else 1
 
 
 def _over_at(group: Group, members: Sequence[Trajectory], rules: Rules) -> datetime:

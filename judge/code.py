@@ -19,10 +19,11 @@ from judge import store, store_code, store_groups
 from judge.facts import Trajectory
 from judge.parts import NotNumbers, parts_of, worth
 from judge.record import record
-from judge.sandbox import START_S, SaidNothing, Sandbox
+from judge.sandbox import START_S, NotFound, SaidNothing, Sandbox
 from judge.standing import given
 from judge.store_code import Ran
 from judge.trajectories import explained, failed, rewarded
+from whetstone import tracing
 from whetstone.worth import LearningSettings, RewardFunction
 
 BATCH = 50
@@ -48,11 +49,14 @@ def run_due(engine: Engine, learning: Learning, now: datetime) -> int:
         due = store.code_due(connection, now, BATCH)
         for project, trajectories in due.items():
             store_code.due_from(connection, project, [one.id for one in trajectories], until)
-    ran = _run(engine, due, learning)
-    if due:
-        with engine.begin() as connection:
-            for project, trajectories in due.items():
-                _write(connection, project, trajectories, ran[project], learning, until, now)
+    if not due:
+        return 0
+    ids = [one.id for trajectories in due.values() for one in trajectories]
+    with tracing.span("reward functions", {tracing.TRAJECTORIES: ids}):
+        ran = _run(engine, due, learning)
+    with engine.begin() as connection:
+        for project, trajectories in due.items():
+            _write(connection, project, trajectories, ran[project], learning, until, now)
     return sum(map(len, ran.values()))
 
 
@@ -78,18 +82,18 @@ def _run(engine: Engine, due: Mapping[str, list[Trajectory]], learning: Learning
                 break
             with reader.connect() as connection:
                 told = msgspec.json.encode(store_code.attempt(connection, project, trajectory))
-            parts, errors = _ask(boxes.get(trajectory.policy, []), told)
-            failures.update(errors)
+            parts, errors, faults = _ask(boxes.get(trajectory.policy, []), told)
+            failures.update(faults)
             ran[project].append(Ran(trajectory.id, parts, "; ".join(errors) or None))
-    for error, times in failures.items():
-        log.warning("reward function %s (%d trajectories)", error, times)
+    for fault, times in failures.items():
+        log.warning("reward function %s (%d trajectories)", fault, times)
     return ran
 
 
-def _ask(boxes: list[tuple[RewardFunction, Sandbox]], told: bytes) -> tuple[dict[str, float], list[str]]:
-    """The parts that functions give, and `name: why` of each that gives none."""
+def _ask(boxes: list[tuple[RewardFunction, Sandbox]], told: bytes) -> tuple[dict[str, float], list[str], list[str]]:
+    """The parts that functions give, `name: why` of each that gives none, and as much of that as logs may have."""
     parts: dict[str, float] = {}
-    errors = []
+    errors, faults = [], []
     for function, box in boxes:
         try:
             parts |= parts_of(function.name, box.ask(told))
@@ -97,7 +101,15 @@ def _ask(boxes: list[tuple[RewardFunction, Sandbox]], told: bytes) -> tuple[dict
             # Whatever a function says of itself: no text of a database holds a lone surrogate, PostgreSQL's no NUL.
             why = str(error).encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
             errors.append(f"{function.name}: {why}")
-    return parts, errors
+            # What it says of itself may quote what apps said.
+            faults.append(errors[-1] if isinstance(error, NotFound) else f"{function.name}: {_kind(why)}")
+    return parts, errors, faults
+
+
+def _kind(why: str) -> str:
+    """The class of a function's error, where it is one."""
+    kind, colon, _ = why.partition(": ")
+    return f"{kind}, code_error says more" if colon and kind.isidentifier() else "no number, code_error says why"
 
 
 def _write(

@@ -14,6 +14,11 @@ OVER = frozenset({"claimed", "trained"})
 UNCLAIMED = ("open", "closed", "scored")
 """States of a group that the judge still decides on."""
 
+EVALUATION = "evaluation"
+"""How a group was formed of a held-out prompt that two versions answered: ranked, but no step ever takes it."""
+DRAWN = ("shadow", EVALUATION)
+"""How groups were formed whose members the proxy drew: nobody can go on from those."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:

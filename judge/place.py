@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from judge.facts import OVER, UNCLAIMED, Group, Rules, Trajectory
+from judge.facts import EVALUATION, OVER, UNCLAIMED, Group, Rules, Trajectory
 from judge.trajectories import alone, ended, explained
 from whetstone.ids import new_id
 
@@ -68,7 +68,7 @@ def wanted(unplaced: Iterable[Trajectory], rules: Rules) -> dict[Prompt, datetim
 def place(around: Around, now: datetime, rules: Rules) -> Placed:
     """Place trajectories, in the order they began.
 
-    The siblings of a shadow group end at once, for nobody can go on from them, and their original joins them if it
+    What the proxy drew ends at once, for nobody can go on from it, and the original of a shadow group joins it if that
     is one call and compared with nobody yet. What has no group joins the newest one of its first prompt that began
     within the window and has room; else it begins one. What has a reward and is alone gets a group of its own.
     """
@@ -78,6 +78,8 @@ def place(around: Around, now: datetime, rules: Rules) -> Placed:
     in_order = sorted(unplaced, key=lambda one: (one.created_at, one.id))
     for one in in_order:
         group = places.groups.get(one.group_id or "")
+        if group is not None and group.formed_by == EVALUATION:
+            moved[one.id] = ended(one, now, rules)
         if group is not None and group.formed_by == "shadow" and original_of(one) != one.id:
             moved[one.id] = ended(one, now, rules)
             original = moved.get(original_of(one) or "")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from judge.facts import Group, Rules, Trajectory
+from judge.facts import DRAWN, EVALUATION, Group, Rules, Trajectory
 from judge.numbers import spread
 from whetstone.worth import LearningSettings, RulerSettings
 
@@ -52,9 +52,9 @@ def is_wanted(group: Group, members: Sequence[Trajectory], ruler: RulerSettings,
 
 def _ranked_unasked(group: Group, members: Sequence[Trajectory], ruler: RulerSettings) -> bool:
     """Whether the settings alone have it ranked."""
-    if not ruler.judges or ruler.rank == "asked" or (ruler.rank == "shadow" and group.formed_by != "shadow"):
+    if not ruler.judges or ruler.rank == "asked" or (ruler.rank == "shadow" and group.formed_by not in DRAWN):
         return False
-    counting = [member for member in members if member.counts]
+    counting = [member for member in members if member.counts or group.formed_by == EVALUATION]
     said = sum(member.reward is not None and member.reward_source in SAID for member in counting)
     return said < len(counting) or bool(counting and ruler.weight)
 

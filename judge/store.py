@@ -6,7 +6,7 @@ there a transaction that writes is alone. The locks are the weak kind (`key_shar
 completion that is inserted below its trajectory.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -30,11 +30,10 @@ from sqlalchemy import (
 
 from judge.facts import OVER, UNCLAIMED, Became, Feedback, Group, Known, Trajectory
 from migrations import schema
+from migrations.database import chunks
 from whetstone.reasons import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
-
-IDS_PER_STATEMENT = 5_000
 
 STANDING = ("applied", "used", "unused")
 """States of feedback that gave a trajectory its reward, if it was applied."""
@@ -212,6 +211,23 @@ def write_feedback(connection: Connection, project: str, became: Sequence[Became
     _update(connection, schema.feedback, project, _any_of(f.state, WITHDRAWABLE), names, became)
 
 
+def set_feedback_aside(connection: Connection, project: str, feedback_id: str, why: str) -> None:
+    """Look at this feedback no more: what waits has failed, what is applied stands."""
+    is_one = (f.project == project, f.id == feedback_id)
+    state = case((f.state == "waiting", literal("failed", f.state.type)), else_=f.state)
+    connection.execute(
+        schema.feedback.update().where(*is_one).values(state=state, reason=why, withdrawn_at=None, due_at=None)
+    )
+
+
+def set_aside(connection: Connection, project: str, trajectory_id: str, now: datetime) -> None:
+    """Leave a trajectory alone: it is excluded, unless a step has it."""
+    is_one = (t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended", "rewarded")))
+    placed_at = func.coalesce(t.placed_at, literal(now, t.placed_at.type))
+    values = {"state": "excluded", "why_not_trained": WhyNotTrained.FAULT, "placed_at": placed_at}
+    connection.execute(schema.trajectories.update().where(*is_one).values(values))
+
+
 def let_stand(connection: Connection, project: str, feedback_ids: Collection[str]) -> None:
     """Note that this feedback was withdrawn too late: it stands."""
     if not feedback_ids:
@@ -354,13 +370,6 @@ def _update(
     is_one = (table.c.project == project, table.c.id == bindparam("b_id"), unless_moved)
     rows = [{f"b_{name}": getattr(one, name) for name in ("id", *names)} for one in values]
     connection.execute(table.update().where(*is_one).values(new), rows)
-
-
-def chunks(ids: Collection[str]) -> Iterator[list[str]]:
-    """In order, and few enough for one statement: both databases bound the number of its parameters."""
-    ordered = sorted(ids)
-    for start in range(0, len(ordered), IDS_PER_STATEMENT):
-        yield ordered[start : start + IDS_PER_STATEMENT]
 
 
 def columns_of(table: Table, kind: type[Any]) -> list[ColumnElement[Any]]:

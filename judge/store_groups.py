@@ -9,9 +9,10 @@ from datetime import datetime
 
 from sqlalchemy import Connection, func, select
 
-from judge.facts import OVER, Group
+from judge.facts import OVER, UNCLAIMED, Group
 from judge.store import IS_ATTEMPT
 from migrations import schema
+from whetstone.reasons import WhyNotTrained
 
 p, g, t, c = schema.policies.c, schema.groups.c, schema.trajectories.c, schema.completions.c
 
@@ -66,6 +67,17 @@ def open_groups(connection: Connection, project: str, groups: Sequence[Group]) -
 def drop_groups(connection: Connection, project: str, group_ids: Collection[str]) -> None:
     """Delete groups of ours that nobody belongs to any more. The caller has locked them."""
     connection.execute(schema.groups.delete().where(g.project == project, g.id.in_(group_ids)))
+
+
+def set_aside(connection: Connection, project: str, group_id: str, why: str, now: datetime) -> None:
+    """Leave a group alone, and its members with it, unless a step has them."""
+    is_one = (g.project == project, g.id == group_id, g.state.in_(UNCLAIMED))
+    discarded = {"state": "discarded", "reason": why, "due_at": None, "judge_due_at": None, "closed_at": now}
+    connection.execute(schema.groups.update().where(*is_one).values(discarded))
+    members = (t.project == project, t.group_id == group_id, t.state.in_(("open", "ended", "rewarded")))
+    connection.execute(
+        schema.trajectories.update().where(*members).values(why_not_trained=WhyNotTrained.FAULT, state="excluded")
+    )
 
 
 def mark_placed(connection: Connection, project: str, trajectory_ids: Collection[str], now: datetime) -> None:

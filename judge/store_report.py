@@ -10,8 +10,9 @@ from sqlalchemy import ColumnElement, Connection, Float, Select, cast, func, lit
 from judge.facts import Feedback, Trajectory
 from judge.ruler.alarms import DriftDay
 from judge.standing import given
-from judge.store import IS_ATTEMPT, STANDING, chunks, columns_of
+from judge.store import IS_ATTEMPT, STANDING, columns_of
 from migrations import schema
+from migrations.database import chunks
 from whetstone.reasons import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c

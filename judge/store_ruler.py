@@ -13,9 +13,9 @@ from sqlalchemy import Connection, func, select
 
 from judge.facts import UNCLAIMED
 from judge.ruler.conversation import Turn
-from judge.store import IS_ATTEMPT, chunks, columns_of
+from judge.store import IS_ATTEMPT, columns_of
 from migrations import schema
-from migrations.database import insert_new
+from migrations.database import chunks, insert_new
 from whetstone.reasons import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c

@@ -1,23 +1,26 @@
 """One look at what is due: short transactions that read under lock, decide and write. Knows no SQL and no Celery."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy import Connection, Engine
 
 from judge import store, store_groups
 from judge.assemble import assess
+from judge.batches import Work, drain
 from judge.facts import UNCLAIMED, Feedback, Rules, Trajectory
 from judge.place import Around, original_of, place, wanted
 from judge.record import record
 from judge.settle import settle
 from judge.trajectories import ended, failed
+from whetstone import logs
 from whetstone.settings import GroupSettings
 from whetstone.worth import LearningSettings
 
-BATCH = 200
-"""Feedback, trajectories or groups per transaction: long enough to share its cost, short enough to let others write."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -58,22 +61,22 @@ def sweep(
     due = store.look(engine, now, idle_since)
     swept.code, swept.ranking = due.code, due.ranking
     if due.unplaced:
-        swept.placed = _drain(engine, lambda connection: _place(connection, now, rules))
+        swept.placed = drain(engine, _placing(now, rules))
     if due.fresh:
-        swept.feedback += _drain(engine, lambda connection: _apply_fresh(connection, now, rules))
+        swept.feedback += drain(engine, _applying(store.fresh_feedback, now, rules))
     if due.withdrawn:
-        swept.feedback += _drain(engine, lambda connection: _apply_withdrawn(connection, now, rules))
-        swept.feedback += _drain(engine, lambda connection: _take_back(connection, now, rules))
+        for find in (store.withdrawn_feedback, store.withdrawn_applied):
+            swept.feedback += drain(engine, _applying(partial(_at, find, now), now, rules))
     if due.waiting:
-        swept.feedback += _drain(engine, lambda connection: _apply_waiting(connection, now, rules))
+        swept.feedback += drain(engine, _applying(partial(_at, store.waiting_feedback, now), now, rules))
     if due.idle:
-        swept.idle = _drain(engine, lambda connection: _end_idle(connection, idle_since, now, rules))
+        swept.idle = drain(engine, _ending(idle_since, now, rules))
     if swept.feedback or swept.idle:
         # What got a reward and belongs to no group that waits for it gets one of its own.
-        swept.placed += _drain(engine, lambda connection: _place(connection, now, rules))
+        swept.placed += drain(engine, _placing(now, rules))
     # What was just placed, applied or ended has made its groups due.
     if due.groups or swept.placed or swept.feedback or swept.idle:
-        swept.groups = _drain(engine, lambda connection: _assess(connection, now, rules, swept))
+        swept.groups = drain(engine, _assessing(now, rules, swept))
     return swept
 
 
@@ -90,21 +93,59 @@ def rules_of(settings: GroupSettings, learning: Mapping[str, LearningSettings], 
     )
 
 
-def _drain(engine: Engine, batch: Callable[[Connection], int]) -> int:
-    """Run transactions of one batch each until one is not full; return how much they did."""
-    total = 0
-    while True:
-        with engine.begin() as connection:
-            done = batch(connection)
-        total += done
-        if done < BATCH:
-            return total
+def _placing(now: datetime, rules: Rules) -> Work[tuple[str, str]]:
+    return Work(
+        find=lambda connection, limit: {
+            project: list(policies.items()) for project, policies in store_groups.unplaced(connection, limit).items()
+        },
+        do=lambda connection, found: _place(connection, found, now, rules),
+        again=lambda _, project, one: {project: [one]},
+        set_aside=lambda connection, project, one, _: store.set_aside(connection, project, one[0], now),
+    )
 
 
-def _place(connection: Connection, now: datetime, rules: Rules) -> int:
+def _applying(
+    find: Callable[[Connection, int], dict[str, list[Feedback]]], now: datetime, rules: Rules
+) -> Work[Feedback]:
+    return Work(
+        find=find,
+        do=lambda connection, found: apply(connection, found, now, rules),
+        again=lambda connection, project, one: store.feedback_of(connection, project, one.id),
+        set_aside=lambda connection, project, one, why: store.set_feedback_aside(connection, project, one.id, why),
+    )
+
+
+def _at(
+    find: Callable[[Connection, datetime, int], dict[str, list[Feedback]]],
+    now: datetime,
+    connection: Connection,
+    limit: int,
+) -> dict[str, list[Feedback]]:
+    return find(connection, now, limit)
+
+
+def _ending(idle_since: datetime, now: datetime, rules: Rules) -> Work[Trajectory]:
+    return Work(
+        find=lambda connection, limit: store.idle(connection, idle_since, limit),
+        do=lambda connection, found: _end_idle(connection, found, idle_since, now, rules),
+        again=lambda _, project, one: {project: [one]},
+        set_aside=lambda connection, project, one, _: store.set_aside(connection, project, one.id, now),
+    )
+
+
+def _assessing(now: datetime, rules: Rules, swept: Swept) -> Work[str]:
+    return Work(
+        find=lambda connection, limit: store.due_groups(connection, now, limit),
+        do=lambda connection, found: _assess(connection, found, now, rules, swept),
+        again=lambda _, project, one: {project: [one]},
+        set_aside=lambda connection, project, one, why: store_groups.set_aside(connection, project, one, why, now),
+    )
+
+
+def _place(connection: Connection, found: Mapping[str, list[tuple[str, str]]], now: datetime, rules: Rules) -> None:
     """Give trajectories their group and their first reason, and tell groups of new members, which may reopen them."""
-    found = store_groups.unplaced(connection, BATCH)
-    for project, policy_of in found.items():
+    for project, pairs in found.items():
+        policy_of = dict(pairs)
         store_groups.lock_policies(connection, project, set(policy_of.values()))
         unplaced = store.still_unplaced(connection, project, policy_of.keys())
         around = _around(connection, project, unplaced, rules)
@@ -117,7 +158,6 @@ def _place(connection: Connection, now: datetime, rules: Rules) -> int:
         store.mark_due(connection, project, joined & around.groups.keys(), now)
         store_groups.drop_groups(connection, project, placed.left)
         store_groups.mark_placed(connection, project, around.unplaced, now)
-    return sum(map(len, found.values()))
 
 
 def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory], rules: Rules) -> Around:
@@ -132,24 +172,8 @@ def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory]
     return Around(trajectories, ids, groups, store_groups.sizes(connection, project, groups.keys()), newest)
 
 
-def _apply_fresh(connection: Connection, now: datetime, rules: Rules) -> int:
-    return apply(connection, store.fresh_feedback(connection, BATCH), now, rules)
-
-
-def _apply_waiting(connection: Connection, now: datetime, rules: Rules) -> int:
-    return apply(connection, store.waiting_feedback(connection, now, BATCH), now, rules)
-
-
-def _apply_withdrawn(connection: Connection, now: datetime, rules: Rules) -> int:
-    return apply(connection, store.withdrawn_feedback(connection, now, BATCH), now, rules)
-
-
-def _take_back(connection: Connection, now: datetime, rules: Rules) -> int:
-    return apply(connection, store.withdrawn_applied(connection, now, BATCH), now, rules)
-
-
-def apply(connection: Connection, found: dict[str, list[Feedback]], now: datetime, rules: Rules) -> int:
-    """Settle feedback whose rows the caller has locked, by project; return how much it was."""
+def apply(connection: Connection, found: Mapping[str, list[Feedback]], now: datetime, rules: Rules) -> None:
+    """Settle feedback whose rows the caller has locked, by project."""
     for project, batch in found.items():
         known = store.known(connection, project, batch)
         settled = settle(batch, known, now, rules)
@@ -158,11 +182,11 @@ def apply(connection: Connection, found: dict[str, list[Feedback]], now: datetim
         record(connection, project, settled.trajectories, known.groups, now)
         store.ask_to_close(connection, project, settled.closing, now)
         store.ask_to_rank(connection, project, settled.ranking, now)
-    return sum(map(len, found.values()))
 
 
-def _end_idle(connection: Connection, idle_since: datetime, now: datetime, rules: Rules) -> int:
-    found = store.idle(connection, idle_since, BATCH)
+def _end_idle(
+    connection: Connection, found: Mapping[str, list[Trajectory]], idle_since: datetime, now: datetime, rules: Rules
+) -> None:
     for project, trajectories in found.items():
         groups = store.lock_groups(connection, project, {one.group_id for one in trajectories if one.group_id})
         locked = store.lock_trajectories(connection, project, {one.id for one in trajectories}).values()
@@ -172,11 +196,9 @@ def _end_idle(connection: Connection, idle_since: datetime, now: datetime, rules
         over = [ended(one, now, rules) for one in still]
         worth = [failed(one, rules.learning_of(one.policy)) if one.id in broken else one for one in over]
         record(connection, project, worth, groups, now)
-    return sum(map(len, found.values()))
 
 
-def _assess(connection: Connection, now: datetime, rules: Rules, swept: Swept) -> int:
-    found = store.due_groups(connection, now, BATCH)
+def _assess(connection: Connection, found: Mapping[str, list[str]], now: datetime, rules: Rules, swept: Swept) -> None:
     for project, group_ids in found.items():
         groups = store.lock_groups(connection, project, group_ids)
         members = store.lock_members(connection, project, group_ids)
@@ -190,6 +212,10 @@ def _assess(connection: Connection, now: datetime, rules: Rules, swept: Swept) -
                 changed += [new for old, new in zip(members[group.id], members_after, strict=True) if new != old]
         store.write_trajectories(connection, project, changed)
         store.write_groups(connection, project, assessed)
+        for group in assessed:
+            if group.state == "scored":
+                ids = [member.id for member in members[group.id]]
+                with logs.about(project=project, group=group.id, policy=group.policy, trajectories=ids):
+                    log.info("scored")
         swept.ranking |= any(group.judge_due_at is not None for group in assessed)
         swept.scored += sum(group.state == "scored" for group in assessed)
-    return sum(map(len, found.values()))

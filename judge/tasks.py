@@ -11,18 +11,23 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from judge.code import run_due
+from judge.retention import Retention
 from judge.sweep import sweep
 from migrations.database import connect
 from whetstone import tasks
 from whetstone.broker import celery_app, hint, sweep_every
 from whetstone.settings import load
 
+RETAIN_EVERY_S = 60.0
+"""How often it is looked for what is kept too long."""
+
 settings = load()
 app = celery_app(tasks.JUDGE_QUEUE, settings)
 sweep_every(app, tasks.ASSEMBLE, settings.sweep_s)
+sweep_every(app, tasks.RETAIN, RETAIN_EVERY_S)
 
 log = logging.getLogger(__name__)
-_running_code, _ranking = threading.Lock(), threading.Lock()
+_running_code, _ranking, _retaining = threading.Lock(), threading.Lock(), threading.Lock()
 _paused: dict[str, Any] = {}
 """Judges that are left alone for now."""
 
@@ -49,6 +54,25 @@ def assemble() -> None:
         hint(app, tasks.CODE)
     if swept.ranking:
         hint(app, tasks.RANK)
+
+
+@functools.cache
+def _retention() -> Retention:
+    return Retention(_engine(), settings.of_projects())
+
+
+@app.task(name=tasks.RETAIN)
+def retain() -> None:
+    """Delete what is kept too long, and go on with deletions that are not over, one pass at a time in this process."""
+    if not _retaining.acquire(blocking=False):
+        return
+    try:
+        if _retention().work(datetime.now(UTC)):
+            hint(app, tasks.ASSEMBLE)
+    except DBAPIError as error:
+        log.warning("the database did not answer, deletions go on later: %s", str(error.orig).strip())
+    finally:
+        _retaining.release()
 
 
 @app.task(name=tasks.CODE)

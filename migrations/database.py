@@ -1,23 +1,33 @@
 """The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table of ours."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, ExceptionContext, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
+IDS_PER_STATEMENT = 5_000
+"""Ids in one statement, which may name them more than once: SQLite takes 32,766 parameters, PostgreSQL 65,535."""
 
+_QUOTED = re.compile(r': ".*', re.DOTALL)
+"""A value that PostgreSQL could not read, in its own words."""
 _SQLITE_ARGUMENTS: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000}
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     # A server that drops packets must not hold the writer for the kernel's two minutes.
     "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
     # psycopg would prepare statements while tables are small and keep those plans when they have grown.
     "prepare_threshold": None,
 }
+
+_PASSWORDS = re.compile(r"(?:^|(?<=//))([^:@/\s]*):(?!//)\S*@|\b(password|passwd)=[^&\s]*")
+"""In a URL, also one that is none: whoever mistyped it must not find their password in a log."""
 
 
 def connect(url: str) -> Engine:
@@ -38,6 +48,7 @@ def connect(url: str) -> Engine:
         pool_pre_ping=not sqlite,
         connect_args=_SQLITE_ARGUMENTS if sqlite else _POSTGRESQL_ARGUMENTS,
     )
+    event.listen(engine, "handle_error", _quote_nothing)
     if sqlite:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
@@ -66,16 +77,49 @@ def snapshot(url: str) -> Iterator[Connection]:
         engine.dispose()
 
 
+def without_password(url: str) -> str:
+    """A URL as it may be told: without its password. A broker's will do as well."""
+    return _PASSWORDS.sub(lambda found: f"{found[2]}=***" if found[2] else f"{found[1]}:***@", url)
+
+
+def chunks(ids: Collection[str]) -> Iterator[list[str]]:
+    """In order, and few enough for one statement: both databases bound the number of its parameters."""
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), IDS_PER_STATEMENT):
+        yield ordered[start : start + IDS_PER_STATEMENT]
+
+
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
     """Insert unless a unique key (of the columns `on`; None: any) forbids it; whether it did."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table).values(**row).on_conflict_do_nothing(index_elements=on).returning(*table.primary_key)
+    statement = _insert_new(connection.dialect.name, table, None if on is None else tuple(on))
     # Not by rowcount: psycopg's says nothing where a conflict was possible.
-    return connection.execute(statement).first() is not None
+    return connection.execute(statement.returning(*table.primary_key), dict(row)).first() is not None
+
+
+def insert_all_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert those rows that no unique key forbids; all have the same columns."""
+    connection.execute(_insert_new(connection.dialect.name, table, None), [dict(row) for row in rows])
+
+
+@cache
+def _insert_new(dialect: str, table: Table, on: tuple[str, ...] | None) -> postgresql.Insert | sqlite.Insert:
+    """Made once: to make it costs as much as to execute it."""
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(table).on_conflict_do_nothing(index_elements=None if on is None else list(on))
 
 
 def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _quote_nothing(context: ExceptionContext) -> None:
+    """Cut an error of PostgreSQL's down to what was wrong: behind that it quotes the row, with what apps said in it."""
+    error, wrapped = context.original_exception, context.sqlalchemy_exception
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    if primary is not None:
+        said, error.args = str(error), (_QUOTED.sub(": …", primary),)
+        if wrapped is not None:
+            wrapped.args = tuple(str(one).replace(said, str(error)) for one in wrapped.args)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -7,6 +7,8 @@ Errors::
     └── DatabaseNewer              it was migrated by a later Whetstone
 """
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +18,18 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from psycopg.errors import QueryCanceled
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
-from migrations.database import connect
+from migrations.database import connect, without_password
 
 BASE = "base"
 """Before the first revision: an empty database."""
+
+LOCK_WAITS_MS = 500
+"""Longest wait for all tables: well below PostgreSQL's `deadlock_timeout` of a second."""
+LOCK_TRIES = 120
 
 _LOCK = 0x5748_4554
 """PostgreSQL's advisory lock of whoever migrates ("WHET"): two programs that start at once take turns."""
@@ -88,11 +95,42 @@ def _move(url: str, revision: str, mover: Callable[[Config, str], None]) -> None
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         config = configuration(connection)
         theirs = set(MigrationContext.configure(connection).get_current_heads())
-        _refuse_newer(theirs, ScriptDirectory.from_config(config))
+        script = ScriptDirectory.from_config(config)
+        _refuse_newer(theirs, script)
+        if connection.dialect.name == "postgresql" and theirs and theirs != set(script.get_heads()):
+            _lock_all(connection)
         try:
             mover(config, revision)
         except CommandError as error:
             raise MigrationError(f"cannot go to revision {revision!r}: {error}") from error
+
+
+def _lock_all(connection: Connection) -> None:
+    """Lock everything before the first table is changed, or nothing: programs of the version before may be writing.
+
+    Locks that are taken one by one, in another order than a program takes them, are a deadlock, of which PostgreSQL
+    may end either side. So the move asks for all at once, and gives way before anybody looks for deadlocks.
+
+    Raises:
+        MigrationError: somebody used the tables all the time.
+    """
+    there = inspect(connection)
+    names = ", ".join(f'"{name}"' for name in (*there.get_view_names(), *there.get_table_names()))
+    for _ in range(LOCK_TRIES):
+        try:
+            with connection.begin_nested():
+                connection.execute(text(f"SET LOCAL statement_timeout = {LOCK_WAITS_MS}"))
+                connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+                connection.execute(text("SET LOCAL statement_timeout TO DEFAULT"))
+            return
+        except OperationalError as error:
+            if not isinstance(error.orig, QueryCanceled):
+                raise
+            time.sleep(random.uniform(0, LOCK_WAITS_MS / 1000))
+    raise MigrationError(
+        "the tables were in use all the time, so nothing was changed: end what holds them (a long query, a backup) "
+        "and try again"
+    )
 
 
 def _refuse_newer(theirs: set[str], script: ScriptDirectory) -> None:
@@ -110,16 +148,16 @@ def _transaction(url: str) -> Iterator[Connection]:
         engine = connect(url)
     except ArgumentError as error:
         raise DatabaseUnreachable(
-            f"{url!r} is no database URL; write sqlite:////path/to/whetstone.db or postgresql+psycopg://user@host/name"
+            f"{without_password(url)!r} is no database URL; write sqlite:////path/to/whetstone.db or "
+            "postgresql+psycopg://user@host/name"
         ) from error
     try:
         try:
             connection = engine.connect()
             connection.begin()
         except DBAPIError as error:
-            shown = make_url(url).render_as_string(hide_password=True)
             raise DatabaseUnreachable(
-                f"no database answers at {shown}: {str(error.orig).strip()}. "
+                f"no database answers at {without_password(url)}: {str(error.orig).strip()}. "
                 "Check that it runs, that the URL is right and that this user may write there."
             ) from error
         with connection:

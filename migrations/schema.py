@@ -44,7 +44,28 @@ projects = Table(
     metadata,
     Column("id", Text, primary_key=True, comment="W: the tenant; `default` on one machine"),
     Column("created_at", Utc, nullable=False, comment="W"),
+    Column("pause_id", Text, comment="T: the step that has the accelerator, which vLLM shares; NULL while vLLM has it"),
+    Column("pause_until", Utc, comment="T: vLLM may have it back from then on, whatever became of the step"),
     comment="tenants",
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("project", Text, primary_key=True, comment="W, P: the tenant that it leads to"),
+    Column("id", Text, primary_key=True, comment="W, P: 12 of a-z and 0-9, no secret; part of the key's text"),
+    Column("name", Text, nullable=False, comment="W, P: what it is for, in words"),
+    Column("secret_sha256", Text, nullable=False, comment="W, P: hash of the key's whole text, which nobody keeps"),
+    Column("scopes", Json, nullable=False, comment="W, P: list of inference | feedback | admin; admin has them all"),
+    Column("created_at", Utc, nullable=False, comment="W, P"),
+    Column("expires_at", Utc, comment="W, P: it opens nothing from then on; NULL: it does not end by itself"),
+    Column("revoked_at", Utc, comment="W, P: when it was taken back; NULL while it stands"),
+    Column("last_used_at", Utc, comment="P: the minute of the last request that came with it; NULL until one has"),
+    Column("requests_per_min", Integer, comment="W, P: most requests a minute; NULL: no limit"),
+    Column("tokens_per_min", Integer, comment="W, P: most tokens a minute, read and sampled; NULL: no limit"),
+    ForeignKeyConstraint(["project"], ["projects.id"]),
+    UniqueConstraint("secret_sha256"),
+    comment="API keys as hashes: what opens the proxy, and how far",
 )
 
 policies = Table(
@@ -54,8 +75,8 @@ policies = Table(
     Column("id", Text, primary_key=True, comment="W: the name apps ask for as `model`"),
     Column("base_model", Text, nullable=False, comment="W: the name vLLM serves the base model under"),
     Column("model_path", Text, nullable=False, comment="W: folder or hub name of the base model's weights"),
-    Column("live_version", Integer, nullable=False, comment="W, T: the version that answers; 0 is the base model"),
-    Column("next_version", Integer, nullable=False, comment="T: the number the next version gets; never reused"),
+    Column("live_version", Integer, nullable=False, comment="W, T, P: the version that answers; 0 is the base model"),
+    Column("next_version", Integer, nullable=False, comment="T, W: the number the next version gets; never reused"),
     Column("next_step", Integer, nullable=False, comment="T: the number the next step gets; never reused"),
     Column("state", Text, nullable=False, comment="W: recording | training | paused"),
     Column("created_at", Utc, nullable=False, comment="W"),
@@ -76,21 +97,31 @@ policy_versions = Table(
     Column("id", Text, primary_key=True, comment="W, T: `policy@vN`; also the adapter's name in vLLM"),
     Column("policy", Text, nullable=False, comment="W, T"),
     Column("version", Integer, nullable=False, comment="W, T: 0 is the base model without adapter"),
-    Column("parent", Integer, comment="T: the version the step started from; NULL for 0"),
-    Column("state", Text, nullable=False, comment="W, T: building | candidate | live | retired | rejected"),
-    Column("reason", Text, comment="T: why rejected"),
+    Column("parent", Integer, comment="T, W: the version the step started from; NULL for 0"),
+    Column("state", Text, nullable=False, comment="W, T, P: building | candidate | live | retired | rejected"),
+    Column("reason", Text, comment="T, P, W: why rejected"),
     Column("step", Integer, comment="T: number of the step that made it; NULL for 0"),
-    Column("adapter_path", Text, comment="T: folder of the LoRA files; NULL for 0"),
-    Column("manifest_sha256", Text, comment="T: hash of the folder's manifest; NULL for 0"),
-    Column("served", Boolean, nullable=False, comment="T: vLLM is to keep it loaded; requests may name it"),
+    Column("adapter_path", Text, comment="T, W: folder of the LoRA files; NULL for 0"),
+    Column("manifest_sha256", Text, comment="T, W: hash of the folder's manifest; NULL for 0"),
+    Column("served", Boolean, nullable=False, comment="T, P, W: vLLM is to keep it loaded; requests may name it"),
     Column("probe_k3", Float, comment="T: nats, k3 between vLLM and the trainer on the probe's tokens"),
     Column("created_at", Utc, nullable=False, comment="W, T"),
-    Column("promoted_at", Utc, comment="W, T: when it last became live"),
+    Column("promoted_at", Utc, comment="W, T, P: when it last became live"),
     Column(
         "probe_tokens",
         Integer,
         comment="T, W: tokens sampled to probe it, or vLLM",
     ),
+    Column("origin", Text, comment="W: where it is from if no step made it: the version it was forked from, or a path"),
+    Column("pinned_at", Utc, comment="P, W: since when it is kept loaded by hand; NULL where it is not"),
+    Column("unserved_at", Utc, comment="P, T, W: when requests could no longer name it; NULL while they can"),
+    Column("removed_at", Utc, comment="T: when its folder was removed"),
+    Column("tested_by", Text, comment="T: heldout | canary: the test that a candidate is in; NULL of others"),
+    Column("tested_since", Utc, comment="T: since when"),
+    Column("canary_share", Float, comment="T: share of new trajectories it answers as a candidate; NULL: none"),
+    Column("heldout_mean", Float, comment="T: mean reward on the held-out prompts; NULL where it was not tested"),
+    Column("heldout_count", Integer, comment="T: how many prompts that were"),
+    Column("watched_at", Utc, comment="T: when its live rewards had been compared with its parent's for good"),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "version"),
     comment="a policy's versions: the base model (0) and the adapters trained on it",
@@ -102,7 +133,7 @@ groups = Table(
     Column("project", Text, primary_key=True, comment="P: the tenant"),
     Column("id", Text, primary_key=True, comment="P, J: given by the app, else made"),
     Column("policy", Text, nullable=False, comment="P, J: policy of its first completion"),
-    Column("formed_by", Text, nullable=False, comment="P, J: header | prompt | choices | shadow | single"),
+    Column("formed_by", Text, nullable=False, comment="P, J: header | prompt | choices | shadow | evaluation | single"),
     Column("state", Text, nullable=False, comment="P, J, T: open | closed | scored | claimed | trained | discarded"),
     Column("reason", Text, comment="J, T: why discarded"),
     Column("size", Integer, nullable=False, comment="J: members when it closed; 0 while open"),
@@ -228,6 +259,7 @@ completions = Table(
     ),
     Column("tool_history", LargeBinary, comment="P: 16 bytes, hash of the tool calls it made, ids included; likewise"),
     Column("continued_by", Text, comment="P: the first whole completion that extends it; NULL while none does"),
+    Column("redactions", Integer, comment="P: pieces of its call taken out before writing; NULL where nobody looked"),
     ForeignKeyConstraint(["project", "trajectory_id"], ["trajectories.project", "trajectories.id"]),
     UniqueConstraint("project", "trajectory_id", "turn"),
     Index(None, "project", "upstream_id"),
@@ -236,6 +268,7 @@ completions = Table(
     _partial("ix_completions_turn_key", "project", "turn_key", where="turn_key IS NOT NULL"),
     _partial("ix_completions_history", "project", "history", "id", where="history IS NOT NULL"),
     _partial("ix_completions_tool_history", "project", "tool_history", "id", where="tool_history IS NOT NULL"),
+    _partial("ix_completions_retry_of", "project", "retry_of", where="retry_of IS NOT NULL"),
     comment="one choice of a served call each, with the very ids and logprobs vLLM returned",
 )
 
@@ -284,6 +317,7 @@ feedback = Table(
         where="withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied', 'superseded')",
     ),
     _partial("ix_feedback_demonstrations", "project", "created_at", "id", where="demonstration IS NOT NULL"),
+    _partial("ix_feedback_unplaced", "project", "target_id", where="trajectory_id IS NULL"),
     Index(None, "project", "trajectory_id"),
     comment="what apps said an attempt was worth, and what became of it",
 )
@@ -360,7 +394,10 @@ steps = Table(
     Column("policy", Text, nullable=False, comment="T"),
     Column("number", Integer, nullable=False, comment="T: from 1, per policy"),
     Column(
-        "state", Text, nullable=False, comment="T: claimed | trained | loaded | promoted | rejected | noop | failed"
+        "state",
+        Text,
+        nullable=False,
+        comment="T: claimed | trained | loaded | waiting_gate | promoted | rejected | noop | failed",
     ),
     Column("version_in", Integer, nullable=False, comment="T: the version it starts from"),
     Column("version_out", Integer, comment="T: the version it makes"),
@@ -439,6 +476,7 @@ examples = Table(
     Column("step", Integer, comment="T: the last step that took it; NULL until one does"),
     Column("created_at", Utc, nullable=False, comment="T"),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
+    Index(None, "project", "trajectory_id"),
     comment="answers that supervised steps imitate; no policy-gradient step reads them",
 )
 
@@ -463,5 +501,87 @@ proxies = Table(
     Column("id", Text, primary_key=True, comment="P: one process of it"),
     Column("written_until", Utc, nullable=False, comment="P: calls it finished before then are in the tables"),
     Column("seen_at", Utc, nullable=False, comment="P: when it said so"),
+    Column("in_flight", Integer, comment="P: calls that vLLM is answering for it"),
+    Column("waiting", Integer, comment="P: calls that wait until a server can answer them"),
+    Column("pause_seen", Text, comment="P: the pause it knows of; it lets no call through to vLLM while that lasts"),
     comment="the proxy processes, so that each knows when the others' calls can be found",
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("project", Text, primary_key=True, comment="P: the tenant"),
+    Column("id", Text, primary_key=True, comment="P: its address"),
+    Column("state", Text, nullable=False, comment="P: serving | behind (adapters are missing) | away | asleep"),
+    Column("adapters", Json, comment="P: names it had loaded when it last answered"),
+    Column("reason", Text, comment="P: why it does not serve"),
+    Column("seen_at", Utc, nullable=False, comment="P: when it last answered, or was first looked for"),
+    comment="the vLLM servers, as the proxy sees them",
+)
+
+gate_results = Table(
+    "gate_results",
+    metadata,
+    Column("project", Text, primary_key=True, comment="T, P: the tenant"),
+    Column("id", Text, primary_key=True, comment="T, P"),
+    Column("policy", Text, nullable=False, comment="T, P"),
+    Column("version", Integer, nullable=False, comment="T, P: the version that was decided on"),
+    Column("against", Integer, comment="T, P: the version it was compared with, or that took its place"),
+    Column("test", Text, nullable=False, comment="T, P: probe | heldout | canary | watch | hand"),
+    Column(
+        "decision", Text, nullable=False, comment="T, P: pass | reject | testing | promote | rollback | pin | unpin"
+    ),
+    Column("reason", Text, comment="T, P: in words"),
+    Column("figures", Json, comment="T: what it was decided on: {name: number}"),
+    Column("created_at", Utc, nullable=False, comment="T, P"),
+    ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
+    Index(None, "project", "policy", "version", "created_at"),
+    comment="every decision on a version, with its numbers",
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("project", Text, primary_key=True, comment="T: the tenant"),
+    Column("trajectory_id", Text, primary_key=True, comment="T: of the answer, which the proxy draws"),
+    Column("policy", Text, nullable=False, comment="T"),
+    Column("candidate", Integer, nullable=False, comment="T: the version that is tested"),
+    Column(
+        "version", Integer, nullable=False, comment="T: the version that is to answer: the candidate, or its parent"
+    ),
+    Column("source_id", Text, nullable=False, comment="T: the completion whose prompt it is"),
+    Column("group_id", Text, nullable=False, comment="T: the group of both answers to it"),
+    Column("drawn_at", Utc, comment="P: when it was answered; NULL while it is due"),
+    Column("error", Text, comment="P: why it cannot be answered"),
+    ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
+    Index(None, "project", "policy", "candidate"),
+    Index(None, "project", "source_id"),
+    _partial("ix_evaluations_due", "project", "trajectory_id", where="drawn_at IS NULL AND error IS NULL"),
+    comment="held-out prompts that a candidate and its parent answer, to be compared",
+)
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("project", Text, primary_key=True, comment="W, P, J: the tenant"),
+    Column("id", Text, primary_key=True, comment="W, P, J"),
+    Column("kind", Text, nullable=False, comment="W, P, J: trajectory | user | age"),
+    Column(
+        "target",
+        Text,
+        nullable=False,
+        comment="W, P, J: the trajectory's id; SHA-256 of the user's name; the time before which all goes",
+    ),
+    Column(
+        "asked_at", Utc, nullable=False, comment="W, P, J: what came before then and is not in the tables yet, goes"
+    ),
+    Column("finished_at", Utc, comment="W, P, J: when nothing of it was left; NULL until then"),
+    Column("trajectories", Integer, nullable=False, comment="W, P, J: deleted so far"),
+    Column("completions", Integer, nullable=False, comment="W, P, J: deleted so far"),
+    Column("versions", Json, nullable=False, comment="W, P, J: {policy: list of versions} that have learned from it"),
+    Column("waits_for", Json, comment="W, P, J: list of trajectories that a step has; they go when it is over"),
+    Index(None, "project", "target"),
+    Index(None, "asked_at"),
+    _partial("ix_erasures_unfinished", "project", "asked_at", where="finished_at IS NULL"),
+    comment="what was deleted, when, and who had learned from it",
 )

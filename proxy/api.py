@@ -1,4 +1,4 @@
-"""Every route but inference: models, feedback, what became of things, health.
+"""A project's routes but inference: models, feedback, what became of things.
 
 Reads the store, writes by the recorder.
 """
@@ -11,22 +11,20 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy import openapi
 from proxy.asgi import read_whole
-from proxy.completeness import Completeness
 from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate
 from proxy.feedback import read_feedback
 from proxy.feedback_rows import ended_by, request_row, row_of, too_late
-from proxy.metrics import exposition
+from proxy.keys import is_admin, key_of
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
+from proxy.redaction import Redactor
+from proxy.scopes import CONTENT
 from proxy.store import Store
-from proxy.store_steps import StepTables
 from proxy.threads import Threads
-from proxy.upstream import Upstream
 from whetstone.settings import ProxySettings
 
 log = logging.getLogger(__name__)
@@ -40,16 +38,14 @@ def build(
     policies: Callable[[], Policies],
     store: Store,
     recorder: Recorder,
-    vllm: Upstream,
-    completeness: Completeness,
     threads: Threads,
     judges: Collection[str],
     settings: ProxySettings,
+    redactor: Redactor | None = None,
 ) -> FastAPI:
-    """The routes, over these parts."""
-    api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None)
+    """The routes, over these parts. `redactor`: takes out of feedback what is not to be written down."""
+    api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None, redirect_slashes=False)
     openapi.add(api)
-    step_tables = StepTables(store.engine, project)
 
     @api.exception_handler(ProxyError)
     async def answer_error(_request: Request, error: ProxyError) -> Response:
@@ -79,13 +75,13 @@ def build(
 
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
-        """Take what trajectories were worth; answered once it is committed."""
+        """Take what trajectories were worth; answered once it is committed, or journaled while the database is away."""
         body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
         items, batch = read_feedback(body, judges)
         now = datetime.now(UTC)
         # One after the other: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
-        ids = await take(rows)
+        ids = await take(rows, request)
         results = [_taken(feedback_id) for feedback_id in ids]
         return _json(results if batch else results[0], status=202)
 
@@ -101,73 +97,50 @@ def build(
 
     async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
         key = request.headers.get("idempotency-key")
-        ids = await take([request_row(source, target_id, key, project, datetime.now(UTC))])
+        ids = await take([request_row(source, target_id, key, project, datetime.now(UTC))], request)
         return _json(_taken(ids[0]), status=202)
 
-    async def take(rows: list[dict[str, Any]]) -> list[str]:
-        ids = await recorder.feedback(rows)
-        # A row whose key was there before says nothing new.
-        for row in (row for row, stored_id in zip(rows, ids, strict=True) if row["id"] == stored_id):
+    async def take(rows: list[dict[str, Any]], request: Request) -> list[str]:
+        rows = [row | {"key_id": key_of(request.scope)} for row in rows]
+        if redactor is not None:
+            rows = await redactor.feedback(rows)
+        taken = await recorder.feedback(rows)
+        for row in (row for row, one in zip(rows, taken, strict=True) if one.new):
             for name in ended_by(row):
                 threads.ended(name)
-        return ids
+        return [one.id for one in taken]
 
     @api.get("/v1/feedback/{feedback_id}")
-    def get_feedback(feedback_id: str) -> Response:
+    def get_feedback(feedback_id: str, request: Request) -> Response:
         """What became of a feedback, down to the step that trained on it."""
-        return _found(store.feedback(project, feedback_id), "feedback", feedback_id)
+        return _found(store.feedback(project, feedback_id), "feedback", feedback_id, request)
 
     @api.delete("/v1/feedback/{feedback_id}")
-    async def withdraw_feedback(feedback_id: str) -> Response:
+    async def withdraw_feedback(feedback_id: str, request: Request) -> Response:
         """Take a feedback back: what it said counts no more. Not once a step has used it."""
         await recorder.withdraw(project, feedback_id, datetime.now(UTC))
         row = await asyncio.to_thread(store.feedback, project, feedback_id)
         if row is not None and (why_not := too_late(row)):
             raise TooLate(f"feedback {feedback_id!r} cannot be withdrawn: {why_not}")
-        return _found(row, "feedback", feedback_id)
+        return _found(row, "feedback", feedback_id, request)
 
     @api.get("/v1/trajectories/{trajectory_id}")
-    def get_trajectory(trajectory_id: str) -> Response:
+    def get_trajectory(trajectory_id: str, request: Request) -> Response:
         """State, reward and `why_not_trained`."""
-        return _found(store.trajectory(project, trajectory_id), "trajectory", trajectory_id)
+        return _found(store.trajectory(project, trajectory_id), "trajectory", trajectory_id, request)
 
     @api.get("/v1/groups/{group_id}")
-    def get_group(group_id: str) -> Response:
+    def get_group(group_id: str, request: Request) -> Response:
         """State, rewards and members."""
         group = store.group(project, group_id)
         if group is not None:
             group["members"] = store.group_members(project, group_id)
-        return _found(group, "group", group_id)
+        return _found(group, "group", group_id, request)
 
     @api.get("/v1/reviews")
     def get_reviews() -> Response:
         """Attempts that people are asked to look at, the longest waiting first; feedback on one takes it off."""
         return _json({"object": "list", "data": store.reviews(project)})
-
-    @api.get("/healthz")
-    async def healthz() -> Response:
-        """The process lives."""
-        return _json({"status": "ok"})
-
-    @api.get("/readyz")
-    async def readyz() -> Response:
-        """It can serve: vLLM answers and a policy exists."""
-        served = await vllm.healthy()
-        ready = served and bool(policies())
-        state = {"status": "ok" if ready else "unavailable", "vllm": served, "unwritten": recorder.unwritten}
-        return _json(state, status=200 if ready else 503)
-
-    @api.get("/metrics")
-    async def metrics() -> Response:
-        """For Prometheus."""
-        try:
-            reasons = await asyncio.to_thread(store.reasons, project, datetime.now(UTC) - timedelta(hours=1))
-            steps = await asyncio.to_thread(step_tables.read)
-        except SQLAlchemyError:
-            reasons, steps = None, None
-        share = await completeness.share()
-        text = exposition(recorder.unwritten, completeness.written, share, threads.placed, reasons, steps)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return api
 
@@ -184,10 +157,12 @@ def _model(name: str, policy: Policy) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
 
 
-def _found(row: dict[str, Any] | None, kind: str, row_id: str) -> Response:
+def _found(row: dict[str, Any] | None, kind: str, row_id: str, request: Request) -> Response:
+    """The row, without what only admins may read: a key for feedback alone reads no word of apps and people."""
     if row is None:
         raise NotFound(f"there is no {kind} {row_id[:200]!r} in this project")
-    return _json({"object": kind} | {key: value for key, value in row.items() if key not in _HIDDEN})
+    hidden = _HIDDEN if is_admin(request.scope) else _HIDDEN | CONTENT
+    return _json({"object": kind} | {key: value for key, value in row.items() if key not in hidden})
 
 
 def _json(value: Any, status: int = 200) -> Response:

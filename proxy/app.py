@@ -1,42 +1,46 @@
-"""The proxy put together: one ASGI app for uvicorn. Inference is raw ASGI in front of FastAPI for the rest."""
+"""The proxy put together: one ASGI app for uvicorn. What all projects share is made here, the rest in `tenant`."""
 
 import asyncio
 import gc
 import logging
 import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.database import connect
-from proxy import admin, api, guard, passed
-from proxy.address import split_url
+from proxy import health, request_id
 from proxy.asgi import Receive, Scope, Send
+from proxy.call import Call
 from proxy.completeness import Completeness
-from proxy.errors import DatabaseAway, NotFound, ProxyError
-from proxy.inference import SAID, Inference
-from proxy.passed import Passed
+from proxy.door import Door
+from proxy.feedback_rows import ended_by
+from proxy.in_flight import InFlight
+from proxy.keys import Keys
+from proxy.pause import Pauses
 from proxy.peers import Peers
-from proxy.policies import Policies, Policy
+from proxy.policies import Policy
+from proxy.quotas import Quotas
+from proxy.reconcile import Reconciler
 from proxy.recorder import Recorder
-from proxy.replays import Replays
-from proxy.shadows import Shadows
+from proxy.replicas import Replica, Replicas
 from proxy.store import Store
-from proxy.store_shadows import ShadowTables
+from proxy.store_keys import KeyTables
+from proxy.store_replicas import ReplicaTables
 from proxy.store_threads import ThreadTables
-from proxy.threads import Threads
+from proxy.tenant import Shared, Tenant
 from proxy.upstream import Upstream
-from proxy.wire import dialects
-from proxy.wire.dialect import Server
+from proxy.writer import AWAY
+from whetstone import first_key, logs, tracing
 from whetstone.broker import celery_app, hint
 from whetstone.settings import Settings, UpstreamSettings, load
 from whetstone.tasks import ASSEMBLE, STEP
 
-LEARN_EVERY_S = 1.0
-SHADOWS_LATE = timedelta(hours=1)
-"""What ended so long before the start may still get shadow siblings."""
+THREADS = 32
+"""Look-ups, reads of files and the like at once."""
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +50,7 @@ class Proxy:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._policies = Policies()
-        self._vllm = Server()
+        self.tenants: dict[str, Tenant] = {}
         self._opened = AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,32 +58,20 @@ class Proxy:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._http(scope, receive, send)
+            with request_id.named(scope, send) as sending:
+                await self._door(scope, receive, sending)
         else:
             await send({"type": "websocket.close", "code": 1000})
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            guard.check(dict(scope["headers"]))
-            if "\0" in scope["path"] and scope["method"] in ("GET", "DELETE"):
-                raise NotFound("no path has a NUL")  # nor has a text of PostgreSQL's
-            if scope["path"].startswith("/r/"):
-                scope[SAID], scope["path"] = split_url(scope["path"])
-                scope["raw_path"] = scope["path"].encode()
-            if scope["method"] == "POST" and scope["path"] in dialects.PATHS:
-                await self._inference(scope, receive, send)
-            elif scope["method"] == "POST" and scope["path"] in passed.PATHS:
-                await self._passed(scope, receive, send)
-            else:
-                await self._api(scope, receive, send)
-        except ProxyError as error:
-            await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})
-            await send({"type": "http.response.body", "body": error.body()})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             await self._start()
+        except AWAY as error:
+            await self._opened.aclose()
+            told = f"the database does not answer, and the policies stand in it: start it first ({error})"
+            await send({"type": "lifespan.startup.failed", "message": told})
+            return
         except Exception as error:
             log.exception("the proxy cannot start")
             await self._opened.aclose()
@@ -93,106 +84,118 @@ class Proxy:
 
     async def _start(self) -> None:
         settings = self._settings
-        if settings.vllm.url is None:
-            raise RuntimeError("the proxy needs vLLM's address: setting vllm.url")
+        # More than the few that are Python's default: a request's look-up must not queue behind writes that wait.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        if not settings.vllm.urls:
+            raise RuntimeError("the proxy needs vLLM's address: setting vllm.urls")
         celery = celery_app("proxy", settings)
-        self._store = Store(connect(settings.database_url))
-        self._opened.callback(self._store.close)
-        self._upstreams = _upstreams(settings.vllm.url, settings)
-        for upstream in self._upstreams.values():
+        store = Store(connect(settings.database_url))
+        self._opened.callback(store.close)
+        vllm = {url: Upstream(url.rstrip("/") + "/v1", settings.proxy.upstream_timeout_s) for url in settings.vllm.urls}
+        others = _others(settings)
+        for upstream in (*vllm.values(), *others.values()):
             self._opened.push_async_callback(upstream.close)
-        self._completeness = Completeness(self._upstreams[None], self._store, settings.project)
-        tables = ThreadTables(self._store.engine, settings.project)
-        self._peers = Peers(tables, lambda: self._recorder.written_until)
-        self._threads = Threads(tables, self._peers, settings.groups.idle_s)
-        self._recorder = Recorder(
-            self._store,
+        of_projects = settings.of_projects()
+        projects = [own.project for own in of_projects]
+        completeness = Completeness(vllm, store, projects)
+        self._replicas = Replicas(
+            [Replica(url, upstream) for url, upstream in vllm.items()],
+            settings.proxy.max_waiting,
+            settings.proxy.max_wait_s,
+        )
+        # Who waits for this proxy's calls reads those of one project, but they are written in one line.
+        self._peers = Peers(ThreadTables(store.engine, settings.project), lambda: recorder.written_until)
+        self.tenants = {own.project: Tenant(own, store, self._peers) for own in of_projects}
+        recorder = Recorder(
+            store,
             settings.data / "journal",
             on_feedback=lambda: hint(celery, ASSEMBLE),
-            on_written=self._completeness.note,
-            on_recovered=self._threads.recovered,
+            on_written=completeness.note,
+            on_recovered=self._recovered,
+            on_feedback_recovered=self._feedback_recovered,
+            settings=settings.proxy,
         )
-        await self._completeness.begin()
-        self._recorder.start()
-        self._opened.push_async_callback(self._recorder.close)
-        self._policies = self._read_policies()
+        await completeness.begin()
+        await asyncio.to_thread(first_key.look_after, store.engine, settings)
+        self._keys = Keys(KeyTables(store.engine, projects), settings.project, on_loopback=settings.proxy.on_loopback)
+        await self._keys.refresh()
+        quotas = Quotas(lambda: self._peers.others)
+        self._door = Door(
+            self._keys,
+            quotas,
+            InFlight(settings.proxy),
+            settings.project,
+            settings.proxy.cors_origins,
+            lambda name: self.tenants[name],
+        )
+        recorder.start()
+        self._opened.push_async_callback(recorder.close)
         await self._peers.refresh()
         self._opened.push_async_callback(self._leave)
-        await self._learn()
-        for task in (self._refresh(), self._learn_more()):
+        shared = Shared(
+            store=store,
+            recorder=recorder,
+            replicas=self._replicas,
+            upstreams={None: self._replicas, **others},
+            quiet_since_s=self._quiet_since_s,
+            step_asked=lambda: hint(celery, STEP),
+            keys_changed=self._keys.refresh,
+            charge=quotas.charge,
+        )
+        tenants = list(self.tenants.values())
+        for tenant in tenants:
+            tenant.open(shared)
+        await self._look_after_servers(ReplicaTables(store.engine, settings.project, projects))
+        health.add(
+            self.tenants[settings.project].api,
+            projects=projects,
+            policies=self._policies,
+            threads=[tenant.threads for tenant in tenants],
+            redactors=[tenant.redactor for tenant in tenants if tenant.redactor is not None],
+            store=store,
+            recorder=recorder,
+            replicas=self._replicas,
+            completeness=completeness,
+        )
+        for task in (self._refresh(), *(task for tenant in tenants for task in tenant.tasks())):
             self._opened.callback(asyncio.ensure_future(task).cancel)
-        answered = Replays(self._reply)
-        self._inference = Inference(
-            settings.project,
-            self._known,
-            self._upstreams,
-            lambda: self._vllm,
-            self._recorder,
-            answered,
-            self._threads,
-            settings.proxy,
-        )
-        shadows = Shadows(
-            settings.project,
-            ShadowTables(self._store.engine, settings.project),
-            self._known,
-            self._upstreams[None],
-            lambda: self._vllm.max_model_len,
-            lambda: self._inference.quiet_since_s,
-            self._recorder.record,
-            settings.learning,
-        )
-        drawing = asyncio.ensure_future(shadows.run(datetime.now(UTC) - SHADOWS_LATE))
-        self._opened.callback(drawing.cancel)
-        self._passed = Passed(self._known, self._upstreams, settings.proxy)
-        self._api: FastAPI = api.build(
-            project=settings.project,
-            policies=self._known,
-            store=self._store,
-            recorder=self._recorder,
-            vllm=self._upstreams[None],
-            completeness=self._completeness,
-            threads=self._threads,
-            judges=frozenset(settings.judges),
-            settings=settings.proxy,
-        )
-        admin.add(
-            self._api,
-            project=settings.project,
-            policies=self._known,
-            recorder=self._recorder,
-            on_step_asked=lambda: hint(celery, STEP),
-            settings=settings.proxy,
-        )
         # What start-up made stays; without this every full collection walks all of it.
         gc.collect()
         gc.freeze()
 
-    def _known(self) -> Policies:
-        return self._policies
+    def _policies(self) -> Sequence[Policy]:
+        return [policy for tenant in self.tenants.values() for policy in tenant.policies]
 
-    def _read_policies(self) -> Policies:
-        """Those that the settings name: what else the database has, nobody here serves."""
-        return Policies(
-            policy for policy in self._store.policies(self._settings.project) if _served(policy, self._settings)
-        )
+    def _quiet_since_s(self) -> float | None:
+        ended = [tenant.inference.quiet_since_s for tenant in self.tenants.values()]
+        return None if None in ended else max(one for one in ended if one is not None)
 
-    async def _reply(self, turn_key: str) -> bytes | None:
-        try:
-            return await asyncio.to_thread(self._store.reply, self._settings.project, turn_key)
-        except SQLAlchemyError as error:
-            raise DatabaseAway(
-                "whether this turn was answered before stands in the database: try again soon"
-            ) from error
+    def _recovered(self, call: Call) -> None:
+        # What the settings no longer name is written, and nobody goes on from it.
+        if tenant := self.tenants.get(call.project):
+            tenant.threads.recovered(call)
 
-    async def _learn(self) -> None:
-        self._vllm = Server(max_model_len=await self._upstreams[None].max_model_len())
+    def _feedback_recovered(self, row: Mapping[str, Any]) -> None:
+        if tenant := self.tenants.get(row["project"]):
+            for name in ended_by(row):
+                tenant.threads.ended(name)
 
-    async def _learn_more(self) -> None:
-        """Ask until vLLM has told what it is; it may be starting."""
-        while self._vllm.max_model_len is None:
-            await asyncio.sleep(LEARN_EVERY_S)
-            await self._learn()
+    async def _look_after_servers(self, tables: ReplicaTables) -> None:
+        """Know how vLLM's servers are, and whether a step has their accelerator, before anybody asks."""
+        settings = self._settings
+        self._pauses = Pauses(tables, self._replicas, self._peers.id, settings.vllm.shares_device)
+        await self._pauses.refresh()
+        await asyncio.to_thread(tables.forget_replicas, settings.vllm.urls)
+        reconcilers = [
+            Reconciler(
+                one, self._replicas, tables, settings.all_trained, settings.proxy.drain_s, settings.vllm.shares_device
+            )
+            for one in self._replicas
+        ]
+        await asyncio.gather(*(one.look() for one in reconcilers))
+        for one in reconcilers:
+            for task in (one.watch(), one.bring()):
+                self._opened.callback(asyncio.ensure_future(task).cancel)
 
     async def _leave(self) -> None:
         with suppress(SQLAlchemyError):  # then the others wait until it is gone long enough
@@ -204,7 +207,11 @@ class Proxy:
         while True:
             await asyncio.sleep(self._settings.proxy.refresh_s)
             try:
-                self._policies = await asyncio.to_thread(self._read_policies)
+                # First: what is revoked is, whatever else cannot be read.
+                await self._keys.refresh()
+                await self._pauses.refresh()
+                for tenant in self.tenants.values():
+                    await tenant.read_again()
                 await self._peers.refresh()
                 away = False
             except Exception as error:  # whatever it is: without this task nothing would go live any more
@@ -213,14 +220,11 @@ class Proxy:
                 away = True
 
 
-def _upstreams(vllm_url: str, settings: Settings) -> dict[str | None, Upstream]:
-    """vLLM under None, the other servers by name, their keys from the environment."""
+def _others(settings: Settings) -> dict[str | None, Upstream]:
+    """The servers that are not vLLM, by name, their keys from the environment."""
     timeout_s = settings.proxy.upstream_timeout_s
     keys = {name: _key(name, server) for name, server in settings.upstreams.items()}
-    upstreams: dict[str | None, Upstream] = {None: Upstream(vllm_url.rstrip("/") + "/v1", timeout_s)}
-    return upstreams | {
-        name: Upstream(server.url, timeout_s, keys[name]) for name, server in settings.upstreams.items()
-    }
+    return {name: Upstream(server.url, timeout_s, keys[name]) for name, server in settings.upstreams.items()}
 
 
 def _key(name: str, server: UpstreamSettings) -> str | None:
@@ -231,14 +235,9 @@ def _key(name: str, server: UpstreamSettings) -> str | None:
     raise RuntimeError(f"upstreams.{name}: the environment has no {server.api_key_env}")
 
 
-def _served(policy: Policy, settings: Settings) -> bool:
-    if policy.upstream is None:
-        return policy.name in settings.trained
-    server = settings.upstreams.get(policy.upstream)
-    return server is not None and policy.name in server.models
-
-
 def create() -> Proxy:
     """What uvicorn calls: `uvicorn --factory proxy.app:create`. Settings come from file and environment."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return Proxy(load())
+    settings = load()
+    logs.set_up(settings.log)
+    tracing.start(settings.log, "proxy")
+    return Proxy(settings)

@@ -56,6 +56,23 @@ async def until_disconnected(receive: Receive) -> None:
         pass
 
 
+async def unless_disconnected(serving: Awaitable[None], receive: Receive) -> bool:
+    """Serve a request while its app is there; whether that came to its end. An app that hangs up cancels it."""
+    task = asyncio.ensure_future(serving)
+    leaving = asyncio.ensure_future(until_disconnected(receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
     """Send an answer in one piece."""
     await send(

@@ -21,6 +21,13 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None
     token_ids: list[int] | None
     logprobs: list[float] | None
+    sampled: int | None = None
+    """How many tokens there were, where their ids are not kept."""
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens were sampled."""
+        return self.sampled if self.token_ids is None else len(self.token_ids)
 
 
 def nothing_said(index: int) -> Choice:
@@ -81,8 +88,14 @@ class Call(msgspec.Struct, frozen=True):
     """The completion of another trajectory that its own, a new one, goes on from."""
     prompt_hash: str | None = None
     """Of its conversation, tools and task."""
+    key_id: str | None = None
+    """The API key that asked; None where none was needed."""
     histories: tuple[History, ...] = ()
     """Of each choice, where it may be gone on from."""
+    redactions: int | None = None
+    """How many pieces of it were taken out; None where nobody looked."""
+    withheld: bool = False
+    """Some of them are of what the model read or said, and the ids that spell it are not there."""
 
     @property
     def tools(self) -> msgspec.Raw | None:
@@ -98,6 +111,12 @@ class Call(msgspec.Struct, frozen=True):
     def upstream_id(self) -> str:
         """The id the app holds; without an answer, what vLLM would have made of ours."""
         return self.answer_id or f"chatcmpl-{self.id}"
+
+    @property
+    def tokens(self) -> int:
+        """Those of its prompt and those sampled, as far as vLLM told."""
+        read = self.prompt_tokens or len(self.prompt_token_ids or ())
+        return read + sum(choice.tokens or 0 for choice in self.choices)
 
     def completion_id(self, choice: Choice) -> str:
         """The request's first choice carries its call's id, a further one its place behind that."""
@@ -122,6 +141,8 @@ class Call(msgspec.Struct, frozen=True):
         """What this choice lacks to be trained on; None when nothing."""
         if self.status != "complete":
             return self.status
+        if self.withheld:
+            return "redacted"
         if self.bent:
             return self.bent
         if not self.prompt_token_ids or not choice.token_ids:

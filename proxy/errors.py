@@ -4,19 +4,34 @@ ProxyError
 ├── BadRequest                 400
 │   ├── NotJson                400  the body is no JSON object
 │   ├── BadId                  400  an id out of its alphabet
+│   ├── NotHttp                400  what came is no HTTP/1 request
 │   └── RefusedField           400  a field that reaches into the server
+├── NoKey                      401  the proxy asks for a key, and none came
+│   └── WrongKey               401  what came opens nothing: wrong, revoked, expired or of nobody here
 ├── Forbidden                  403  a foreign origin or host
+│   └── MissingScope           403  the key does not go so far
 ├── NotFound                   404
 │   └── UnknownModel           404
 ├── TooSlow                    408  the body did not come
+│   └── HeadersTooSlow         408  nor did the headers
 ├── TurnReused                 409  one turn id, two different bodies
 ├── TooLate                    409  what is to be withdrawn was used, or never counted
 ├── StepRefused                409  a step that cannot be asked for now
+├── VersionRefused             409  a version that cannot be moved so
 ├── TooLarge                   413
+│   ├── UrlTooLong             414
+│   └── HeadersTooLarge        431  too many of them, or too many bytes
+├── Encoded                    415  a body in a content encoding
+├── RateLimited                429  a key's requests or tokens of this minute are used up
 ├── Gone                       499  the app hung up before it had asked; nobody reads this
 ├── UpstreamRefused            502  another server did not take our key
 ├── UpstreamDown               503  vLLM does not answer
-├── AdapterLoading             503  vLLM has lost an adapter that is being loaded again
+│   ├── NotReached             503  nor could it be connected to: nothing was sent
+│   ├── AdapterLoading         503  no vLLM has the adapter, which is being loaded
+│   ├── Training               503  the accelerator that vLLM shares is at a step
+│   └── TooManyWaiting         503  no more requests may wait until vLLM answers
+├── Busy                       503  so many requests, or bytes of theirs, are not served at once
+│   └── TooManyConnections     503
 ├── NotRecorded                503  the journal cannot be written
 └── DatabaseAway               503  what was asked for stands in the database, which does not answer
 """
@@ -67,14 +82,36 @@ class BadId(BadRequest):
     code = "invalid_id"
 
 
+class NotHttp(BadRequest):
+    code = "invalid_http"
+    closes = True
+
+
 class RefusedField(BadRequest):
     code = "refused_field"
+
+
+class NoKey(ProxyError):
+    status = 401
+    kind = "invalid_request_error"
+    code = "missing_api_key"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
+
+
+class WrongKey(NoKey):
+    code = "invalid_api_key"
 
 
 class Forbidden(ProxyError):
     status = 403
     kind = "invalid_request_error"
     code = "forbidden"
+
+
+class MissingScope(Forbidden):
+    code = "missing_scope"
 
 
 class NotFound(ProxyError):
@@ -92,6 +129,10 @@ class TooSlow(ProxyError):
     kind = "invalid_request_error"
     code = "body_too_slow"
     closes = True
+
+
+class HeadersTooSlow(TooSlow):
+    code = "headers_too_slow"
 
 
 class TurnReused(ProxyError):
@@ -112,11 +153,49 @@ class StepRefused(ProxyError):
     code = "step_refused"
 
 
+class VersionRefused(ProxyError):
+    status = 409
+    kind = "invalid_request_error"
+    code = "version_refused"
+
+
 class TooLarge(ProxyError):
     status = 413
     kind = "invalid_request_error"
     code = "body_too_large"
     closes = True
+
+
+class UrlTooLong(TooLarge):
+    status = 414
+    code = "url_too_long"
+
+
+class HeadersTooLarge(TooLarge):
+    status = 431
+    code = "headers_too_large"
+
+
+class Encoded(ProxyError):
+    status = 415
+    kind = "invalid_request_error"
+    code = "content_encoding"
+    closes = True
+
+
+class RateLimited(ProxyError):
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int, limits: list[tuple[bytes, bytes]]) -> None:
+        """`limits`: headers that say what is left of which."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self._limits = limits
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), *self._limits]
 
 
 class Gone(ProxyError):
@@ -134,10 +213,31 @@ class UpstreamDown(ProxyError):
     retry_after_s = 2
 
 
-class AdapterLoading(ProxyError):
-    status = 503
+class NotReached(UpstreamDown):
+    pass
+
+
+class AdapterLoading(UpstreamDown):
     code = "adapter_loading"
-    retry_after_s = 2
+
+
+class Training(UpstreamDown):
+    code = "training"
+
+
+class TooManyWaiting(UpstreamDown):
+    code = "too_many_waiting"
+
+
+class Busy(ProxyError):
+    status = 503
+    code = "busy"
+    retry_after_s = 1
+    closes = True
+
+
+class TooManyConnections(Busy):
+    code = "too_many_connections"
 
 
 class NotRecorded(ProxyError):

@@ -1,8 +1,9 @@
 """Feedback as rows of table `feedback`, and what a row says about itself. Pure; opens no database."""
 
+import hashlib
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -10,6 +11,14 @@ from proxy.feedback import Feedback, check_id
 from whetstone.ids import new_id
 
 _THUMBS = {"up": 1.0, "down": 0.0}
+
+
+class Taken(NamedTuple):
+    """A row that was taken: its id, that of the first where a key repeats."""
+
+    id: str
+    new: bool
+    """It says something: no row had its key before."""
 
 
 def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, Any]:
@@ -58,6 +67,14 @@ def ended_by(row: Mapping[str, Any]) -> list[str]:
         return list(row["rewards"] or ())
     of_choice = f"/{row['choice']}" if row["choice"] else ""
     return [row["target_id"] + of_choice]
+
+
+def identified(row: dict[str, Any]) -> dict[str, Any]:
+    """The row under the id that its idempotency key makes: posted again, whoever takes it answers the same."""
+    if row["idempotency_key"] is None:
+        return row
+    key = f"{row['project']}\0{row['idempotency_key']}"
+    return row | {"id": hashlib.sha256(key.encode()).hexdigest()[:32]}
 
 
 def too_late(row: Mapping[str, Any]) -> str | None:

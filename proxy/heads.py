@@ -4,6 +4,8 @@ from collections import OrderedDict
 
 import msgspec
 
+from proxy.pins import Pins
+
 
 def names_of(answer_id: str, choice: int) -> tuple[str, ...]:
     """What else feedback may call a choice of an answer: the answer's own id stands for its first one."""
@@ -23,6 +25,8 @@ class Head(msgspec.Struct):
     """The call that goes on from it; None while it is free."""
     over: bool = False
     """Its trajectory is."""
+    pins: Pins = ()
+    """What spoke in its trajectory, up to it."""
 
 
 class _Alike(msgspec.Struct):

@@ -6,17 +6,18 @@ of that counts here. What `normalise` (setting `proxy.normalise`) matches does n
 """
 
 import hashlib
+import logging
 import re
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import regex
 
 from proxy.call import NULL, Choice, History
 
 HASH_BYTES = 16
-MOST_READ = 50_000
-"""Messages that are known by their bytes; some 300 bytes each."""
 MOST_PLACES = 32
 """Answers in a conversation, from its end, by which its earlier completion is looked for: an app that went back
 further than that begins anew."""
@@ -25,6 +26,7 @@ THINKING = ("thinking", "redacted_thinking")
 _RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
 """Of tool-call ids: vLLM makes 32 hex digits, OpenAI and Anthropic 24 letters and digits, Mistral 9."""
 
+log = logging.getLogger(__name__)
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -59,19 +61,25 @@ NOTHING = _Message(b"", False, None)
 
 
 class Normaliser:
-    """Reads messages, without what the patterns match.
+    """Reads messages, without what the patterns match: the operator's, on texts of strangers, so for a bounded time.
 
     Raises:
-        re.error: one is no regular expression.
+        regex.error: one is no regular expression.
     """
 
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
+    def __init__(self, patterns: Iterable[str] = (), timeout_s: float = 0.05, most_kept: int = 50_000) -> None:
+        """`timeout_s`: for all that is searched in one conversation, or one answer; what is not done by then is taken
+        as it stands. `most_kept`: messages that are known by their bytes."""
         joined = "|".join(f"(?:{pattern})" for pattern in patterns)
-        self._matches = re.compile(joined) if joined else None
+        self._matches = regex.compile(joined) if joined else None
+        self._timeout_s = self._left_s = timeout_s
+        self._timed_out = False
+        self._most_kept = most_kept
         self._read_before: dict[bytes, _Message] = {}
 
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
         """Hash a conversation, message by message. `owner`: whom the app serves, if it says so."""
+        self._left_s = self._timeout_s
         whole, owned_by = b"", (owner or "").encode()
         answers: list[bytes] = []
         last = NOTHING
@@ -88,6 +96,7 @@ class Normaliser:
         """What this answer to that conversation leaves."""
         if not choice.message:
             return History()
+        self._left_s = self._timeout_s
         message = self._read({"role": "assistant", "content": choice.text} | choice.message)
         extended = _hash(asked.whole + message.said)
         return History(_hash(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
@@ -98,7 +107,7 @@ class Normaliser:
         found = self._read_before.get(key)
         if found is None:
             found = self._read_before[key] = self._read(msgspec.json.decode(raw))
-            if len(self._read_before) > MOST_READ:
+            if len(self._read_before) > self._most_kept:
                 del self._read_before[next(iter(self._read_before))]
         return found
 
@@ -111,10 +120,30 @@ class Normaliser:
             return message
         role, text = message.get("role"), _text(message.get("content"))
         if isinstance(text, str) and self._matches is not None:
-            text = self._matches.sub("", text)
+            text = self._without_matches(self._matches, text)
         if role != "assistant":
             return [role, text, message.get("name")]
         return [role, text.strip() if isinstance(text, str) else text, [made[1:] for made in _made(message)]]
+
+    def _without_matches(self, matches: Any, text: str) -> str:
+        if self._left_s <= 0:
+            return text
+        began = time.perf_counter()
+        try:
+            left: str = matches.sub("", text, timeout=self._left_s)
+        except TimeoutError:
+            if not self._timed_out:
+                log.warning(
+                    "proxy.normalise took over %g s on a text of %d characters, which counts as it stands; "
+                    "make its patterns simpler (said once)",
+                    self._timeout_s,
+                    len(text),
+                )
+            self._timed_out = True
+            return text
+        finally:
+            self._left_s -= time.perf_counter() - began
+        return left
 
 
 def prompt_hash(asked: Conversation, tools: msgspec.Raw, task: str | None) -> str:

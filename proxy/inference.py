@@ -10,23 +10,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
+import msgspec
 
 from proxy import replays
 from proxy.address import address_of
-from proxy.asgi import Receive, Scope, Send, begin_stream, check_json, read_whole, send_whole, until_disconnected
+from proxy.asgi import Receive, Scope, Send, begin_stream, check_json, read_whole, send_whole, unless_disconnected
 from proxy.call import Status
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.history import Normaliser
-from proxy.policies import Policies
+from proxy.keys import PRINCIPAL
+from proxy.pins import pin_of
+from proxy.policies import Policies, Speaker
 from proxy.recorder import Recorder
+from proxy.redaction import Redactor
 from proxy.replays import Replays, Reply
 from proxy.threads import Threads
-from proxy.turn import Turn, digest_of
-from proxy.upstream import Upstream, refusal
+from proxy.turn import Ended, Turn, digest_of, owner_of
+from proxy.upstream import Answering, Request, refusal, too_long, whole
+from proxy.watch import watched
 from proxy.wire.body import read_body
 from proxy.wire.dialect import UNREADABLE, Heard, Server, Stream
 from proxy.wire.dialects import ask
 from whetstone.ids import new_id
+from whetstone.keys import Principal
 from whetstone.settings import ProxySettings
 
 JSON = (b"content-type", b"application/json")
@@ -48,13 +54,21 @@ class Inference:
         self,
         project: str,
         policies: Callable[[], Policies],
-        upstreams: Mapping[str | None, Upstream],
+        upstreams: Mapping[str | None, Answering],
         vllm: Callable[[], Server],
         recorder: Recorder,
         answered: Replays,
         threads: Threads,
         settings: ProxySettings,
+        charge: Callable[[Principal, int], None],
+        redactor: Redactor | None = None,
+        *,
+        no_train: bool = False,
     ) -> None:
+        """`no_train`: of no call, whatever it says itself."""
+        self._redactor = redactor
+        self._no_train = no_train
+        self._charge = charge
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
@@ -63,9 +77,10 @@ class Inference:
         self._answered = answered
         self._threads = threads
         self._settings = settings
-        self._normaliser = Normaliser(settings.normalise)
+        self._normaliser = Normaliser(settings.normalise, settings.normalise_timeout_s, settings.kept_calls)
         self._in_flight = 0
         self._last_ended = time.monotonic()
+        self._pin_lifetime_s = settings.pin_lifetime_s if settings.pin == "trajectory" else 0.0
         self._session_headers = tuple(name.encode() for name in settings.session_headers)
 
     @property
@@ -93,33 +108,34 @@ class Inference:
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)
         address = address_of(headers, scope.get(SAID, {}), body.values.get("metadata"), self._session_headers)
+        if self._no_train:
+            address = msgspec.structs.replace(address, no_train=True)
+        principal: Principal | None = scope.get(PRINCIPAL)
+        key_id = None if principal is None else principal.key_id
+        if key_id is not None and address.turn_key is not None:
+            # No key's id has a slash: what one key names, another cannot.
+            address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
         speaker = self._policies().resolve(body.model)
         asked = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
+        owner = owner_of(key_id, asked.end_user)
         turn = Turn(
             project=self._project,
             id=new_id(),
             asked=asked,
             address=address,
             normaliser=self._normaliser,
-            conversation=self._normaliser.conversation(asked.conversation, asked.end_user),
+            conversation=self._normaliser.conversation(asked.conversation, owner),
+            principal=principal,
+            owner=owner,
             speaker=speaker,
-            digest=digest_of(path, data),
+            digest=digest_of(path, data, key_id),
             created_at_s=created_at_s,
             began=began,
+            redactor=self._redactor,
         )
-        serving = asyncio.ensure_future(self._serve(turn, headers, send))
-        leaving = asyncio.ensure_future(until_disconnected(receive))
-        try:
-            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
+        with watched(turn, headers):
             # Cancelling the answer closes the connection to upstream, which then aborts the generation.
-            leaving.cancel()
-            if not serving.done():
-                serving.cancel()
-        try:
-            await serving
-        except asyncio.CancelledError:
-            log.info("call %s: the app hung up", turn.id)
+            await unless_disconnected(self._serve(turn, headers, send), receive)
 
     async def _serve(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
         key = turn.address.turn_key
@@ -134,45 +150,69 @@ class Inference:
                 await _again(reply, send)
 
     async def _answer(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
+        self._recorder.check_room()
         asked = turn.asked
         turn.place = await self._threads.place(turn.id, turn.address, turn.conversation, turn.digest)
         upstream = self._upstreams[turn.speaker.upstream]
-        body = asked.for_upstream(turn.speaker.served_name, cache_salt=self._project)
         stream = asked.events()
+
+        def request() -> Request:
+            """As it stands now: where it had to wait, another version may be to answer it."""
+            turn.speaker = self._speaker(turn)
+            name = turn.speaker.served_name
+            body = asked.for_upstream(name, cache_salt=self._project)
+            trace = turn.trace_headers if turn.speaker.upstream is None else {}
+            return Request(asked.path, body, turn.id, name, turn.placed.trajectory_id, headers, trace)
+
         try:
             try:
-                async with upstream.post(asked.path, body, turn.id, headers) as response:
+                async with upstream.post(request) as response:
+                    turn.server = (response.url.host or "", response.url.port or 0)
                     if response.status != 200:
                         return await self._pass_error(turn, response, stream.heard, send)
                     if response.content_type != "text/event-stream":
-                        return await self._plain(turn, await response.read(), send)
+                        return await self._plain(turn, await whole(response, self._settings.max_answer_bytes), send)
                     await self._pass_events(turn, response, stream, send)
             except UpstreamDown as down:
                 # What upstream did after its last event harms nobody.
                 if not stream.done:
-                    return self._broken(turn, stream, down)
+                    return await self._broken(turn, stream, down)
             await self._finish(turn, stream, send)
         except asyncio.CancelledError:
             if not turn.recorded:
-                self._record(turn, "aborted", stream.heard, stream.upstream_id)
+                await self._record(turn, "aborted", stream.heard, stream.upstream_id)
             raise
         except Exception as error:
             if not turn.recorded:
-                self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+                await self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
             raise
+
+    def _speaker(self, turn: Turn) -> Speaker:
+        """Who answers this call where it is placed, as the database last told.
+
+        Raises:
+            UnknownModel: the version that it asks for by name has just gone.
+        """
+        place = turn.placed
+        pin = pin_of(place.pins, turn.speaker.policy)
+        return self._policies().choose(turn.asked.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s)
 
     async def _plain(self, turn: Turn, body: bytes, send: Send) -> None:
         try:
             answer = turn.asked.read(body)
         except UNREADABLE as error:
             raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
-        headers = [JSON, *turn.headers()]
-        reply = _reply(turn, headers, answer.for_app) if answer.status == 200 else None
-        self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
-        await send_whole(send, answer.status, headers, answer.for_app)
+        reply = _reply(turn, [JSON, *turn.headers()], answer.for_app) if answer.status == 200 else None
+        await self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
+        await self._recorder.durable()
+        await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
 
     async def _pass_events(self, turn: Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
+        size, most = 0, self._settings.max_answer_bytes
         async for data in response.content.iter_any():
+            size += len(data)
+            if size > most:
+                raise too_long(most)
             try:
                 events = stream.feed(data)
             except UNREADABLE as error:
@@ -191,7 +231,8 @@ class Inference:
         status: Status = "error" if stream.error else "complete"
         reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last))) if turn.sent is not None else None
         try:
-            self._record(turn, status, stream.heard, stream.upstream_id, error=stream.error, reply=reply)
+            await self._record(turn, status, stream.heard, stream.upstream_id, error=stream.error, reply=reply)
+            await self._recorder.durable()
         except NotRecorded as error:
             if turn.ttft_ms is None:
                 raise
@@ -199,14 +240,15 @@ class Inference:
         await _begin(turn, send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    def _broken(self, turn: Turn, stream: Stream, down: UpstreamDown) -> None:
+    async def _broken(self, turn: Turn, stream: Stream, down: UpstreamDown) -> None:
         """Record what upstream broke off. Before the first byte the app gets an error; after it, as without us, no end.
 
         Raises:
             UpstreamDown: nothing was sent yet.
         """
         try:
-            self._record(turn, "error", stream.heard, stream.upstream_id, error=stream.error or down.message)
+            if not turn.recorded:
+                await self._record(turn, "error", stream.heard, stream.upstream_id, error=stream.error or down.message)
         except NotRecorded:
             log.error("call %s broke off and was not recorded: %s", turn.id, down.message)
         if turn.ttft_ms is None:
@@ -216,9 +258,9 @@ class Inference:
         self, turn: Turn, response: aiohttp.ClientResponse, heard: Sequence[Heard], send: Send
     ) -> None:
         """Record that upstream refused, and pass on why."""
-        body = await response.read()
+        body = await whole(response, self._settings.max_answer_bytes)
         told = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
-        self._record(turn, "error", heard, None, error=f"{response.status}: {told}")
+        await self._record(turn, "error", heard, None, error=f"{response.status}: {told}")
         if error := refusal(response, body, turn.speaker):
             raise error
         if turn.speaker.upstream is None:
@@ -229,7 +271,7 @@ class Inference:
             headers.append((b"retry-after", retry_after.encode()))
         await send_whole(send, response.status, [*headers, *turn.headers()], turn.asked.error(body, response.status))
 
-    def _record(
+    async def _record(
         self,
         turn: Turn,
         status: Status,
@@ -239,17 +281,25 @@ class Inference:
         error: str | None = None,
         reply: bytes | None = None,
     ) -> None:
-        turn.recorded = True
         if status != "complete":
             reply = None
         try:
-            for call in turn.calls(status, heard, answer_id, error, reply):
-                self._recorder.record(call)
-                self._threads.over(call)
+            calls = await turn.calls(status, heard, answer_id, error, reply)
+            # Not before: an app that hangs up while it is redacted leaves a call to record.
+            turn.recorded, turn.ended = True, Ended(status, heard, answer_id)
+            for call in calls:
+                if self._recorder.take(call):
+                    self._threads.over(call)
+                else:
+                    turn.dropped = True
+                    self._threads.unrecorded(turn.id, turn.placed)
+                if turn.principal is not None:
+                    self._charge(turn.principal, call.tokens)
         except Exception:
+            turn.recorded = True
             self._threads.unrecorded(turn.id, turn.placed)
             raise
-        if reply is not None and turn.address.turn_key is not None:
+        if reply is not None and turn.address.turn_key is not None and not turn.dropped:
             self._answered.keep(turn.address.turn_key, reply)
 
 

@@ -1,110 +1,60 @@
-"""The append-only journal between a served call and SQL. Bytes in, bytes out; knows nothing of what they mean.
+"""The append-only journal between a served call and SQL: its segments, their bound, and what waits in them.
 
-A write to the page cache survives `kill -9` of the process. Each process appends to a segment of its own, locked while
-it lives; the segments of the dead are read at the next start. A frame is length and CRC-32 (little endian, 4 bytes
-each) and the payload; a torn last frame was never acknowledged and is dropped.
+A write to the page cache survives `kill -9` of the process; `to_sync` gives what a loss of power would still take. Each
+process appends to segments of its own; those of the dead are read at the next start. A segment is removed when SQL has
+all of it, and emptied before that when nothing in it waits. Knows nothing of what records mean.
 """
 
 import contextlib
-import fcntl
+import errno
 import os
-import struct
-import zlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from proxy.segments import FileSegment, MemorySegment, Record, Segment
 
 SEGMENT_BYTES = 16 * 2**20
-_HEAD = struct.Struct("<II")
-
-
-class Segment:
-    """One file of the journal, locked while it is open, and how many of its records SQL does not have yet."""
-
-    def __init__(self, path: Path) -> None:
-        """Open or make it.
-
-        Raises:
-            BlockingIOError: a living process has it.
-            OSError: it cannot be opened.
-        """
-        self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise
-        self.bytes = os.fstat(self._file).st_size
-        self.outstanding = 0
-
-    def append(self, payload: bytes) -> "Record":
-        """Write one record, whole or not at all.
-
-        Raises:
-            OSError: it could not be written (no space left, mostly); the segment is as it was.
-        """
-        frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        try:
-            written = os.write(self._file, frame)
-            if written != len(frame):
-                raise OSError(f"{self.path}: only {written} of {len(frame)} bytes were written")
-        except OSError:
-            os.ftruncate(self._file, self.bytes)
-            raise
-        record = Record(self, self.bytes + _HEAD.size, len(payload))
-        self.bytes += len(frame)
-        self.outstanding += 1
-        return record
-
-    def records(self) -> list["Record"]:
-        """Every whole record in it; all of them count as outstanding from now on."""
-        found = _frames(os.pread(self._file, self.bytes, 0))
-        records = [Record(self, start, length) for start, length in found]
-        self.outstanding = len(records)
-        return records
-
-    def read(self, start: int, length: int) -> bytes:
-        """A record's payload. May be called from any thread.
-
-        Raises:
-            OSError: the segment is closed, or its disk fails.
-        """
-        return os.pread(self._file, length, start)
-
-    def close(self) -> None:
-        """Close it; remove the file unless SQL still lacks something of it."""
-        if not self.outstanding:
-            self.path.unlink(missing_ok=True)
-        os.close(self._file)
-
-
-class Record(NamedTuple):
-    """One record, by its place: what waits for SQL need not stay in memory."""
-
-    segment: Segment
-    start: int
-    """Of its payload, in bytes."""
-    length: int
-
-    def read(self) -> bytes:
-        """Its payload, from the file.
-
-        Raises:
-            OSError: the segment is closed, or its disk fails.
-        """
-        return self.segment.read(self.start, self.length)
+PROBE_EVERY_S = 1.0
+"""How often a journal that could not be written is asked whether it can be again."""
 
 
 class Journal:
     """The folder's segments. Used from one thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_bytes: int | None = None, *, in_memory: bool = False) -> None:
+        """`max_bytes`: of all its segments; without it only the disk ends it. `in_memory`: nothing more is written to
+        the folder; what the dead left there is still read.
+
+        Raises:
+            OSError: the folder cannot be made or written.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._max_bytes = max_bytes
+        self._in_memory = in_memory
         self._number = 0
         self._full: set[Segment] = set()
+        self._unsynced: set[Segment] = set()
+        self._unsynced_folder = False
+        self._failed_at: float | None = None
         self._current = self._new_segment()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on the disk, or in memory."""
+        return self._current.size_bytes + sum(segment.size_bytes for segment in self._full)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next record would not be taken, as far as is known: for its bound, or by what the disk said."""
+        if self._failed_at is not None and time.monotonic() - self._failed_at > PROBE_EVERY_S:
+            try:
+                self._current.probe()
+                self._failed_at = None
+            except OSError:
+                self._failed_at = time.monotonic()
+        return self._failed_at is not None or self._over
 
     def append(self, payload: bytes) -> Record:
         """Write a record; hand it back to `settled` once SQL has it.
@@ -112,16 +62,34 @@ class Journal:
         Raises:
             OSError: nothing was written.
         """
-        if self._current.bytes > SEGMENT_BYTES:
-            full, self._current = self._current, self._new_segment()
-            self._retire(full)
-        return self._current.append(payload)
+        if self._over:
+            raise OSError(errno.EDQUOT, f"the journal has its {self._max_bytes} bytes")
+        try:
+            if self._current.size_bytes > SEGMENT_BYTES:
+                full, self._current = self._current, self._new_segment()
+                self._retire(full)
+            record = self._current.append(payload)
+        except OSError:
+            self._failed_at = time.monotonic()
+            raise
+        self._failed_at = None
+        self._unsynced.add(self._current)
+        return record
 
-    def left_behind(self) -> Iterator[tuple[Segment, list[Record]]]:
+    def to_sync(self) -> list[int]:
+        """Descriptors of all that is not on the disk yet, for `sync`."""
+        lacking, self._unsynced = self._unsynced, set()
+        found = [segment.descriptor() for segment in lacking if segment.outstanding]
+        if self._unsynced_folder:
+            found.append(os.open(self._folder, os.O_RDONLY))
+            self._unsynced_folder = False
+        return [descriptor for descriptor in found if descriptor is not None]
+
+    def left_behind(self) -> Iterator[tuple[FileSegment, list[Record]]]:
         """The records of dead processes, segment by segment, oldest first; they are this journal's to settle now."""
         for path in sorted(self._folder.glob("*.journal"), key=lambda found: found.stat().st_mtime_ns):
             try:
-                segment = Segment(path)
+                segment = FileSegment(path)
             except BlockingIOError:
                 continue
             records = segment.records()
@@ -133,14 +101,23 @@ class Journal:
         """Say that SQL has this record."""
         segment = record.segment
         segment.outstanding -= 1
-        if not segment.outstanding and segment in self._full:
+        if segment.outstanding:
+            return
+        if segment in self._full:
             self._full.remove(segment)
+            self._unsynced.discard(segment)
             segment.close()
+        elif segment is self._current:
+            segment.clear()
 
     def close(self) -> None:
         """Leave only what SQL does not have."""
         for segment in (self._current, *self._full):
             segment.close()
+
+    @property
+    def _over(self) -> bool:
+        return self._max_bytes is not None and self.size_bytes >= self._max_bytes
 
     def _retire(self, segment: Segment) -> None:
         if segment.outstanding:
@@ -149,26 +126,29 @@ class Journal:
             segment.close()
 
     def _new_segment(self) -> Segment:
+        if self._in_memory:
+            return MemorySegment()
         while True:
             self._number += 1
             path = self._folder / f"{os.getpid()}-{os.urandom(4).hex()}-{self._number:06d}.journal"
             # A process that starts at this moment may take it for a dead one's, and remove it.
             with contextlib.suppress(BlockingIOError):
-                segment = Segment(path)
+                segment = FileSegment(path)
                 if path.exists():
+                    self._unsynced_folder = True
                     return segment
                 segment.close()
 
 
-def _frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where the payloads of whole frames begin, and how long they are; a damaged one hides none behind it."""
-    start = 0
-    while start + _HEAD.size <= len(data):
-        length, crc = _HEAD.unpack_from(data, start)
-        start += _HEAD.size
-        payload = data[start : start + length]
-        if len(payload) != length:
-            return
-        if zlib.crc32(payload) == crc:
-            yield start, length
-        start += length
+def sync(descriptors: list[int]) -> None:
+    """Bring them to the disk and close them. Takes as long as the disk does: for a thread.
+
+    Raises:
+        OSError: the disk fails; what is on it is not known.
+    """
+    try:
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

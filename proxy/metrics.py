@@ -1,11 +1,15 @@
 """What `/metrics` tells, in Prometheus' own format. Knows names and meanings; counts nothing."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.recorder import Recorder
+from proxy.redaction import Redactor
+from proxy.replicas import Replicas
 from proxy.store_steps import PolicySteps
 
 OF_LAST_STEP = {
@@ -32,14 +36,17 @@ def exposition(
     threaded_by: Mapping[str, int],
     reasons: Mapping[tuple[str, str], int] | None,
     steps: Sequence[PolicySteps] | None,
+    others: Sequence[Metric] = (),
 ) -> bytes:
     """The metrics as text. What nothing can be said of (None) is left out.
 
     `threaded_by`: calls by the rule that found their trajectory. `reasons`: the last hour's trajectories by policy and
-    why they were not trained on, "" once they were.
+    why they were not trained on, "" once they were. `others`: what `records_of` and `servers_of` tell.
     """
     families: list[Metric] = [
-        GaugeMetricFamily("whetstone_unwritten_calls", "Calls in the journal that SQL does not have yet.", unwritten),
+        GaugeMetricFamily(
+            "whetstone_unwritten_calls", "Calls and feedback in the journal that SQL does not have yet.", unwritten
+        ),
         CounterMetricFamily(
             "whetstone_recorded_tokens", "Sampled tokens this proxy has written to SQL.", written_tokens
         ),
@@ -62,11 +69,62 @@ def exposition(
     if completeness is not None:
         meaning = "Sampled tokens in SQL over the increase of vllm:generation_tokens_total, since the proxy's start."
         families.append(GaugeMetricFamily("whetstone_capture_completeness", meaning, completeness))
+    families += others
     if steps is not None:
         families += [*_totals(steps), *_last(steps)]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Told(families))
     return generate_latest(registry)
+
+
+def records_of(recorder: Recorder) -> list[Metric]:
+    """What the journal holds, and what nobody holds."""
+    away_since_s = recorder.away_since_s
+    return [
+        GaugeMetricFamily("whetstone_journal_bytes", "What the journal takes.", recorder.journal_bytes),
+        GaugeMetricFamily(
+            "whetstone_database_away_seconds",
+            "How long the database has taken nothing; 0 while it does.",
+            0.0 if away_since_s is None else time.time() - away_since_s,
+        ),
+        CounterMetricFamily("whetstone_dropped_calls", "Calls that were answered and not recorded.", recorder.dropped),
+    ]
+
+
+def redaction_of(redactors: Sequence[Redactor]) -> list[Metric]:
+    """What redaction could not look at, and dropped."""
+    return [
+        _counter(
+            "whetstone_dropped_texts",
+            "Texts that redaction dropped whole: it took too long, or a function of the settings failed.",
+            ["reason"],
+            [
+                (("timed_out",), sum(one.timed_out for one in redactors)),
+                (("failed",), sum(one.failed for one in redactors)),
+            ],
+        )
+    ]
+
+
+def servers_of(replicas: Replicas) -> list[Metric]:
+    """How the vLLM servers are, and what is on its way to them."""
+    return [
+        _gauge(
+            "whetstone_replica_up",
+            "1 where a vLLM server answers and has all that it is to serve, else 0.",
+            ["replica"],
+            [((one.url,), float(one.state == "serving")) for one in replicas],
+        ),
+        _gauge(
+            "whetstone_in_flight_calls",
+            "Calls that a vLLM server is answering for this proxy.",
+            ["replica"],
+            [((one.url,), one.in_flight) for one in replicas],
+        ),
+        GaugeMetricFamily(
+            "whetstone_waiting_calls", "Calls that wait until a vLLM server can answer them.", replicas.waiting
+        ),
+    ]
 
 
 def _totals(steps: Sequence[PolicySteps]) -> list[Metric]:

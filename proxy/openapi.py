@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from proxy.feedback import MAX_BATCH, Feedback
-from proxy.step_asked import StepAsked
 from proxy.wire import dialects
 from whetstone.ids import ID
 
@@ -139,11 +138,11 @@ def feedback_body() -> dict[str, Any]:
     return _json_body({"anyOf": [schema, batch]})
 
 
-def step_body() -> dict[str, Any]:
-    """The body of `POST /admin/policies/{policy}/step`, for its route; it may be left out."""
-    (schema,), components = msgspec.json.schema_components([StepAsked], ref_template="{name}")
+def json_body_of(kind: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:
+    """The body of a route that reads `kind`; where it is not required, it may be left out."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
     body = _json_body(_whole(schema, components))
-    body["requestBody"]["required"] = False
+    body["requestBody"]["required"] = required
     return body
 
 

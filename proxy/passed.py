@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from proxy.asgi import Receive, Scope, Send, check_json, read_whole, send_whole
+from proxy.asgi import Receive, Scope, Send, check_json, read_whole, send_whole, unless_disconnected
 from proxy.policies import Policies
-from proxy.upstream import Upstream, refusal
-from proxy.wire.body import read_body
+from proxy.upstream import Answering, Request, refusal, whole
+from proxy.wire.body import Body, read_body
 from proxy.wire.dialect import raw
 from whetstone.ids import new_id
 from whetstone.settings import ProxySettings
@@ -25,7 +25,7 @@ class Passed:
     def __init__(
         self,
         policies: Callable[[], Policies],
-        upstreams: Mapping[str | None, Upstream],
+        upstreams: Mapping[str | None, Answering],
         settings: ProxySettings,
     ) -> None:
         self._policies = policies
@@ -42,10 +42,22 @@ class Passed:
         check_json(headers)
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)
-        speaker = self._policies().resolve(body.model)
-        asked = msgspec.json.encode(body.fields | {"model": raw(speaker.served_name)})
-        async with self._upstreams[speaker.upstream].post(scope["path"], asked, new_id(), headers) as response:
-            answer = await response.read()
+        await unless_disconnected(self._answer(scope["path"], headers, body, send), receive)
+
+    async def _answer(self, path: str, headers: Mapping[bytes, bytes], body: Body, send: Send) -> None:
+        speaker, request_id = self._policies().resolve(body.model), new_id()
+
+        def request() -> Request:
+            """As it stands now: where it had to wait, another version may be to answer it."""
+            nonlocal speaker
+            speaker = self._policies().resolve(body.model)
+            name = speaker.served_name
+            return Request(
+                path, msgspec.json.encode(body.fields | {"model": raw(name)}), request_id, name, request_id, headers
+            )
+
+        async with self._upstreams[speaker.upstream].post(request) as response:
+            answer = await whole(response, self._settings.max_answer_bytes)
             if response.status != 200 and (error := refusal(response, answer, speaker)):
                 raise error
         content_type = response.headers.get("content-type", "application/json")

@@ -44,7 +44,8 @@ class Peers:
         """`written_until`: what this process finished before then is in the tables (seconds since the epoch)."""
         self._table = table
         self._written_until = written_until
-        self._id = new_id()
+        self.id = new_id()
+        """Its name among them."""
         self._others: dict[str, float] = {}
         self._told_s = 0.0
         self._refreshed = asyncio.Event()
@@ -54,6 +55,11 @@ class Peers:
         """No other proxy is known."""
         return not self._others
 
+    @property
+    def others(self) -> int:
+        """How many are known."""
+        return len(self._others)
+
     async def refresh(self) -> None:
         """Read what the others said and, where somebody may wait for it, tell them of this one.
 
@@ -61,9 +67,9 @@ class Peers:
             SQLAlchemyError: the database is away.
         """
         now_s = time.time()
-        self._others = await asyncio.to_thread(self._table.written, self._id, now_s - GONE_AFTER_S)
+        self._others = await asyncio.to_thread(self._table.written, self.id, now_s - GONE_AFTER_S)
         if self._others or now_s - self._told_s > ALONE_EVERY_S:
-            await asyncio.to_thread(self._table.tell_written, self._id, self._written_until(), now_s)
+            await asyncio.to_thread(self._table.tell_written, self.id, self._written_until(), now_s)
             self._told_s = now_s
         self._refreshed.set()
         self._refreshed.clear()
@@ -79,4 +85,4 @@ class Peers:
 
     async def leave(self) -> None:
         """Be waited for no more."""
-        await asyncio.to_thread(self._table.leave, self._id)
+        await asyncio.to_thread(self._table.leave, self.id)

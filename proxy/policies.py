@@ -1,16 +1,29 @@
-"""Which version speaks: the policies as the database last told. Knows names and versions; no server, no request."""
+"""Which version speaks: the policies as the database last told, and the choice for a call of a trajectory.
+
+Knows names, versions and what spoke before; no server, no request.
+"""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
 from proxy.errors import UnknownModel
+from proxy.pins import Pin
+from proxy.shares import chosen
 from whetstone.ids import version_id
 
 _NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 MAX_LISTED = 20
 """Names an error lists."""
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """A candidate that is tried out on apps."""
+
+    version: int
+    share: float
+    """Of new trajectories, from 0 to 1: those that it answers."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -27,12 +40,41 @@ class Policy(msgspec.Struct, frozen=True):
     """Another server that answers; None where vLLM does."""
     upstream_model: str | None = None
     """What that server calls it."""
+    pinnable_versions: frozenset[int] = frozenset()
+    """Of the served versions those that a trajectory may stay on: live, or retired."""
+    canary: Canary | None = None
 
     @property
     def names(self) -> list[str]:
         """Every name an app may ask for: its own, the others, then its served versions."""
         versions = [] if self.upstream else sorted(self.served_versions)
         return [self.name, *self.aliases, *(version_id(self.name, version) for version in versions)]
+
+    def without(self, versions: Set[int]) -> "Policy":
+        """The policy where nobody stays on these versions, or is given to them, unless they are asked for by name."""
+        if not versions:
+            return self
+        canary = self.canary if self.canary is not None and self.canary.version not in versions else None
+        return msgspec.structs.replace(self, pinnable_versions=self.pinnable_versions - versions, canary=canary)
+
+    def version_for(self, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float) -> int:
+        """The version that answers a call of this trajectory. `pin`: the one of this policy that it goes on from.
+
+        A trajectory without a pin gets the live version, or is of the canary's share. One with a pin stays: on the
+        candidate as long as the canary lasts, on any other version until its lifetime is over or it is rejected,
+        rolled back or no longer served. Then the live version answers.
+        """
+        if self.canary is not None and self._of_canary(self.canary, trajectory_id, pin):
+            return self.canary.version
+        if pin is None or pin.version not in self.pinnable_versions:
+            return self.live_version
+        return pin.version if now_s - pin.since_s < pin_lifetime_s else self.live_version
+
+    def _of_canary(self, canary: Canary, trajectory_id: str, pin: Pin | None) -> bool:
+        if pin is not None:
+            return pin.version == canary.version
+        # With the candidate's name: an id that an app uses again and again is not of every canary.
+        return chosen(f"{trajectory_id} {version_id(self.name, canary.version)}", canary.share)
 
 
 class Speaker(msgspec.Struct, frozen=True):
@@ -62,6 +104,20 @@ class Policies:
 
     def __bool__(self) -> bool:
         return bool(self._policies)
+
+    def choose(self, model: str, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float) -> Speaker:
+        """Find the version that answers `model` in this trajectory; a version that is asked for by name always does.
+
+        `pin`: the version of that policy which the call goes on from; a lifetime of 0 holds none.
+
+        Raises:
+            UnknownModel: as `resolve`.
+        """
+        speaker = self.resolve(model)
+        policy = self._by_name.get(model)
+        if policy is None or policy.upstream is not None:
+            return speaker
+        return Speaker(policy.name, policy.version_for(trajectory_id, pin, now_s, pin_lifetime_s))
 
     def resolve(self, model: str) -> Speaker:
         """Find the version that `model` means: a policy's live one, by its name or an alias, or `policy@vN`.

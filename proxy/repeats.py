@@ -11,6 +11,9 @@ import msgspec
 WINDOW_S = 15 * 60
 """How long a client may take to ask again; the official ones give up after seconds."""
 
+MOST_ALIKE = 16
+"""Calls with one body that are kept, the latest: of more than one nobody can tell which is repeated."""
+
 
 class Repeatable(msgspec.Struct, frozen=True):
     """A call that may be asked again."""
@@ -38,6 +41,10 @@ class Repeats:
             del calls[old]
         calls[call_id] = call
         self._digests[call_id] = digest
+        while len(calls) > MOST_ALIKE:
+            oldest = next(iter(calls))
+            self._digests.pop(oldest, None)
+            del calls[oldest]
         while len(self._by_digest) > self._most:
             for forgotten in self._by_digest.popitem(last=False)[1]:
                 self._digests.pop(forgotten, None)

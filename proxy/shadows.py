@@ -6,7 +6,6 @@ begins again when it is quiet. Knows the order of things; which attempts there a
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,21 +15,20 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.address import Address
-from proxy.call import NULL, Call, Choice
+from proxy.call import Call, Choice
+from proxy.drawing import Drawing, WillNotAnswer, drawn
 from proxy.errors import UnknownModel, UpstreamDown
-from proxy.policies import Policies, Speaker
-from proxy.upstream import Upstream
+from proxy.policies import Policies
+from proxy.shares import chosen
 from proxy.wire.body import Body, whole
 from proxy.wire.completions import TextAsked
-from proxy.wire.dialect import UNREADABLE, Heard, raw
+from proxy.wire.dialect import Heard, raw
 from whetstone.ids import new_id
 from whetstone.worth import LearningSettings
 
 LOOK_EVERY_S = 1.0
 QUIET_S = 1.0
 """Nobody asked for so long: it is idle."""
-PRIORITY = 1000
-"""vLLM serves lower numbers first; an app's request has 0."""
 DEFAULT_MAX_TOKENS = 1024
 """For attempts that set no `max_tokens`."""
 
@@ -73,7 +71,7 @@ class Shadows:
         project: str,
         attempts: Attempts,
         policies: Callable[[], Policies],
-        vllm: Upstream,
+        drawing: Drawing,
         max_model_len: Callable[[], int | None],
         quiet_since_s: Callable[[], float | None],
         record: Callable[[Call], None],
@@ -83,12 +81,11 @@ class Shadows:
         self._project = project
         self._attempts = attempts
         self._policies = policies
-        self._vllm = vllm
+        self._drawing = drawing
         self._max_model_len = max_model_len
         self._quiet_since_s = quiet_since_s
         self._record = record
         self._learning = {name: one for name, one in learning.items() if one.shadow_share > 0}
-        self._takes_priority = True
 
     async def run(self, after: datetime) -> None:
         """Draw siblings of what ended after that time, for ever; at once over where no policy wants any."""
@@ -119,7 +116,7 @@ class Shadows:
         try:
             return await self._draw(attempt, self._learning[attempt.policy])
         except (TypeError, ValueError) as error:  # odd values of its own: no other shall wait for them
-            log.warning("%s gets no shadow siblings: %s", attempt.trajectory_id, error)
+            log.warning("%s gets no shadow siblings: %s", attempt.trajectory_id, type(error).__name__)
             return True
 
     def _quiet(self) -> bool:
@@ -140,35 +137,28 @@ class Shadows:
             return True
         call_id, created_at_s, began = new_id(), time.time(), time.perf_counter()
         try:
-            heard = await self._unless_somebody_asks(self._speak(asked, speaker, call_id))
+            heard = await self._unless_somebody_asks(self._drawing.draw(asked, speaker, call_id))
         except UpstreamDown as error:
-            log.info("shadow siblings wait: %s", error)
+            log.info("shadow siblings wait: %s", type(error).__name__)
             return False
+        except WillNotAnswer:
+            log.warning("%s gets no shadow siblings: the model server refuses its prompt", attempt.trajectory_id)
+            return True
         if heard is None:
             return False
         self._record(
-            Call(
-                id=call_id,
+            drawn(
+                asked,
+                speaker,
+                msgspec.structs.replace(heard, choices=tuple(_as_message(choice) for choice in heard.choices)),
                 project=self._project,
-                policy=speaker.policy,
-                policy_version=speaker.version,
-                endpoint=asked.endpoint,
-                streamed=False,
-                status="complete",
-                error=None,
+                call_id=call_id,
                 trajectory_id=new_id(),
-                threaded_by="shadow",
+                by="shadow",
                 address=Address(group_id=group_id, group_size=learning.shadow_size, task=attempt.task),
-                end_user=None,
                 messages=attempt.messages,
-                tools_or_null=NULL,
-                sampling=msgspec.Raw(asked.sampling()),
-                bent=asked.why_not_trained(),
-                prompt_token_ids=heard.prompt_token_ids,
-                prompt_tokens=heard.prompt_tokens,
-                choices=tuple(_as_message(choice) for choice in heard.choices),
+                end_user=None,
                 created_at_s=created_at_s,
-                ttft_ms=None,
                 total_ms=(time.perf_counter() - began) * 1000,
             )
         )
@@ -184,36 +174,6 @@ class Shadows:
             return task.result() if task.done() else None
         finally:
             task.cancel()
-
-    async def _speak(self, asked: TextAsked, speaker: Speaker, call_id: str) -> Heard | None:
-        """Let vLLM speak.
-
-        Raises:
-            UpstreamDown: it cannot be reached, or does not answer as it should.
-        """
-        fields = msgspec.json.decode(
-            asked.for_upstream(speaker.served_name, self._project), type=dict[str, msgspec.Raw]
-        )
-        if self._takes_priority:
-            fields["priority"] = raw(PRIORITY)
-        async with self._vllm.post(asked.path, msgspec.json.encode(fields), call_id, {}) as response:
-            status, body = response.status, await response.read()
-        if status == 400 and self._takes_priority:
-            # A server that serves first come first (no `--scheduling-policy priority`) refuses the field.
-            self._takes_priority = False
-            return await self._speak(asked, speaker, call_id)
-        if status != 200:
-            raise UpstreamDown(f"the model server draws no siblings: {status} {body[:200].decode('utf-8', 'replace')}")
-        try:
-            return asked.read(body).heard[0]
-        except UNREADABLE as error:
-            raise UpstreamDown(f"the model server's siblings cannot be read: {error}") from error
-
-
-def chosen(trajectory_id: str, share: float) -> bool:
-    """Whether this trajectory is of the share: always the same ones, whoever asks."""
-    number = int.from_bytes(hashlib.blake2b(trajectory_id.encode(), digest_size=8).digest(), "big")
-    return number < share * 2**64
 
 
 def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextAsked | None:

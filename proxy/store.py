@@ -5,11 +5,13 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, and_, func, or_, select, text
+from sqlalchemy import Connection, Engine, Table, and_, event, func, or_, select, text
 
 from migrations import schema
+from migrations.database import insert_all_new
 from migrations.types import Json, Utc
-from proxy.policies import Policy
+from proxy.feedback_rows import Taken
+from proxy.policies import Canary, Policy
 from proxy.storable import insert_storable, storable
 from proxy.store_calls import CallRows
 from whetstone.reasons import WhyNotTrained
@@ -42,14 +44,15 @@ class Store:
         """The project's policies with the versions vLLM keeps loaded, in the order of their names."""
         p, v = schema.policies.c, schema.policy_versions.c
         query = (
-            select(p.id, p.live_version, p.created_at, p.aliases, p.upstream, p.base_model, v.version)
+            select(p.id, p.live_version, p.created_at, p.aliases, p.upstream, p.base_model)
+            .add_columns(v.version, v.state, v.canary_share)
             .join(
                 schema.policy_versions,
                 and_(v.project == p.project, v.policy == p.id, v.served),
                 isouter=True,
             )
             .where(p.project == project)
-            .order_by(p.id)
+            .order_by(p.id, v.version)
         )
         with self._reader.connect() as connection:
             rows = list(connection.execute(query))
@@ -63,18 +66,18 @@ class Store:
             found: bytes | None = connection.execute(select(c.reply).where(*kept).limit(1)).scalar()
         return found
 
-    def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """Add feedback as it came, state `waiting`; return the ids, those of the first where a key repeats."""
+    def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[Taken]:
+        """Add feedback as it came, state `waiting`. What is there already stays, by its id or by its key."""
         keyless = [{**storable(row), "state": "waiting"} for row in rows if row["idempotency_key"] is None]
         if keyless:
-            connection.execute(schema.feedback.insert(), keyless)
-        ids = []
+            insert_all_new(connection, schema.feedback, keyless)
+        taken = []
         for row in rows:
             new = row["idempotency_key"] is None or insert_storable(
                 connection, schema.feedback, {**row, "state": "waiting"}
             )
-            ids.append(row["id"] if new else self._feedback_by_key(connection, row))
-        return ids
+            taken.append(Taken(row["id"] if new else self._feedback_by_key(connection, row), new))
+        return taken
 
     def withdraw_feedback(self, connection: Connection, project: str, feedback_id: str, now: datetime) -> None:
         """Note that an app takes feedback back, unless a step has claimed what it speaks of. What is over stays."""
@@ -132,12 +135,12 @@ class Store:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(_REVIEWS, {"project": project})]
 
-    def reasons(self, project: str, since: datetime) -> dict[tuple[str, str], int]:
+    def reasons(self, projects: Sequence[str], since: datetime) -> dict[tuple[str, str], int]:
         """Trajectories that began since then, by policy and reason ("" once trained on); a name behind one is cut."""
         t = schema.trajectories.c
         query = (
             select(t.policy, t.why_not_trained, func.count())
-            .where(t.project == project, t.created_at >= since)
+            .where(t.project.in_(projects), t.created_at >= since)
             .group_by(t.policy, t.why_not_trained)
         )
         counts: dict[tuple[str, str], int] = {}
@@ -147,12 +150,18 @@ class Store:
                 counts[labels] = counts.get(labels, 0) + count
         return counts
 
-    def probe_tokens(self, project: str) -> int:
+    def probe_tokens(self, projects: Sequence[str]) -> int:
         """Tokens that were sampled so far to probe versions, and whether vLLM lives."""
         v = schema.policy_versions.c
-        query = select(func.sum(v.probe_tokens)).where(v.project == project)
+        query = select(func.sum(v.probe_tokens)).where(v.project.in_(projects))
         with self._reader.connect() as connection:
             return int(connection.execute(query).scalar() or 0)
+
+    def sync_commits(self) -> None:
+        """Have a commit be on the disk when it is done. PostgreSQL's are; SQLite's would follow when it likes."""
+        if self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", lambda one, _: one.execute("PRAGMA synchronous=FULL").close())
+            self.engine.dispose()
 
     def close(self) -> None:
         """Close every connection."""
@@ -171,8 +180,9 @@ class Store:
 
 
 def _policy(rows: list[Any]) -> Policy:
-    """A policy from its rows, one for each version it has."""
+    """A policy from its rows, one for each version that is served."""
     first = rows[0]
+    tried = [row for row in rows if row.state == "candidate" and row.canary_share is not None]
     return Policy(
         name=first.id,
         live_version=first.live_version,
@@ -181,4 +191,6 @@ def _policy(rows: list[Any]) -> Policy:
         aliases=tuple(first.aliases or ()),
         upstream=first.upstream,
         upstream_model=first.base_model if first.upstream else None,
+        pinnable_versions=frozenset(row.version for row in rows if row.state in ("live", "retired")),
+        canary=Canary(tried[-1].version, tried[-1].canary_share) if tried else None,
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from migrations import schema
 
@@ -21,9 +21,22 @@ def ask_step(connection: Connection, project: str, policy: str, asked: Mapping[s
         return f"{policy} is paused; let it record or train first: `whetstone policies train off {policy}`"
     if found.step_asked_at is not None:
         return f"a step of {policy} is asked for already, since {found.step_asked_at:%Y-%m-%d %H:%M:%S} UTC"
-    running = (s.project == project, s.policy == policy, s.ended_at.is_(None), s.lease_until > now)
-    number = connection.execute(select(s.number).where(*running)).scalar()
-    if number is not None:
-        return f"step {number} of {policy} is running; ask again when it has ended (SELECT * FROM admin_steps)"
+    is_held = or_(s.lease_until > now, s.state == "waiting_gate")
+    running = (s.project == project, s.policy == policy, s.ended_at.is_(None), is_held)
+    step = connection.execute(select(s.number, s.state).where(*running)).one_or_none()
+    if step is not None:
+        what = "waits for the tests of its candidate" if step.state == "waiting_gate" else "is running"
+        return f"step {step.number} of {policy} {what}; ask again when it has ended (SELECT * FROM admin_steps)"
     connection.execute(schema.policies.update().where(*is_it).values(step_asked=dict(asked), step_asked_at=now))
     return None
+
+
+def policies(connection: Connection, project: str) -> list[dict[str, Any]]:
+    """The policies as admins see them, in the order of their names."""
+    p = schema.policies.c
+    query = (
+        select(p.id.label("policy"), p.base_model, p.live_version, p.state, p.upstream, p.aliases, p.created_at)
+        .where(p.project == project)
+        .order_by(p.id)
+    )
+    return [dict(row._mapping) for row in connection.execute(query)]

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, and_, bindparam, or_, select
 
 from migrations import schema
 from proxy.call import Call, Choice, nothing_said
 from proxy.delta import ANSWER, Tail, added, digest, tail_of
 from proxy.repeats import WINDOW_S
 from proxy.storable import insert_storable
+from proxy.store_erased import Erased
 from proxy.store_turns import turns_to
 from whetstone.reasons import WhyNotTrained
 
@@ -24,22 +25,38 @@ TAIL_TOKENS_KEPT = 8_000_000
 the database when it goes on."""
 
 
+t = schema.trajectories.c
+
+# Made once: to make a statement costs as much as to execute it.
+_THIS = and_(t.project == bindparam("its_project"), t.id == bindparam("its_id"))
+_LOCK = (
+    select(t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
+    .where(_THIS)
+    .with_for_update()
+)
+_UPDATE = schema.trajectories.update().where(_THIS)
+
+
 class CallRows:
     """The rows of calls. Used from one thread, that of the writer."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
         self._tail_tokens = 0
+        self._erased = Erased()
 
     def write(self, connection: Connection, calls: Sequence[Call]) -> None:
-        """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays."""
+        """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays; one
+        that was to be deleted before it came here is left out."""
         for call in calls:
+            if self._erased.has(connection, call):
+                continue
             digests = [digest(message) for message in call.messages]
             choices = call.choices or (nothing_said(0),)
             group_id = call.address.group_id
             formed_by = "header"
-            if call.threaded_by == "shadow":
-                formed_by = "shadow"
+            if call.threaded_by in ("shadow", "evaluation"):
+                formed_by = call.threaded_by
             elif group_id is None and len(choices) > 1:
                 group_id, formed_by = f"{call.siblings}.choices", "choices"
             if group_id is not None:
@@ -79,12 +96,9 @@ class CallRows:
         trajectory_id = call.trajectory_of(choice)
         why_not_trained = call.why_not_trained(choice)
         self._open_trajectory(connection, call, choice, group_id)
-        t = schema.trajectories.c
-        is_trajectory = and_(t.project == call.project, t.id == trajectory_id)
-        columns = (t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
+        this = {"its_project": call.project, "its_id": trajectory_id}
         # Locked: its turns are numbered one after the other, whoever else writes to it.
-        found = connection.execute(select(*columns).where(is_trajectory).with_for_update())
-        state, turn, sampled, tail_id, seen_at = found.one()
+        state, turn, sampled, tail_id, seen_at = connection.execute(_LOCK, this).one()
         if state not in ("open", "ended"):
             why_not_trained = why_not_trained or "trajectory_over"
         history = call.history(choice)
@@ -106,6 +120,7 @@ class CallRows:
             "error": call.error,
             "follows": new.follows,
             "end_user": call.end_user,
+            "key_id": call.key_id,
             "new_messages": [msgspec.json.decode(message) for message in new.messages],
             "tools": None if new.tools is None else msgspec.json.decode(new.tools),
             "response": choice.message or None,
@@ -116,7 +131,7 @@ class CallRows:
             "sampling": msgspec.json.decode(call.sampling),
             "finish_reason": choice.finish_reason,
             "prompt_tokens": call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
-            "completion_tokens": None if choice.token_ids is None else len(choice.token_ids),
+            "completion_tokens": choice.tokens,
             "ttft_ms": call.ttft_ms,
             "total_ms": call.total_ms,
             "retry_of": retry_of,
@@ -128,6 +143,7 @@ class CallRows:
             "created_at": call.created_at,
             "history": history.conversation,
             "tool_history": history.tool_calls,
+            "redactions": call.redactions,
         }
         # On its id only: a turn that another writer took must be an error, not a record lost in silence.
         if not insert_storable(connection, schema.completions, row, on=["project", "id"]):
@@ -136,18 +152,15 @@ class CallRows:
             _continue(connection, call)
         # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
         is_tail = call.status == "complete" or tail_id is None or str(row["id"]) > tail_id
-        connection.execute(
-            schema.trajectories.update()
-            .where(is_trajectory)
-            .values(
-                completions=turn + 1,
-                sampled_tokens=sampled + len(choice.token_ids or ()),
-                last_version=call.policy_version,
-                tail_completion_id=row["id"] if is_tail else tail_id,
-                # A slow call that began earlier must not make it look idle.
-                last_seen_at=max(seen_at, call.created_at),
-            )
-        )
+        values = {
+            "completions": turn + 1,
+            "sampled_tokens": sampled + (choice.tokens or 0),
+            "last_version": call.policy_version,
+            "tail_completion_id": row["id"] if is_tail else tail_id,
+            # A slow call that began earlier must not make it look idle.
+            "last_seen_at": max(seen_at, call.created_at),
+        }
+        connection.execute(_UPDATE, this | values)
         if is_tail:
             left = tail_of(str(row["id"]), new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
             self._remember(call.project, trajectory_id, left)

@@ -2,22 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, and_, func, select
+from sqlalchemy import Connection, Engine, and_, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
 from migrations.database import insert_new
 from proxy.address import NAMED
 from proxy.heads import Head, names_of
+from proxy.pins import Pin, Pins, and_then
 from proxy.repeats import Repeatable
 from proxy.threads import Trail
 
 MOST_FREE = 50
 """Free heads read at once; more of the same history are read when these are taken."""
+LOOK_UP_S = 5.0
+"""How long a call waits for the database to say where it belongs."""
+AWAY_S = 1.0
+"""How long the database is not asked again once it did not say."""
 
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
 
@@ -34,18 +41,20 @@ class ThreadTables:
         self._engine = engine
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = project
+        self._away_until = 0.0
+        """Until then the database is not asked again (monotonic seconds)."""
 
     async def heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head] | None:
         """Completions that a request may go on from (`threads.Tables`)."""
-        return await _answered(lambda: self._heads(histories, tool_calls, since_s), None)
+        return await self._answered(lambda: self._heads(histories, tool_calls, since_s), None)
 
     async def trail(self, trajectory_id: str, since_s: float) -> Trail | None:
         """Where a trajectory stands (`threads.Tables`)."""
-        return await _answered(lambda: self._trail(trajectory_id, since_s), None)
+        return await self._answered(lambda: self._trail(trajectory_id, since_s), None)
 
     async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         """Calls that were not answered whole (`threads.Tables`)."""
-        return await _answered(lambda: self._unanswered(digest, turn_key, since_s), [])
+        return await self._answered(lambda: self._unanswered(digest, turn_key, since_s), [])
 
     def tell_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
         """Say until when this proxy's calls are written (`peers.Table`)."""
@@ -67,6 +76,18 @@ class ThreadTables:
         with self._engine.begin() as connection:
             connection.execute(schema.proxies.delete().where(p.project == self._project, p.id == proxy_id))
 
+    async def _answered(self, ask: Callable[[], Found], otherwise: Otherwise) -> Found | Otherwise:
+        """Ask in a thread. An app is served whether or not the database answers, and soon."""
+        if time.monotonic() < self._away_until:
+            return otherwise
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                return await asyncio.to_thread(ask)
+        except (SQLAlchemyError, TimeoutError) as error:
+            self._away_until = time.monotonic() + AWAY_S
+            log.warning("where calls belong cannot be looked up, they begin anew: %s", error or type(error).__name__)
+            return otherwise
+
     def _heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[Head]:
         found = self._alike(c.history, histories, since_s)
         return found if tool_calls is None else found + self._alike(c.tool_history, [tool_calls], since_s)
@@ -74,8 +95,9 @@ class ThreadTables:
     def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[Head]:
         of_these = and_(c.project == self._project, column.in_(histories))
         columns = (c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by)
+        spoke = (c.policy, c.policy_version, c.created_at)
         joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
-        query = select(*columns, t.state, t.last_seen_at).select_from(joined).where(of_these)
+        query = select(*columns, *spoke, t.state, t.last_seen_at).select_from(joined).where(of_these)
         since = _instant(since_s)
         is_free = and_(c.continued_by.is_(None), t.state == "open", t.last_seen_at >= since)
         # Ids sort by time: nothing that began long before can be free.
@@ -84,7 +106,8 @@ class ThreadTables:
         with self._reader.connect() as connection:
             free = connection.execute(query.where(is_free, recent).order_by(c.id).limit(MOST_FREE)).all()
             last = connection.execute(query.where(c.id.in_(list(connection.execute(last_ids).scalars())))).all()
-        rows = {row.id: row for row in (*free, *last)}
+            rows = {row.id: row for row in (*free, *last)}
+            pins = self._pins(connection, {row.trajectory_id for row in rows.values()})
         return [
             Head(
                 completion_id=row.id,
@@ -93,6 +116,7 @@ class ThreadTables:
                 names=names_of(row.upstream_id, row.choice),
                 taken_by=row.continued_by,
                 over=row.state != "open" or row.last_seen_at < since,
+                pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),
             )
             for _, row in sorted(rows.items())
         ]
@@ -114,7 +138,21 @@ class ThreadTables:
                 if over and row.tail_completion_id is not None
                 else None
             )
-        return Trail(row.tail_completion_id, row.last_seen_at.timestamp(), over=over, successor=successor)
+            pins = self._pins(connection, {trajectory_id})[trajectory_id]
+        return Trail(row.tail_completion_id, row.last_seen_at.timestamp(), over=over, successor=successor, pins=pins)
+
+    def _pins(self, connection: Connection, trajectory_ids: Collection[str]) -> Mapping[str, Pins]:
+        """What spoke in each of these trajectories."""
+        if not trajectory_ids:
+            return {}
+        spoke = or_(c.token_ids.is_not(None), c.response_text.is_not(None))
+        of_these = (c.project == self._project, c.trajectory_id.in_(trajectory_ids), spoke)
+        version = (c.trajectory_id, c.policy, c.policy_version)
+        query = select(*version, func.min(c.created_at).label("since")).where(*of_these).group_by(*version)
+        pins: defaultdict[str, Pins] = defaultdict(tuple)
+        for row in connection.execute(query.order_by(func.max(c.id))):
+            pins[row.trajectory_id] += (Pin(row.policy, row.policy_version, row.since.timestamp()),)
+        return pins
 
     def _unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         query = select(c.trajectory_id, c.turn_key, c.created_at).where(
@@ -130,15 +168,6 @@ class ThreadTables:
         with self._reader.connect() as connection:
             rows = connection.execute(query).all()
         return [Repeatable(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
-
-
-async def _answered(ask: Callable[[], Found], otherwise: Otherwise) -> Found | Otherwise:
-    """Ask in a thread. An app is served whether or not the database answers."""
-    try:
-        return await asyncio.to_thread(ask)
-    except SQLAlchemyError as error:
-        log.warning("where a call belongs cannot be looked up, it begins anew: %s", error)
-        return otherwise
 
 
 def _instant(seconds: float) -> datetime:

@@ -4,6 +4,10 @@ A completion that may be gone on from is a head, found by the hash of its conver
 extends a head takes it; of heads with the same history the oldest one that is free is taken. Where none is free
 another call went on from it before: that is a fork, and a fork is a trajectory of its own, linked to where it left.
 So is what goes on after a trajectory has ended. Knows hashes and ids; no message. Used from one event loop.
+
+With the place it tells which versions spoke there, so that the call may stay on one: up to the completion that it
+goes on from where its conversation says so, a fork's and what comes after the end too; else all that spoke in the
+trajectory. A trajectory that takes up an ended one's name alone is a new attempt, of which nothing spoke.
 """
 
 import time
@@ -17,11 +21,10 @@ from proxy.address import Address
 from proxy.call import Call
 from proxy.heads import Head, Heads, names_of
 from proxy.history import Conversation
+from proxy.pins import Pins, and_then
 from proxy.repeats import WINDOW_S, Repeatable, Repeats
 from whetstone.ids import new_id
 
-MOST_KEPT = 50_000
-"""Heads, and trajectories, that stay in memory, some 1 KB each; what is older is found in SQL."""
 MOST_HOPS = 1000
 """Trajectories that may follow on one another under one name."""
 
@@ -36,6 +39,8 @@ class Trail(msgspec.Struct):
     """Feedback or the app has ended it."""
     successor: str | None = None
     """The trajectory that goes on under its name."""
+    pins: Pins = ()
+    """What spoke in it, as far as known."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -48,6 +53,8 @@ class Place(msgspec.Struct, frozen=True):
     """The completion of this trajectory that it goes on from, where the conversation says so."""
     continues: str | None = None
     """The completion that a new trajectory goes on from."""
+    pins: Pins = ()
+    """What spoke up to there."""
 
 
 class Tables(Protocol):
@@ -83,16 +90,18 @@ class Peers(Protocol):
 class Threads:
     """Finds trajectories. A call is placed when it comes and told of when it is over, whatever came of it."""
 
-    def __init__(self, tables: Tables, peers: Peers, idle_s: float) -> None:
-        """`idle_s`: a trajectory is over so many seconds after its last completion."""
+    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 50_000) -> None:
+        """`idle_s`: a trajectory is over so many seconds after its last completion. `most_kept`: completions, and
+        trajectories, that stay in memory; what is older is found in SQL."""
         self._tables = tables
         self._peers = peers
         self._idle_s = idle_s
         self.placed: Counter[str] = Counter()
         """Calls by the rule that found their trajectory."""
-        self._heads = Heads(MOST_KEPT)
+        self._most_kept = most_kept
+        self._heads = Heads(most_kept)
         self._trails: OrderedDict[str, Trail] = OrderedDict()
-        self._repeats = Repeats(MOST_KEPT)
+        self._repeats = Repeats(most_kept)
         self._absent: OrderedDict[bytes, None] = OrderedDict()
 
     async def place(self, call_id: str, address: Address, asked: Conversation, digest: str) -> Place:
@@ -103,8 +112,9 @@ class Threads:
             repeats, again = await self._asked_again(address, digest, arrived_s)
         if address.trajectory_id is not None:
             place = await self._named(address.trajectory_id, address.named_by or "header", asked)
-        elif again is not None and not self._is_over(self._trails.get(again.trajectory_id)):
-            place = Place(again.trajectory_id, "retry", extends=again.extends or await self._left_at(again, asked))
+        elif again is not None and not self._is_over(trail := await self._trail(again.trajectory_id)):
+            left_at = again.extends or await self._left_at(again, asked)
+            place = Place(again.trajectory_id, "retry", extends=left_at, pins=trail.pins if trail else ())
         else:
             place = await self._by_conversation(asked, arrived_s)
         if place.extends is not None:
@@ -121,10 +131,12 @@ class Threads:
         and its client may ask again."""
         for choice in call.choices:
             trajectory_id, completion_id = call.trajectory_of(choice), call.completion_id(choice)
-            self._see(trajectory_id).tail = completion_id
+            trail = self._see(trajectory_id)
+            trail.tail = completion_id
+            trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
             if found_by := call.history(choice).found_by:
                 names = names_of(call.upstream_id, choice.index)
-                self._heads.keep(Head(completion_id, trajectory_id, found_by, names))
+                self._heads.keep(Head(completion_id, trajectory_id, found_by, names, pins=trail.pins))
                 for history in found_by:
                     self._absent.pop(history, None)
         if call.status == "complete":
@@ -161,7 +173,7 @@ class Threads:
     async def _named(self, name: str, by: str, asked: Conversation) -> Place:
         before: Trail | None = None
         for _ in range(MOST_HOPS):
-            trail = self._trails.get(name) or await self._read_trail(name)
+            trail = await self._trail(name)
             if trail is None or not self._is_over(trail):
                 break
             trail.successor = trail.successor or new_id()
@@ -171,9 +183,12 @@ class Threads:
             return Place(name, by, continues=before.tail)
         tail = self._heads.named(trail.tail) if trail and trail.tail else None
         extends = tail is not None and bool(asked.answers) and asked.answers[0] in tail.histories
-        return Place(name, by, extends=tail.completion_id if tail and extends else None)
+        pins = trail.pins if trail else ()
+        return Place(name, by, extends=tail.completion_id if tail and extends else None, pins=pins)
 
-    async def _read_trail(self, trajectory_id: str) -> Trail | None:
+    async def _trail(self, trajectory_id: str) -> Trail | None:
+        if known := self._trails.get(trajectory_id):
+            return known
         trail = await self._tables.trail(trajectory_id, time.time() - self._idle_s)
         # Another call may have read it meanwhile.
         return None if trail is None else self._trails.setdefault(trajectory_id, trail)
@@ -206,10 +221,14 @@ class Threads:
         place = self._free(asked)
         if place is None and not (self._peers.alone and all(one in self._absent for one in asked.found_by)):
             place = await self._look_up(asked)
-            if place is None and not self._peers.alone and self._branch(asked) is None:
+            # Where SQL does not answer, what others write there could not be read either.
+            if place is None and self._looked_for(asked) and not self._peers.alone and self._branch(asked) is None:
                 await self._peers.written(arrived_s)
                 place = await self._look_up(asked)
         return place or self._branch(asked) or Place(new_id(), "new")
+
+    def _looked_for(self, asked: Conversation) -> bool:
+        return all(self._heads.alike(history) or history in self._absent for history in asked.found_by)
 
     async def _look_up(self, asked: Conversation) -> Place | None:
         now_s = time.time()
@@ -218,12 +237,13 @@ class Threads:
             return None
         for head in found:
             if self._heads.learn(head):
-                self._trails.setdefault(head.trajectory_id, Trail(head.completion_id, now_s, over=head.over))
+                trail = Trail(head.completion_id, now_s, over=head.over, pins=head.pins)
+                self._trails.setdefault(head.trajectory_id, trail)
         for history in asked.found_by:
             # Few-shot prompts hold answers that nobody here gave: not to be looked for at every call.
             if not self._heads.alike(history):
                 self._absent[history] = None
-        _bound(self._absent)
+        _bound(self._absent, self._most_kept)
         return self._free(asked)
 
     def _free(self, asked: Conversation) -> Place | None:
@@ -236,7 +256,7 @@ class Threads:
                 continue
             while head := self._heads.free(history):
                 if not self._is_over(self._trails.get(head.trajectory_id)):
-                    return Place(head.trajectory_id, by, extends=head.completion_id)
+                    return Place(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
                 self._heads.set_aside(head)
             return None
         return None
@@ -246,7 +266,7 @@ class Threads:
         for _, history in _keys(asked):
             if head := self._heads.alike(history):
                 by = "after" if self._is_over(self._trails.get(head.trajectory_id)) else "fork"
-                return Place(new_id(), by, continues=head.completion_id)
+                return Place(new_id(), by, continues=head.completion_id, pins=head.pins)
         return None
 
     # What is kept.
@@ -258,7 +278,7 @@ class Threads:
         trail = self._trails.pop(trajectory_id, None) or Trail()
         trail.seen_s = time.time()
         self._trails[trajectory_id] = trail
-        _bound(self._trails)
+        _bound(self._trails, self._most_kept)
         return trail
 
 
@@ -270,6 +290,6 @@ def _keys(asked: Conversation) -> Iterable[tuple[str, bytes]]:
         yield "content", history
 
 
-def _bound(kept: OrderedDict[str, Trail] | OrderedDict[bytes, None]) -> None:
-    while len(kept) > MOST_KEPT:
+def _bound(kept: OrderedDict[str, Trail] | OrderedDict[bytes, None], most: int) -> None:
+    while len(kept) > most:
         kept.popitem(last=False)

@@ -11,12 +11,39 @@ from proxy.asgi import Header
 from proxy.call import Call, Status
 from proxy.history import Conversation, Normaliser, prompt_hash
 from proxy.policies import Speaker
+from proxy.redaction import Redactor
 from proxy.threads import Place
 from proxy.wire.dialect import Asked, Heard
 from whetstone.ids import new_id
+from whetstone.keys import Principal
 
 MAX_END_USER = 256
 """Characters of a user's name; of a longer one, which no index could hold, the hash stands for it."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What a call ended as."""
+
+    status: Status
+    heard: Sequence[Heard]
+    answer_id: str | None
+    """The id the app holds; None where nothing was answered."""
+
+    @property
+    def tokens(self) -> tuple[int | None, int | None]:
+        """Of the prompts and of the answers; None where the server did not tell."""
+        read = [one.prompt_tokens for one in self.heard]
+        said = [choice.token_ids for one in self.heard for choice in one.choices]
+        return (
+            sum(count for count in read if count is not None) if any(count is not None for count in read) else None,
+            sum(len(ids) for ids in said if ids is not None) if any(ids is not None for ids in said) else None,
+        )
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why each choice ends, of those that do."""
+        choices = (choice for one in self.heard for choice in one.choices)
+        return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
 
 
 class Turn(msgspec.Struct):
@@ -28,18 +55,38 @@ class Turn(msgspec.Struct):
     address: Address
     normaliser: Normaliser
     conversation: Conversation
+    principal: Principal | None
+    """Who asks, by its key; None where none was looked for."""
+    owner: str | None
+    """Who goes on with its conversation (`owner_of`)."""
     speaker: Speaker
+    """Who answers; until its place is known, who would answer a new trajectory."""
     digest: str
     """Hash of the request: path and body."""
     created_at_s: float
     began: float
+    redactor: Redactor | None = None
+    """Takes out what is not to be written down; None: nothing is."""
     place: Place | None = None
     """Where it belongs; None until it is about to be answered."""
     ttft_ms: float | None = None
     """Milliseconds to the first event; None until it was sent."""
     recorded: bool = False
+    dropped: bool = False
+    """Nobody could record it, and it is answered all the same."""
     sent: list[bytes] | None = None
     """What went out, where it may be asked for again."""
+    server: tuple[str, int] | None = None
+    """Host and port of who answers; None until somebody does."""
+    ended: Ended | None = None
+    """What it ended as; None until it was recorded."""
+    trace_headers: dict[str, str] = {}
+    """What the server that answers is to go on from, where calls are traced."""
+
+    @property
+    def key_id(self) -> str | None:
+        """The key that asked; None where none was needed."""
+        return None if self.principal is None else self.principal.key_id
 
     def headers(self) -> list[Header]:
         """What the answer says about itself."""
@@ -52,13 +99,15 @@ class Turn(msgspec.Struct):
         ]
         if self.address.group_id is not None:
             headers.append((b"x-group-id", self.address.group_id.encode()))
+        if self.dropped:
+            headers.append((b"x-whetstone-recorded", b"false"))
         return headers
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
         return (time.perf_counter() - self.began) * 1000
 
-    def calls(
+    async def calls(
         self,
         status: Status,
         heard: Sequence[Heard],
@@ -66,7 +115,8 @@ class Turn(msgspec.Struct):
         error: str | None,
         reply: bytes | None,
     ) -> list[Call]:
-        """What to record: a call for each prompt, the first under the turn's own id."""
+        """What to record: a call for each prompt, the first under the turn's own id; what hashes tell is of all that
+        was said."""
         messages = self.asked.messages
         place = self.placed
         alone = len(heard) == 1
@@ -77,7 +127,7 @@ class Turn(msgspec.Struct):
         end_user = self.asked.end_user
         if end_user is not None and len(end_user) > MAX_END_USER:
             end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
-        return [
+        said = [
             Call(
                 id=self.id if one.prompt == 0 else new_id(),
                 project=self.project,
@@ -90,6 +140,7 @@ class Turn(msgspec.Struct):
                 trajectory_id=place.trajectory_id,
                 threaded_by=place.by,
                 address=self.address,
+                key_id=self.key_id,
                 end_user=end_user,
                 messages=messages if alone else messages[one.prompt : one.prompt + 1],
                 tools_or_null=tools,
@@ -113,6 +164,7 @@ class Turn(msgspec.Struct):
             for one in heard
             for conversation in (self.conversation if alone else self._prompt(messages[one.prompt]),)
         ]
+        return said if self.redactor is None else await self.redactor.apart(said)
 
     @property
     def placed(self) -> Place:
@@ -126,9 +178,14 @@ class Turn(msgspec.Struct):
         return self.place
 
     def _prompt(self, message: msgspec.Raw) -> Conversation:
-        return self.normaliser.conversation([message], self.asked.end_user)
+        return self.normaliser.conversation([message], self.owner)
 
 
-def digest_of(path: str, body: bytes) -> str:
-    """What two requests share that ask the same."""
-    return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
+def owner_of(key_id: str | None, end_user: str | None) -> str | None:
+    """What two calls share of which one may go on with the other's conversation: the key, and whom its app serves."""
+    return end_user if key_id is None else f"{key_id}\0{end_user or ''}"
+
+
+def digest_of(path: str, body: bytes, key_id: str | None = None) -> str:
+    """What two requests of one key share that ask the same."""
+    return hashlib.sha256(b"\0".join((path.encode(), (key_id or "").encode(), body))).hexdigest()

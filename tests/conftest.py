@@ -1,11 +1,15 @@
 """What all tests share: migrated databases on SQLite and a real PostgreSQL, and rows as the proxy writes them."""
 
+import io
 import itertools
+import json
+import logging
+import os
 import shutil
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import Engine, create_engine, make_url, select, text
 
 from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
-from whetstone import vllm
-from whetstone.settings import Settings
+from whetstone import logs, tracing, vllm
+from whetstone.settings import LogSettings, Settings
 from whetstone.supervisor import Part, Supervisor
+
+# Of several processes each is told that it has 80 columns, which rich would believe of every table.
+os.environ.pop("COLUMNS", None)
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -120,7 +128,7 @@ def _running_vllm(logs: Path, **settings_of_vllm: Any) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    settings = Settings(vllm={"url": url, **settings_of_vllm})
+    settings = Settings(vllm={"urls": (url,), **settings_of_vllm})
     control = vllm.Vllm(url)
     supervisor = Supervisor(logs)
     command, environment = vllm.command(settings, port), vllm.environment(settings)
@@ -133,7 +141,35 @@ def _running_vllm(logs: Path, **settings_of_vllm: Any) -> Iterator[str]:
         control.close()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.stack)])
+@pytest.fixture
+def logged() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Logs as programs write them where JSON is asked for, of every level: gives the lines since it was last asked."""
+    root, stream, read = logging.getLogger(), io.StringIO(), 0
+    before, level = list(root.handlers), root.level
+    logs.set_up(LogSettings(format="json", level="debug"), stream)
+
+    def lines() -> list[dict[str, Any]]:
+        nonlocal read
+        new = stream.getvalue()[read:]
+        read += len(new)
+        return [json.loads(line) for line in new.splitlines()]
+
+    yield lines
+    root.handlers[:] = before
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    """What this process traces meanwhile."""
+    exporter = InMemorySpanExporter()
+    tracing.start(LogSettings(), "tests", exporter)
+    yield exporter
+    tracing.stop()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.stack, pytest.mark.postgresql])])
 def database_kind(request: pytest.FixtureRequest) -> str:
     """A test that asks for a database runs once on each kind."""
     return str(request.param)

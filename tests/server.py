@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         self.respond({})
 
     def do_POST(self) -> None:
-        self.respond(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.respond(json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}"))
 
     def log_message(self, *_: Any) -> None:
         """Nothing: the tests read what was asked."""
@@ -40,8 +40,8 @@ class Server(ThreadingHTTPServer):
 
     request_queue_size = 64
 
-    def __init__(self, handler: type[Handler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[Handler], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()

@@ -12,9 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from benchmarks.faulty import CHAT, Arrival, Fate, plan_of  # noqa: E402
-from benchmarks.soak import MOST_GROWTH_BYTES, Sample, flat, unhandled  # noqa: E402
+from benchmarks.running import unhandled  # noqa: E402
+from benchmarks.soak import MOST_GROWTH_BYTES, Sample, flat  # noqa: E402
 from benchmarks.soak_apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, Seen, ask_of, wrong_with  # noqa: E402
 from benchmarks.soak_records import Record, wrong_with_records  # noqa: E402
+from benchmarks.soak_steady import Sample as Steady  # noqa: E402
+from benchmarks.soak_steady import not_flat  # noqa: E402
 
 SEED, REQUESTS = 2, 1000
 CALL, COMPLETION = "call", "completion"
@@ -157,3 +160,37 @@ def test_an_exception_that_nobody_handled_is_found_in_the_log() -> None:
     assert unhandled("INFO the app hung up\n") == []
     log = "ERROR: Exception in ASGI application\nTraceback (most recent call last):\n  KeyError: 'choices'\n"
     assert "KeyError: 'choices'" in unhandled(log)[0]
+
+
+@pytest.mark.slow
+def test_memory_and_files_stay_flat() -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.6", "--rate", "200", "--connections", "16"]
+    # Within so short a time a process still warms up; a leak would be more.
+    command += ["--growth", "0.15"]
+    soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert "calls were answered" not in soak.stdout
+    assert "due" not in soak.stdout
+    assert soak.returncode == 0, soak.stdout + soak.stderr[-2000:]
+
+
+def steady(*rss_mib: int, files: int = 20, late: int = 20) -> list[Steady]:
+    """One look a tenth of the time."""
+    count = len(rss_mib)
+    return [
+        Steady(place / count, place, mib * 2**20, files if place < count - 1 else late, 0)
+        for place, mib in enumerate(rss_mib)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "faults"),
+    [
+        (steady(50, 80, 100, 101, 102, 103, 104, 104, 103, 104), []),
+        (steady(50, 80, 100, 101, 102, 103, 104, 105, 106, 107), ["memory"]),
+        (steady(50, 80, 100, 101, 102, 103, 104, 104, 103, 104, late=40), ["open files"]),
+    ],
+)
+def test_what_grows_after_the_first_fifth_is_not_flat(samples: list[Steady], faults: list[str]) -> None:
+    found = not_flat(samples)
+    assert len(found) == len(faults)
+    assert all(fault in told for fault, told in zip(faults, found, strict=True))

@@ -33,7 +33,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object, with every row")] = False,
 ) -> None:
     """Show what a step now would take and teach; nothing is written."""
-    settings = load()
+    settings = load().of_policy(policy)
     with snapshot(settings.database_url) as connection:
         check(connection)
         now = datetime.now(UTC)

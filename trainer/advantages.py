@@ -3,11 +3,9 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from trainer.errors import RewardError
-
-Scale = Literal["none", "batch", "group"]
+from whetstone.training import AdvantageScale
 
 SMALLEST_SPREAD = 1e-4
 """Added to a standard deviation before it divides, as TRL does."""
@@ -51,7 +49,7 @@ def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
 
 
 def divisors(
-    rewards: Mapping[str, Mapping[str, float]], singles: Mapping[str, float], scale: Scale
+    rewards: Mapping[str, Mapping[str, float]], singles: Mapping[str, float], scale: AdvantageScale
 ) -> Mapping[str, float]:
     """Trajectory id -> what its advantage is divided by.
 

@@ -5,6 +5,7 @@ TrainerError
 ├── RewardError           a reward is no number (also a ValueError)
 ├── NotFinite             a loss or gradient is NaN or infinite; nothing has moved
 ├── LeaseLost             another worker has taken the step over
+├── DeviceBusy            vLLM does not leave the accelerator that it shares with the trainer
 ├── PeerFailed            another process of the step failed, so none goes on
 ├── PeersMissing          the processes or devices that the settings ask for are not there
 ├── SinkMissing           figures are to go where nothing is installed
@@ -36,6 +37,10 @@ class NotFinite(TrainerError):
 
 class LeaseLost(TrainerError):
     """Another worker has taken the step over; this one writes nothing more."""
+
+
+class DeviceBusy(TrainerError):
+    """vLLM does not leave the accelerator that it shares with the trainer. The step waits and is tried again."""
 
 
 class PeerFailed(TrainerError):

@@ -1,33 +1,31 @@
 """What a supervised step reads: examples taken, rendered by vLLM where they are text, made rows. Knows the order."""
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.claims import Claim
 from trainer.examples import Example, LeftOut, Rendered, Told, Wanted, WhyLeftOut, rendered
 from trainer.learner.ends import end_ids
 from trainer.lessons import Lessons
+from trainer.patience import patiently
+from trainer.replicas import Replicas
 from trainer.rows import Answer, imitated
 from trainer.store import Store
 from whetstone.ids import version_id
 from whetstone.settings import Settings
-from whetstone.vllm import Vllm, VllmDown, VllmRefused
+from whetstone.vllm import VllmRefused
 
 STORED_AT_ONCE = 32
 """Examples rendered between two writes."""
-RETRY_S = 1.0
 BAD_REQUEST = 400
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
-def imitation(claim: Claim, wanted: Wanted, store: Store, vllm: Vllm, settings: Settings) -> Lessons:
+def imitation(claim: Claim, wanted: Wanted, store: Store, replicas: Replicas, settings: Settings) -> Lessons:
     """The rows of the step's examples. Taken over, a step has the same ones, and what was rendered stays as it is.
 
     Raises:
@@ -37,7 +35,7 @@ def imitation(claim: Claim, wanted: Wanted, store: Store, vllm: Vllm, settings: 
         ModelUnusable: the model's files do not say which tokens end an answer.
     """
     store.take_examples(claim, wanted)
-    _render_missing(claim, store, vllm, settings)
+    _render_missing(claim, store, replicas, settings)
     left_out: dict[str, str] = {}
     answers: defaultdict[str, list[Answer]] = defaultdict(list)
     for example in store.examples(claim):
@@ -61,7 +59,7 @@ def _answer(example: Example, max_row_tokens: int) -> Answer | str:
     return Answer(example.source_id, example.prompt_ids, example.token_ids)
 
 
-def _render_missing(claim: Claim, store: Store, vllm: Vllm, settings: Settings) -> None:
+def _render_missing(claim: Claim, store: Store, replicas: Replicas, settings: Settings) -> None:
     """Have vLLM render what is text still, and store it."""
     waiting = [example for example in store.examples(claim) if example.told is not None]
     if not waiting:
@@ -71,15 +69,15 @@ def _render_missing(claim: Claim, store: Store, vllm: Vllm, settings: Settings) 
         done = []
         for example in some:
             store.renew(claim, settings.trainer.lease_s)
-            done.append(_patiently(partial(_render, claim, example, vllm, ends), claim, store, settings))
+            done.append(patiently(partial(_render, claim, example, replicas, ends), claim, store, settings))
         store.rendered(claim, done)
 
 
-def _render(claim: Claim, example: Example, vllm: Vllm, ends: frozenset[int]) -> Rendered:
+def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[int]) -> Rendered:
     told = example.told
     assert told is not None
     try:
-        return rendered(example.source_id, told, example.prompt_ids, _renders(claim, told, vllm), ends)
+        return rendered(example.source_id, told, example.prompt_ids, _renders(claim, told, replicas), ends)
     except LeftOut as why:
         return Rendered(example.source_id, left_out=str(why))
     except VllmRefused as error:
@@ -88,24 +86,13 @@ def _render(claim: Claim, example: Example, vllm: Vllm, ends: frozenset[int]) ->
         return Rendered(example.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
 
 
-def _renders(claim: Claim, told: Told, vllm: Vllm) -> Callable[[Sequence[Any], bool], Sequence[int]]:
+def _renders(claim: Claim, told: Told, replicas: Replicas) -> Callable[[Sequence[Any], bool], Sequence[int]]:
     name = version_id(claim.policy, 0)
-    return lambda messages, opened: vllm.render(
-        name, messages, opened=opened, tools=told.tools, template_arguments=told.template_arguments
+    return lambda messages, opened: replicas.any(
+        lambda vllm: vllm.render(
+            name, messages, opened=opened, tools=told.tools, template_arguments=told.template_arguments
+        )
     )
-
-
-def _patiently(ask: Callable[[], T], claim: Claim, store: Store, settings: Settings) -> T:
-    """Ask a vLLM that may be away for a while."""
-    deadline = time.monotonic() + settings.vllm.start_timeout_s
-    while True:
-        try:
-            return ask()
-        except VllmDown:
-            if time.monotonic() > deadline:
-                raise
-            store.renew(claim, settings.trainer.lease_s)
-            time.sleep(RETRY_S)
 
 
 def _batches(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:

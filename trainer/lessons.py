@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.advantages import Scale, divisors, group_relative
+from trainer.advantages import divisors, group_relative
 from trainer.claims import Member
 from trainer.errors import RowError
 from trainer.rows import Row, merge
 from whetstone.reasons import WhyNotTrained
+from whetstone.training import AdvantageScale
 
 LARGEST_GAP = 1e6
 """Rewards that are compared lie at most so far apart: beyond it one mistaken reward would be all that a step sees, and
@@ -34,7 +35,7 @@ class Lessons:
     """How many the rows were merged from."""
 
 
-def lessons(members: Sequence[Member], max_row_tokens: int, scale: Scale = "none") -> Lessons:
+def lessons(members: Sequence[Member], max_row_tokens: int, scale: AdvantageScale = "none") -> Lessons:
     """Rows and advantages of all that teaches something, and why the rest does not. `scale`: as `divisors` has it."""
     left_out: dict[str, str] = dict.fromkeys(_too_large(members), WhyNotTrained.REWARD_TOO_LARGE)
     left_out |= dict.fromkeys(_copies(members), WhyNotTrained.FIXED_SEED)
@@ -86,7 +87,7 @@ def _copies(members: Iterable[Member]) -> Iterator[str]:
         seen.add(drawn)
 
 
-def _compared(members: Sequence[Member], scale: Scale) -> tuple[dict[str, float], dict[str, float]]:
+def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[str, float], dict[str, float]]:
     """Of each member that there is something to compare with, by id: its advantage, and what it is compared with."""
     rewards: defaultdict[str, dict[str, float]] = defaultdict(dict)
     singles: dict[str, float] = {}

@@ -1,27 +1,37 @@
-"""One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things."""
+"""One step, as a story: claim, rows, update, adapter on disk, into vLLM, probed, live. Knows the order of things.
+
+Where the settings ask for more tests than the probe, `testing` goes on from there.
+"""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from trainer import adapter, kept
 from trainer.claims import Claim, Member
-from trainer.errors import NotFinite
+from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite
 from trainer.figures import told
-from trainer.gate import NotFit, passed
+from trainer.gate import passed
 from trainer.imitate import imitation
 from trainer.learner.learner import Learner
 from trainer.lessons import Lessons, lessons
+from trainer.pause import LONGEST_RETRY_S, RETRY_S, Pause
 from trainer.phases import Phases
+from trainer.probe import NotFit
+from trainer.replicas import Replicas
 from trainer.rows import Row
 from trainer.store import Store
-from whetstone.adapters import load_missing
+from whetstone import logs, tracing
+from whetstone.adapters import AdapterDamaged
 from whetstone.settings import Settings
 from whetstone.training import TrainerSettings
-from whetstone.vllm import Vllm, VllmRefused
+
+UNREADABLE_RETRY_S = 600.0
+"""How long a step waits that starts from a version which cannot be trained on: somebody may mend or replace it."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +53,10 @@ class Learners:
         self.makes = makes
         self._settings = settings
         self._warm: dict[str, tuple[int, Learner]] = {}
+        self.denied: Counter[str] = Counter()
+        """How often in a row a policy did not get the accelerator."""
+        self.unreadable: set[str] = set()
+        """Versions that could not be read, and of which that was said."""
 
     def take(self, claim: Claim) -> Learner:
         """The learner at the claim's version_in. It is the step's until `keep` gives it back."""
@@ -60,25 +74,42 @@ class Learners:
         self._warm[claim.policy] = (claim.version_out, learner)
 
 
-def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, settings: Settings) -> bool:
+def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
     """Take the policy's next step if one is due; whether it did.
 
     Raises:
         LeaseLost: another worker has taken the step over; nothing more was written.
         VllmDown: it did not come back in time; the step is taken over when its lease ends.
-        AdapterError, AdapterDamaged, ModelUnusable: the step cannot begin or its adapter cannot be written; likewise.
+        AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; likewise.
     """
     claim = store.claim(policy, settings.trainer)
     if claim is None:
         return False
+    told = {tracing.PROJECT: claim.project, "whetstone.policy": policy, "whetstone.step.id": claim.id}
+    with (
+        logs.about(project=claim.project, policy=policy, step=claim.number),
+        tracing.span("step", {**told, "whetstone.version.in": claim.name_in, "whetstone.version.out": claim.name_out}),
+    ):
+        return _taken(claim, store, learners, replicas, settings)
+
+
+def _taken(claim: Claim, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
+    """Take the claimed step; whether it is over."""
     log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
     lease_s = settings.trainer.lease_s
-    phases = Phases(lambda: store.renew(claim, lease_s))
+    pause = Pause(store.pauses, replicas, settings, claim.id)
+
+    def renew() -> None:
+        store.renew(claim, lease_s)
+        pause.renew()
+
+    phases = Phases(renew)
     rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
             members = store.members(claim)
-            taught = _read(claim, members, store, vllm, settings)
+            _tell(members)
+            taught = _read(claim, members, store, replicas, settings)
             rows = taught.rows
         if not rows:
             why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
@@ -87,10 +118,20 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
             store.end_without_version(claim, "noop", why, phases.told())
             log.info("step %s: nothing to learn: %s", claim.id, why)
             return True
-        with phases.phase("model"):
-            learner = learners.take(claim)
-        with phases.phase("train"):
-            figures = learner.step(rows, claim.version_in, _renewing(store, claim, lease_s), claim.kind)
+        with pause.held(renew):
+            learners.denied.pop(claim.policy, None)
+            with phases.phase("model"):
+                learner = learners.take(claim)
+            with phases.phase("train"):
+                figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind)
+    except DeviceBusy as busy:
+        retry_s = min(RETRY_S * 2 ** learners.denied[claim.policy], LONGEST_RETRY_S)
+        learners.denied[claim.policy] += 1
+        store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
+        log.warning("step %s waits %.0f s: %s", claim.id, retry_s, busy)
+        return False
+    except (AdapterMismatch, AdapterDamaged) as error:
+        return _unreadable(claim, str(error), store, learners, phases)
     except NotFinite as error:
         why, path = _kept(settings.data.resolve() / "kept", claim, rows, str(error))
         store.end_without_version(claim, "failed", why, {"kept": path, **phases.told()})
@@ -101,48 +142,57 @@ def take_step(policy: str, store: Store, learners: Learners, vllm: Vllm, setting
         manifest_sha256 = adapter.write(folder, learner, parent=claim.version_in, step=claim.number)
     store.trained(claim, told(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
-        probe = passed(vllm, claim, folder, learner, rows, store, settings, phases)
+        probe = passed(replicas, claim, folder, learner, rows, store, settings, phases)
     except NotFit as unfit:
         store.reject(claim, str(unfit), unfit.probe, phases.told(figures.sampled_tokens))
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
         return True
     timing = phases.told(figures.sampled_tokens)
-    store.promote(claim, timing, probe, settings.trainer.keep_served)
-    learners.keep(claim, learner)
-    log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
+    if settings.gate.tests:
+        store.wait_for_tests(claim, timing, probe)
+        log.info("step %s: version %d goes into its tests", claim.id, claim.version_out)
+    elif why_not := store.promote(claim, timing, probe, settings.trainer.keep_served):
+        log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, why_not)
+    else:
+        learners.keep(claim, learner)
+        log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
     return True
 
 
-def reconcile(store: Store, vllm: Vllm) -> None:
-    """Bring vLLM to what the database says: load what is missing (after a restart of it too), unload what is over.
+def _tell(members: Sequence[Member]) -> None:
+    """Tell whoever follows a call to the step that it is trained in."""
+    groups = sorted({member.group_id for member in members})
+    trajectories = [member.trajectory_id for member in members]
+    with logs.about(groups=groups):
+        log.info("takes %d groups with %d trajectories", len(groups), len(trajectories))
+    tracing.tell({tracing.GROUPS: groups, tracing.TRAJECTORIES: trajectories})
 
-    Raises:
-        VllmDown: it cannot be reached.
-        VllmRefused: it does not list what it has.
+
+def _unreadable(claim: Claim, why: str, store: Store, learners: Learners, phases: Phases) -> bool:
+    """Nothing can be learned on top of the version that the step starts from. Whether the step is over.
+
+    While that version answers the step keeps what it took and waits; with another one it could only be rejected.
     """
-    # In this order: what another worker loads after the first look was wanted before.
-    loaded = vllm.models()
-    wanted = store.served()
-    load_missing(vllm, wanted, loaded)
-    policies = store.policies()
-    for name in loaded - wanted.keys():
-        policy, _, version = name.rpartition("@v")
-        if policy in policies and version != "0":
-            try:
-                vllm.unload(name)
-                log.info("unloaded %s", name)
-            except VllmRefused as error:
-                log.warning("%s cannot be unloaded: %s", name, error)
+    if store.live_version(claim.policy) != claim.version_in:
+        why = f"version {claim.version_in}, which it starts from, answers no longer and cannot be trained on: {why}"
+        store.end_without_version(claim, "failed", why, phases.told())
+        log.error("step %s: %s", claim.id, why)
+        return True
+    store.pauses.hand_back(claim, datetime.now(UTC), UNREADABLE_RETRY_S)
+    if claim.name_in not in learners.unreadable:
+        learners.unreadable.add(claim.name_in)
+        log.error("step %s waits: no step can start from %s, promote another version: %s", claim.id, claim.name_in, why)
+    return False
 
 
-def _read(claim: Claim, members: Sequence[Member], store: Store, vllm: Vllm, settings: Settings) -> Lessons:
+def _read(claim: Claim, members: Sequence[Member], store: Store, replicas: Replicas, settings: Settings) -> Lessons:
     """What the step teaches: its examples, else its trajectories by what they were worth.
 
     Raises:
         LeaseLost, VllmDown, ModelUnusable: as `take_step` has them.
     """
     if claim.wanted is not None:
-        return imitation(claim, claim.wanted, store, vllm, settings)
+        return imitation(claim, claim.wanted, store, replicas, settings)
     taught = lessons(members, settings.trainer.max_row_tokens, settings.trainer.advantage_scale)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return taught
@@ -159,14 +209,14 @@ def _kept(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[st
     return f"{why}; its rows are kept in {path}", str(path)
 
 
-def _renewing(store: Store, claim: Claim, lease_s: float) -> Callable[[int, int], None]:
+def _renewing(renew: Callable[[], None], lease_s: float) -> Callable[[int, int], None]:
     """Renew the lease as the step goes on, at most every third of it."""
     renewed = time.monotonic()
 
     def on_progress(_done: int, _total: int) -> None:
         nonlocal renewed
         if time.monotonic() - renewed > lease_s / 3:
-            store.renew(claim, lease_s)
+            renew()
             renewed = time.monotonic()
 
     return on_progress

@@ -9,34 +9,34 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, and_, select
+from sqlalchemy import Engine
 
 from migrations import schema
-from trainer.claims import Claim, Member, Probe
+from trainer.claims import Claim, Member, Probe, ToolChat
 from trainer.examples import Example, Rendered, Wanted
 from trainer.figures import EndedStep
 from trainer.store_candidates import policy_names
 from trainer.store_claims import Claims
 from trainer.store_ends import end_step, last_ended, update_step
 from trainer.store_examples import read_examples, take, write_rendered
+from trainer.store_gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
 from trainer.store_members import read_members
+from trainer.store_pause import PauseStore
 from trainer.store_sources import find
-from whetstone.store import served
+from whetstone.store_versions import live_version
 from whetstone.training import TrainerSettings
 
 
 class Store:
     """The tables, through one engine."""
 
-    def __init__(self, engine: Engine, project: str) -> None:
+    def __init__(self, engine: Engine, project: str, home: str | None = None) -> None:
+        """`home`: the project that the servers and their pauses are of; without it this one."""
         self._engine = engine
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = project
-
-    def served(self) -> dict[str, Path]:
-        """The adapters that vLLM is to have loaded: name and folder."""
-        with self._reader.connect() as connection:
-            return served(connection, self._project)
+        self.pauses = PauseStore(engine, home or project)
+        """Of the accelerator, where vLLM shares it."""
 
     def policies(self) -> set[str]:
         """The project's policies."""
@@ -86,6 +86,11 @@ class Store:
         with self._reader.connect() as connection:
             return last_ended(connection, self._project, policy)
 
+    def live_version(self, policy: str) -> int:
+        """The version that answers."""
+        with self._reader.connect() as connection:
+            return live_version(connection, self._project, policy)
+
     def renew(self, claim: Claim, lease_s: float) -> None:
         """Keep the step for `lease_s` more seconds.
 
@@ -127,51 +132,44 @@ class Store:
         with self._engine.begin() as connection:
             update_step(connection, claim, state="loaded")
 
-    def promote(self, claim: Claim, figures: dict[str, Any], probe: Probe, keep_served: int) -> None:
-        """The candidate becomes the live version, in one transaction with all that follows from it.
+    def tool_chats(self, claim: Claim, most: int) -> list[ToolChat]:
+        """At most so many of the step's chats in which tools were offered."""
+        with self._reader.connect() as connection:
+            return read_tool_chats(connection, claim, most)
+
+    def promote(self, claim: Claim, figures: Mapping[str, Any], probe: Probe, keep_served: int) -> str | None:
+        """The candidate passed the probe and becomes the live version, in one transaction with all that follows.
+
+        Why it does not instead, and is rejected; None where it did.
 
         Raises:
             LeaseLost: another worker has the step.
         """
         now = datetime.now(UTC)
-        p, v = schema.policies.c, schema.policy_versions.c
-        of_policy = and_(v.project == claim.project, v.policy == claim.policy)
         with self._engine.begin() as connection:
-            # Policies before groups, as everybody locks them.
-            is_policy = (p.project == claim.project, p.id == claim.policy)
-            connection.execute(select(p.id).where(*is_policy).with_for_update(key_share=True))
-            end_step(connection, claim, "promoted", now, figures)
-            update = schema.policy_versions.update()
-            connection.execute(update.where(of_policy, v.state == "live").values(state="retired"))
-            connection.execute(
-                update.where(of_policy, v.version == claim.version_out).values(
-                    state="live", promoted_at=now, probe_k3=probe.k3, probe_tokens=probe.tokens
-                )
-            )
-            retired = (
-                select(v.version)
-                .where(of_policy, v.state == "retired", v.served, v.version > 0)
-                .order_by(v.promoted_at.desc())
-                .offset(keep_served)
-            )
-            old = list(connection.execute(retired).scalars())
-            connection.execute(update.where(of_policy, v.version.in_(old)).values(served=False))
-            connection.execute(schema.policies.update().where(*is_policy).values(live_version=claim.version_out))
+            note_probe(connection, claim, probe, "pass", probe.remark, now)
+            return promoted(connection, claim, keep_served, figures, now)
 
-    def reject(self, claim: Claim, reason: str, probe: Probe, figures: Mapping[str, Any]) -> None:
-        """The candidate is not good enough. What it was trained on counts as trained: once is once.
+    def wait_for_tests(self, claim: Claim, figures: Mapping[str, Any], probe: Probe) -> None:
+        """The candidate passed the probe and goes into the tests of the gate.
 
         Raises:
             LeaseLost: another worker has the step.
         """
-        v = schema.policy_versions.c
         with self._engine.begin() as connection:
-            end_step(connection, claim, "rejected", datetime.now(UTC), {"error": reason, **figures})
-            connection.execute(
-                schema.policy_versions.update()
-                .where(v.project == claim.project, v.policy == claim.policy, v.version == claim.version_out)
-                .values(state="rejected", reason=reason, served=False, probe_k3=probe.k3, probe_tokens=probe.tokens)
-            )
+            note_probe(connection, claim, probe, "pass", probe.remark, datetime.now(UTC))
+            wait_for_tests(connection, claim, figures)
+
+    def reject(self, claim: Claim, reason: str, probe: Probe, figures: Mapping[str, Any]) -> None:
+        """The candidate does not pass the probe. What it was trained on counts as trained: once is once.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        now = datetime.now(UTC)
+        with self._engine.begin() as connection:
+            note_probe(connection, claim, probe, "reject", reason, now)
+            rejected(connection, claim, reason, figures, now)
 
     def end_without_version(self, claim: Claim, state: str, reason: str, figures: Mapping[str, Any]) -> None:
         """The step made nothing: `noop` (nothing to learn) or `failed` (it could not).

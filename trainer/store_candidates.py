@@ -10,7 +10,7 @@ from migrations import schema
 from trainer.baselines import Key, Mean
 from trainer.candidates import Candidate, CandidateMember, Standing
 from trainer.store_ends import UNFINISHED
-from trainer.triggers import lineage_of
+from whetstone.lineage import lineage
 
 _g, _t = schema.groups.c, schema.trajectories.c
 
@@ -47,7 +47,7 @@ def read_lineage(connection: Connection, project: str, policy: str, live: int) -
     """The live version, its parent, and so on to the base model."""
     v = schema.policy_versions.c
     query = select(v.version, v.parent).where(v.project == project, v.policy == policy)
-    return lineage_of(live, {row.version: row.parent for row in connection.execute(query)})
+    return lineage(live, {row.version: row.parent for row in connection.execute(query)})
 
 
 def read_means(

@@ -14,6 +14,7 @@ from trainer.examples import Wanted
 from trainer.store_candidates import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
 from trainer.store_ends import discard, end_step
 from trainer.triggers import Choice, choose, last_fired
+from whetstone.store_versions import lock, reject
 from whetstone.training import Kind, TrainerSettings
 
 
@@ -32,11 +33,13 @@ class Claims:
         A policy that only records takes those asked for by hand. Asked for and nothing to train on, the step is there
         all the same, and over: it says why.
         """
-        row = self._locked_policy(policy)
+        row = lock(self._connection, self._project, policy)
         if row is None or row.state == "paused":
             return None
         # Locked: who ends it meanwhile does not lock the policy.
         unfinished = unfinished_step(self._connection, self._project, policy, lock=True)
+        if unfinished is not None and unfinished.state == "waiting_gate":
+            return None  # its worker is done; `testing` ends it
         by_hand = row.step_asked is not None or (unfinished is not None and unfinished.asked_at is not None)
         if row.state != "training" and not by_hand:
             return None
@@ -47,25 +50,13 @@ class Claims:
         self._update_policy(policy, step_asked=None, step_asked_at=None)
         return self._imitating(row) if row.step_asked["kind"] == "sft" else self._new(row)
 
-    def _locked_policy(self, policy: str) -> Any:
-        p = schema.policies.c
-        # Two workers of PostgreSQL take turns; SQLite's BEGIN IMMEDIATE has seen to that. The weak kind of lock: the
-        # proxy's new groups refer to this row.
-        query = select(schema.policies).where(p.project == self._project, p.id == policy)
-        query = query.with_for_update(key_share=True)
-        return self._connection.execute(query).one_or_none()
-
     def _take_over(self, step: Any, next_version: int) -> Claim | None:
         """A step whose lease has ended begins again: the same trajectories and baselines, another version number."""
         if step.lease_until > self._now:
             return None
-        v, s, m = schema.policy_versions.c, schema.steps.c, schema.step_trajectories.c
+        s, m = schema.steps.c, schema.step_trajectories.c
         if step.version_out is not None:
-            self._connection.execute(
-                schema.policy_versions.update()
-                .where(v.project == self._project, v.policy == step.policy, v.version == step.version_out)
-                .values(state="rejected", reason="its step was taken over by another worker", served=False)
-            )
+            self._give_up(step)
         self._update_policy(step.policy, next_version=next_version + 1)
         # What the lost attempt noted is not this one's: it may leave other trajectories out.
         self._connection.execute(
@@ -106,6 +97,14 @@ class Claims:
             end_step(self._connection, claim, "failed", self._now, {"error": why})
             return None
         return claim
+
+    def _give_up(self, step: Any) -> None:
+        """The candidate of a lost attempt is over, unless somebody has promoted it by hand."""
+        v = schema.policy_versions.c
+        is_it = (v.project == self._project, v.policy == step.policy, v.version == step.version_out)
+        if self._connection.execute(select(v.state).where(*is_it)).scalar_one() == "candidate":
+            reason = "its step was taken over by another worker"
+            reject(self._connection, self._project, step.policy, step.version_out, reason, self._now)
 
     def _new(self, policy: Any) -> Claim | None:
         """A policy-gradient step, if one is due or asked for."""

@@ -1,18 +1,18 @@
 """The trainer's SQL of ends: a step's row under its fencing token, and what becomes of all it took when it is over."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
 from migrations import schema
-from trainer.claims import Claim
+from migrations.database import chunks
+from trainer.claims import Held
 from trainer.errors import LeaseLost
 from trainer.figures import EndedStep
 
-UNFINISHED = ("claimed", "trained", "loaded")
-IDS_PER_STATEMENT = 5_000
+UNFINISHED = ("claimed", "trained", "loaded", "waiting_gate")
 FIGURES = (
     "version_in", "version_out", "groups", "trajectories", "baselined", "completions", "rows", "sampled_tokens",
     "read_tokens", "reward_mean", "reward_spread", "advantage_spread", "loss", "kl", "entropy", "mismatch_k3",
@@ -21,7 +21,7 @@ FIGURES = (
 """Columns of `steps` that are one number of the whole step."""
 
 
-def update_step(connection: Connection, claim: Claim, **values: Any) -> None:
+def update_step(connection: Connection, claim: Held, **values: Any) -> None:
     """Write into the step's row; without values only make sure that it is still ours.
 
     Raises:
@@ -34,7 +34,7 @@ def update_step(connection: Connection, claim: Claim, **values: Any) -> None:
         raise LeaseLost(f"step {claim.id} belongs to another worker")
 
 
-def end_step(connection: Connection, claim: Claim, state: str, now: datetime, figures: dict[str, Any]) -> None:
+def end_step(connection: Connection, claim: Held, state: str, now: datetime, figures: dict[str, Any]) -> None:
     """The step is over, and with it its groups, trajectories and feedback.
 
     Raises:
@@ -80,7 +80,7 @@ def last_ended(connection: Connection, project: str, policy: str) -> EndedStep |
     return EndedStep(policy, row.number, row.ended_at, figures)
 
 
-def _use_demonstrations(connection: Connection, claim: Claim) -> None:
+def _use_demonstrations(connection: Connection, claim: Held) -> None:
     """Feedback that was nothing but a demonstration tells which step learned it first. It may be learned again."""
     e, f = schema.examples.c, schema.feedback.c
     learned = select(e.source_id).where(e.project == claim.project, e.policy == claim.policy, e.step == claim.number)
@@ -98,12 +98,6 @@ def discard(connection: Connection, project: str, group_ids: Sequence[str], reas
     for some in chunks(group_ids):
         members = select(t.id).where(t.project == project, t.group_id.in_(some), t.state == "rewarded")
         _close_books(connection, project, some, members, reason=reason)
-
-
-def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """As many at a time as one statement takes."""
-    for start in range(0, len(ids), IDS_PER_STATEMENT):
-        yield ids[start : start + IDS_PER_STATEMENT]
 
 
 def _close_books(

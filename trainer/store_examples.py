@@ -11,9 +11,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, select
 
 from migrations import schema
+from migrations.database import chunks
 from trainer.claims import Claim
 from trainer.examples import ENDED, Example, Rendered, Told
-from trainer.store_ends import chunks, update_step
+from trainer.store_ends import update_step
 from trainer.store_sources import USABLE, Source
 
 c, e, f = schema.completions.c, schema.examples.c, schema.feedback.c

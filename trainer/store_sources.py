@@ -1,6 +1,7 @@
 """The trainer's SQL of sources: which answers are worth imitating next. Reads only.
 
-Nothing that the app keeps from training is among them, and nothing that could not be rendered before.
+Nothing that the app keeps from training is among them, nothing whose text is not what was said (`redacted`), and
+nothing that could not be rendered before.
 """
 
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from migrations import schema
+from migrations.database import chunks
 from trainer.claims import Claim
 from trainer.examples import Wanted, WhyLeftOut
-from trainer.store_ends import chunks
 from whetstone.reasons import WhyNotTrained
 from whetstone.training import BEST, DEMONSTRATIONS
 
@@ -41,10 +42,14 @@ def find(connection: Connection, claim: Claim, wanted: Wanted) -> list[Source]:
     chosen: list[str] = list(connection.execute(_trajectories(claim, wanted).limit(wanted.limit)).scalars())
     answering = claim.policy if wanted.source == BEST else wanted.source
     query = select(c.id, c.trajectory_id, c.id).where(c.project == claim.project, c.policy == answering)
-    query = query.where(c.status == "complete", _not_superseded(c.why_not_trained)).order_by(c.trajectory_id, c.turn)
+    told = (_not_superseded(c.why_not_trained), _NOT_REDACTED)
+    query = query.where(c.status == "complete", *told).order_by(c.trajectory_id, c.turn)
     return [
         Source(*row) for some in chunks(chosen) for row in connection.execute(query.where(c.trajectory_id.in_(some)))
     ]
+
+
+_NOT_REDACTED = c.why_not_trained.is_distinct_from(WhyNotTrained.REDACTED.value)
 
 
 def _not_superseded(why: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -67,7 +72,7 @@ def _demonstrations(claim: Claim) -> Any:
         select(said.c.id, said.c.trajectory_id, said.c.completion_id)
         .join(schema.completions, and_(c.project == claim.project, c.id == said.c.completion_id))
         .join(schema.examples, known, isouter=True)
-        .where(said.c.place == 1, c.policy == claim.policy, USABLE)
+        .where(said.c.place == 1, c.policy == claim.policy, _NOT_REDACTED, USABLE)
         .order_by(func.coalesce(e.step, 0), said.c.created_at.desc(), said.c.id)
     )
 

@@ -4,11 +4,11 @@ The first one is the Celery worker, with the arguments that Celery takes; the ot
 dies, its launcher ends them all, and whoever watches the launcher starts it again.
 """
 
-import logging
 import signal
 import sys
 from typing import TYPE_CHECKING
 
+from whetstone import logs
 from whetstone.settings import SettingsError, load
 from whetstone.supervisor import die_with_parent
 
@@ -26,14 +26,16 @@ def main() -> None:
     from trainer.learner.team import Team
 
     try:
-        team = Team(load().trainer)
+        settings = load()
+        team = Team(settings.trainer)
     except (SettingsError, PeersMissing) as error:
         raise SystemExit(str(error)) from error
     if not team.leads:
-        logging.basicConfig(level=logging.INFO, format=f"[%(asctime)s: %(levelname)s/process {team.rank}] %(message)s")
+        logs.set_up(settings.log)
         # All processes are told to stop at once; what the first one is in the middle of, it may finish.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        follow(team, {})
+        with logs.about(process=team.rank):
+            follow(team, {})
     else:
         _lead(team)
     team.leave()

@@ -38,16 +38,6 @@ class Choice:
         return self.taken if self.waits_for is None else ()
 
 
-def lineage_of(live: int, parents: Mapping[int, int | None]) -> list[int]:
-    """The live version, its parent, and so on to the base model."""
-    lineage = []
-    version: int | None = live
-    while version is not None:
-        lineage.append(version)
-        version = parents[version]
-    return lineage
-
-
 def last_fired(schedule: str, now: datetime) -> datetime:
     """When `schedule` (cron's five fields, UTC) last fired, `now` included.
 

@@ -4,6 +4,7 @@ A lost message delays work by a sweep and never loses it; so nothing here waits 
 keeps a result. The database says what is due and who does it.
 """
 
+import functools
 import logging
 import os
 import threading
@@ -14,8 +15,8 @@ from urllib.parse import urlsplit
 
 from celery import Celery, signals
 
-from whetstone import tasks
-from whetstone.settings import Settings, SettingsError
+from whetstone import logs, tasks, tracing
+from whetstone.settings import LogSettings, Settings, SettingsError
 
 HINT_EVERY_S = 0.02
 """Least time between two sendings of hints by one process; what comes between is one message."""
@@ -27,7 +28,6 @@ HINT_EXPIRES_S = 60.0
 """A hint that waited longer is dropped unread: by then a sweep has done its work."""
 
 _CONNECT_TIMEOUT_S = 2.0
-_NOISY = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace")
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ def celery_app(program: str, settings: Settings) -> Celery:
             "`whetstone up` starts one of its own"
         )
     app = Celery(program)
+    # Celery's own way of logging is switched off by it.
+    observe = functools.partial(_observe, program, settings.log)
+    signals.setup_logging.connect(observe, weak=False, dispatch_uid=__name__)
     app.conf.update(
         broker_url=settings.broker,
         broker_connection_retry_on_startup=True,
@@ -69,10 +72,13 @@ def celery_app(program: str, settings: Settings) -> Celery:
         app.conf.task_default_queue = program
         # Older Celery would have a worker that sent to another queue consume that one too, after its next reconnect.
         app.amqp.queues.select([program])
-    # "received" and "succeeded" at every sweep say nothing; failures still do.
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.WARNING)
     return app
+
+
+def _observe(program: str, settings: LogSettings, **_: Any) -> None:
+    """For the signal `setup_logging`, which a worker sends when it starts."""
+    logs.set_up(settings)
+    tracing.start(settings, program)
 
 
 def hint(app: Celery, task_name: str) -> None:

@@ -15,34 +15,47 @@ from typing import Annotated, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from migrations.database import connect
+from migrations.database import connect, without_password
 from migrations.run import MigrationError, upgrade
+from whetstone import cli_versions
+from whetstone.admin import NoStack, NotAsked
 from whetstone.ask import QueryFailed, ask
+from whetstone.cli_keys import keys
+from whetstone.cli_policies import policies
+from whetstone.cli_privacy import delete
+from whetstone.cli_shared import (
+    ConfigOption,
+    DataOption,
+    console,
+    database_of,
+    errors,
+    has_database,
+    refusals,
+    store_of,
+)
 from whetstone.doctor import NothingToTest, examine, last_test, of_running, shown
 from whetstone.settings import Settings, SettingsError, as_environment, load
-from whetstone.step import NoStack, StepNotTaken, watch
 from whetstone.step import ask as ask_step
 from whetstone.step import shown as step_shown
+from whetstone.step import watch
 from whetstone.store import Store, UnknownPolicy
 from whetstone.supervisor import StartFailed
 
 app = typer.Typer(
     help="An OpenAI-compatible proxy that logs and trains.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-policies = typer.Typer(help="What learns and what only records.", no_args_is_help=True)
 app.add_typer(policies, name="policies")
-console = Console()
-errors = Console(stderr=True)
-
-DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of database, adapters and logs [data]")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file [whetstone.toml, if it is there]")]
+app.add_typer(keys, name="keys")
 ModelOption = Annotated[str | None, typer.Option("--model", help="Base model: folder or hub name [the starter]")]
 PortOption = Annotated[int | None, typer.Option("--port", help="The proxy's port; 0 takes a free one")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of adapters, sampling and games [0]")]
+MENDABLE = (
+    SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed, NothingToTest, NoStack, NotAsked,
+)  # fmt: skip
+"""Errors whose messages say what to change."""
 
 
 class _Stop(Exception):
@@ -123,7 +136,7 @@ def migrate(data: DataOption = None, config: ConfigOption = None) -> None:
     settings = load(config, data=data)
     settings.data.mkdir(parents=True, exist_ok=True)
     upgrade(settings.database_url)
-    console.print(f"the database is up to date: {settings.database_url}")
+    console.print(f"the database is up to date: {without_password(settings.database_url)}")
 
 
 @app.command()
@@ -133,7 +146,7 @@ def sql(
     config: ConfigOption = None,
 ) -> None:
     """Ask the database, read-only. The views admin_* are made for this; docs/tables.md has what is behind them."""
-    columns, rows = ask(_database(load(config, data=data)), query)
+    columns, rows = ask(database_of(load(config, data=data)), query)
     table = Table(*columns)
     for row in rows:
         table.add_row(*("" if value is None else escape(str(value)) for value in row))
@@ -153,13 +166,13 @@ def doctor(
     Exit code 0 if all that training needs is there, 1 if not, 2 if no vLLM answers.
     """
     settings = of_running(load(config, data=data))
-    test = last_test(settings, _store(settings)) if stored else examine(settings)
+    test = last_test(settings, store_of(settings)) if stored else examine(settings)
     if as_json:
         typer.echo(msgspec.json.encode(test).decode())
     else:
         console.print(shown(test))
     if not stored and not (
-        _has_database(settings) and _store(settings).keep_self_test(settings.project, settings.policy, test)
+        has_database(settings) and store_of(settings).keep_self_test(settings.project, settings.policy, test)
     ):
         errors.print(f"not stored: there is no policy {settings.policy} yet; `whetstone up` makes it", style="dim")
     raise typer.Exit(0 if test.trainable else 1)
@@ -202,46 +215,16 @@ def step(
     asked = {name: value for name, value in given.items() if value is not None}
     body = {"kind": "sft" if imitate else "grpo"} | asked
     name = policy or settings.policy
-    try:
+    with refusals():
         asked_at = ask_step(settings.data, name, body)
         if no_wait:
             console.print(f'asked for a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it')
             return
-        ended = watch(settings, Store(connect(settings.database_url)), name, asked_at, console)
-    except StepNotTaken as error:
-        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        ended = watch(settings.of_policy(name), Store(connect(settings.database_url)), name, asked_at, console)
     console.print(step_shown(ended))
     if ended["state"] != "promoted":
         errors.print(f"[red]{ended['state']}:[/red] {escape(ended['error'] or '')}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
-
-
-@policies.command("list")
-def list_policies(data: DataOption = None, config: ConfigOption = None) -> None:
-    """Show the policies, their live versions and whether they train."""
-    settings = load(config, data=data)
-    table = Table("policy", "other names", "base model", "answered by", "live version", "state")
-    for row in _store(settings).policies(settings.project):
-        aliases, server = ", ".join(row["aliases"] or ()), row["upstream"] or "vLLM"
-        table.add_row(row["id"], aliases, row["base_model"], server, str(row["live_version"]), row["state"])
-    console.print(table)
-
-
-@policies.command("train")
-def train_policy(
-    switch: Annotated[str, typer.Argument(help="on, or off: it then only records")],
-    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Let a policy train, or only record."""
-    if switch not in ("on", "off"):
-        raise typer.BadParameter("say on or off")
-    settings = load(config, data=data)
-    state = "training" if switch == "on" else "recording"
-    _store(settings).set_policy_state(settings.project, policy or settings.policy, state)
-    console.print(f"{policy or settings.policy} is {state}")
 
 
 @app.command(
@@ -250,32 +233,21 @@ def train_policy(
 )
 def judge(context: typer.Context) -> None:
     """See how good judges are: `judge calibrate`, against what people or rules said; `judge report`, with alarms."""
-    command = [sys.executable, "-m", "judge.ruler", *context.args]
+    command = [sys.executable, "-P", "-m", "judge.ruler", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
+cli_versions.add_to(app)
+app.command()(delete)
+
+
 def _dry_run(settings: Settings, arguments: list[str], *, rows: bool, as_json: bool) -> NoReturn:
-    _database(settings)
+    database_of(settings)
     arguments += [flag for flag, given in (("--rows", rows), ("--json", as_json)) if given]
     # Everything is in the environment; a whetstone.toml that lies about must not add to it.
     environment = {**os.environ, **as_environment(settings, config=Path(os.devnull))}
-    command = [sys.executable, "-m", "trainer", *arguments]
+    command = [sys.executable, "-P", "-m", "trainer", *arguments]
     raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
-
-
-def _store(settings: Settings) -> Store:
-    upgrade(_database(settings))
-    return Store(connect(settings.database_url))
-
-
-def _has_database(settings: Settings) -> bool:
-    return settings.database is not None or (settings.data / "whetstone.db").exists()
-
-
-def _database(settings: Settings) -> str:
-    if not _has_database(settings):
-        raise SettingsError(f"there is no database in {settings.data}; start the stack with `whetstone up` first")
-    return settings.database_url
 
 
 def _stop_on_signals() -> None:
@@ -293,7 +265,7 @@ def main() -> None:
     """Run the command line; errors that a user can mend end with their message and code 2."""
     try:
         app()
-    except (SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed, NothingToTest, NoStack) as error:
+    except MENDABLE as error:
         errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False)
         sys.exit(2)
 

@@ -17,10 +17,11 @@ from rich.table import Table
 
 from migrations.database import connect
 from whetstone import curve, intervals
+from whetstone.alone import LOCK, alone
 from whetstone.apps import app, report_of, still_runs
 from whetstone.settings import Settings, SettingsError
 from whetstone.store import Rewards, Store
-from whetstone.up import LOCK, Stack, alone, running, usable
+from whetstone.up import Stack, running, usable
 
 AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "agent.py"
 SHOWN_STEPS = 12

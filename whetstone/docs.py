@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from migrations import schema
+from whetstone.privacy import PrivacySettings
 from whetstone.reasons import WhyNotTrained
-from whetstone.settings import PREFIX, Settings, UpstreamSettings
+from whetstone.settings import PREFIX, ProjectSettings, Settings, UpstreamSettings
 from whetstone.worth import JudgeSettings, LearningSettings, RewardFunction, RulerSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -37,6 +38,9 @@ def _settings() -> str:
     for name, section in sections.items():
         if section is not None:
             lines += _table(f"[{name}]", section.model_fields)
+    plain = {n: f for n, f in ProjectSettings.model_fields.items() if not _is_section(f.annotation)}
+    lines += _table("[projects.<name>]", plain)
+    lines += _table("[projects.<name>.privacy]", PrivacySettings.model_fields)
     lines += _table("[upstreams.<name>]", UpstreamSettings.model_fields)
     plain = {n: f for n, f in LearningSettings.model_fields.items() if not _is_section(f.annotation)}
     lines += _table("[learning.<policy>]", plain)

@@ -1,4 +1,4 @@
-"""`whetstone doctor`: where the model server is, and how what was found out about it is shown. Asks it nothing itself.
+"""`whetstone doctor`: where the model servers are, and how what was found out about them is shown. Asks them nothing.
 
 `up` runs the same self-test at each start (`at_start`), so that `--stored` has something to show.
 """
@@ -7,12 +7,14 @@ from collections.abc import Callable
 from contextlib import closing
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
+from migrations.database import without_password
 from whetstone import selftest
 from whetstone.questions import Check
 from whetstone.selftest import SelfTest
@@ -28,7 +30,7 @@ class NothingToTest(Exception):
 class _Addresses(msgspec.Struct):
     """What `<data>/up.json` says, as far as it goes here."""
 
-    vllm: str
+    replicas: tuple[str, ...]
     database: str
     policy: str
 
@@ -37,7 +39,7 @@ def of_running(settings: Settings) -> Settings:
     """The settings with what the stack that runs on the data folder was started with; as they are if none does.
 
     Raises:
-        NothingToTest: up.json is damaged.
+        NothingToTest: up.json is damaged, or the stack's database has a password that these settings do not have.
     """
     path = settings.data / "up.json"
     try:
@@ -46,32 +48,44 @@ def of_running(settings: Settings) -> Settings:
         return settings
     except (OSError, ValueError) as error:
         raise NothingToTest(f"{path} cannot be read ({error}); stop the stack and start it again") from error
-    vllm = settings.vllm.model_copy(update={"url": up.vllm})
-    return settings.model_copy(update={"database": up.database, "policy": up.policy, "vllm": vllm})
+    is_told = up.database == without_password(settings.database_url)
+    if "***" in up.database and not is_told:
+        raise NothingToTest(
+            f"the stack that runs on {settings.data} has its tables at {up.database}: tell the command line that "
+            "address too, with its password, in whetstone.toml or WHETSTONE_DATABASE"
+        )
+    database = settings.database_url if is_told else up.database
+    vllm = settings.vllm.model_copy(update={"urls": up.replicas})
+    return settings.model_copy(update={"database": database, "policy": up.policy, "vllm": vllm})
 
 
 def examine(settings: Settings) -> SelfTest:
-    """Test the vLLM of the settings.
+    """Test every vLLM of the settings. Returns the first test that training cannot rely on, else the first server's.
 
     Raises:
-        NothingToTest: no vLLM with the policy's model answers.
+        NothingToTest: no vLLM with the policy's model answers at one of the addresses.
     """
-    url, served = settings.vllm.url, settings.served_name
-    if url is None:
-        raise NothingToTest(f"no stack runs on {settings.data}: start it with `whetstone up`, or set vllm.url")
+    urls = settings.vllm.urls
+    if not urls:
+        raise NothingToTest(f"no stack runs on {settings.data}: start it with `whetstone up`, or set vllm.urls")
+    tests = [_examine(url, settings.served_name) for url in urls]
+    return next((test for test in tests if not test.trainable), tests[0])
+
+
+def _examine(url: str, served: str) -> SelfTest:
     with closing(Vllm(url)) as control:
         try:
             names = control.models()
         except VllmDown as error:
-            raise NothingToTest(f"no vLLM answers at {url}: start it, or correct vllm.url ({error})") from error
+            raise NothingToTest(f"no vLLM answers at {url}: start it, or correct vllm.urls ({error})") from error
         except VllmRefused as error:
-            raise NothingToTest(f"what answers at {url} is no vLLM; correct vllm.url ({error})") from error
+            raise NothingToTest(f"what answers at {url} is no vLLM; correct vllm.urls ({error})") from error
         if served not in names:
             raise NothingToTest(
                 f"the vLLM at {url} serves {', '.join(sorted(names)) or 'nothing'}, but not {served}: start it with "
-                f"--served-model-name {served}, or correct vllm.url"
+                f"--served-model-name {served}, or correct vllm.urls"
             )
-        return selftest.run(control, served)
+        return replace(selftest.run(control, served), address=url)
 
 
 def last_test(settings: Settings, store: Store) -> SelfTest:
@@ -87,7 +101,7 @@ def last_test(settings: Settings, store: Store) -> SelfTest:
 
 
 def at_start(settings: Settings, store: Store, say: Callable[[str], None]) -> None:
-    """Test the vLLM that `up` has started, keep what came out, and say it in short. Never stops the start."""
+    """Test the servers that `up` has started, keep what came out, and say it in short. Never stops the start."""
     try:
         test = examine(settings)
         store.keep_self_test(settings.project, settings.policy, test)
@@ -97,12 +111,13 @@ def at_start(settings: Settings, store: Store, say: Callable[[str], None]) -> No
     yes = sum(check.ok is True for check in test.checks)
     say(f"self-test: {yes} of {len(test.checks)} answers are yes; `whetstone doctor --stored` explains them")
     for check in test.missing:
-        say(escape(f"training cannot rely on this vLLM. {check.name}: {check.found}. {check.means}"))
+        say(escape(f"training cannot rely on the vLLM at {test.address}. {check.name}: {check.found}. {check.means}"))
 
 
 def shown(test: SelfTest) -> RenderableType:
     """A table of the questions, and the verdict below."""
     server = f"vLLM {test.vllm_version}" if test.vllm_version else "a server of unknown version"
+    server += f" at {test.address}" if test.address else ""
     table = Table("question", "answer", "what was found, and what it means", title_justify="left", show_lines=True)
     table.title = f"{test.served} on {server}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
     for check in test.checks:

@@ -51,6 +51,11 @@ class WhyNotTrained(StrEnum):
     ERROR = "error", "The call failed."
     NO_TOKEN_IDS = "no_token_ids", "vLLM did not return the token ids."
     NO_LOGPROBS = "no_logprobs", "vLLM did not return a finite logprob for every sampled token."
+    REDACTED = (
+        "redacted",
+        "Something was taken out of its text before it was written, and its token ids with it (docs/privacy.md).",
+    )
+    FAULT = "fault", "Judging it, or its group, breaks with an error of Whetstone's own: the judge's log has it."
 
     # The step it was meant for could not use it.
     GROUP_UNIFORM = "group_uniform", "All that it is compared with has the same reward: no advantage."

@@ -65,6 +65,8 @@ class SelfTest(msgspec.Struct, frozen=True):
     trainable: bool
     """Ids came, and nothing else that training needs was seen to be missing."""
     checks: tuple[Check, ...]
+    address: str | None = None
+    """Of the server; None in tests kept before there were several."""
 
     @property
     def missing(self) -> list[Check]:

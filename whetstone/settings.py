@@ -11,17 +11,30 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+import regex
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from whetstone.gating import GateSettings
+from whetstone.ids import ID
+from whetstone.privacy import PrivacySettings
 from whetstone.training import BEST, DEMONSTRATIONS, TrainerSettings
-from whetstone.worth import JudgeSettings, LearningSettings, Section
+from whetstone.worth import VARIABLE, JudgeSettings, LearningSettings, Section, without_login
 
 PREFIX = "WHETSTONE_"
 CONFIG_VARIABLE = "WHETSTONE_CONFIG"
+BOOTSTRAP_VARIABLE = "WHETSTONE_BOOTSTRAP_ADMIN_KEY"
+"""Holds the first key, for admins; no setting, so that it stands in no file and no dump."""
+API_KEY_VARIABLE = "WHETSTONE_API_KEY"
+"""Holds the key with which the command line asks a proxy that needs one; likewise."""
+NEVER_SHOWN = frozenset({"api_key_env", "broker", "database", "url", "urls"})
+"""Settings that hold a password, or are given one by mistake."""
+NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 POLICY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 STARTER = Path(__file__).resolve().parent.parent / "examples" / "starter" / "model"
 
@@ -47,7 +60,8 @@ class ProxySettings(Section):
     """What the proxy does."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Off loopback the proxy would need keys, which this version does not have: refused."""
+    """Address to listen on. Off loopback (`0.0.0.0`) it starts only with API keys, and TLS belongs in front of it:
+    docs/keys.md."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one (`<data>/up.json` says which)."""
     refresh_s: float = Field(0.1, gt=0, le=10)
@@ -56,8 +70,42 @@ class ProxySettings(Section):
     """Largest request body accepted; above it 413."""
     body_timeout_s: float = Field(30, gt=0)
     """How long a request's body may take to arrive, in seconds; above it 408."""
+    max_url_bytes: int = Field(8192, ge=256)
+    """Longest URL of a request; above it 414."""
+    max_header_bytes: int = Field(64 * 2**10, ge=1024)
+    """All headers of a request together; above it 431."""
+    max_headers: int = Field(200, ge=10)
+    """Most headers of a request; above it 431."""
+    headers_timeout_s: float = Field(20, gt=0)
+    """How long a request's headers may take to arrive, from the connection or their first byte on, in seconds; above
+    it 408."""
+    keep_alive_s: float = Field(75, gt=0)
+    """How long a connection without a request stays open, in seconds."""
+    max_connections: int = Field(2048, ge=1)
+    """Most connections; one more takes the place of the one that is idle for longest, or gets 503."""
+    max_in_flight: int = Field(1024, ge=1)
+    """Most requests at once, reads (GET) not counted; above it 503. Those that wait (`max_waiting`) are among them."""
+    max_in_flight_bytes: int = Field(2**30, ge=2**20)
+    """Bodies of all requests at once; above it 503. What is read from them takes several times as much memory."""
+    write_timeout_s: float = Field(60, gt=0)
+    """A client that takes in nothing of its answer for so long is hung up on, in seconds; its call ends as aborted."""
+    drain_timeout_s: float = Field(10, ge=0)
+    """How long answers may go on after SIGTERM or SIGINT, in seconds; then they are broken off and end as aborted. A
+    second signal breaks them off at once."""
+    max_answer_bytes: int = Field(256 * 2**20, ge=2**20)
+    """Longest answer taken from a model server; above it the answer breaks off."""
     upstream_timeout_s: float = Field(600, gt=0)
     """Longest silence of vLLM within one answer, in seconds."""
+    max_waiting: int = Field(1000, ge=0)
+    """Most requests that wait while no server can answer them (it starts again, or sleeps); above it 503."""
+    max_wait_s: float = Field(60, ge=0)
+    """How long a request waits for that, in seconds; then 503."""
+    pin: Literal["trajectory", "live"] = "trajectory"
+    """A trajectory stays on the version it began with, or follows the live one from turn to turn."""
+    pin_lifetime_s: float = Field(3600, gt=0)
+    """How long it stays, from its first turn on, in seconds."""
+    drain_s: float = Field(10, ge=0)
+    """How long after its last use may begin an adapter that is no longer served is unloaded, in seconds."""
     max_choices: int = Field(256, ge=1)
     """Most choices one request may ask for, all its prompts together; above it 400. More would make all others wait."""
     media_domains: tuple[str, ...] = ()
@@ -65,16 +113,33 @@ class ProxySettings(Section):
     normalise: tuple[str, ...] = ()
     """Regular expressions of what makes alike prompts differ (dates, names, retrieved text): what they match counts
     as nothing when conversations are continued and first prompts grouped. What is served stays as it is."""
+    durability: Literal["journal", "fsync", "async"] = "journal"
+    """What must have a call before its last byte goes out, and feedback that the database cannot take: `journal` the
+    kernel (kill -9 loses nothing, a loss of power what `fsync_every_s` says), `fsync` the disk, `async` nobody."""
+    fsync_every_s: float = Field(1.0, gt=0, le=60)
+    """How often the journal is brought to the disk, in seconds."""
+    max_journal_bytes: int = Field(4 * 2**30, ge=64 * 2**20)
+    """Most that one proxy's journal may hold while the database is away; with `async` that is memory."""
+    when_full: Literal["refuse", "unrecorded"] = "refuse"
+    """What happens when the journal, or its disk, is full: 503, or answers that nobody records, and that say so."""
+    normalise_timeout_s: float = Field(0.05, gt=0, le=10)
+    """How long they may search one conversation, in seconds, while which nobody else is served; what is not done by
+    then counts as it stands, so that the call may not be recognised and begins a new trajectory."""
+    kept_calls: int = Field(50_000, ge=1000)
+    """Calls of each project that stay in memory to recognise what goes on with them, some 2 KB each; what is older is
+    looked up in the database."""
     session_headers: tuple[str, ...] = SESSION_HEADERS
     """Headers of agent programs whose value names the trajectory, the first that is there."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may ask, with a key of their own: `https://app.example.com`. All others are 403."""
 
     @field_validator("normalise")
     @classmethod
     def _compiles(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             try:
-                re.compile(pattern)
-            except re.error as error:
+                regex.compile(pattern)
+            except regex.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
         return patterns
 
@@ -83,12 +148,18 @@ class ProxySettings(Section):
     def _lower_case(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name.lower() for name in names)
 
-    @field_validator("host")
+    @field_validator("cors_origins")
     @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if host not in ("127.0.0.1", "localhost", "::1"):
-            raise ValueError("off loopback the proxy needs API keys, which this version cannot check; use 127.0.0.1")
-        return host
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin as browsers send it: https://app.example.com, no path, no *")
+        return origins
+
+    @property
+    def on_loopback(self) -> bool:
+        """Only this machine can reach the proxy."""
+        return self.host in LOOPBACK
 
 
 class UpstreamSettings(Section):
@@ -96,10 +167,17 @@ class UpstreamSettings(Section):
 
     url: str = Field(pattern=r"^https?://[^/\s]+")
     """Its base URL as clients write it, `/v1` included: `https://api.openai.com/v1`."""
-    api_key_env: str | None = None
+    api_key_env: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds its key; without it none is sent."""
     models: dict[str, str] = Field(min_length=1)
     """Policy name = model name there: `teacher = "gpt-4o"`. Apps ask for the first."""
+    project: str | None = None
+    """The project whose apps may ask for them; without it the home project."""
+
+    @field_validator("url")
+    @classmethod
+    def _without_login(cls, url: str) -> str:
+        return without_login(url)
 
     @field_validator("models")
     @classmethod
@@ -110,10 +188,16 @@ class UpstreamSettings(Section):
 class VllmSettings(Section):
     """How vLLM is started and reached."""
 
-    url: str | None = None
-    """Address of a vLLM that runs already (`http://host:port`); without it `up` starts one."""
+    urls: tuple[str, ...] = ()
+    """Addresses of vLLM servers that run already (`http://host:port`), all with the same model; without any `up`
+    starts them."""
+    replicas: int = Field(1, ge=1, le=64)
+    """How many servers `up` starts."""
     port: int = Field(0, ge=0, le=65535)
-    """Port of the vLLM that `up` starts, on loopback; 0 takes a free one."""
+    """Port of the first vLLM that `up` starts, on loopback, the others' follow; 0 takes free ones."""
+    shares_device: bool = False
+    """vLLM and the training worker share one accelerator: vLLM sleeps while a step trains, and requests wait. Needs
+    vLLM's sleep mode, which its CPU build does not have; there both run side by side."""
     dtype: str = "auto"
     """vLLM's --dtype. `auto` follows the model's own files, float32 included (the starter's)."""
     max_model_len: int | None = Field(None, ge=16)
@@ -138,6 +222,28 @@ class VllmSettings(Section):
     extra_args: tuple[str, ...] = ()
     """More arguments for vLLM's server, as they are."""
 
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _one_or_several(cls, urls: object) -> object:
+        return (urls,) if isinstance(urls, str) else urls
+
+    @field_validator("urls")
+    @classmethod
+    def _without_logins(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(without_login(url) for url in urls)
+
+
+class LogSettings(Section):
+    """What the programs log, and where their traces go."""
+
+    format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines: one object a line."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below it are not written. `info` has a line for each call, `warning` none."""
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    """Base URL of an OpenTelemetry collector that takes OTLP over HTTP (`http://127.0.0.1:4318`): traces go to its
+    `/v1/traces`. Without it, and without OTEL_EXPORTER_OTLP_ENDPOINT in the environment, nothing is traced."""
+
 
 class GroupSettings(Section):
     """When trajectories end and groups close."""
@@ -156,6 +262,23 @@ class GroupSettings(Section):
     """How long feedback waits for a target nobody has seen yet."""
 
 
+class ProjectSettings(Section):
+    """A tenant: what its keys reach, and nobody else's."""
+
+    policies: tuple[str, ...] = ()
+    """Policies on the base model, each with a line of adapters of its own. The home project has `policy` and
+    `policies`, and these besides; every other project needs one. No two projects have a policy of the same name."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names that its apps may ask for, and the policy each means."""
+    privacy: PrivacySettings = PrivacySettings()
+    """What its calls leave behind: `[projects.<name>.privacy]`, the home project's too."""
+
+    @field_validator("policies")
+    @classmethod
+    def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_policy_name(name) for name in names)
+
+
 class Settings(Section):
     """All of it."""
 
@@ -172,7 +295,9 @@ class Settings(Section):
     upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Other servers, by a name of yours: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
     project: str = Field("default", min_length=1)
-    """The tenant that requests without a key belong to."""
+    """The home project: the tenant that requests without a key belong to, and that `policy` and `policies` are of."""
+    projects: dict[str, ProjectSettings] = Field(default_factory=dict)
+    """More tenants, by name, each with policies of its own: `[projects.acme]`. A key leads to one of them."""
     database: str | None = None
     """Database URL; without it SQLite in the data folder. PostgreSQL: `postgresql+psycopg://…`."""
     broker: str | None = None
@@ -184,7 +309,9 @@ class Settings(Section):
     proxy: ProxySettings = ProxySettings()
     vllm: VllmSettings = VllmSettings()
     groups: GroupSettings = GroupSettings()
+    log: LogSettings = LogSettings()
     trainer: TrainerSettings = TrainerSettings()
+    gate: GateSettings = GateSettings()
     learning: dict[str, LearningSettings] = Field(default_factory=dict)
     """What a policy's attempts are worth: `[learning.starter]`, one section for each policy that needs one."""
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
@@ -200,40 +327,109 @@ class Settings(Section):
     def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_policy_name(name) for name in names)
 
+    _whole: "Settings | None" = PrivateAttr(None)
+    """Of a project's settings those that they were taken from."""
+
     @model_validator(mode="after")
     def _one_meaning_per_name(self) -> Self:
-        names = [*self.trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        for name, project in self.projects.items():
+            if not ID.fullmatch(name):
+                raise ValueError(f"{name!r} is no project name: 1 to 128 of A-Z a-z 0-9 . _ : @ -")
+            if not project.policies and name != self.project:
+                raise ValueError(f'projects.{name}: name its policies: policies = ["{name.lower()}-agent"]')
+        for name, upstream in self.upstreams.items():
+            if upstream.project is not None and upstream.project not in (self.project, *self.projects):
+                known = ", ".join((self.project, *self.projects))
+                raise ValueError(f"upstreams.{name}: there is no project {upstream.project!r}; there are: {known}")
+        names = [*self.all_trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two policies are named {twice[0]!r}")
-        for alias, policy in self.aliases.items():
-            if not alias or "@v" in alias:
-                raise ValueError(f"{alias!r} is no alias: it must have characters, and no '@v', which names versions")
-            if alias in names:
-                raise ValueError(f"the alias {alias!r} is the name of a policy")
-            if policy not in names:
-                raise ValueError(f"the alias {alias!r} leads to {policy!r}; there are: {', '.join(names)}")
-        if unknown := sorted(self.learning.keys() - set(self.trained)):
-            raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.trained)}")
+        for one in self.of_projects():
+            one._check_aliases(names)
+        if unknown := sorted(self.learning.keys() - set(self.all_trained)):
+            raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.all_trained)}")
         for policy, learning in self.learning.items():
             if strangers := sorted(set(learning.ruler.named) - self.judges.keys()):
                 known = ", ".join(self.judges) or "none"
                 raise ValueError(f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: {known}")
         return self
 
+    def _check_aliases(self, taken: Sequence[str]) -> None:
+        """An alias is no policy's name, whoever's, and leads to a policy of its own project."""
+        own = [*self.trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        for alias, policy in self.aliases.items():
+            if not alias or "@v" in alias:
+                raise ValueError(f"{alias!r} is no alias: it must have characters, and no '@v', which names versions")
+            if alias in taken:
+                raise ValueError(f"the alias {alias!r} is the name of a policy")
+            if policy not in own:
+                raise ValueError(f"the alias {alias!r} leads to {policy!r}; there are: {', '.join(own)}")
+
     @model_validator(mode="after")
     def _room_for_adapters(self) -> Self:
-        needed = len(self.trained) * (self.trainer.keep_served + 2)
+        needed = len(self.all_trained) * (self.trainer.keep_served + 2)
         if self.vllm.max_loras < needed:
             raise ValueError(
-                f"vllm.max_loras is {self.vllm.max_loras}; {len(self.trained)} policies need {needed}: each a live "
+                f"vllm.max_loras is {self.vllm.max_loras}; {len(self.all_trained)} policies need {needed}: each a live "
                 f"version, a candidate, and trainer.keep_served = {self.trainer.keep_served}"
             )
         return self
 
+    def of_projects(self) -> list[Self]:
+        """The settings as each project has them, the home project's first: its name, policies, aliases, upstreams.
+
+        What is written for `project` alone works on each of them.
+        """
+        others = [name for name in self.projects if name != self.home]
+        return [self.of_project(name) for name in (self.home, *others)]
+
+    def of_project(self, name: str) -> Self:
+        """The settings as this project has them.
+
+        Raises:
+            SettingsError: they name no such project.
+        """
+        if name not in (self.home, *self.projects):
+            known = ", ".join((self.home, *(one for one in self.projects if one != self.home)))
+            raise SettingsError(f"there is no project {name!r}; there are: {known} (section [projects.{name}])")
+        if self._whole is not None:
+            raise SettingsError(f"these are the settings of {self.project!r} already")
+        own = self.projects.get(name, ProjectSettings())
+        policies = own.policies if name != self.project else (self.policy, *self.policies, *own.policies)
+        upstreams = {key: one for key, one in self.upstreams.items() if (one.project or self.project) == name}
+        aliases = own.aliases if name != self.project else self.aliases | own.aliases
+        mine = {"project": name, "policy": policies[0], "policies": policies[1:], "projects": {}}
+        mine["learning"] = {policy: one for policy, one in self.learning.items() if policy in policies}
+        copy = self.model_copy(update={**mine, "aliases": aliases, "upstreams": upstreams})
+        copy._whole = self
+        return copy
+
+    def of_policy(self, policy: str | None) -> Self:
+        """The settings of the project that has this policy; without one, or if nobody has it, the home project's."""
+        have_it = (own for own in self.of_projects() if policy in own.trained)
+        return next(have_it, self.of_project(self.project))
+
+    @property
+    def home(self) -> str:
+        """The project of what all projects share: the servers, and who has their accelerator."""
+        return self.project if self._whole is None else self._whole.project
+
+    @property
+    def all_trained(self) -> tuple[str, ...]:
+        """The policies of all projects that vLLM serves."""
+        if self._whole is not None:
+            return self._whole.all_trained
+        return (*self.trained, *(name for project in self.projects.values() for name in project.policies))
+
     @property
     def trained(self) -> tuple[str, ...]:
-        """The policies that vLLM serves."""
+        """The project's policies that vLLM serves."""
         return (self.policy, *self.policies)
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        """What the project's calls leave behind."""
+        return (self._whole or self).projects.get(self.project, ProjectSettings()).privacy
 
     def learning_of(self, policy: str) -> LearningSettings:
         """The policy's section, or what holds without one."""
@@ -270,7 +466,7 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
     named = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
     values = _read(named or Path("whetstone.toml"), required=named is not None)
     for variable, text in environment.items():
-        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+        if variable.startswith(PREFIX) and variable not in NO_SETTINGS:
             _put(values, variable.removeprefix(PREFIX).lower().split("__"), text, variable)
     for key, value in overrides.items():
         if value is not None:
@@ -349,4 +545,5 @@ def _explain(problem: Any) -> str:
     why = problem["msg"].removeprefix("Value error, ")
     told = f"setting {key!r}: {why}" if key else why
     # Of a rule over several settings the input is all of them, passwords included.
-    return told if isinstance(problem["input"], dict) else f"{told} (got {problem['input']!r})"
+    is_told = not isinstance(problem["input"], dict) and NEVER_SHOWN.isdisjoint(problem["loc"])
+    return f"{told} (got {problem['input']!r})" if is_told else told

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,8 @@ from migrations import schema
 from migrations.database import insert_new
 from whetstone.ids import version_id
 from whetstone.selftest import SelfTest
-from whetstone.settings import Settings
+from whetstone.settings import Settings, SettingsError
+from whetstone.store_lines import tested
 
 POLICY_STATES = ("recording", "training", "paused")
 
@@ -34,13 +36,6 @@ class UnknownPolicy(Exception):
     """The project has no policy of that name; the message lists those it has."""
 
 
-def served(connection: Connection, project: str) -> dict[str, Path]:
-    """The adapters that vLLM is to have loaded: name and folder."""
-    v = schema.policy_versions.c
-    query = select(v.id, v.adapter_path).where(v.project == project, v.served, v.adapter_path.is_not(None))
-    return {name: Path(folder) for name, folder in connection.execute(query)}
-
-
 class Store:
     """The tables, through one engine."""
 
@@ -49,18 +44,23 @@ class Store:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def prepare(self, settings: Settings) -> None:
-        """Make sure that the project and its policies, each with version 0, are as the settings say.
+        """Make sure that the projects and their policies, each with version 0, are as the settings say.
 
         A new policy only records. What other servers answer under is a policy too; it never trains.
+
+        Raises:
+            SettingsError: another project trains, or trained, a policy of that name: vLLM would mix up their adapters.
         """
         now = datetime.now(UTC)
         with self._engine.begin() as connection:
-            insert_new(connection, schema.projects, {"id": settings.project, "created_at": now})
-            for name in settings.trained:
-                _prepare_policy(connection, settings, name, f"{settings.policy}@v0", None, now)
-            for upstream, server in settings.upstreams.items():
-                for name, model in server.models.items():
-                    _prepare_policy(connection, settings, name, model, upstream, now)
+            for own in settings.of_projects():
+                insert_new(connection, schema.projects, {"id": own.project, "created_at": now})
+                _check_names(connection, own)
+                for name in own.trained:
+                    _prepare_policy(connection, own, name, f"{own.policy}@v0", None, now)
+                for upstream, server in own.upstreams.items():
+                    for name, model in server.models.items():
+                        _prepare_policy(connection, own, name, model, upstream, now)
 
     def count_probe(self, settings: Settings, tokens: int) -> None:
         """Note tokens that were sampled to see whether vLLM lives; while the database is away they are forgotten."""
@@ -77,14 +77,22 @@ class Store:
         with self._reader.connect() as connection:
             return f"{settings.policy}@v{connection.execute(query).scalar_one()}"
 
-    def served(self, project: str) -> dict[str, Path]:
-        """The adapters that vLLM is to have loaded: name and folder."""
+    def served(self, project: str, policies: Sequence[str]) -> dict[str, Path]:
+        """The adapters of these policies that vLLM is to have loaded: name and folder."""
+        v = schema.policy_versions.c
+        of_these = (v.project == project, v.policy.in_(policies), v.served, v.adapter_path.is_not(None))
         with self._reader.connect() as connection:
-            return served(connection, project)
+            rows = connection.execute(select(v.id, v.adapter_path).where(*of_these))
+            return {name: Path(folder) for name, folder in rows}
 
     def policies(self, project: str) -> list[dict[str, Any]]:
         """The project's policies."""
         return self._rows(schema.policies, schema.policies.c.project == project, schema.policies.c.id)
+
+    def tested(self, project: str) -> dict[str, str]:
+        """Policy -> its candidate and the test that is in."""
+        with self._reader.connect() as connection:
+            return tested(connection, project)
 
     def set_policy_state(self, project: str, policy: str, state: str) -> None:
         """Let a policy record, train or pause.
@@ -158,6 +166,17 @@ class Store:
     def _rows(self, table: Table, where: Any, order: Any) -> list[dict[str, Any]]:
         with self._reader.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(select(table).where(where).order_by(order))]
+
+
+def _check_names(connection: Connection, settings: Settings) -> None:
+    p = schema.policies.c
+    elsewhere = (p.project != settings.project, p.id.in_(settings.trained), p.upstream.is_(None))
+    taken = connection.execute(select(p.id, p.project).where(*elsewhere)).first()
+    if taken is not None:
+        raise SettingsError(
+            f"project {settings.project!r} cannot have the policy {taken.id!r}: it is of project {taken.project!r}; "
+            "choose another name"
+        )
 
 
 def _prepare_policy(

@@ -11,8 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
+
+from whetstone.logs import Format, line
 
 STOP_TIMEOUT_S = 15.0
 RESTARTS = 5
@@ -40,6 +41,8 @@ class Part:
     timeout_s: float = 60.0
     """How long a start may take."""
     niceness: int = 0
+    stop_timeout_s: float = STOP_TIMEOUT_S
+    """How long it may take to stop; then it is killed."""
     alive: Callable[[], bool | None] | None = None
     """Asked of a part that is ready, within seconds too: yes, no (it is killed at once), or None, it cannot be told."""
     silence_s: float = 15.0
@@ -80,8 +83,10 @@ class Supervisor:
     killed, the kernel sends its parts SIGTERM (Linux).
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, form: Format = "text") -> None:
+        """`form`: how its own lines in the parts' logs are written."""
         self._logs = logs
+        self._form: Format = form
         self._running: list[_Running] = []
 
     @property
@@ -146,7 +151,7 @@ class Supervisor:
         for running in reversed(self._running):
             _signal(running.process, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(STOP_TIMEOUT_S)
+                running.process.wait(running.part.stop_timeout_s)
             # What the part started itself lives in its session, and goes with it.
             _kill_group(running.process.pid)
             running.process.wait()
@@ -170,7 +175,7 @@ class Supervisor:
 
     def _note(self, part: Part, text: str) -> None:
         with self.log(part.name).open("a", encoding="utf-8") as log:
-            log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} supervisor: {text}\n")
+            log.write(line(self._form, "supervisor", text) + "\n")
 
     def _tail(self, part: Part) -> str:
         log = self.log(part.name)

@@ -9,10 +9,19 @@ CODE = "judge.code"
 RANK = "judge.rank"
 """Have judges rank the groups that are due for them. No arguments."""
 
+RETAIN = "judge.retain"
+"""Delete what is kept too long, and go on with deletions that are not over. No arguments."""
+
 STEP = "trainer.step"
 """Take every step that is due. No arguments."""
 
 JUDGE_QUEUE = "judge"
 TRAINER_QUEUE = "trainer"
 
-QUEUES = {ASSEMBLE: JUDGE_QUEUE, CODE: JUDGE_QUEUE, RANK: JUDGE_QUEUE, STEP: TRAINER_QUEUE}
+QUEUES = {
+    ASSEMBLE: JUDGE_QUEUE,
+    CODE: JUDGE_QUEUE,
+    RANK: JUDGE_QUEUE,
+    RETAIN: JUDGE_QUEUE,
+    STEP: TRAINER_QUEUE,
+}

@@ -8,6 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from whetstone.worth import Section
 
+LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
+AdvantageScale = Literal["none", "batch", "group"]
 Kind = Literal["grpo", "sft"]
 """What a step does: follow advantages by the loss of the settings, or imitate answers."""
 DEMONSTRATIONS, BEST = "demonstrations", "best"
@@ -39,7 +41,7 @@ class TrainerSettings(Section):
     max_staleness: int = Field(4, ge=0)
     """Most updates between the oldest version that spoke in a trajectory and the one the step starts from; older
     groups are discarded (`stale`)."""
-    loss: Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"] = "dppo_tv"
+    loss: LossName = "dppo_tv"
     """Which loss; docs/training.md has their formulas."""
     clip_low: float | None = Field(None, ge=0)
     """How far down a token may move before it no longer counts; the default is the loss's paper's."""
@@ -55,7 +57,7 @@ class TrainerSettings(Section):
     """Measure each step's distance from the base model: a forward pass more, about a quarter of its time."""
     entropy_weight: float = Field(0, ge=0)
     """Weight of the mean entropy, which is taken off the loss."""
-    advantage_scale: Literal["none", "batch", "group"] = "none"
+    advantage_scale: AdvantageScale = "none"
     """Divide advantages by the standard deviation of the step's rewards, of the group's, or by nothing."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this instead of an answer's length."""
@@ -95,10 +97,12 @@ class TrainerSettings(Section):
     """A step whose worker was silent for this long is taken over."""
     max_attempts: int = Field(5, ge=1)
     """A step that was begun so often and never ended is failed; its trajectories are left out (`step_failed`)."""
-    probe_max_k3: float = Field(0.01, gt=0)
-    """Gate `probe`: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats."""
     keep_served: int = Field(2, ge=0)
-    """Retired versions that vLLM keeps loaded beside the live one."""
+    """Retired versions that vLLM keeps loaded beside the live one; trajectories that began on them stay on them."""
+    keep_adapters: int = Field(20, ge=1)
+    """Adapters of a policy that stay on the disk however old they are, the newest."""
+    keep_adapters_s: float = Field(7 * 24 * 3600, ge=0)
+    """Others stay this long. The live, pinned and best ones, and those that vLLM has loaded, always do."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where a step's figures go besides SQL; each needs its package installed."""
 

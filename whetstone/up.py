@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -10,25 +9,24 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from sqlalchemy.exc import DBAPIError
 
-from migrations.database import connect
+from migrations.database import connect, without_password
 from migrations.run import upgrade
-from whetstone import adapters, doctor, vllm
-from whetstone.settings import Settings, SettingsError, as_environment
+from whetstone import doctor, first_key, servers
+from whetstone.alone import alone
+from whetstone.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, VllmSettings, as_environment
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
 from whetstone.tasks import JUDGE_QUEUE, TRAINER_QUEUE
 from whetstone.training import TrainerSettings
 
-LOCK = "up.lock"
 MIN_FREE_BYTES = 256 * 2**20
+LAST_PORT = 65535
 Say = Callable[[str], None]
 
 
@@ -52,13 +50,14 @@ class Stack:
         return restarted
 
     def write_addresses(self) -> None:
-        """Write `<data>/up.json`, whole or not at all."""
+        """Write `<data>/up.json`, whole or not at all; no password is in it."""
         settings = self.settings
         addresses = {
             "proxy": self.proxy_url,
-            "vllm": settings.vllm.url,
-            "database": settings.database_url,
-            "broker": settings.broker,
+            "vllm": settings.vllm.urls[0],
+            "replicas": settings.vllm.urls,
+            "database": without_password(settings.database_url),
+            "broker": without_password(settings.broker or ""),
             "policy": settings.policy,
             "served": settings.served_name,
             "pids": {"up": os.getpid(), **self._supervisor.pids},
@@ -74,36 +73,41 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
     """Start the stack, give it, and stop everything at the end, whatever happened.
 
     Raises:
-        SettingsError: the data folder cannot be used, a port is taken, or the model is not there.
+        SettingsError: the data folder cannot be used, a port is taken, the model is not there, or strangers could reach
+            the proxy and there is no key.
         StartFailed: a part did not come up.
     """
     _check_platform()
     _check_model(settings.model)
     data = usable(settings.data)
     with alone(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
-        own_vllm, own_broker = settings.vllm.url is None, settings.broker is None
+        own_vllm, own_broker = not settings.vllm.urls, settings.broker is None
         settings = _with_addresses(settings, Path(run))
         # Everything is in the environment; a whetstone.toml that lies about must not add to it.
         ours = as_environment(settings, config=Path(os.devnull))
         _check_judging(settings, ours)
         upgrade(settings.database_url)
-        store = Store(connect(settings.database_url))
+        engine = connect(settings.database_url)
+        store = Store(engine)
         store.prepare(settings)
-        supervisor = Supervisor(data / "logs")
+        first_key.look_after(engine, settings)
+        os.environ.pop(BOOTSTRAP_VARIABLE, None)  # its hash is kept: no part needs to know it
+        supervisor = Supervisor(data / "logs", settings.log.format)
         stack = Stack(settings, supervisor, f"http://{_host(settings)}:{settings.proxy.port}")
         try:
             if own_broker:
                 supervisor.start(_redis(Path(run)))
             if own_vllm:
                 say("starting vLLM (about half a minute)")
-                supervisor.start(_vllm(settings, store))
+                for part in servers.parts(settings, store):
+                    supervisor.start(part)
             _start_workers(settings, supervisor, ours)
-            supervisor.await_ready("vllm")
+            supervisor.await_ready(*servers.names(settings.vllm.urls))
             # Before the proxy: what vLLM samples from then on is an app's, and is to be found in SQL.
             doctor.at_start(settings, store, say)
             supervisor.start(_proxy(settings, stack.proxy_url, ours))
             supervisor.await_ready(*supervisor.pids)
-            _await_live(settings, supervisor, store.live_name(settings))
+            _await_live(settings, supervisor, store.live_name(settings), own_vllm)
             stack.write_addresses()
             yield stack
         finally:
@@ -159,54 +163,16 @@ def trainer_program(trainer: TrainerSettings) -> list[str]:
     return [*launch, "-m", "trainer.team"]
 
 
-def _await_live(settings: Settings, supervisor: Supervisor, name: str) -> None:
-    """No request may come before the live version is there; the training worker loads it into a vLLM not ours."""
-    deadline = time.monotonic() + settings.vllm.start_timeout_s
-    with contextlib.closing(vllm.Vllm(str(settings.vllm.url))) as control:
-        while True:
-            try:
-                if name in control.models():
-                    return
-                why = f"vLLM has not loaded {name}; see {supervisor.log('trainer')}"
-            except vllm.VllmError as error:
-                why = str(error)
-            if time.monotonic() > deadline:
-                raise StartFailed(why)
-            supervisor.watch()
-            time.sleep(0.2)
+def _await_live(settings: Settings, supervisor: Supervisor, name: str, own_vllm: bool) -> None:
+    """No request may come before the live version is there; the proxy loads it into servers that are not ours.
 
-
-def _vllm(settings: Settings, store: Store) -> Part:
-    url = str(settings.vllm.url)
-    command = vllm.command(settings, port=int(url.rsplit(":", 1)[1]))
-    control = vllm.Vllm(url)
-
-    def ready() -> bool:
-        """Whether it has its adapters: a start lost them all, and the training worker may be in a long step."""
-        try:
-            if not control.healthy():
-                return False
-            adapters.load_missing(control, store.served(settings.project), control.models())
-        except (vllm.VllmError, DBAPIError):
-            return False
-        return True
-
-    def alive() -> bool | None:
-        before = control.probed_tokens
-        lives = control.alive(settings.served_name)
-        if sampled := control.probed_tokens - before:
-            store.count_probe(settings, sampled)
-        return lives
-
-    return Part(
-        "vllm",
-        command,
-        vllm.environment(settings),
-        ready,
-        timeout_s=settings.vllm.start_timeout_s,
-        silence_s=settings.vllm.silence_s,
-        alive=alive,
-    )
+    Of those one is enough: who is not there is out of the rotation.
+    """
+    urls, timeout_s = settings.vllm.urls, settings.vllm.start_timeout_s
+    try:
+        servers.await_loaded(name, urls, timeout_s, supervisor.watch, enough=len(urls) if own_vllm else 1)
+    except StartFailed as error:
+        raise StartFailed(f"{error}; see {supervisor.log('proxy')}") from error
 
 
 def _redis(run: Path) -> Part:
@@ -224,10 +190,9 @@ def _proxy(settings: Settings, url: str, ours: dict[str, str]) -> Part:
         except httpx.TransportError:
             return False
 
-    arguments = ["--host", settings.proxy.host, "--port", str(settings.proxy.port), "--no-access-log"]
-    arguments += ["--log-level", "warning", "--loop", "uvloop", "--http", "httptools", "--timeout-keep-alive", "75"]
-    arguments += ["--timeout-graceful-shutdown", "10", "--no-proxy-headers", "--no-server-header"]
-    return Part("proxy", [sys.executable, "-m", "uvicorn", "--factory", "proxy.app:create", *arguments], ours, ready)
+    # It drains, and writes what is recorded.
+    stop_timeout_s = settings.proxy.drain_timeout_s + 25
+    return Part("proxy", [sys.executable, "-P", "-m", "proxy"], ours, ready, stop_timeout_s=stop_timeout_s)
 
 
 def _worker(
@@ -247,20 +212,19 @@ def _worker(
             file.seek(begin)
             return b" ready." in file.read()
 
-    command = [*program, "worker", "--queues", queue, *pool]
-    command += ["--hostname", f"{name}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
+    command = [*program, "--quiet", "worker", "--queues", queue, *pool]
+    command += ["--hostname", f"{name}@%h", "--without-gossip", "--without-mingle"]
     return Part(name, command, ours, ready, timeout_s=180, niceness=niceness)
 
 
 def _with_addresses(settings: Settings, run: Path) -> Settings:
-    """Fill in what is left open: ports, vLLM's address, the broker's."""
-    proxy = settings.proxy.model_copy(update={"port": settings.proxy.port or _free_port()})
+    """Fill in what is left open: ports, the servers' addresses, the broker's."""
+    proxy = settings.proxy.model_copy(update={"port": settings.proxy.port or _free_ports(1)[0]})
     _check_free(settings.proxy.host, proxy.port, "proxy.port", "--port")
     vllm_settings = settings.vllm
-    if vllm_settings.url is None:
-        port = vllm_settings.port or _free_port()
-        _check_free("127.0.0.1", port, "vllm.port", "setting vllm.port")
-        vllm_settings = vllm_settings.model_copy(update={"url": f"http://127.0.0.1:{port}"})
+    if not vllm_settings.urls:
+        ports = _vllm_ports(vllm_settings, proxy.port)
+        vllm_settings = vllm_settings.model_copy(update={"urls": tuple(f"http://127.0.0.1:{port}" for port in ports)})
     return settings.model_copy(
         update={
             "data": settings.data.resolve(),
@@ -269,6 +233,21 @@ def _with_addresses(settings: Settings, run: Path) -> Settings:
             "broker": settings.broker or _embedded(run),
         }
     )
+
+
+def _vllm_ports(settings: VllmSettings, taken: int) -> list[int]:
+    """A port for each server: from `vllm.port` on, or free ones; `taken` is the proxy's."""
+    if not settings.port:
+        return [port for port in _free_ports(settings.replicas + 1) if port != taken][: settings.replicas]
+    ports = list(range(settings.port, settings.port + settings.replicas))
+    if taken in ports or ports[-1] > LAST_PORT:
+        raise SettingsError(
+            f"vllm.port {settings.port} leaves {settings.replicas} servers no ports up to {LAST_PORT} beside the "
+            f"proxy's {taken}; choose another, 0 for any"
+        )
+    for port in ports:
+        _check_free("127.0.0.1", port, "vllm.port", "setting vllm.port")
+    return ports
 
 
 def _embedded(run: Path) -> str:
@@ -302,27 +281,6 @@ def usable(data: Path) -> Path:
     return data.resolve()
 
 
-@contextmanager
-def alone(data: Path) -> Iterator[None]:
-    """Be the only one who uses the data folder.
-
-    Raises:
-        SettingsError: a stack runs on it.
-    """
-    with (data / LOCK).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise SettingsError(
-                f"a stack runs on {data} already (process {lock.read().strip() or 'unknown'}); stop it or use --data"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-
-
 def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -336,10 +294,13 @@ def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
             ) from error
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """Different ones: each is held until all are chosen."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _check_model(model: str) -> None:

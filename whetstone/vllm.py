@@ -1,5 +1,6 @@
 """vLLM as a server of ours: its command line and control calls. Knows its HTTP and flags; imports nothing of it."""
 
+import contextlib
 import json
 import re
 import sys
@@ -73,7 +74,7 @@ def command(settings: Settings, port: int) -> list[str]:
         "--logprobs-mode": "processed_logprobs",
         "--max-loras": str(vllm.max_loras),
         "--max-cpu-loras": str(2 * vllm.max_loras),
-        "--max-lora-rank": str(_max_lora_rank(settings.trainer.lora_rank)),
+        "--max-lora-rank": str(max_lora_rank(settings)),
         # What nobody waits for (shadow siblings) yields to what an app does.
         "--scheduling-policy": "priority",
         "--tool-call-parser": vllm.tool_call_parser or parsers.tool_call,
@@ -83,19 +84,26 @@ def command(settings: Settings, port: int) -> list[str]:
     if vllm.max_model_len is not None:
         arguments["--max-model-len"] = str(vllm.max_model_len)
     flags = ["--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
+    if vllm.shares_device:
+        flags.append("--enable-sleep-mode")
     pairs = [part for pair in arguments.items() for part in pair]
     # The base model is version 0 of each policy.
-    names = ["--served-model-name", *(version_id(policy, 0) for policy in settings.trained)]
+    names = ["--served-model-name", *(version_id(policy, 0) for policy in settings.all_trained)]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *names, *flags, *vllm.extra_args]
 
 
-def _max_lora_rank(rank: int) -> int:
+def max_lora_rank(settings: Settings) -> int:
+    """The server's --max-lora-rank: the smallest that it takes with room for the policies' adapters."""
+    rank = settings.trainer.lora_rank
     return next((allowed for allowed in LORA_RANKS if allowed >= rank), rank)
 
 
 def environment(settings: Settings) -> dict[str, str]:
     """What the server needs in its environment."""
+    # Sleep is one of the routes that vLLM has for development; like its other control calls no app can reach it.
+    development = {"VLLM_SERVER_DEV_MODE": "1"} if settings.vllm.shares_device else {}
     return {
+        **development,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.vllm.kv_cache_gb),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -140,6 +148,10 @@ class _Completion(msgspec.Struct):
     choices: tuple[_Choice]
 
 
+class _Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
 class _ModelConfig(msgspec.Struct):
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -165,13 +177,13 @@ class Vllm:
         """Whether the engine lives: no once the server says that it died, None where it may hang.
 
         The server answers its health check while the engine hangs, so `name` is asked for a token too. On a busy
-        server that comes late; then the engine must have taken a step since it came late the last time.
+        server that comes late; then the engine must have taken a step since it came late the last time, or sleep.
         """
         before, self._steps = self._steps, None
         try:
             if self._http.get("/health", timeout=LIFE_TIMEOUT_S).is_error:
                 return False
-            if self._says_something(name):
+            if self._says_something(name) or self._sleeps():
                 return True
             self._steps = STEPS.findall(self._http.get("/metrics", timeout=LIFE_TIMEOUT_S).text)
         except httpx.TransportError:
@@ -186,6 +198,41 @@ class Vllm:
             return False
         self.probed_tokens += said.is_success
         return True
+
+    def _sleeps(self) -> bool:
+        """A server without sleep mode says that it has no such route, or something of its own."""
+        said = self._http.get("/is_sleeping", timeout=LIFE_TIMEOUT_S)
+        with contextlib.suppress(msgspec.MsgspecError):
+            return said.is_success and msgspec.json.decode(said.content, type=_Sleeping).is_sleeping
+        return False
+
+    def sleep(self, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
+        """Have the engine leave the accelerator, once what it is answering is answered: its weights go to the host's
+        memory, its KV cache is given up (level 1). What is asked meanwhile waits in it.
+
+        Raises:
+            VllmRefused: it has no sleep mode.
+            VllmDown: it cannot be reached, or is still answering after `timeout_s`; then it may go to sleep later.
+        """
+        self._call("POST", "/sleep?level=1&mode=wait", timeout_s=timeout_s)
+
+    def wake_up(self) -> None:
+        """Have the engine take the accelerator again. One that is awake stays so.
+
+        Raises:
+            VllmRefused: it cannot, mostly because somebody else still has the memory.
+            VllmDown: it cannot be reached.
+        """
+        self._call("POST", "/wake_up")
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine is away from the accelerator.
+
+        Raises:
+            VllmRefused: it has no sleep mode.
+            VllmDown: it cannot be reached.
+        """
+        return self._ask(_Sleeping, "GET", "/is_sleeping").is_sleeping
 
     def models(self) -> set[str]:
         """The names it serves: the base model's and the loaded adapters'.

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -12,7 +13,25 @@ from whetstone.bounds import PART
 class Section(BaseModel):
     """A group of settings: frozen, closed, documented under each field."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    # What was put in may be a password: no traceback is to have it.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), hide_input_in_errors=True
+    )
+
+
+VARIABLE = r"^[A-Z_][A-Z0-9_]{0,99}$"
+"""What a variable that holds a key is called: a key that is put there instead is no such name."""
+
+
+def without_login(url: str) -> str:
+    """The address, which goes into logs and tables.
+
+    Raises:
+        ValueError: it holds a name or a password.
+    """
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("an address holds no name and no password: api_key_env names the variable that has the key")
+    return url
 
 
 class RewardFunction(Section):
@@ -41,7 +60,7 @@ class JudgeSettings(Section):
     that vLLM serves here."""
     url: str | None = Field(None, pattern=r"^https?://[^/\s]+")
     """Base URL of an OpenAI-compatible server, `/v1` included; without it the provider's own."""
-    api_key_env: str | None = None
+    api_key_env: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds its key."""
     timeout_s: float = Field(120, gt=0, le=3600)
     """How long one answer may take."""
@@ -57,6 +76,11 @@ class JudgeSettings(Section):
     """Likewise."""
     concurrency: int = Field(4, ge=1, le=256)
     """Groups that one worker has it look at in the same moment."""
+
+    @field_validator("url")
+    @classmethod
+    def _without_login(cls, url: str | None) -> str | None:
+        return None if url is None else without_login(url)
 
     @model_validator(mode="after")
     def _room_for_attempts(self) -> Self:

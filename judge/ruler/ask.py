@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from judge.ruler.errors import Kind, Later, TooLarge, Unable, Unanswered, kind_of, said_by, translated
+from whetstone import tracing
 from whetstone.worth import JudgeSettings
 
 __all__ = ["Answer", "Later", "TooLarge", "Unable", "Unanswered", "ask", "close", "load", "priced"]
@@ -66,15 +67,33 @@ async def ask(name: str, judge: JudgeSettings, messages: list[dict[str, str]], s
     key = _key(name, judge)
     litellm = _litellm()
     began = time.monotonic()
-    try:
-        # The time limit of an HTTP client starts again with each byte.
-        async with asyncio.timeout(judge.timeout_s) as limit:
-            response = await _asked(litellm, name, judge, messages, schema, key)
-        return _answer(litellm, judge, response, time.monotonic() - began)
-    except Exception as error:
-        if limit.expired():
-            raise Later(f"it took longer than {judge.timeout_s:g} s") from error
-        raise translated(error, name, judge) from error
+    with tracing.span(f"chat {judge.model}", _traced(judge), "client"):
+        try:
+            # The time limit of an HTTP client starts again with each byte.
+            async with asyncio.timeout(judge.timeout_s) as limit:
+                response = await _asked(litellm, name, judge, messages, schema, key)
+            answer = _answer(litellm, judge, response, time.monotonic() - began)
+        except Exception as error:
+            if limit.expired():
+                raise Later(f"it took longer than {judge.timeout_s:g} s") from error
+            raise translated(error, name, judge) from error
+        tracing.tell(
+            {
+                "gen_ai.response.model": answer.model,
+                "gen_ai.usage.input_tokens": answer.prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.completion_tokens,
+            }
+        )
+        return answer
+
+
+def _traced(judge: JudgeSettings) -> dict[str, tracing.Value]:
+    provider = judge.model.partition("/")[0]
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": judge.model,
+    }
 
 
 def load() -> None:

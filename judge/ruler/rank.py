@@ -26,6 +26,7 @@ from judge.ruler.verdict import Verdict, verdict
 from judge.settle import NO_JUDGE
 from judge.store_ruler import Asked, Judgement, Taken
 from judge.sweep import rules_of
+from whetstone import logs, tracing
 from whetstone.settings import Settings
 from whetstone.worth import JudgeSettings, RulerSettings
 
@@ -69,7 +70,7 @@ def reached(judge: JudgeSettings, settings: Settings) -> JudgeSettings:
     """The judge with its address where it is `base`: vLLM's base model, asked directly and never through the proxy."""
     if judge.model != "base":
         return judge
-    url = f"{settings.vllm.url}/v1" if judge.url is None else judge.url
+    url = f"{settings.vllm.urls[0]}/v1" if judge.url is None else judge.url
     return judge.model_copy(update={"model": f"openai/{settings.served_name}", "url": url})
 
 
@@ -89,10 +90,15 @@ class Ranker:
                 return done
             done += 1
             held = Held(self._tables, group)
-            try:
-                await self._look(held)
-            except Lost:
-                log.info("group %s is no longer to be ranked here", held.group.id)
+            told = {tracing.PROJECT: group.project, tracing.GROUP: group.id}
+            with (
+                logs.about(project=group.project, group=group.id, policy=group.policy),
+                tracing.span("rank group", told),
+            ):
+                try:
+                    await self._look(held)
+                except Lost:
+                    log.info("no longer to be ranked here")
 
     async def _take(self) -> Taken | None:
         now = self._tables.now()
@@ -103,13 +109,14 @@ class Ranker:
         try:
             await self._rank(held)
         except Waits as waits:
-            log.info("group %s is not ranked yet: %s", held.group.id, waits)
+            # Why may quote a provider, and that the prompt.
+            log.info("not ranked yet, looked at again in %.0f s: judge_waits in its row says why", waits.seconds)
             await held.keep(waits.seconds, str(waits))
         except (Lost, OperationalError, InterfaceError):
             raise
         except Exception as error:
             # One group that cannot be ranked must not keep the others from it.
-            log.exception("group %s cannot be ranked", held.group.id)
+            log.exception("it cannot be ranked")
             await held.keep(LOOK_AGAIN_S, f"a fault of Whetstone's, see judge.log: {type(error).__name__}")
 
     async def _rank(self, held: Held) -> None:
@@ -130,6 +137,7 @@ class Ranker:
         if case.about is None:
             await self._conclude(held, case, None, learning.ruler)
             return
+        tracing.tell({tracing.TRAJECTORIES: sorted(one for ids in case.about.trajectories for one in ids)})
         slots = panel.slots(len(case.about.sections), learning.ruler, judges, group.id)
         scores = await self._scores(held, case.about, slots, learning.ruler)
         said = await asyncio.to_thread(verdict, len(case.about.attempts), scores)
@@ -178,8 +186,8 @@ class Ranker:
         """A judgement that rewards nothing: where it cannot be had at once, there is none."""
         try:
             await question.answered()
-        except Waits as waits:
-            log.info("no judgement to compare with: %s", waits)
+        except Waits:
+            log.info("no judgement to compare with: its row says why")
 
     async def _conclude(self, held: Held, case: Case, said: Verdict | None, ruler: RulerSettings) -> None:
         group, now = held.group, self._tables.now()
@@ -190,6 +198,7 @@ class Ranker:
             raise Lost(group.id)
         if not concluded:
             raise Waits("it changed while judges looked at it", 0)
+        log.info("ranked" if said is not None else "nothing of it could be ranked")
 
 
 def _alone(ruler: RulerSettings) -> RulerSettings:

@@ -2,6 +2,8 @@
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
+MAX_EVENT_BYTES = 16 * 2**20
+"""Longest event: what is cut off anew with each piece that comes must not grow for ever."""
 
 
 class Events:
@@ -11,13 +13,19 @@ class Events:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes as they come; return the events that are whole now, without the empty line that ends each."""
+        """Take bytes as they come; return the events that are whole now, without the empty line that ends each.
+
+        Raises:
+            ValueError: an event has no end.
+        """
         data = self._rest + data
         if b"\r" in data:
             # Another server may end its lines so; what is cut in the middle of one is put right with what follows.
             held = data.endswith(b"\r")
             data = data[:-1].replace(b"\r\n", b"\n") + b"\r" if held else data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise ValueError(f"it is over {MAX_EVENT_BYTES} bytes")
         return events
 
 

@@ -321,6 +321,17 @@ def test_a_shadow_group_of_an_unknown_trajectory_is_a_group_all_the_same(judge):
     assert (judge.group_of("nobody.s0").state, judge.group_of("nobody.s0").size) == ("closed", 2)
 
 
+def test_the_answers_to_a_held_out_prompt_end_at_once_and_their_group_is_over_when_both_are_there(judge):
+    judge.seed.group("e", formed_by="evaluation", target_size=2)
+    judge.seed.trajectory("a", "e", split="eval")
+    judge.sweep()
+    assert (judge.trajectory("a").state, judge.group_of("a").state) == ("ended", "open")
+    judge.seed.trajectory("b", "e", split="eval")
+    judge.sweep()
+    assert (judge.trajectory("b").state, judge.group_of("b").state) == ("ended", "discarded")
+    assert judge.group_of("a").reason == judge.trajectory("a").why_not_trained == "split_eval"
+
+
 def test_the_admin_view_shows_how_a_group_came_about_and_what_it_is_compared_with(judge):
     judge.prompt("a")
     judge.reward("a")

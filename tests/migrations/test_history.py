@@ -21,7 +21,7 @@ def test_an_upgrade_makes_the_tables_of_the_schema_and_a_second_one_changes_noth
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, schema.metadata) == []
-        assert context.get_current_heads() == ("0005",)
+        assert context.get_current_heads() == ("0007",)
     engine.dispose()
 
 

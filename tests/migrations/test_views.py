@@ -15,7 +15,8 @@ PROMISED = {
     "admin_completions": (
         "completion_id upstream_id trajectory_id turn choice policy policy_version endpoint status call_id follows "
         "key_id end_user new_messages response_text why_not_trained prompt_token_ids token_ids inference_logprobs "
-        "sampling finish_reason prompt_tokens completion_tokens ttft_ms total_ms retry_of threaded_by created_at"
+        "sampling finish_reason prompt_tokens completion_tokens ttft_ms total_ms retry_of threaded_by "
+        "created_at redactions"
     ),
     "admin_trajectories": (
         "trajectory_id group_id policy task split state reward reward_source first_version last_version completions "
@@ -34,6 +35,8 @@ PROMISED = {
     ),
     "admin_judge_days": "policy day judge calls refused failed tokens cost_usd",
     "admin_judge_drift": "policy day groups pairs agreement difference",
+    "admin_keys": ("key_id name scopes created_at expires_at revoked_at last_used_at requests_per_min tokens_per_min"),
+    "admin_erasures": "erasure_id kind target trajectories completions versions asked_at finished_at",
     "admin_reviews": "trajectory_id group_id policy task reward reward_source review_at",
     "admin_conversations": "trajectory_id turn completion_id messages prompt_token_ids",
 }

@@ -8,15 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-import uvicorn
 from sqlalchemy import Engine, select
 
 from migrations import schema
@@ -24,7 +23,9 @@ from migrations.database import connect
 from proxy.address import Address
 from proxy.app import Proxy
 from proxy.call import Call, Choice
-from tests.server import Handler, Server
+from proxy.server import Server
+from tests.server import Handler
+from tests.server import Server as PlainServer
 from whetstone.settings import Settings, as_environment
 from whetstone.store import Store as CommandLineStore
 
@@ -32,6 +33,8 @@ PROMPT_IDS = [1, 2, 3]
 ANSWER_IDS = [7, 8, 9]
 LOGPROBS = [-0.5, -0.25, -0.125]
 WORDS = ["Hel", "lo", ""]
+BASE_NAMES = ("starter@v0", "second@v0")
+"""What a fake vLLM calls its base model."""
 
 
 def wait_for(found: Callable[[], Any], timeout_s: float = 60) -> Any:
@@ -92,27 +95,102 @@ def answer(n: int = 1) -> dict[str, Any]:
     }
 
 
-class FakeVllm(Server):
-    """Answers like vLLM by default; `script` is called with each request instead, once it is set."""
+class FakeVllm(PlainServer):
+    """Answers like vLLM by default; `script` is called with each request instead, once it is set.
 
-    def __init__(self) -> None:
+    Its base model has every policy's name of version 0 that the tests use; adapters are loaded and unloaded.
+    """
+
+    def __init__(self, port: int = 0, base_names: Sequence[str] = BASE_NAMES) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.hung_up = threading.Event()
         self.script: Callable[[FakeHandler, dict[str, Any]], None] = FakeHandler.speak
-        super().__init__(FakeHandler)
+        self.well = True
+        self.asleep = False
+        self.generated = 0
+        """What its counter of sampled tokens tells."""
+        self.base_names = list(base_names)
+        self.adapters: dict[str, str] = {}
+        """Name and folder of what is loaded."""
+        self.refuses: dict[str, str] = {}
+        """Adapters that cannot be loaded, and why."""
+        self.controls: list[tuple[str, str]] = []
+        """What was loaded, unloaded and woken: path, and the adapter's name."""
+        self._connections: set[socket.socket] = set()
+        super().__init__(FakeHandler, port)
+
+    def close(self) -> None:
+        """Be gone, as after kill -9: connections end, whatever was on its way."""
+        super().close()
+        for connection in list(self._connections):
+            with suppress(OSError):  # closed meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    def control(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and answer of a control call, as vLLM 0.32 gives them."""
+        name = body.get("lora_name", "")
+        self.controls.append((path, name))
+        if path == "/wake_up":
+            self.asleep = False
+        elif path == "/v1/load_lora_adapter":
+            if name in self.refuses:
+                return 500, _error(self.refuses[name], 500)
+            if name in self.adapters:
+                return 400, _error(f"The lora adapter '{name}' has already been loaded.", 400)
+            self.adapters[name] = body["lora_path"]
+        elif self.adapters.pop(name, None) is None:
+            return 404, _error(f"The lora adapter '{name}' cannot be found.", 404)
+        return 200, b"Success"
+
+
+CONTROLS = ("/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+def _error(message: str, code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "NotFoundError", "param": None, "code": code}}
 
 
 class FakeHandler(Handler):
     server: FakeVllm
 
     def respond(self, body: dict[str, Any]) -> None:
+        server = self.server
         if self.command == "GET":
-            self.whole(200, b"")
-            return
-        self.server.requests.append(body)
-        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        self.server.script(self, body)
+            self.whole(*self.told())
+        elif self.path in CONTROLS:
+            self.whole(*server.control(self.path, body))
+        else:
+            server.requests.append(body)
+            server.headers.append({name.lower(): value for name, value in self.headers.items()})
+            if body.get("model") in (*server.base_names, *server.adapters):
+                server.script(self, body)
+            else:
+                self.whole(404, _error(f"The model `{body.get('model')}` does not exist.", 404))
+
+    def told(self) -> tuple[int, Any]:
+        server = self.server
+        if self.path == "/v1/models":
+            base = [{"id": name, "object": "model", "max_model_len": 4096} for name in server.base_names]
+            lora = [{"id": name, "object": "model", "max_model_len": None} for name in server.adapters]
+            return 200, {"object": "list", "data": base + lora}
+        if self.path == "/is_sleeping":
+            return 200, {"is_sleeping": server.asleep}
+        if self.path == "/metrics":
+            return 200, f'vllm:generation_tokens_total{{engine="0"}} {server.generated}\n'.encode()
+        return 200 if server.well else 503, b""
 
     def speak(self, body: dict[str, Any]) -> None:
         if body.get("stream"):
@@ -161,11 +239,8 @@ class RunningProxy:
         self.settings = settings
         self.engine: Engine = connect(settings.database_url)
         self.app = Proxy(settings)
-        config = uvicorn.Config(
-            self.app, port=0, ws="none", http="httptools", log_config=None, timeout_graceful_shutdown=5
-        )
-        self._server = uvicorn.Server(config)
-        self._socket = config.bind_socket()
+        self._server = Server(self.app, settings.proxy)
+        self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
@@ -196,7 +271,7 @@ class RunningProxy:
     def stop(self) -> None:
         self.client.close()
         self._server.should_exit = True
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=30)
         assert not self._thread.is_alive(), "the proxy does not stop"
         self.engine.dispose()
 
@@ -207,8 +282,12 @@ def settings(database_url: str, fake_vllm: FakeVllm, tmp_path: Path) -> Settings
     return settings_for(database_url, fake_vllm.url, tmp_path)
 
 
-def settings_for(database_url: str, vllm_url: str, data: Path, max_loras: int = 6, **values: Any) -> Settings:
-    vllm = {"url": vllm_url, "max_loras": max_loras}
+def settings_for(
+    database_url: str, vllm_urls: str | Sequence[str], data: Path, *, vllm: Any = None, **values: Any
+) -> Settings:
+    """For a proxy of a test's own. A request that nobody can answer does not wait for long, unless the test says so."""
+    values = {"proxy": {"max_wait_s": 0.2}} | values
+    vllm = {"urls": vllm_urls} | (vllm or {})
     settings = Settings(data=data, database=database_url, broker="memory://", vllm=vllm, **values)
     engine = connect(database_url)
     CommandLineStore(engine).prepare(settings)
@@ -293,10 +372,9 @@ def own_process(settings: Settings, **environment: str) -> Iterator[tuple[str, s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "--factory", "proxy.app:create", "--port", str(port), "--ws", "none"]
     process = subprocess.Popen(
-        command,
-        env={**os.environ, **as_environment(settings), **environment},
+        [sys.executable, "-m", "proxy"],
+        env={**os.environ, **as_environment(settings), "WHETSTONE_PROXY__PORT": str(port), **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -139,6 +139,14 @@ def test_while_a_step_runs_no_other_is_asked_for(proxy: RunningProxy) -> None:
     assert proxy.client.post(STEP).status_code == 202  # its worker went silent
 
 
+def test_while_a_candidate_is_tested_no_step_is_asked_for(proxy: RunningProxy) -> None:
+    Seed(proxy.engine).insert(
+        schema.steps, project="default", id="starter#1", policy="starter", number=1, state="waiting_gate", version_in=0,
+        groups=1, trajectories=2, config={}, attempt=1, created_at=datetime.now(UTC),
+    )  # fmt: skip
+    assert "step 1 of starter waits for the tests of its candidate" in refused(proxy, 409)
+
+
 def test_what_another_server_answers_cannot_train(
     sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Any, start: Any
 ) -> None:

@@ -1,5 +1,6 @@
 """Every token that vLLM sampled is in SQL: counted by vLLM on one side and by the database on the other."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -7,6 +8,10 @@ import pytest
 from sqlalchemy import func, select
 
 from migrations import schema
+from migrations.database import connect
+from proxy.completeness import Completeness
+from proxy.store import Store
+from proxy.upstream import Upstream
 from tests.proxy.conftest import FakeVllm, RunningProxy, wait_for
 from whetstone.store import Store as CommandLineStore
 from whetstone.vllm import Vllm
@@ -70,3 +75,30 @@ def test_without_vllms_count_nothing_is_said(plain_proxy: RunningProxy, fake_vll
     assert completeness(plain_proxy) is None
     fake_vllm.close()
     assert metric(plain_proxy, "whetstone_recorded_tokens_total") == 3
+
+
+def test_of_several_servers_the_sum_counts_and_each_may_start_again(sqlite_url: str) -> None:
+    engine = connect(sqlite_url)
+    store = Store(engine)
+
+    async def shares(one: FakeVllm, other: FakeVllm) -> None:
+        servers = {fake.url: Upstream(fake.url + "/v1", 10) for fake in (one, other)}
+        counted = Completeness(servers, store, ["default"])
+        one.generated, other.generated = 100, 50
+        await counted.begin()
+        one.generated, other.generated = 106, 54
+        counted.written = 10
+        assert await counted.share() == 1.0
+        one.generated = 4  # it was started again
+        counted.written = 14
+        assert await counted.share() == 1.0
+        other.close()
+        one.generated = 8
+        counted.written = 16
+        assert await counted.share() == 16 / 18, "one that is away tells no more, and what it told stays"
+        for server in servers.values():
+            await server.close()
+
+    with FakeVllm() as one, FakeVllm() as other:
+        asyncio.run(shares(one, other))
+    engine.dispose()

@@ -144,3 +144,12 @@ def test_first_prompts_are_alike_with_the_same_tools_and_task_only() -> None:
     ]
     assert len(set(hashes)) == 4
     assert prompt_hash(asked(QUESTION), reordered, None) == hashes[0]
+
+
+def test_a_pattern_that_takes_too_long_leaves_the_text_as_it_stands(caplog: pytest.LogCaptureFixture) -> None:
+    endless, text = r"(?:a|aa)+$", "a" * 60 + "b"
+    messages = [raw({"role": "user", "content": f"{place}{text}"}) for place in range(20)]
+    normaliser = Normaliser([endless], timeout_s=0.01)
+    assert normaliser.conversation(messages, None) == Normaliser().conversation(messages, None)
+    assert normaliser.conversation(messages[:1], None) == Normaliser().conversation(messages[:1], None)
+    assert caplog.text.count("proxy.normalise") == 1

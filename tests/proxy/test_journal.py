@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import journal as module
-from proxy.journal import Journal, Segment
+from proxy import segments
+from proxy.journal import Journal
+from proxy.segments import FileSegment, sync
 
 
 def frames(folder: Path) -> list[bytes]:
@@ -62,10 +64,10 @@ def test_a_torn_last_frame_is_dropped_and_those_before_it_stay(tmp_path: Path, c
 
 @given(st.lists(st.binary(max_size=50)), st.binary(max_size=60))
 def test_no_rubbish_at_the_end_hides_or_invents_a_record(records: list[bytes], rubbish: bytes) -> None:
-    data = b"".join(module._HEAD.pack(len(r), module.zlib.crc32(r)) + r for r in records)
+    data = b"".join(segments._HEAD.pack(len(r), segments.zlib.crc32(r)) + r for r in records)
 
     def payloads(data: bytes) -> list[bytes]:
-        return [data[start : start + length] for start, length in module._frames(data)]
+        return [data[start : start + length] for start, length in segments._frames(data)]
 
     assert payloads(data + rubbish)[: len(records)] == records
     assert payloads(data) == records
@@ -114,7 +116,7 @@ from proxy.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 journal.append(b"before")
 # No file may grow past this: the disk is full, half-way into the next frame.
-resource.setrlimit(resource.RLIMIT_FSIZE, (journal._current.bytes + 20, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (journal._current.size_bytes + 20, resource.RLIM_INFINITY))
 try:
     journal.append(b"x" * 100)
 except OSError:
@@ -137,7 +139,127 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 def test_two_cannot_have_one_segment(tmp_path: Path) -> None:
-    segment = Segment(tmp_path / "a.journal")
+    segment = FileSegment(tmp_path / "a.journal")
     with pytest.raises(BlockingIOError):
-        Segment(tmp_path / "a.journal")
+        FileSegment(tmp_path / "a.journal")
     segment.close()
+
+
+# --- its bound, and what its disk says
+
+
+def test_what_sql_has_is_gone_from_the_disk_as_soon_as_nothing_waits(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    first, second = journal.append(b"first"), journal.append(b"second")
+    (path,) = tmp_path.iterdir()
+    journal.settled(second)
+    assert b"first" in path.read_bytes()
+    journal.settled(first)
+    assert (path.read_bytes(), journal.size_bytes) == (b"", 0)
+    journal.append(b"third")
+    journal.close()
+    assert frames(tmp_path) == [b"third"]
+
+
+def test_it_takes_no_more_than_its_bound_and_more_again_when_sql_has_some(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, max_bytes=100)
+    assert not journal.full
+    kept = [journal.append(b"x" * 60) for _ in range(2)]
+    assert journal.full and journal.size_bytes > 100
+    with pytest.raises(OSError, match="100 bytes"):
+        journal.append(b"")
+    for record in kept:
+        journal.settled(record)
+    assert not journal.full
+    journal.append(b"y")
+    journal.close()
+    assert frames(tmp_path) == [b"y"]
+
+
+def test_what_the_dead_left_counts_too(tmp_path: Path) -> None:
+    killed(tmp_path, b"x" * 200)
+    journal = Journal(tmp_path, max_bytes=100)
+    ((_, (record,)),) = journal.left_behind()
+    assert journal.full
+    journal.settled(record)
+    assert not journal.full
+    journal.close()
+
+
+PROBED = """
+import os, resource, signal, sys
+from pathlib import Path
+from proxy import journal as module
+
+module.PROBE_EVERY_S = 0.0
+journal = module.Journal(Path(sys.argv[1]))
+journal.append(b"before")
+resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size_bytes, resource.RLIM_INFINITY))
+assert not journal.full, "nobody has tried"
+try:
+    journal.append(b"x")
+except OSError:
+    assert journal.full and journal.full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert not journal.full, "there is room again"
+    journal.append(b"after")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_disk_that_was_full_is_asked_again_before_anything_is_refused_for_it(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", PROBED, str(tmp_path)], timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert frames(tmp_path) == [b"before", b"after"]
+
+
+def test_whoever_dies_while_it_asks_the_disk_leaves_no_record_of_it(tmp_path: Path) -> None:
+    path = killed(tmp_path, b"kept")
+    with path.open("ab") as file:
+        file.write(b"\xff" * segments.PROBE_BYTES)
+    assert frames(tmp_path) == [b"kept"]
+
+
+# --- what is on the disk, and what is in memory
+
+
+def test_what_is_to_be_synced_is_given_once_and_not_once_sql_has_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    sync(journal.to_sync())  # its folder, with the file in it
+    assert journal.to_sync() == []
+    journal.append(b"a")
+    given = journal.to_sync()
+    assert len(given) == 1
+    assert os.path.sameopenfile(given[0], journal._current._file)
+    sync(given)
+    assert journal.to_sync() == []
+    with pytest.raises(OSError):
+        os.fstat(given[0])
+    journal.settled(journal.append(b"b"))
+    written = journal.to_sync()
+    assert len(written) == 1, "the first one waits still"
+    sync(written)
+    journal.close()
+
+
+def test_a_segment_that_is_full_is_synced_too(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(b"x" * (module.SEGMENT_BYTES + 1))
+    journal.append(b"next")
+    given = journal.to_sync()
+    assert len(given) == 3, "both, and the folder"
+    sync(given)
+    journal.close()
+
+
+def test_in_memory_there_is_no_file_and_records_are_read_all_the_same(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, max_bytes=10, in_memory=True)
+    records = [journal.append(payload) for payload in (b"first", b"second")]
+    assert [record.read() for record in records] == [b"first", b"second"]
+    assert list(tmp_path.iterdir()) == [] and journal.to_sync() == []
+    assert journal.full
+    for record in records:
+        journal.settled(record)
+    assert (journal.size_bytes, journal.full) == (0, False)
+    assert journal.append(b"third").read() == b"third"
+    journal.close()

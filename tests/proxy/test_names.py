@@ -17,7 +17,7 @@ KEY = "sk-of-the-teacher"
 @pytest.fixture
 def teacher() -> Iterator[FakeVllm]:
     """Another OpenAI-compatible server; it tells no ids."""
-    fake = FakeVllm()
+    fake = FakeVllm(base_names=["gpt-9"])
 
     def script(handler: FakeHandler, body: dict[str, Any]) -> None:
         if body.get("stream"):
@@ -53,7 +53,7 @@ def many(
         policies=("second",),
         aliases={"gpt-4o": "starter", "gpt-4o-mini": "second", "gpt-5": "teacher"},
         upstreams={"elsewhere": server},
-        max_loras=8,
+        vllm={"max_loras": 8},
     )
     return start(settings)
 

@@ -1,15 +1,34 @@
+from typing import Any
+
+import msgspec
 import pytest
 
 from proxy.errors import UnknownModel
-from proxy.policies import Policies, Policy, Speaker
+from proxy.pins import Pin
+from proxy.policies import Canary, Policies, Policy, Speaker
 
 POLICIES = Policies(
     [
-        Policy("starter", 3, frozenset({0, 2, 3}), 1_700_000_000, aliases=("gpt-4o", "meta/Llama 3")),
+        Policy(
+            "starter", 3, frozenset({0, 2, 3, 4}), 1_700_000_000, aliases=("gpt-4o", "meta/Llama 3"),
+            pinnable_versions=frozenset({0, 2, 3}),
+        ),
         Policy("other.policy", 0, frozenset({0}), 1_700_000_000),
         Policy("teacher", 0, frozenset({0}), 1_700_000_000, ("o9",), upstream="openai", upstream_model="gpt-9"),
     ]
-)
+)  # fmt: skip
+STARTER = next(iter(POLICIES))
+NOW_S = 1_800_000_000.0
+LIFETIME_S = 60.0
+
+
+def version_of(model: str, pinned: int | None, *, age_s: float = 1, trajectory_id: str = "t", **changes: Any) -> int:
+    """The version that answers a call whose trajectory is pinned to that one since so long."""
+    pin = None if pinned is None else Pin("starter", pinned, NOW_S - age_s)
+    policies = Policies([msgspec.structs.replace(STARTER, **changes)])
+    speaker = policies.choose(model, trajectory_id, pin, NOW_S, LIFETIME_S)
+    assert speaker.policy == "starter"
+    return speaker.version
 
 
 def test_a_policy_speaks_by_its_live_version() -> None:
@@ -18,7 +37,7 @@ def test_a_policy_speaks_by_its_live_version() -> None:
     assert POLICIES.resolve("other.policy").served_name == "other.policy@v0"
 
 
-@pytest.mark.parametrize("version", [0, 2, 3])
+@pytest.mark.parametrize("version", [0, 2, 3, 4])
 def test_a_version_that_vllm_keeps_may_be_asked_for(version: int) -> None:
     assert POLICIES.resolve(f"starter@v{version}") == Speaker("starter", version)
 
@@ -41,7 +60,7 @@ def test_another_servers_model_goes_by_the_name_it_has_there(name: str) -> None:
      "starter@v99999999999999999999", "starter@v3@v3", "teacher@v0", "gpt-9"],
 )  # fmt: skip
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(model: str) -> None:
-    with pytest.raises(UnknownModel, match=r"gpt-4o.*starter@v0, starter@v2, starter@v3") as caught:
+    with pytest.raises(UnknownModel, match=r"gpt-4o.*starter@v0, starter@v2, starter@v3, starter@v4") as caught:
         POLICIES.resolve(model)
     assert caught.value.status == 404
     assert caught.value.param == "model"
@@ -62,7 +81,80 @@ def test_without_policies_it_says_so() -> None:
 
 def test_names_are_the_policies_their_aliases_and_versions() -> None:
     assert [policy.names for policy in POLICIES] == [
-        ["starter", "gpt-4o", "meta/Llama 3", "starter@v0", "starter@v2", "starter@v3"],
+        ["starter", "gpt-4o", "meta/Llama 3", "starter@v0", "starter@v2", "starter@v3", "starter@v4"],
         ["other.policy", "other.policy@v0"],
         ["teacher", "o9"],
     ]
+
+
+@pytest.mark.parametrize("model", ["starter", "gpt-4o"])
+def test_a_new_trajectory_gets_the_live_version_and_a_pinned_one_stays(model: str) -> None:
+    assert version_of(model, None) == 3
+    assert version_of(model, 2) == 2
+    assert version_of(model, 0) == 0
+
+
+def test_a_version_asked_for_by_name_answers_whatever_is_pinned() -> None:
+    assert version_of("starter@v4", 2) == 4
+    assert version_of("gpt-4o@v0", 2, canary=Canary(4, 1.0)) == 0
+    with pytest.raises(UnknownModel):
+        version_of("starter@v1", 2)
+
+
+@pytest.mark.parametrize("pinned", [1, 4], ids=["no longer served", "a candidate"])
+def test_what_may_not_be_pinned_gives_way_to_the_live_version(pinned: int) -> None:
+    assert version_of("starter", pinned) == 3
+
+
+def test_a_pin_ends_with_its_lifetime() -> None:
+    assert version_of("starter", 2, age_s=LIFETIME_S - 1) == 2
+    assert version_of("starter", 2, age_s=LIFETIME_S) == 3
+
+
+def test_without_a_lifetime_every_call_gets_the_live_version() -> None:
+    pin = Pin("starter", 2, NOW_S)
+    assert POLICIES.choose("starter", "t", pin, NOW_S, 0.0) == Speaker("starter", 3)
+
+
+def test_another_servers_model_has_no_versions() -> None:
+    pin = Pin("teacher", 2, NOW_S)
+    assert POLICIES.choose("teacher", "t", pin, NOW_S, LIFETIME_S) == POLICIES.resolve("teacher")
+
+
+def test_a_canary_answers_its_share_of_new_trajectories_always_the_same_ones() -> None:
+    canary = Canary(4, 0.2)
+    drawn = [version_of("starter", None, trajectory_id=f"t-{n}", canary=canary) for n in range(2000)]
+    assert set(drawn) == {3, 4}
+    # Five standard deviations of a binomial share.
+    assert abs(drawn.count(4) - 400) < 5 * (2000 * 0.2 * 0.8) ** 0.5
+    assert drawn == [version_of("starter", None, trajectory_id=f"t-{n}", canary=canary) for n in range(2000)]
+    wider = [version_of("starter", None, trajectory_id=f"t-{n}", canary=Canary(4, 0.4)) for n in range(2000)]
+    assert all(after == 4 for before, after in zip(drawn, wider, strict=True) if before == 4)
+
+
+def test_the_next_canary_takes_others() -> None:
+    first, second = (
+        {n for n in range(2000) if version_of("starter", None, trajectory_id=f"t-{n}", canary=canary) != 3}
+        for canary in (Canary(4, 0.2), Canary(5, 0.2))
+    )
+    assert 20 < len(first & second) < 140  # 80 by chance
+
+
+def test_a_trajectory_that_began_before_the_canary_stays_out_of_it() -> None:
+    for trajectory_id in map(str, range(100)):
+        assert version_of("starter", 2, trajectory_id=trajectory_id, canary=Canary(4, 0.5)) == 2
+        assert version_of("starter", 1, trajectory_id=trajectory_id, canary=Canary(4, 0.5)) == 3
+
+
+@pytest.mark.parametrize("lifetime_s", [0.0, LIFETIME_S])
+def test_a_canarys_trajectory_stays_until_the_candidate_is_rejected(lifetime_s: float) -> None:
+    pin = Pin("starter", 4, NOW_S - 2 * LIFETIME_S)
+
+    def version(**changes: Any) -> int:
+        policies = Policies([msgspec.structs.replace(STARTER, **changes)])
+        return policies.choose("starter", "t", pin, NOW_S, lifetime_s).version
+
+    assert version(canary=Canary(4, 0.001)) == 4
+    assert version(live_version=4, pinnable_versions=frozenset({0, 3, 4})) == 4
+    assert version(served_versions=frozenset({0, 2, 3})) == 3
+    assert version(canary=Canary(5, 0.001)) == 3

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from judge.sweep import sweep
 from migrations import schema
-from proxy.shadows import LOOK_EVERY_S, PRIORITY, QUIET_S, chosen
+from proxy.drawing import PRIORITY
+from proxy.shadows import LOOK_EVERY_S, QUIET_S
+from proxy.shares import chosen
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, FakeHandler, FakeVllm, RunningProxy, settings_for, wait_for
 from whetstone.worth import LearningSettings
 

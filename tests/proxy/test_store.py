@@ -14,7 +14,8 @@ from migrations import schema
 from proxy.address import Address
 from proxy.call import Call
 from proxy.feedback import Feedback
-from proxy.feedback_rows import row_of
+from proxy.feedback_rows import identified, row_of
+from proxy.policies import Canary
 from proxy.store import Store
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, make_call, make_choice
 from whetstone.reasons import WhyNotTrained
@@ -225,10 +226,32 @@ def test_feedback_with_a_key_is_taken_once(store: Store, rows: Any) -> None:
     again = row_of(Feedback(trajectory_id="t", reward=1.0, idempotency_key="k"), "default", NOW)
     free = row_of(Feedback(trajectory_id="t", reward=1.0), "default", NOW)
     with store.engine.begin() as connection:
-        ids = store.insert_feedback(connection, [row, again, free, free | {"id": "other"}])
-    assert ids == [row["id"], row["id"], free["id"], "other"]
+        taken = store.insert_feedback(connection, [row, again, free, free | {"id": "other"}])
+    first = row["id"]
+    assert taken == [(first, True), (first, False), (free["id"], True), ("other", True)]
     assert sorted(stored.reward for stored in rows(schema.feedback)) == [0.0, 1.0, 1.0]
     assert {stored.state for stored in rows(schema.feedback)} == {"waiting"}
+
+
+def test_feedback_that_is_there_already_is_not_added_again(store: Store, rows: Any) -> None:
+    """Who took it cannot always know whether the database did: the same rows come again, and stand as they were."""
+    free = row_of(Feedback(trajectory_id="t", reward=1.0), "default", NOW)
+    keyed = identified(row_of(Feedback(trajectory_id="t", reward=0.0, idempotency_key="k"), "default", NOW))
+    for _ in range(2):
+        with store.engine.begin() as connection:
+            ids = [one.id for one in store.insert_feedback(connection, [free, keyed])]
+            connection.execute(schema.feedback.update().values(state="applied"))
+    assert sorted(ids) == sorted(row.id for row in rows(schema.feedback))
+    assert {row.state for row in rows(schema.feedback)} == {"applied"}
+
+
+def test_an_idempotency_key_makes_the_same_id_in_its_project_alone() -> None:
+    def key(project: str, name: str) -> str:
+        return identified(row_of(Feedback(trajectory_id="t", idempotency_key=name), project, NOW))["id"]
+
+    assert key("default", "k") == key("default", "k")
+    assert len({key("default", "k"), key("default", "l"), key("other", "k")}) == 3
+    assert len(key("default", "k")) == 32
 
 
 def test_what_is_not_there_is_none(store: Store) -> None:
@@ -258,14 +281,38 @@ def test_policies_come_with_their_served_versions_and_other_names(store: Store, 
     assert (found.aliases, found.upstream, found.upstream_model) == (("gpt-4o",), "openai", "gpt-9")
 
 
+def test_policies_tell_what_may_be_pinned_and_what_is_tried_on_apps(store: Store, engine: Engine) -> None:
+    version = {"project": "default", "policy": "starter", "created_at": NOW}
+    states = {
+        1: ("retired", True, None),
+        2: ("retired", False, None),
+        3: ("rejected", False, None),
+        4: ("candidate", True, None),
+        5: ("candidate", True, 0.1),
+    }
+    with engine.begin() as connection:
+        for number, (state, served, share) in states.items():
+            values = version | {"id": f"starter@v{number}", "version": number, "state": state, "served": served}
+            connection.execute(schema.policy_versions.insert().values(canary_share=share, **values))
+    (found,) = store.policies("default")
+    assert found.served_versions == {0, 1, 4, 5}
+    assert found.pinnable_versions == {0, 1}
+    assert found.canary == Canary(5, 0.1)
+    with engine.begin() as connection:
+        v = schema.policy_versions.c
+        connection.execute(schema.policy_versions.update().where(v.version == 5).values(canary_share=None))
+    (found,) = store.policies("default")
+    assert found.canary is None
+
+
 def test_probe_tokens_of_all_versions_are_counted(store: Store, engine: Engine) -> None:
     version = {"project": "default", "policy": "starter", "state": "retired", "served": False, "created_at": NOW}
     with engine.begin() as connection:
         for number, tokens in ((7, 5), (8, None), (9, 6)):
             values = version | {"id": f"starter@v{number}", "version": number, "probe_tokens": tokens}
             connection.execute(schema.policy_versions.insert().values(**values))
-    assert store.probe_tokens("default") == 11
-    assert store.probe_tokens("other") == 0
+    assert store.probe_tokens(["default"]) == 11
+    assert store.probe_tokens(["other"]) == 0
 
 
 def test_an_answer_is_found_again_by_its_turn_key(store: Store, write: Any) -> None:

@@ -12,6 +12,7 @@ from migrations import schema
 from proxy.address import Address
 from proxy.call import Call, Choice
 from proxy.history import Normaliser, prompt_hash
+from proxy.pins import pin_of
 from proxy.store import Store
 from proxy.store_threads import ThreadTables
 from proxy.threads import Place, Threads
@@ -70,6 +71,7 @@ class Asking:
     def __init__(self, app: App, call_id: str, messages: list[Any], said: dict[str, Any]) -> None:
         self.app, self.id, self.messages = app, call_id, messages
         self.end_user = said.pop("end_user", None)
+        self.speaker = {"policy": said.pop("policy", "starter"), "policy_version": said.pop("version", 0)}
         if "trajectory_id" in said:
             said.setdefault("named_by", "header")
         self.address = Address(**said)
@@ -83,9 +85,12 @@ class Asking:
     def digest(self) -> str:
         return self.asked.whole.hex()
 
-    def answer(self, text: str = "yes", status: str = "complete", **message: Any) -> Call:
-        choices: tuple[Choice, ...] = (
-            make_choice(message={"role": "assistant", "content": text} | message, text=text),
+    def answer(self, text: str = "yes", status: str = "complete", n: int = 1, **message: Any) -> Call:
+        """`n` choices: the text, then the text with a number behind it."""
+        texts = [text, *(f"{text} {index}" for index in range(1, n))]
+        choices: tuple[Choice, ...] = tuple(
+            make_choice(index, message={"role": "assistant", "content": said} | message, text=said)
+            for index, said in enumerate(texts)
         )
         if status == "error":
             choices = ()
@@ -102,6 +107,7 @@ class Asking:
             extends=self.place.extends,
             continues=self.place.continues,
             prompt_hash=prompt_hash(self.asked, raw(None), None),
+            **self.speaker,
             histories=tuple(self.app.normaliser.history(self.asked, choice) for choice in choices),
         )
         call = type(call)(
@@ -349,6 +355,118 @@ async def test_tool_calls_go_on_under_a_prompt_that_changes(app: App, later: Any
     assert (second.trajectory_id, second.threaded_by) == (first.trajectory_id, "tool_calls")
 
 
+@pytest.mark.parametrize("name", [None, "t"])
+async def test_a_place_tells_which_versions_spoke_there_and_since_when(app: App, later: Any, name: str | None) -> None:
+    first = await app.ask(user("a"), trajectory_id=name, version=1)
+    assert first.place.pins == ()
+    spoken = [first.answer()]
+    said = [user("a"), echo(), user("b")]
+    for version in (1, 2, 1):
+        later()
+        spoken.append(await app.said(*said, trajectory_id=name, version=version))
+        said += [echo(), user("and then")]
+    later()
+    pins = (await app.ask(*said, trajectory_id=name)).place.pins
+    assert [(pin.policy, pin.version) for pin in pins] == [("starter", 2), ("starter", 1)]
+    assert [pin.since_s for pin in pins] == pytest.approx([spoken[2].created_at_s, spoken[0].created_at_s], abs=1e-5)
+
+
+async def test_what_spoke_before_a_restart_keeps_its_first_turn_as_the_conversation_goes_on(app: App) -> None:
+    first = await app.said(user("a"), version=1)
+    app.write()
+    app.restart()
+    await app.said(user("a"), echo(), user("b"), version=1)
+    (pin,) = (await app.ask(user("a"), echo(), user("b"), echo(), user("c"))).place.pins
+    assert pin.since_s == pytest.approx(first.created_at_s, abs=1e-5)
+
+
+async def test_a_fork_and_what_comes_after_the_end_are_told_what_spoke_up_to_where_they_left(
+    app: App, later: Any
+) -> None:
+    await app.said(user("a"), version=1)
+    second = await app.said(user("a"), echo(), user("b"), version=2)
+    later()
+    fork = await app.ask(user("a"), echo(), user("another b"))
+    assert (fork.place.by, pinned(fork)) == ("fork", 1)
+    app.threads.ended(second.trajectory_id)
+    after = await app.ask(user("a"), echo(), user("b"), echo(), user("c"))
+    assert pinned(after) == 2
+
+
+async def test_a_name_that_begins_anew_is_not_told_what_spoke_before_its_end(app: App, later: Any) -> None:
+    first = await app.said(user("a"), trajectory_id="t", version=1)
+    later()
+    assert pinned(await app.ask(user("b"), trajectory_id="t")) == 1
+    app.threads.ended("t")
+    anew = await app.ask(user("c"), trajectory_id="t")
+    assert (anew.place.continues, anew.place.pins) == (first.id, ())
+
+
+async def test_each_policy_of_a_trajectory_has_its_own(app: App, seed: Any, later: Any) -> None:
+    policy = {
+        "base_model": "b",
+        "model_path": "m",
+        "live_version": 0,
+        "next_version": 1,
+        "next_step": 1,
+        "state": "recording",
+    }
+    seed.insert(schema.policies, project="default", id="helper", created_at=seed.now, **policy)
+    await app.said(user("a"), version=1)
+    await app.said(user("a"), echo(), user("b"), policy="helper", version=5)
+    later()
+    third = await app.ask(user("a"), echo(), user("b"), echo(), user("c"))
+    assert (pinned(third), pinned(third, "helper")) == (1, 5)
+    fork = await app.ask(user("a"), echo(), user("another b"))
+    assert pinned(fork) == 1
+
+
+async def test_each_choice_goes_on_with_the_version_that_spoke_it(app: App, later: Any) -> None:
+    call = (await app.ask(user("a"), version=1)).answer(n=3)
+    later()
+    on = await app.ask(user("a"), echo("yes 2"), user("b"))
+    assert (on.place.trajectory_id, pinned(on)) == (f"{call.trajectory_id}.2", 1)
+    assert pinned(await app.ask(user("a"), trajectory_id=f"{call.trajectory_id}.1")) == 1
+
+
+async def test_a_retry_is_told_what_spoke_where_it_lands(app: App, later: Any) -> None:
+    (await app.ask(user("a"), version=1)).answer("Once", status="aborted")
+    later()
+    again = await app.ask(user("a"), retry=True)
+    assert (again.place.by, pinned(again)) == ("retry", 1)
+
+
+async def test_a_retry_does_not_land_in_a_trajectory_that_has_ended_elsewhere(app: App) -> None:
+    cut = (await app.ask(user("a"))).answer("Once", status="aborted")
+    app.write()
+    with app.engine.begin() as connection:
+        connection.execute(schema.trajectories.update().values(state="ended"))
+    app.restart()
+    again = await app.ask(user("a"), retry=True)
+    assert (again.place.by, again.place.trajectory_id != cut.trajectory_id) == ("new", True)
+
+
+async def test_what_is_in_memory_is_not_asked_of_sql(app: App) -> None:
+    first = await app.said(user("a"), version=1)
+    named = await app.said(user("a"), trajectory_id="t", version=1)
+    app.threads._tables = Unasked()
+    assert pinned(await app.ask(user("a"), echo(), user("b"))) == 1
+    assert pinned(await app.ask(user("b"), trajectory_id=named.trajectory_id)) == 1
+    assert (await app.ask(user("new"))).place.trajectory_id != first.trajectory_id
+
+
+class Unasked:
+    """Tables that nobody may ask."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked of SQL")
+
+
+def pinned(asking: "Asking", policy: str = "starter") -> int | None:
+    pin = pin_of(asking.place.pins, policy)
+    return None if pin is None else pin.version
+
+
 async def test_few_shot_answers_that_nobody_gave_are_looked_for_once(app: App) -> None:
     asked: list[int] = []
 
@@ -371,6 +489,29 @@ async def test_a_proxy_whose_database_is_away_serves_and_begins_anew(app: App) -
     nowhere = create_engine("sqlite:////nowhere/at/all.db")
     app.threads = Threads(ThreadTables(nowhere, "default"), Alone(), IDLE_S)
     assert (await app.said(user("a"), echo(), user("b"))).threaded_by == "new"
+
+
+class Others:
+    """Another proxy is there, and has written nothing lately."""
+
+    alone = False
+
+    def __init__(self) -> None:
+        self.waited_for = 0
+
+    async def written(self, until_s: float) -> None:
+        self.waited_for += 1
+
+
+async def test_nobody_waits_for_what_others_write_while_the_database_is_away(app: App) -> None:
+    others = Others()
+    app.threads = Threads(ThreadTables(app.engine, "default"), others, IDLE_S)
+    assert (await app.said(user("a"), echo(), user("b"))).threaded_by == "new"
+    assert others.waited_for == 1
+    nowhere = create_engine("sqlite:////nowhere/at/all.db")
+    app.threads = Threads(ThreadTables(nowhere, "default"), others, IDLE_S)
+    assert (await app.said(user("a"), echo(), user("b"))).threaded_by == "new"
+    assert others.waited_for == 1
 
 
 @pytest.mark.parametrize("seed_of_order", [pytest.param(0, marks=pytest.mark.slow), 1, 2])

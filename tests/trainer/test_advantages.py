@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.advantages import SMALLEST_SPREAD, Scale, divisors, group_relative
+from trainer.advantages import SMALLEST_SPREAD, divisors, group_relative
 from trainer.errors import RewardError
+from whetstone.training import AdvantageScale
 
 
 def test_an_advantage_is_the_reward_minus_the_mean_of_its_group() -> None:
@@ -59,14 +60,14 @@ def as_trl(groups: dict[str, dict[str, float]], scale: str) -> dict[str, float]:
     return expected
 
 
-def scaled(groups: dict[str, dict[str, float]], scale: Scale) -> dict[str, float]:
+def scaled(groups: dict[str, dict[str, float]], scale: AdvantageScale) -> dict[str, float]:
     by, differing = divisors(groups, {}, scale), group_relative(groups).by_trajectory
     return {name: advantage / by[name] for name, advantage in differing.items()}
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
 @given(groups=GROUPS)
-def test_scaled_advantages_are_those_of_trl(groups: dict[str, dict[str, float]], scale: Scale) -> None:
+def test_scaled_advantages_are_those_of_trl(groups: dict[str, dict[str, float]], scale: AdvantageScale) -> None:
     ours, expected = scaled(groups, scale), as_trl(groups, scale)
     assert {name: expected[name] for name in ours} == pytest.approx(ours, rel=1e-6, abs=1e-6)
     for name in expected.keys() - ours.keys():
@@ -80,7 +81,7 @@ def test_unscaled_nothing_is_divided(groups: dict[str, dict[str, float]], single
 
 @given(GROUPS, SINGLES, st.sampled_from(["group", "batch"]))
 def test_a_divisor_keeps_signs_and_order(
-    groups: dict[str, dict[str, float]], singles: dict[str, float], scale: Scale
+    groups: dict[str, dict[str, float]], singles: dict[str, float], scale: AdvantageScale
 ) -> None:
     found = divisors(groups, singles, scale)
     assert found.keys() == {name for of in (*groups.values(), singles) for name in of}
@@ -91,7 +92,7 @@ def test_a_divisor_keeps_signs_and_order(
 
 @given(GROUPS, SINGLES, st.sampled_from(["group", "batch"]), REWARDS)
 def test_what_all_rewards_have_in_common_scales_nothing(
-    groups: dict[str, dict[str, float]], singles: dict[str, float], scale: Scale, shift: float
+    groups: dict[str, dict[str, float]], singles: dict[str, float], scale: AdvantageScale, shift: float
 ) -> None:
     moved = {group: {name: reward + shift for name, reward in of.items()} for group, of in groups.items()}
     alike = {name: reward + shift for name, reward in singles.items()}

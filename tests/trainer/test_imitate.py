@@ -211,7 +211,7 @@ def test_a_step_that_dies_while_it_renders_goes_on_with_the_same_examples(
 def test_a_vllm_that_is_away_while_answers_are_rendered_is_waited_for(
     training: Imitating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.imitate.RETRY_S", 0.01)
+    monkeypatch.setattr("trainer.patience.RETRY_S", 0.01)
     training.shown("t", "yes")
     training.fake.when_called = lambda _path: len(training.fake.calls) > 3
     assert training.asked("demonstrations") is True

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trainer.advantages import Scale
 from trainer.claims import Member
 from trainer.lessons import Lessons, lessons
 from trainer.rows import Spoken
+from whetstone.training import AdvantageScale
 
 
 def said(prompt: tuple[int, ...] = (1, 2), tokens: tuple[int, ...] = (3,), version: int = 0) -> Spoken:
@@ -24,7 +24,7 @@ def single(name: str, reward: float, baseline: float | None, **values: Any) -> M
     return member(name, reward, group=f"of {name}", alone=True, baseline=baseline, **values)
 
 
-def taught(*members: Member, scale: Scale = "none") -> Lessons:
+def taught(*members: Member, scale: AdvantageScale = "none") -> Lessons:
     return lessons(members, max_row_tokens=16, scale=scale)
 
 

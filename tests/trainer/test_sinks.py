@@ -84,6 +84,16 @@ def test_a_worker_whose_sink_is_not_installed_does_not_start(tmp_path: Path) -> 
     assert "pip install wandb" in worker.stderr and "Traceback" not in worker.stderr
 
 
+@pytest.mark.slow
+def test_a_worker_without_a_vllm_does_not_start(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, broker="memory://")
+    command = [sys.executable, "-m", "celery", "-A", "trainer.tasks", "worker", "--pool", "solo"]
+    environment = {**os.environ, **as_environment(settings)}
+    worker = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert worker.returncode != 0
+    assert "vllm.urls names no server" in worker.stderr and "Traceback" not in worker.stderr
+
+
 def test_what_sinks_are_told_is_the_last_step_that_is_over(engine: Engine, seed: Any) -> None:
     store = Store(engine, "default")
     assert store.ended("starter") is None

@@ -11,16 +11,20 @@ from sqlalchemy import Engine, select, update
 
 from migrations import schema
 from tests.server import Handler, Server
-from trainer import adapter, kept
+from trainer import kept
 from trainer.claims import Member
 from trainer.errors import AdapterNotWritten, LeaseLost, NotFinite
 from trainer.learner.learner import Learner
 from trainer.lessons import lessons
+from trainer.pause import RETRY_S
+from trainer.replicas import Replicas
 from trainer.rows import Spoken
-from trainer.step import Learners, reconcile, take_step
+from trainer.step import UNREADABLE_RETRY_S, Learners, take_step
 from trainer.store import Store
 from whetstone import adapters
 from whetstone.settings import Settings
+from whetstone.store import Store as CommandLine
+from whetstone.store_versions import roll_back
 from whetstone.training import TrainerSettings
 from whetstone.vllm import Vllm, VllmDown
 
@@ -44,13 +48,25 @@ class FakeVllm(Server):
         """Whether its engine lives; one that does not refuses and says so."""
         self.when_called: Callable[[str], bool] = lambda _path: True
         """Asked before each call; where it says no, the connection is closed without an answer."""
+        self.says: dict[str, list[int]] = {}
+        """Name -> what it samples, where that is not SPOKEN."""
         super().__init__(FakeHandler)
+
+    def learner(self, name: str) -> Learner:
+        """What holds the weights of a name that it serves."""
+        if name in self.loaded:
+            return Learner.resume(self.model, self.loaded[name], RULES)
+        return Learner.fresh(self.model, RULES, seed=0)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
         if path == "/health":
             return (200, "") if self.well else (503, "")
         if path in self.refuses:
             return 400, {"error": {"message": "no adapter of ours", "type": "BadRequestError", "code": 400}}
+        if path == "/is_sleeping":
+            return 200, {"is_sleeping": False}
+        if path in ("/sleep?level=1&mode=wait", "/wake_up"):
+            return 200, {"status": "sleeping"}
         if path == "/v1/models":
             return 200, {"object": "list", "data": [{"id": name} for name in ["starter@v0", *self.loaded]]}
         if path == "/v1/load_lora_adapter":
@@ -59,10 +75,11 @@ class FakeVllm(Server):
         if path == "/v1/unload_lora_adapter":
             del self.loaded[body["lora_name"]]
             return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
-        if path == "/v1/completions" and body["model"] in self.loaded:
-            learner = Learner.resume(self.model, self.loaded[body["model"]], RULES)
-            logprobs = [nats - self.wrong_by_nats for nats in learner.logprobs(body["prompt"], SPOKEN)]
-            return 200, {"choices": [{"index": 0, "token_ids": SPOKEN, "logprobs": {"token_logprobs": logprobs}}]}
+        if path == "/v1/completions" and body["model"] in ("starter@v0", *self.loaded):
+            said = self.says.get(body["model"], SPOKEN)
+            read = self.learner(body["model"]).logprobs(body["prompt"], said)
+            logprobs = [nats - self.wrong_by_nats for nats in read]
+            return 200, {"choices": [{"index": 0, "token_ids": said, "logprobs": {"token_logprobs": logprobs}}]}
         return 404, {"error": {"message": f"{body.get('model')} does not exist", "type": "NotFoundError", "code": 404}}
 
 
@@ -90,10 +107,15 @@ class Training:
         self.adapters = data / "adapters"
 
     def step(self) -> bool:
-        return take_step("starter", self.store, self.learners, self.vllm, self.settings)
+        replicas = Replicas({"http://one": self.vllm})
+        return take_step("starter", self.store, self.learners, replicas, self.settings)
 
     def with_rules(self, **values: Any) -> None:
         self.settings = self.settings.model_copy(update={"trainer": RULES.model_copy(update=values)})
+
+    def shares_device(self) -> None:
+        vllm = self.settings.vllm.model_copy(update={"shares_device": True})
+        self.settings = self.settings.model_copy(update={"vllm": vllm})
 
     def vllm_stays_away(self) -> None:
         """No call is answered any more, and nobody waits for it."""
@@ -186,7 +208,7 @@ def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(traini
     version = training.seed.one(schema.policy_versions, "starter@v1")
     assert version.manifest_sha256 == adapters.verify(training.adapters / "starter@v1")
     assert version.probe_k3 < 1e-9 and version.probe_tokens > 0
-    assert training.store.served() == training.fake.loaded == {"starter@v1": training.adapters / "starter@v1"}
+    assert training.fake.loaded == {"starter@v1": training.adapters / "starter@v1"} and version.served
     assert training.step() is False
 
 
@@ -227,7 +249,7 @@ def test_a_candidate_that_vllm_refuses_is_rejected_with_its_words(training: Trai
 
 
 def test_a_vllm_that_is_away_is_waited_for(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.gate.LOAD_RETRY_S", 0.01)
+    monkeypatch.setattr("trainer.patience.RETRY_S", 0.01)
     training.group("g")
     asked = itertools.count()
     training.fake.when_called = lambda _path: next(asked) >= 3
@@ -254,7 +276,7 @@ def test_a_vllm_that_restarts_during_the_probe_gets_the_candidate_again(training
 def test_an_engine_that_is_dying_costs_no_candidate(
     training: Training, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("trainer.gate.LOAD_RETRY_S", 0.01)
+    monkeypatch.setattr("trainer.patience.RETRY_S", 0.01)
     training.group("g")
     training.fake.refuses.add(path)
     training.fake.well = False
@@ -303,8 +325,8 @@ def test_a_vllm_that_stays_away_leaves_the_step_to_whoever_comes_after_its_lease
     training.lease_ends()
     assert training.step() is True
     assert training.versions() == {0: "retired", 1: "rejected", 2: "live"}
-    reconcile(training.store, training.vllm)
-    assert set(training.fake.loaded) == {"starter@v2"}
+    served = CommandLine(training.engine).served("default", ["starter"])
+    assert served == {"starter@v2": training.adapters / "starter@v2"}
 
 
 def test_trajectories_that_are_alone_are_trained_on_by_their_baseline_and_the_step_says_so(
@@ -323,6 +345,22 @@ def test_trajectories_that_are_alone_are_trained_on_by_their_baseline_and_the_st
     assert advantages == pytest.approx({"s0-0": 1.0, "s1-0": -1 / 3, "s2-0": -1 / 3, "s3-0": -1 / 3})
     assert training.all(schema.trajectories, "state") == training.all(schema.groups, "state") == {"trained"}
     assert training.all(schema.feedback, "state") == {"used"}
+
+
+def test_a_step_says_in_its_lines_and_its_span_which_groups_it_takes(
+    training: Training, logged: Any, spans: Any
+) -> None:
+    training.group("g")
+    assert training.step() is True
+    lines = [line for line in logged() if line["logger"] == "trainer.step"]
+    assert {(line["project"], line["policy"], line["step"]) for line in lines} == {("default", "starter", 1)}
+    assert [line["groups"] for line in lines if "groups" in line] == [["g"]]
+    (span,) = spans.get_finished_spans()
+    assert (span.name, dict(span.attributes)) == ("step", {
+        "whetstone.project": "default", "whetstone.policy": "starter", "whetstone.step.id": "starter#1",
+        "whetstone.version.in": "starter@v0", "whetstone.version.out": "starter@v1",
+        "whetstone.group.ids": ("g",), "whetstone.trajectory.ids": ("g-0", "g-1"),
+    })  # fmt: skip
 
 
 def test_singles_that_all_have_the_same_reward_make_no_version(training: Training) -> None:
@@ -487,6 +525,30 @@ def test_a_step_whose_adapter_cannot_be_written_is_taken_over_with_the_same_traj
     assert training.live_version == 2
 
 
+def test_a_step_whose_version_cannot_be_trained_on_keeps_what_it_took_until_another_one_answers(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.group("g")
+    assert training.step() is True
+    training.group("h", version=1)
+    training.learners = Learners(training.settings)
+    (training.adapters / "starter@v1" / "adapter_config.json").write_text("{}")
+    for _ in range(RULES.max_attempts + 1):
+        assert training.step() is False
+        step = training.seed.one(schema.steps, "starter#2")
+        assert (step.state, step.attempt) == ("claimed", 0)
+        assert step.lease_until > datetime.now(UTC) + timedelta(seconds=UNREADABLE_RETRY_S / 2)
+        training.lease_ends()
+    assert len([record for record in caplog.records if "promote another version" in record.message]) == 1
+    with training.engine.begin() as connection:
+        roll_back(connection, "default", "starter", None, "damaged", 2, datetime.now(UTC))
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#2")
+    assert step.state == "failed" and "answers no longer" in step.error
+    training.group("i")
+    assert training.step() is True  # from version 0
+
+
 def test_who_loses_the_lease_while_vllm_loads_promotes_nothing(training: Training) -> None:
     training.group("g")
 
@@ -504,6 +566,35 @@ def test_who_loses_the_lease_while_vllm_loads_promotes_nothing(training: Trainin
     assert (step.state, step.attempt) == ("claimed", 2)
 
 
+def test_on_a_shared_accelerator_vllm_sleeps_until_the_new_version_is_to_be_loaded(training: Training) -> None:
+    training.shares_device()
+    training.group("g")
+    assert training.step() is True
+    assert training.live_version == 1
+    calls = [path for path in training.fake.calls if path != "/v1/models"]
+    assert calls[:4] == ["/is_sleeping", "/sleep?level=1&mode=wait", "/wake_up", "/v1/load_lora_adapter"]
+
+
+def test_a_step_that_does_not_get_the_accelerator_is_tried_again_and_loses_no_attempt(training: Training) -> None:
+    training.shares_device()
+    training.fake.refuses = {"/sleep?level=1&mode=wait"}
+    training.group("g")
+    assert training.step() is False
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.attempt) == ("claimed", 0)
+    assert datetime.now(UTC) < step.lease_until < datetime.now(UTC) + timedelta(seconds=RETRY_S)
+    assert training.step() is False  # not before then
+    training.lease_ends()
+    assert training.step() is False
+    step = training.seed.one(schema.steps, "starter#1")
+    assert step.lease_until > datetime.now(UTC) + timedelta(seconds=1.5 * RETRY_S)
+    training.fake.refuses = set()
+    training.lease_ends()
+    assert training.step() is True
+    assert (training.live_version, training.seed.one(schema.steps, "starter#1").attempt) == (3, 1)
+    assert not training.learners.denied
+
+
 def test_a_warm_learner_takes_the_step_that_one_read_from_the_disk_takes(training: Training) -> None:
     training.group("g")
     assert training.step() is True
@@ -519,42 +610,3 @@ def test_a_warm_learner_takes_the_step_that_one_read_from_the_disk_takes(trainin
     assert {path.name for path in warm.iterdir()} >= {"adapter_model.safetensors", "optimizer.safetensors"}
     for path in warm.iterdir():
         assert path.read_bytes() == (cold / path.name).read_bytes(), path.name
-
-
-def version(training: Training, number: int, folder: Path, *, served: bool = True) -> str:
-    name = f"starter@v{number}"
-    training.seed.insert(
-        schema.policy_versions, project="default", id=name, policy="starter", version=number, parent=0, state="retired",
-        served=served, adapter_path=str(folder), created_at=training.seed.now, promoted_at=training.seed.now,
-    )  # fmt: skip
-    return name
-
-
-def test_vllm_is_brought_to_what_the_database_says(
-    training: Training, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner = Learner.fresh(tiny_model, RULES, seed=0)
-    whole, damaged = tmp_path / "starter@v1", tmp_path / "starter@v2"
-    for folder in (whole, damaged):
-        adapter.write(folder, learner, parent=0, step=1)
-    (damaged / "adapter_model.safetensors").write_bytes(b"")
-    version(training, 1, whole)
-    version(training, 2, damaged)
-    version(training, 3, tmp_path / "starter@v3")
-    over = version(training, 4, tmp_path / "starter@v4", served=False)
-    training.fake.loaded = {over: tmp_path / over, "somebody-elses": tmp_path}
-    reconcile(training.store, training.vllm)
-    assert set(training.fake.loaded) == {"starter@v1", "somebody-elses"}
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == 2
-    assert "starter@v2 cannot be loaded" in errors[0] and "adapter_model.safetensors" in errors[0]
-    assert "starter@v3 cannot be loaded" in errors[1]
-
-
-def test_an_adapter_that_another_worker_has_unloaded_meanwhile_stops_nothing(
-    training: Training, tmp_path: Path
-) -> None:
-    over = version(training, 1, tmp_path / "starter@v1", served=False)
-    training.fake.loaded = {over: tmp_path}
-    training.fake.refuses.add("/v1/unload_lora_adapter")
-    reconcile(training.store, training.vllm)

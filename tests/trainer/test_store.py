@@ -11,6 +11,7 @@ from migrations import schema
 from trainer.claims import Claim, Probe
 from trainer.errors import LeaseLost
 from trainer.store import Store
+from whetstone.store import Store as CommandLine
 from whetstone.training import TrainerSettings
 
 RULES = TrainerSettings(groups_per_step=1, max_groups_per_step=4, min_fresh_share=0.3)
@@ -157,7 +158,8 @@ def test_only_the_newest_retired_versions_stay_loaded(store: Store, engine: Engi
         claim = claim_of(store)
         store.trained(claim, FIGURES, Path(f"/adapters/starter@v{number}"), "hash")
         store.promote(claim, {}, PROBE, keep_served=1)
-    assert store.served() == {f"starter@v{n}": Path(f"/adapters/starter@v{n}") for n in (3, 4)}
+    served = CommandLine(engine).served("default", ["starter"])
+    assert served == {f"starter@v{n}": Path(f"/adapters/starter@v{n}") for n in (3, 4)}
 
 
 def test_what_a_rejected_step_took_counts_as_trained(store: Store, engine: Engine, seed: Any) -> None:

@@ -14,6 +14,8 @@ from trainer.examples import Example, Rendered
 from trainer.store import Store
 from whetstone.training import TrainerSettings
 
+LATER = datetime(2026, 1, 2, tzinfo=UTC)
+
 RULES = TrainerSettings(groups_per_step=1, min_fresh_share=0)
 
 
@@ -124,7 +126,7 @@ def test_of_two_demonstrations_for_the_same_answer_the_later_one_counts(asking: 
 @pytest.mark.parametrize(
     "values",
     [
-        {"state": "waiting"}, {"state": "superseded"}, {"state": "failed"}, {"withdrawn_at": datetime.now(UTC)},
+        {"state": "waiting"}, {"state": "superseded"}, {"state": "failed"}, {"withdrawn_at": LATER},
     ],
     ids=str,
 )  # fmt: skip

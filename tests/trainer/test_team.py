@@ -29,7 +29,7 @@ class Launched(Training):
         self.with_rules(processes=2, lease_s=5)
         self.supervisor = Supervisor(folder / "logs")
         broker = f"redis+socket://{folder / 'redis.sock'}"
-        vllm = self.settings.vllm.model_copy(update={"url": fake.url})
+        vllm = self.settings.vllm.model_copy(update={"urls": (fake.url,)})
         database = str(make_url(str(engine.url)))
         self.settings = self.settings.model_copy(update={"broker": broker, "vllm": vllm, "database": database})
         self.supervisor.start(redis(folder))

@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from trainer.candidates import Candidate, CandidateMember
-from trainer.triggers import SINGLES_LIMIT, Choice, choose, last_fired, lineage_of
+from trainer.triggers import SINGLES_LIMIT, Choice, choose, last_fired
 from whetstone.training import TrainerSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -101,10 +101,6 @@ def test_a_trajectory_that_ended_off_the_lineage_is_off_it() -> None:
 
 def test_staleness_counts_updates_not_version_numbers() -> None:
     assert choose([], LINEAGE, NOW, RULES).staleness == {3: 0, 2: 1, 0: 2}
-
-
-def test_the_lineage_leads_over_parents_to_the_base_model() -> None:
-    assert lineage_of(5, {0: None, 1: 0, 2: 1, 5: 2, 4: 2}) == [5, 2, 1, 0]
 
 
 def test_singles_that_agree_are_no_uniform_group() -> None:

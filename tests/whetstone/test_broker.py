@@ -198,8 +198,9 @@ def test_hints_in_a_burst_become_few_messages(broker, tmp_path):
     app.close()
 
 
-def test_a_hint_without_a_broker_is_quick_and_silent(tmp_path):
-    app = celery_app("proxy", Settings(data=tmp_path, broker="redis://127.0.0.1:1/0"))
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://guest:guest@127.0.0.1:1//"])
+def test_a_hint_without_a_broker_is_quick_and_silent(tmp_path, url):
+    app = celery_app("proxy", Settings(data=tmp_path, broker=url))
     began = time.monotonic()
     for _ in range(100):
         hint(app, tasks.ASSEMBLE)
@@ -212,8 +213,19 @@ def test_without_a_broker_setting_the_start_stops_with_what_to_do(tmp_path):
         celery_app("judge", Settings(data=tmp_path))
 
 
+@pytest.mark.parametrize(("url", "error"), [("redis://127.0.0.1:1/0", "redis"), ("amqp://127.0.0.1:1//", "builtins")])
+def test_a_broker_of_either_kind_is_reached_for_with_what_it_takes(tmp_path, url, error):
+    app = celery_app("judge", Settings(data=tmp_path, broker=url))
+    with pytest.raises(Exception, match="refused") as caught, app.connection() as connection:
+        connection.connect()
+    assert type(caught.value).__module__.partition(".")[0] == error
+    app.close()
+
+
 def test_only_json_is_accepted_and_no_result_is_kept(tmp_path):
     app = celery_app("judge", Settings(data=tmp_path, broker="redis://127.0.0.1:1/0"))
+    # One at a time, and done before it is acknowledged: what a worker dies with is there for another.
+    assert (app.conf.worker_prefetch_multiplier, app.conf.worker_enable_remote_control) == (1, False)
     assert app.conf.accept_content == ["json"]
     assert (app.conf.result_backend, app.conf.task_ignore_result, app.conf.task_acks_late) == (None, True, True)
     app.close()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from whetstone.alone import LOCK
 from whetstone.demo import MARK, Outcome, _cells, _empty, _line
 from whetstone.intervals import Interval, gain, share
 from whetstone.settings import SettingsError
 from whetstone.store import Rewards
-from whetstone.up import LOCK
 
 QUIET = Console(quiet=True)
 

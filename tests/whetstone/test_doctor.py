@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from migrations import schema
 from migrations.database import connect
+from tests.whetstone.conftest import FakeVllm
 from whetstone.cli import app
 from whetstone.doctor import NothingToTest, at_start, examine, last_test, of_running, shown
 from whetstone.questions import ADAPTERS, CALL, PLAIN, SEEDS
@@ -33,7 +34,8 @@ TEST = SelfTest(
 def write_addresses(data: Path, **changed: Any) -> None:
     """up.json as `up` writes it."""
     addresses = {
-        "proxy": "http://127.0.0.1:8000", "vllm": "http://127.0.0.1:8001", "database": f"sqlite:///{data}/whetstone.db",
+        "proxy": "http://127.0.0.1:8000", "vllm": "http://127.0.0.1:8001", "replicas": ["http://127.0.0.1:8001"],
+        "database": f"sqlite:///{data}/whetstone.db",
         "broker": "redis://", "policy": "starter", "served": "starter@v0", "pids": {"up": 1},
     }  # fmt: skip
     (data / "up.json").write_text(json.dumps(addresses | changed))
@@ -59,19 +61,20 @@ def data(tmp_path: Path, sqlite_template: Path) -> Path:
 
 
 def test_a_stack_that_runs_says_where_everything_is(tmp_path: Path) -> None:
-    write_addresses(tmp_path, database="sqlite:////elsewhere.db", policy="mine")
+    servers = ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    write_addresses(tmp_path, database="sqlite:////elsewhere.db", policy="mine", replicas=servers)
     settings = of_running(Settings(data=tmp_path, vllm={"threads": 3}))
-    assert (settings.vllm.url, settings.vllm.threads) == ("http://127.0.0.1:8001", 3)
+    assert (settings.vllm.urls, settings.vllm.threads) == (tuple(servers), 3)
     assert (settings.database_url, settings.policy) == ("sqlite:////elsewhere.db", "mine")
 
 
 def test_without_a_stack_the_settings_say_it(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path, vllm={"url": "http://10.0.0.1:8000"})
+    settings = Settings(data=tmp_path, vllm={"urls": ("http://10.0.0.1:8000",)})
     assert of_running(settings) == settings
 
 
 def test_damaged_addresses_are_no_riddle(tmp_path: Path) -> None:
-    write_addresses(tmp_path, vllm=None)
+    write_addresses(tmp_path, replicas=None)
     with pytest.raises(NothingToTest, match=r"up\.json cannot be read"):
         of_running(Settings(data=tmp_path))
 
@@ -83,19 +86,34 @@ def test_without_an_address_nothing_is_tested(tmp_path: Path) -> None:
 
 def test_nobody_at_the_address_is_said(tmp_path: Path) -> None:
     with pytest.raises(NothingToTest, match="no vLLM answers at http://127.0.0.1:1"):
-        examine(Settings(data=tmp_path, vllm={"url": "http://127.0.0.1:1"}))
+        examine(Settings(data=tmp_path, vllm={"urls": ("http://127.0.0.1:1",)}))
 
 
 def test_somebody_else_at_the_address_is_said(fake_vllm: Any) -> None:
     fake_vllm.whole = 200, b"<html>welcome</html>"
     with pytest.raises(NothingToTest, match="is no vLLM"):
-        examine(Settings(vllm={"url": fake_vllm.url}))
+        examine(Settings(vllm={"urls": (fake_vllm.url,)}))
 
 
 def test_another_model_at_the_address_is_said(fake_vllm: Any) -> None:
     fake_vllm.served = "llama"
     with pytest.raises(NothingToTest, match="serves llama, but not starter@v0"):
-        examine(Settings(vllm={"url": fake_vllm.url}))
+        examine(Settings(vllm={"urls": (fake_vllm.url,)}))
+
+
+def test_of_several_servers_each_is_tested_and_the_one_that_cannot_be_relied_on_is_shown(fake_vllm: Any) -> None:
+    with FakeVllm() as other:
+        settings = Settings(vllm={"urls": (fake_vllm.url, other.url)})
+        assert examine(settings).trainable and other.asked
+        other.takes_adapters = False
+        test = examine(settings)
+    assert (test.address, test.trainable) == (other.url, False)
+    assert f"vLLM 0.32.0 at {other.url}" in " ".join(text(test).split())
+
+
+def test_one_of_several_servers_that_does_not_answer_is_named(fake_vllm: Any) -> None:
+    with pytest.raises(NothingToTest, match="no vLLM answers at http://127.0.0.1:1"):
+        examine(Settings(vllm={"urls": (fake_vllm.url, "http://127.0.0.1:1")}))
 
 
 def test_a_test_is_kept_whole_and_read_again(seed: Any, engine: Engine) -> None:
@@ -117,7 +135,7 @@ def test_a_test_of_a_policy_that_is_not_there_is_not_kept(seed: Any, engine: Eng
 
 
 def test_a_start_keeps_its_test_and_says_what_is_amiss(seed: Any, engine: Engine, fake_vllm: Any) -> None:
-    fake_vllm.mode, settings, said = "raw", Settings(vllm={"url": fake_vllm.url}), list[str]()
+    fake_vllm.mode, settings, said = "raw", Settings(vllm={"urls": (fake_vllm.url,)}), list[str]()
     at_start(settings, Store(engine), said.append)
     assert not last_test(settings, Store(engine)).trainable
     assert said[0].startswith("self-test: 8 of 10 answers are yes")
@@ -126,7 +144,7 @@ def test_a_start_keeps_its_test_and_says_what_is_amiss(seed: Any, engine: Engine
 
 def test_a_start_is_not_stopped_by_a_server_that_does_not_answer(seed: Any, engine: Engine) -> None:
     said: list[str] = []
-    at_start(Settings(vllm={"url": "http://127.0.0.1:1"}), Store(engine), said.append)
+    at_start(Settings(vllm={"urls": ("http://127.0.0.1:1",)}), Store(engine), said.append)
     assert said[0].startswith("no self-test: no vLLM answers")
     assert Store(engine).self_test("default", "starter") is None
 
@@ -146,7 +164,7 @@ def test_a_server_that_did_not_answer_in_time_is_not_relied_on() -> None:
 
 
 def test_the_command_shows_and_stores(data: Path, fake_vllm: Any) -> None:
-    write_addresses(data, vllm=fake_vllm.url)
+    write_addresses(data, replicas=[fake_vllm.url])
     result = doctor(data)
     assert result.exit_code == 0, result.output
     assert "all that training needs is there" in result.output
@@ -156,7 +174,7 @@ def test_the_command_shows_and_stores(data: Path, fake_vllm: Any) -> None:
 
 
 def test_the_command_ends_with_1_where_training_cannot_rely_on_the_server(data: Path, fake_vllm: Any) -> None:
-    write_addresses(data, vllm=fake_vllm.url)
+    write_addresses(data, replicas=[fake_vllm.url])
     fake_vllm.takes_adapters = False
     assert doctor(data).exit_code == 1
     stored = doctor(data, "--stored", "--json")
@@ -169,7 +187,7 @@ def test_the_command_ends_with_1_where_training_cannot_rely_on_the_server(data: 
 
 def test_a_vllm_can_be_tested_before_the_first_start(tmp_path: Path, fake_vllm: Any) -> None:
     config = tmp_path / "whetstone.toml"
-    config.write_text(f'[vllm]\nurl = "{fake_vllm.url}"\n')
+    config.write_text(f'[vllm]\nurls = "{fake_vllm.url}"\n')
     result = doctor(tmp_path, "--config", str(config))
     assert result.exit_code == 0
     assert "not stored" in result.stderr
@@ -183,7 +201,7 @@ def test_a_vllm_can_be_tested_before_the_first_start(tmp_path: Path, fake_vllm: 
 def test_where_nothing_can_be_tested_the_command_ends_with_2(
     data: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    write_addresses(data, vllm="http://127.0.0.1:1")
+    write_addresses(data, replicas=["http://127.0.0.1:1"])
     command = [sys.executable, "-m", "whetstone.cli", "doctor", "--data", str(data), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout) == (2, "")

@@ -53,7 +53,7 @@ def test_a_real_vllm_with_other_flags_is_told_what_to_change(tmp_path: Path) -> 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     bent = ("--override-generation-config", '{"top_k": 3}', "--no-enable-auto-tool-choice")
-    settings = Settings(vllm={"url": f"http://127.0.0.1:{port}", "extra_args": bent})
+    settings = Settings(vllm={"urls": (f"http://127.0.0.1:{port}",), "extra_args": bent})
     environment = vllm.environment(settings) | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}
     control, supervisor = Vllm(f"http://127.0.0.1:{port}"), Supervisor(tmp_path)
     try:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from whetstone.settings import Settings, SettingsError, as_environment, known_keys, load
 
@@ -23,7 +24,7 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_TRAINER__LERNING_RATE": "1"}, "did you mean 'trainer.learning_rate'"),
         ({"WHETSTONE_PROXI__PORT": "1"}, "unknown setting 'proxi'"),
         ({"WHETSTONE_PROXY__PORT": "70000"}, "proxy.port"),
-        ({"WHETSTONE_PROXY__HOST": "0.0.0.0"}, "keys"),
+        ({"WHETSTONE_PROXY__CORS_ORIGINS": '["https://*.example.com"]'}, "no origin as browsers send it"),
         ({"WHETSTONE_POLICY": "Big Name"}, "no policy name"),
         ({"WHETSTONE_SEED": "1", "WHETSTONE_SEED__X": "1"}, "seed"),
         ({"WHETSTONE_TRAINER__LEARNING_RATE": "nan"}, "learning_rate"),
@@ -109,3 +110,54 @@ def test_a_child_loads_these_very_settings_whatever_file_lies_about(
     monkeypatch.chdir(tmp_path)
     settings = Settings(data=tmp_path)
     assert load(environment=as_environment(settings, Path(os.devnull))) == settings
+
+
+TENANTS = {"acme": {"policies": ["acme-agent"], "aliases": {"gpt-4o": "acme-agent"}}}
+ROOM = {"max_loras": 8}
+
+
+def test_each_project_has_settings_of_its_own():
+    settings = Settings(projects=TENANTS, vllm=ROOM, aliases={"gpt-4o": "starter"}, learning={"acme-agent": {}})
+    home, acme = settings.of_projects()
+    assert (home.project, home.trained, home.aliases) == ("default", ("starter",), {"gpt-4o": "starter"})
+    assert (acme.project, acme.trained, acme.aliases) == ("acme", ("acme-agent",), {"gpt-4o": "acme-agent"})
+    assert acme.served_name == "acme-agent@v0"
+    assert [own.home for own in (settings, home, acme)] == ["default"] * 3
+    assert [own.all_trained for own in (settings, home, acme)] == [("starter", "acme-agent")] * 3
+    assert (list(home.learning), list(acme.learning)) == ([], ["acme-agent"])
+    assert [settings.of_policy(name).project for name in ("acme-agent", "starter", None, "nobody")] == [
+        *("acme", "default", "default", "default")
+    ]
+
+
+def test_a_projects_settings_are_settings_for_a_program_of_its_own(tmp_path):
+    (acme,) = Settings(projects=TENANTS, vllm=ROOM, data=tmp_path).of_projects()[1:]
+    child = load(environment=as_environment(acme))
+    assert (child.project, child.trained, child.aliases) == (acme.project, acme.trained, acme.aliases)
+
+
+def test_another_servers_models_are_one_projects():
+    far = {"far": {"url": "http://far/v1", "models": {"teacher": "large"}, "project": "acme"}}
+    home, acme = Settings(projects=TENANTS, vllm=ROOM, upstreams=far).of_projects()
+    assert (list(home.upstreams), list(acme.upstreams)) == ([], ["far"])
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"projects": {"acme": {}}}, r"projects\.acme: name its policies"),
+        ({"projects": {"a b": {"policies": ["x"]}}}, "'a b' is no project name"),
+        ({"projects": {"acme": {"policies": ["starter"]}}}, "two policies are named 'starter'"),
+        ({"projects": {"acme": {"policies": ["x"], "aliases": {"y": "starter"}}}}, "the alias 'y' leads to 'starter'"),
+        ({"projects": {"acme": {"policies": ["x"], "aliases": {"starter": "x"}}}}, "is the name of a policy"),
+        ({"upstreams": {"f": {"url": "http://f", "models": {"t": "l"}, "project": "no"}}}, "there is no project 'no'"),
+    ],
+)
+def test_projects_that_cannot_be_told_apart_stop_the_start(values, says):
+    with pytest.raises(ValidationError, match=says):
+        Settings(**{"vllm": ROOM} | values)
+
+
+def test_a_project_that_nobody_named_is_told_so():
+    with pytest.raises(SettingsError, match="there is no project 'nobody'; there are: default, acme"):
+        Settings(projects=TENANTS, vllm=ROOM).of_project("nobody")

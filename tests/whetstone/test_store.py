@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 from migrations import schema
-from whetstone.settings import Settings
+from whetstone.settings import Settings, SettingsError
 from whetstone.store import Store, UnknownPolicy
 
 TEACHER = {"url": "https://api.openai.com/v1", "models": {"teacher": "gpt-4o"}}
@@ -61,3 +61,13 @@ def test_another_servers_policy_cannot_be_set_to_train(engine: Engine) -> None:
     assert {name: row.state for name, row in policies(engine).items()} == {
         "second": "training", "starter": "recording", "teacher": "recording"
     }  # fmt: skip
+
+
+def test_a_policy_stays_with_its_project(engine):
+    tenants = {"acme": {"policies": ["agent"]}}
+    Store(engine).prepare(Settings(projects=tenants, vllm={"max_loras": 8}))
+    assert [row["id"] for row in Store(engine).policies("acme")] == ["agent"]
+    moved = Settings(projects={"other": {"policies": ["agent"]}}, vllm={"max_loras": 8})
+    with pytest.raises(SettingsError, match="'other' cannot have the policy 'agent': it is of project 'acme'"):
+        Store(engine).prepare(moved)
+    assert Store(engine).policies("other") == []

@@ -167,12 +167,11 @@ def test_stopping_leaves_no_process_not_even_those_that_a_part_started(superviso
     assert supervisor.pids == {}
 
 
-def test_a_part_that_ignores_sigterm_is_killed(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whetstone.supervisor.STOP_TIMEOUT_S", 0.3)
+def test_a_part_that_ignores_sigterm_is_killed(supervisor: Supervisor) -> None:
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
-    supervisor.start(part([sys.executable, "-c", deaf]))
+    supervisor.start(replace(part([sys.executable, "-c", deaf]), stop_timeout_s=0.3))
     until(lambda: supervisor.log("part").read_text() == "deaf\n")
     pid = supervisor.pids["part"]
     supervisor.stop()

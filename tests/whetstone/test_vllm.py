@@ -51,6 +51,12 @@ def test_adapters_may_come_and_go_while_it_runs() -> None:
     assert environment(Settings())["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
+def test_it_can_sleep_only_where_it_shares_its_accelerator() -> None:
+    alone, shared = Settings(), Settings(vllm={"shares_device": True})
+    assert "--enable-sleep-mode" not in command(alone, 1) and "VLLM_SERVER_DEV_MODE" not in environment(alone)
+    assert "--enable-sleep-mode" in command(shared, 1) and environment(shared)["VLLM_SERVER_DEV_MODE"] == "1"
+
+
 def test_what_the_settings_add_is_added_last() -> None:
     settings = Settings(vllm={"max_model_len": 512, "extra_args": ("--swap-space", "0")})
     assert flags(settings)["--max-model-len"] == "512"
@@ -239,6 +245,17 @@ def test_an_engine_that_says_nothing_lives_only_if_it_takes_steps(
     server.speaks.clear()
     # What was counted before it spoke the last time does not matter.
     assert [at_step(10.0), at_step(10.0)] == [None, None]
+
+
+def test_an_engine_that_sleeps_lives_though_it_says_nothing(
+    server: FakeVllm, control: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whetstone.vllm.TOKEN_TIMEOUT_S", 0.2)
+    server.speaks.clear()
+    server.answers({"is_sleeping": True})
+    assert control.alive("starter@v0") is True
+    server.answers({"is_sleeping": False})
+    assert control.alive("starter@v0") is None
 
 
 def test_of_a_server_that_nobody_can_reach_it_cannot_be_told(server: FakeVllm) -> None:

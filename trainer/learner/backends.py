@@ -47,10 +47,19 @@ def base_of(model_path: str | Path) -> BaseModel:
     Raises:
         ModelUnusable: its files cannot be found.
     """
+    return fingerprint(folder_of(model_path), Path(model_path).name)
+
+
+def folder_of(model_path: str | Path) -> Path:
+    """Where the base model's files are, whether it is named by a folder or as the hub does.
+
+    Raises:
+        ModelUnusable: its files cannot be found.
+    """
     try:
         config = cached_file(str(model_path), "config.json")
     except OSError as error:
         raise ModelUnusable(f"{model_path}: {error}") from error
     if config is None:
         raise ModelUnusable(f"{model_path}: no config.json")
-    return fingerprint(Path(config).parent, Path(model_path).name)
+    return Path(config).parent

@@ -207,6 +207,8 @@ class Learner:
                 grad_norm = self._update(sums.loss)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # vLLM may share the device, and it is its turn
         return StepFigures(
             loss=sums.loss,
             kl=None if math.isnan(sums.kl) else sums.kl / step_tokens,

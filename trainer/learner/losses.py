@@ -20,12 +20,11 @@ loss however it is split.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Name = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
+from whetstone.training import LossName
 
 CLIPS: dict[str, tuple[float, float]] = {
     "dppo_tv": (0.2, 0.2),
@@ -138,7 +137,7 @@ def nll(trainer_logprobs_S: Tensor) -> PolicyLoss:
     return PolicyLoss(-trainer_logprobs_S, torch.zeros_like(trainer_logprobs_S, dtype=torch.bool))
 
 
-def policy_loss(name: Name, clip_low: float | None, clip_high: float | None, tv_regulariser: float) -> Loss:
+def policy_loss(name: LossName, clip_low: float | None, clip_high: float | None, tv_regulariser: float) -> Loss:
     """The loss of that name; bounds that are None are its paper's (`CLIPS`)."""
     low = CLIPS[name][0] if clip_low is None else clip_low
     high = CLIPS[name][1] if clip_high is None else clip_high
@@ -153,7 +152,9 @@ def policy_loss(name: Name, clip_low: float | None, clip_high: float | None, tv_
             return lambda tokens: clipped(tokens, low=low, high=high)
 
 
-def weight(name: Name, *, trajectory_tokens: int, trajectories: int, step_tokens: int, max_answer_tokens: int) -> float:
+def weight(
+    name: LossName, *, trajectory_tokens: int, trajectories: int, step_tokens: int, max_answer_tokens: int
+) -> float:
     """w_t of every sampled token of one trajectory: the paper's normaliser, over the whole optimizer step.
 
     `trajectory_tokens` are all its sampled tokens, however many rows they lie in; `trajectories` and `step_tokens`

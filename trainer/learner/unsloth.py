@@ -44,7 +44,7 @@ def load(model_path: str | Path, settings: TrainerSettings, device: torch.device
             use_exact_model_name=True,
             device_map={"": str(device)},
         )
-    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ModelUnusable(f"{model_path}: Unsloth does not load it: {error}") from error
     return model
 

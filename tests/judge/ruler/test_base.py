@@ -18,7 +18,7 @@ SCHEMA = {
 
 
 def settings(vllm_url, **judge):
-    return Settings(policy="starter", vllm={"url": vllm_url}, judges={"own": {"model": "base", **judge}})
+    return Settings(policy="starter", vllm={"urls": (vllm_url,)}, judges={"own": {"model": "base", **judge}})
 
 
 def asked(vllm_url, text, **judge):

@@ -135,6 +135,18 @@ def test_which_groups_are_ranked_unasked(court, rank, formed_by, calls):
     assert court.server.calls == calls
 
 
+@pytest.mark.parametrize(("rank", "rewards"), [("shadow", {"g0": 0.2, "g1": 0.9}), ("asked", {"g0": None, "g1": None})])
+def test_both_answers_to_a_held_out_prompt_are_ranked_and_no_step_takes_them(court, rank, rewards):
+    court.ruler["rank"] = rank
+    court.seed.group("g", formed_by="evaluation", target_size=2)
+    for place, worth in enumerate((0.2, 0.9)):
+        court.attempt(f"g{place}", f"try {place} is worth {worth}", split="eval")
+    court.run()
+    assert court.rewards() == rewards
+    assert (court.state().state, court.state().reason) == ("discarded", "split_eval")
+    assert {court.trajectory(name).why_not_trained for name in rewards} == {"split_eval"}
+
+
 def test_what_the_app_said_outranks_the_judge(court):
     court.group(0.2, 0.9)
     court.seed.feedback("g0", 0.7)

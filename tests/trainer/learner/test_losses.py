@@ -9,7 +9,6 @@ from torch import Tensor
 from trainer.learner.losses import (
     CLIPS,
     Loss,
-    Name,
     PolicyLoss,
     Tokens,
     cispo,
@@ -22,8 +21,9 @@ from trainer.learner.losses import (
     policy_loss,
     weight,
 )
+from whetstone.training import LossName
 
-NAMES: list[Name] = ["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
+NAMES: list[LossName] = ["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
 
 
 def tensor(*values: float) -> Tensor:
@@ -117,7 +117,7 @@ def test_the_likelihood_worked_by_hand() -> None:
 
 def test_normalisers_worked_by_hand() -> None:
     # Two trajectories of 3 and 5 sampled tokens.
-    def of(name: Name, trajectory_tokens: int) -> float:
+    def of(name: LossName, trajectory_tokens: int) -> float:
         return weight(name, trajectory_tokens=trajectory_tokens, trajectories=2, step_tokens=8, max_answer_tokens=16)
 
     for name in ("dppo_tv", "cispo", "dapo"):
@@ -127,12 +127,12 @@ def test_normalisers_worked_by_hand() -> None:
     assert (of("dr_grpo", 3), of("dr_grpo", 5)) == (1 / 32, 1 / 32)
 
 
-def loss_of(name: Name) -> Loss:
+def loss_of(name: LossName) -> Loss:
     return policy_loss(name, None, None, 1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_those_of_finite_differences(name: Name) -> None:
+def test_gradients_are_those_of_finite_differences(name: LossName) -> None:
     # Per-token losses only meet in gspo, so a sum is checked; bounds are not met exactly, and cispo's weight is fixed.
     of = random_tokens(40)
 
@@ -147,7 +147,7 @@ def test_gradients_are_those_of_finite_differences(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_just_sampled_is_followed_by_its_advantage(name: Name) -> None:
+def test_what_was_just_sampled_is_followed_by_its_advantage(name: LossName) -> None:
     # At π = μ every one of them is the plain policy gradient: -A for each token.
     spoken = random_tokens(14)
     of = Tokens(spoken.trainer_logprobs_S, spoken.trainer_logprobs_S.detach(), spoken.advantages_S, torch.arange(14))
@@ -157,7 +157,7 @@ def test_what_was_just_sampled_is_followed_by_its_advantage(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_paper_sets_its_bounds_unless_the_settings_do(name: Name) -> None:
+def test_its_paper_sets_its_bounds_unless_the_settings_do(name: LossName) -> None:
     of = random_tokens(60)
     low, high = CLIPS[name]
     by_paper = loss_of(name)(of).losses_S
@@ -166,7 +166,7 @@ def test_its_paper_sets_its_bounds_unless_the_settings_do(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_token_beyond_the_guard_adds_nothing_and_leaves_no_nan_behind(name: Name) -> None:
+def test_a_token_beyond_the_guard_adds_nothing_and_leaves_no_nan_behind(name: LossName) -> None:
     trainer_S = torch.tensor([-0.1, -1.0], requires_grad=True)
     of = Tokens(trainer_S, torch.tensor([-1000.0, -1.1]), torch.tensor([-1.0, -1.0]), torch.tensor([0, 1]))
     loss = guarded(of, loss_of(name), 1000)
@@ -178,7 +178,7 @@ def test_a_token_beyond_the_guard_adds_nothing_and_leaves_no_nan_behind(name: Na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_within_the_guard_nothing_changes(name: Name) -> None:
+def test_within_the_guard_nothing_changes(name: LossName) -> None:
     of = random_tokens(60)
     free, held = loss_of(name)(of), guarded(of, loss_of(name), 1e9)
     assert torch.equal(free.losses_S, held.losses_S)

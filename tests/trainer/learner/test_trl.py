@@ -21,9 +21,9 @@ from torch import Tensor
 from trainer import adapter
 from trainer.learner import losses
 from trainer.learner.learner import Learner
-from trainer.learner.losses import Name, Tokens
+from trainer.learner.losses import Tokens
 from trainer.rows import Row
-from whetstone.training import TrainerSettings
+from whetstone.training import LossName, TrainerSettings
 
 MakeRows = Callable[..., list[Row]]
 
@@ -54,7 +54,7 @@ def kl_term(weight: float) -> dict[str, Any]:
 class Case:
     """A random batch of 6 trajectories, each one row, and how it is trained on."""
 
-    name: Name
+    name: LossName
     seed: int
     kl_weight: float = 0.0
     parts: int = 1
@@ -133,7 +133,9 @@ def ask(
     ]
 
 
-def ours(name: Name, given: dict[str, Tensor], kl_weight: float = 0.0, tv_regulariser: float = 0.0) -> dict[str, Any]:
+def ours(
+    name: LossName, given: dict[str, Tensor], kl_weight: float = 0.0, tv_regulariser: float = 0.0
+) -> dict[str, Any]:
     """Our loss of the batch, its gradient (B, T), and which tokens it masks (S,)."""
     mask_BT = (given["completion_mask"] * given["tool_mask"]).bool()
     rows_S, _ = mask_BT.nonzero(as_tuple=True)

@@ -1,0 +1,75 @@
+"""The model server of `chaos`: what `killed_vllm` does for a trainer, and an answer to every chat at once.
+
+A process of its own: `python -m benchmarks.chaos_vllm` prints its address. It knows a few answers by heart, with the
+logprobs that the base model gives them: what it says can be trained on. Knows vLLM's wire; no database.
+"""
+
+import json
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+from benchmarks.killed_vllm import Server
+from whetstone.settings import Settings, load
+
+CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
+ANSWERS, PROMPT_TOKENS, ANSWER_TOKENS, VOCABULARY = 32, 12, 6, 256
+
+
+class Instant(Server):
+    """Answers at `url` until it is ended."""
+
+    request_queue_size = 128
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        dice = random.Random(settings.seed)
+        self._known = [self._answer(dice) for _ in range(ANSWERS)]
+        self._dice = dice
+        self._loading = threading.Lock()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == LOAD:
+            with self._loading:  # as vLLM does: one after the other
+                return super().answer(path, body)
+        if path != CHAT:
+            return super().answer(path, body)
+        if body["model"] not in (self._settings.served_name, *self._loaded):
+            return 404, {"error": {"message": f"no {body['model']}", "type": "NotFoundError", "code": 404}}
+        prompt_ids, choice = self._dice.choice(self._known)
+        top = {"id": "chatcmpl-chaos", "created": 1, "model": body["model"], "prompt_token_ids": prompt_ids}
+        if not body.get("stream"):
+            usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": ANSWER_TOKENS}
+            return 200, top | {"object": "chat.completion", "choices": [choice], "usage": usage}
+        delta = {**choice, "delta": choice["message"]}
+        del delta["message"]
+        event = top | {"object": "chat.completion.chunk", "choices": [delta]}
+        return 200, b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
+
+    def _answer(self, dice: random.Random) -> tuple[list[int], dict[str, Any]]:
+        """Prompt ids, and the choice."""
+        prompt_ids, token_ids = (
+            [dice.randrange(VOCABULARY) for _ in range(count)] for count in (PROMPT_TOKENS, ANSWER_TOKENS)
+        )
+        logprobs = [
+            {"token": "x", "logprob": logprob, "bytes": [120], "top_logprobs": []}
+            for logprob in self._base.logprobs(prompt_ids, token_ids)
+        ]
+        message = {"role": "assistant", "content": "x" * ANSWER_TOKENS}
+        choice = {"index": 0, "message": message, "logprobs": {"content": logprobs}, "finish_reason": "stop"}
+        return prompt_ids, choice | {"token_ids": token_ids}
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    server = Instant(load())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    sys.stdout.write(f"{server.url}\n")
+    sys.stdout.flush()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Adapters for `swaps`: random ones, far from one another and from the base, as the trainer writes its own.
+
+Versions alternate between two sets of weights, so what any version says can be computed again from two learners. Knows
+the trainer's learner and writer, and the ledger's rows; nothing of load.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from sqlalchemy import Engine
+
+from migrations import schema
+from trainer.adapter import write
+from trainer.base import BaseModel
+from trainer.learner.learner import ADAPTER_WEIGHTS, Learner
+from whetstone.ids import version_id
+from whetstone.settings import Settings
+from whetstone.vllm import Vllm
+
+SCALE = 0.1
+"""Standard deviation of the second matrix of each LoRA layer: the starter's are then about 2 nats a token apart."""
+PROMPTS, TOKENS = 12, 24
+"""Of the distances: how many prompts each set answers, and how far."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An adapter's files, as `trainer.adapter.write` takes them."""
+
+    base: BaseModel
+    content: Mapping[str, bytes]
+    rank: int
+
+    def files(self) -> Mapping[str, bytes]:
+        """File name -> contents."""
+        return self.content
+
+
+def random_weights(settings: Settings, seed: int, rank: int) -> Weights:
+    """A LoRA whose every layer is random."""
+    learner = Learner.fresh(settings.model, _of_rank(settings, rank).trainer, seed)
+    files = learner.files()
+    draw = torch.Generator().manual_seed(seed)
+    tensors = safetensors.torch.load(files[ADAPTER_WEIGHTS])
+    for name, tensor in sorted(tensors.items()):
+        if "lora_B" in name:
+            tensors[name] = SCALE * torch.randn(tensor.shape, generator=draw)
+    weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    return Weights(learner.base, {**files, ADAPTER_WEIGHTS: weights}, rank)
+
+
+def _of_rank(settings: Settings, rank: int) -> Settings:
+    trainer = settings.trainer.model_copy(update={"lora_rank": rank, "lora_alpha": 2 * rank})
+    return settings.model_copy(update={"trainer": trainer})
+
+
+class Sets:
+    """The two sets of weights, kept in a folder of their own, and what each and the base would say."""
+
+    def __init__(self, settings: Settings, folder: Path, seed: int, ranks: tuple[int, int]) -> None:
+        self._settings = settings
+        self.weights = [random_weights(settings, seed + number, rank) for number, rank in enumerate(ranks, 1)]
+        self.folders = [folder / name for name in ("a", "b")]
+        for weights, one in zip(self.weights, self.folders, strict=True):
+            write(one, weights, parent=0, step=0)
+        self._learners = [
+            Learner.fresh(settings.model, settings.trainer, seed),
+            *(
+                Learner.resume(settings.model, one, _of_rank(settings, weights.rank).trainer)
+                for weights, one in zip(self.weights, self.folders, strict=True)
+            ),
+        ]
+
+    @staticmethod
+    def speaker(version: int) -> int:
+        """Who speaks as this version: 0 the base, 1 the first set, 2 the second."""
+        return 0 if version == 0 else 2 - version % 2
+
+    def logprobs(self, speaker: int, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        """Nats of each token as this speaker says it, computed by the trainer."""
+        return self._learners[speaker].logprobs(prompt_ids, token_ids)
+
+    def distances(self, control: Vllm, names: Sequence[str], prompts: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Mean |Δ| in nats a token between each two speakers, over what vLLM samples under each of the two.
+
+        `names` are what the three are called there.
+        """
+        spoken = [
+            [(prompt, control.sample(name, prompt, TOKENS, seed)) for seed, prompt in enumerate(prompts[:PROMPTS])]
+            for name in names
+        ]
+        told = {}
+        for one, other, label in ((0, 1, "base and a"), (0, 2, "base and b"), (1, 2, "a and b")):
+            gaps = [
+                abs(x - y)
+                for prompt, sampled in spoken[one] + spoken[other]
+                for x, y in zip(
+                    self.logprobs(one, prompt, sampled.token_ids),
+                    self.logprobs(other, prompt, sampled.token_ids),
+                    strict=True,
+                )
+            ]
+            told[label] = sum(gaps) / len(gaps)
+        return told
+
+    def add_version(self, engine: Engine, version: int, parent: int) -> None:
+        """Write the version's folder and its row, as a step leaves them: a candidate that is to be loaded."""
+        settings = self._settings
+        name = version_id(settings.policy, version)
+        folder = settings.data / "adapters" / name
+        manifest_sha256 = write(folder, self.weights[self.speaker(version) - 1], parent=parent, step=version)
+        now = datetime.now(UTC)
+        with engine.begin() as connection:
+            connection.execute(
+                schema.policy_versions.insert().values(
+                    project=settings.project,
+                    id=name,
+                    policy=settings.policy,
+                    version=version,
+                    parent=parent,
+                    state="candidate",
+                    origin="swaps",
+                    adapter_path=str(folder),
+                    manifest_sha256=manifest_sha256,
+                    served=True,
+                    created_at=now,
+                )
+            )

@@ -1,0 +1,56 @@
+"""What is kept too long goes; deletions that waited for a step, or were broken off, go on. Knows no SQL, no Celery."""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from sqlalchemy import Engine
+
+from whetstone.privacy_erasing import erasing, going_on, old_of, run
+from whetstone.settings import Settings
+from whetstone.store_privacy import Target, find, unfinished
+
+LEFT_ALONE = timedelta(minutes=1)
+"""Whoever asked for a deletion goes on with it for so long."""
+
+log = logging.getLogger(__name__)
+
+
+class Retention:
+    """One pass after the other, in one process."""
+
+    def __init__(self, engine: Engine, projects: Iterable[Settings]) -> None:
+        """`projects`: the settings as each of them has them."""
+        self._engine = engine
+        self._keep_days = {one.project: one.privacy.keep_days for one in projects}
+        self._done: set[Target] = set()
+        """Hours that were looked at."""
+
+    def work(self, now: datetime) -> int:
+        """Delete what is due; how many deletions that were.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: the database is away. What was committed stands, and the next pass goes on.
+        """
+        return sum(self._go_on(project, now) + self._too_old(project, now) for project in self._keep_days)
+
+    def _go_on(self, project: str, now: datetime) -> int:
+        with self._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            found = unfinished(connection, project, now - LEFT_ALONE)
+        # Of a user nobody knows who it is until what is to go was found: whoever asked asks again.
+        known = [one for one in found if one.kind != "user" or one.waits_for is not None]
+        for erasure in known:
+            run(self._engine, going_on(erasure, now))
+        return len(known)
+
+    def _too_old(self, project: str, now: datetime) -> int:
+        keep_days = self._keep_days[project]
+        if keep_days is None or (target := old_of(project, keep_days, now)) in self._done:
+            return 0
+        with self._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            some = find(connection, target, now)
+        if some:
+            row = run(self._engine, erasing(target, now))
+            log.info("project %s: %d trajectories were older than %g days", project, row["trajectories"], keep_days)
+        self._done = {one for one in self._done if one.project != project} | {target}
+        return bool(some)

@@ -1,0 +1,5 @@
+"""`python -m proxy`."""
+
+from proxy.server import main
+
+main()

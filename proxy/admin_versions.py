@@ -1,0 +1,84 @@
+"""Routes under `/admin/policies` about versions: what there is, what was decided, and moves by hand.
+
+Knows bodies and answers; what a move takes is the ledger's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from sqlalchemy import Connection, Engine
+
+from proxy import openapi, store_admin
+from proxy.admin import known
+from proxy.asgi import read_whole
+from proxy.ledger import Ledger
+from proxy.policies import Policies
+from proxy.versions_asked import Asked, Pin, Promote, RollBack, read_asked
+from whetstone import store_lines
+from whetstone.settings import Settings
+from whetstone.store_versions import Move
+
+
+def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], engine: Engine, ledger: Ledger) -> None:
+    """Add the routes to `api`."""
+    project, limits = settings.project, settings.proxy
+    reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def listed(query: Callable[[Connection], list[dict[str, Any]]]) -> Response:
+        with reader.connect() as connection:
+            return _json({"object": "list", "data": query(connection)})
+
+    async def asked(policy: str, request: Request, kind: type[Asked]) -> Asked:
+        known(policies(), policy)
+        body = await read_whole(request.receive, limits.max_body_bytes, limits.body_timeout_s)
+        return read_asked(body, kind)
+
+    @api.get("/admin/policies")
+    def get_policies() -> Response:
+        """The policies, what they learn, and the version of each that answers."""
+        names = {one.name for one in policies()}
+        return listed(
+            lambda connection: [row for row in store_admin.policies(connection, project) if row["policy"] in names]
+        )
+
+    @api.get("/admin/policies/{policy}/versions")
+    def get_versions(policy: str) -> Response:
+        """Its versions with what the gate measured, the newest first."""
+        known(policies(), policy)
+        return listed(lambda connection: store_lines.versions(connection, project, policy))
+
+    @api.get("/admin/policies/{policy}/decisions")
+    def get_decisions(policy: str) -> Response:
+        """What was decided on its versions, by which test and on what figures, the newest first."""
+        known(policies(), policy)
+        return listed(lambda connection: store_lines.decisions(connection, project, policy))
+
+    @api.post("/admin/policies/{policy}/promote", openapi_extra=openapi.json_body_of(Promote))
+    async def promote(policy: str, request: Request) -> Response:
+        """Let a version answer from the next request on; it is loaded first where it is not."""
+        body = await asked(policy, request, Promote)
+        return _moved(policy, await ledger.promote(policy, body.version, body.reason))
+
+    @api.post("/admin/policies/{policy}/rollback", openapi_extra=openapi.json_body_of(RollBack, required=False))
+    async def roll_back(policy: str, request: Request) -> Response:
+        """Go back to an older version from the next request on; what came of it since is rejected."""
+        body = await asked(policy, request, RollBack)
+        return _moved(policy, await ledger.roll_back(policy, body.to, body.reason))
+
+    @api.post("/admin/policies/{policy}/pin", openapi_extra=openapi.json_body_of(Pin))
+    async def pin(policy: str, request: Request) -> Response:
+        """Keep a version loaded and on the disk, whatever is newer; or no longer."""
+        body = await asked(policy, request, Pin)
+        await ledger.pin(policy, body.version, pinned=body.pinned)
+        return _json({"object": "pin", "policy": policy, "version": body.version, "pinned": body.pinned})
+
+
+def _moved(policy: str, move: Move) -> Response:
+    told = {"object": "move", "policy": policy, "live_version": move.live, "before": move.before}
+    return _json(told | {"rejected": move.rejected})
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,80 @@
+"""Who may come in, and how far: one look at each request before anything of it is read. Raw ASGI around the app.
+
+Knows hosts, origins, keys, scopes, quotas and how much is in flight; no route. Whoever passes is in the scope.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+
+from proxy import cors, guard, health, scopes
+from proxy.address import split_url
+from proxy.asgi import Receive, Scope, Send
+from proxy.errors import MissingScope, NotFound, ProxyError
+from proxy.in_flight import InFlight
+from proxy.inference import SAID
+from proxy.keys import PRINCIPAL, Keys
+from proxy.quotas import Quotas
+from whetstone.keys import KeyScope, Principal
+
+Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Door:
+    """Lets requests in. `tenant` gives the routes of a project."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        quotas: Quotas,
+        in_flight: InFlight,
+        home: str,
+        cors_origins: Collection[str],
+        tenant: Callable[[str], Routes],
+    ) -> None:
+        self._keys = keys
+        self._quotas = quotas
+        self._in_flight = in_flight
+        self._home = home
+        self._cors_origins = cors_origins
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: by the routes of its key's project, or why it may not come in."""
+        try:
+            headers = dict(scope["headers"])
+            origin = guard.check(headers, keys_needed=self._keys.needed, cors_origins=self._cors_origins)
+            if origin is not None:
+                send = cors.with_headers(send, cors.told(origin))
+                if cors.is_preflight(scope, headers):
+                    await cors.answer_preflight(send, headers)
+                    return
+            if "\0" in scope["path"] and scope["method"] in ("GET", "DELETE"):
+                raise NotFound("no path has a NUL")  # nor has a text of PostgreSQL's
+            if scope["path"].startswith("/r/"):
+                scope[SAID], scope["path"] = split_url(scope["path"])
+                scope["raw_path"] = scope["path"].encode()
+            needs = scopes.needed(scope["method"], scope["path"])
+            principal = self._keys.known(headers) if needs is None else self._keys.admit(headers, needs)
+            if scope["path"] in health.PATHS:
+                principal = self._of_home(principal, needs)
+            scope[PRINCIPAL] = principal
+            if principal is not None and needs == "inference":
+                left = self._quotas.take(principal)
+                send = cors.with_headers(send, left) if left else send
+            tenant = self._tenant(self._home if principal is None else principal.project)
+            with self._in_flight.one(scope, receive) as counted:
+                await tenant(scope, counted, send)
+        except ProxyError as error:
+            await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})
+            await send({"type": "http.response.body", "body": error.body()})
+
+    def _of_home(self, principal: Principal | None, needs: KeyScope | None) -> Principal | None:
+        """Who asks how the proxy is, if it is the home project: that is told of all projects together.
+
+        Raises:
+            MissingScope: another project asks for what not everybody may know.
+        """
+        if principal is None or principal.project == self._home:
+            return principal
+        if needs is not None:
+            raise MissingScope(f"this tells of all projects: it needs an admin's key of the project {self._home!r}")
+        return None

@@ -1,0 +1,146 @@
+"""Who asks: the keys that open the proxy, kept in memory. Knows headers and hashes; the table is the store's.
+
+Whatever is wrong with a key costs the same and is answered the same: a stranger learns nothing of keys that were, or
+that are another project's. Used from one event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from hmac import compare_digest
+from typing import Any, Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.errors import MissingScope, NoKey, WrongKey
+from whetstone.keys import KeyScope, Principal, anybody, hash_of
+
+PRINCIPAL = "whetstone.principal"
+"""Where a request's scope has who asks."""
+
+_BEARER = b"bearer "
+_NOBODY = ("0" * 64, None, None)
+_REMEDY = "`whetstone keys create` makes one (docs/keys.md)"
+
+
+class Table(Protocol):
+    """Where the keys are."""
+
+    def state(self) -> tuple[int, int, datetime | None]:
+        """What changes whenever a key does; its first number is how many were ever made."""
+        ...
+
+    def living(self, now: datetime) -> dict[str, tuple[Principal, datetime | None]]:
+        """Hash -> what the key opens, and until when."""
+        ...
+
+    def note_used(self, minutes: Mapping[tuple[str, str], datetime]) -> None:
+        """Note the minute in which each key, by project and id, was last used."""
+        ...
+
+
+class Keys:
+    """The keys as the table last told them. `refresh` first, and again and again."""
+
+    def __init__(
+        self, table: Table, home: str, *, on_loopback: bool, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """`home`: the project of those who need no key; `on_loopback`: only this machine can reach the proxy."""
+        self._table = table
+        self._anybody = anybody(home)
+        self._on_loopback = on_loopback
+        self._now = now
+        self._reading = asyncio.Lock()
+        self._state: tuple[int, int, datetime | None] | None = None
+        self._living: dict[str, tuple[str, Principal | None, datetime | None]] = {}
+        self._used: dict[tuple[str, str], datetime] = {}
+        self._told: dict[tuple[str, str], datetime] = {}
+
+    @property
+    def needed(self) -> bool:
+        """Whoever asks needs a key: but on loopback, where none was ever made."""
+        return not self._on_loopback or self._state is None or self._state[0] > 0
+
+    async def refresh(self) -> None:
+        """Read the keys if any has changed, and write down which were used. While the database is away the last ones
+        stay; what they expire at holds all the same.
+
+        Raises:
+            SQLAlchemyError: the database is away.
+        """
+        async with self._reading:  # what was read first must not come last
+            state = await asyncio.to_thread(self._table.state)
+            if state != self._state:
+                living = await asyncio.to_thread(self._table.living, self._now())
+                self._living = {key_hash: (key_hash, *key) for key_hash, key in living.items()}
+                self._state = state
+        used, self._used = self._used, {}
+        if used:
+            self._told.update(used)
+            with suppress(SQLAlchemyError):  # then it is told a minute later
+                await asyncio.to_thread(self._table.note_used, used)
+
+    def admit(self, headers: Mapping[bytes, bytes], needs: KeyScope) -> Principal:
+        """Who asks, if it may do what needs this scope.
+
+        Raises:
+            NoKey: no key came with it, and it needs one.
+            WrongKey: the key opens nothing.
+            MissingScope: it does not go so far.
+        """
+        principal = self.find(headers)
+        if not principal.allows(needs):
+            has = ", ".join(sorted(principal.scopes))
+            raise MissingScope(f"this needs a key with the scope {needs}; the key {principal.key_id} has: {has}")
+        return principal
+
+    def find(self, headers: Mapping[bytes, bytes]) -> Principal:
+        """Who asks.
+
+        Raises:
+            NoKey, WrongKey: as `admit`.
+        """
+        if not self.needed:
+            return self._anybody
+        presented = _presented(headers)
+        if not presented:
+            raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
+        now, key_hash = self._now(), hash_of(presented)
+        known_hash, principal, expires_at = self._living.get(key_hash, _NOBODY)
+        is_it = compare_digest(known_hash, key_hash)
+        lives = expires_at is None or now < expires_at
+        if not (is_it and lives) or principal is None or principal.key_id is None:
+            raise WrongKey(f"this API key opens nothing here: it is wrong, revoked or expired; {_REMEDY}")
+        self._note(principal.project, principal.key_id, now.replace(second=0, microsecond=0))
+        return principal
+
+    def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Who asks, where everybody may; None without a key that opens anything."""
+        with suppress(NoKey):
+            return self.find(headers)
+        return None
+
+    def _note(self, project: str, key_id: str, minute: datetime) -> None:
+        if self._told.get((project, key_id)) != minute:
+            self._used[project, key_id] = minute
+
+
+def _presented(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key as OpenAI's clients send it, or as Anthropic's do; empty where none is."""
+    authorization = headers.get(b"authorization", b"")
+    if authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :].strip()
+    return headers.get(b"x-api-key", b"").strip()
+
+
+def key_of(scope: Mapping[str, Any]) -> str | None:
+    """The key that a request came with; None where it needed none."""
+    principal: Principal | None = scope.get(PRINCIPAL)
+    return None if principal is None else principal.key_id
+
+
+def is_admin(scope: Mapping[str, Any]) -> bool:
+    """Whether a request may read all there is in its project."""
+    principal: Principal | None = scope.get(PRINCIPAL)
+    return principal is not None and principal.allows("admin")

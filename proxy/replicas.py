@@ -1,0 +1,266 @@
+"""The vLLM servers as one: which of them answers a request, and requests that wait until one can.
+
+Knows who is well, what each has loaded and how much each is doing here; asks nobody how it is (`reconcile` does).
+"""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import blake2b
+from typing import Protocol, TypeVar
+
+import aiohttp
+
+from proxy.errors import AdapterLoading, NotReached, TooManyWaiting, Training, UpstreamDown
+from proxy.upstream import Request, Upstream, engine_died, lacks_model, why
+
+LOAD_FACTOR = 1.25
+"""Most requests of one server, over its even share."""
+MOST_MISLED = 3
+"""How often a request is tried beyond once for each server, where its model turns out not to be, or nobody: a server
+may tell otherwise than it answers."""
+
+
+class Loaded(Protocol):
+    """A server among others."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests it is answering."""
+        ...
+
+
+L = TypeVar("L", bound=Loaded)
+
+
+def choose(trajectory_id: str, among: Sequence[L]) -> L | None:
+    """The server that answers a trajectory's next request; None of none.
+
+    Always the same one, whoever asks and whatever others come and go (rendezvous hashing), so that it has the prefix
+    cached, unless that one has ceil(1.25 · (m + 1) / n) of all m requests on n servers already: then the
+    trajectory's next choice (bounded loads, arXiv 1608.01350).
+    """
+    if len(among) < 2:
+        return among[0] if among else None
+    bound = math.ceil(LOAD_FACTOR * (sum(one.in_flight for one in among) + 1) / len(among))
+    # Not all can be at the bound: together they would have more than there are.
+    return max((one for one in among if one.in_flight < bound), key=lambda one: _weight(trajectory_id, one.url))
+
+
+def _weight(trajectory_id: str, url: str) -> bytes:
+    return blake2b(f"{url} {trajectory_id}".encode(), digest_size=8).digest()
+
+
+class Replica:
+    """One vLLM server, as this process knows it."""
+
+    def __init__(self, url: str, upstream: Upstream) -> None:
+        self.url = url
+        self.upstream = upstream
+        self.healthy = False
+        self.asleep = False
+        self.why_away: str | None = "nobody has looked yet"
+        self.names: frozenset[str] = frozenset()
+        """What it serves: the base model's names and the loaded adapters', as it last told."""
+        self.missing: dict[str, str] = {}
+        """What it is to serve and does not, and why."""
+        self.refused: frozenset[str] = frozenset()
+        """Of that, what it was given and did not take."""
+        self.max_model_len: int | None = None
+        """Tokens that prompt and answer may have together; None until it has told."""
+        self.in_flight = 0
+        """Calls that it is answering for this process, control calls that take the accelerator among them."""
+        self.using: Counter[str] = Counter()
+        """Requests in flight, by name."""
+        self.look_now = asyncio.Event()
+        """Somebody needs to know at once how it is."""
+        self.bring_now = asyncio.Event()
+        """It has changed: perhaps something is to be loaded."""
+
+    @property
+    def state(self) -> str:
+        """serving | behind | away | asleep."""
+        if not self.healthy:
+            return "away"
+        if self.asleep:
+            return "asleep"
+        return "behind" if self.missing else "serving"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it does not serve."""
+        if self.state == "away":
+            return self.why_away
+        return "; ".join(f"{name}: {why}" for name, why in sorted(self.missing.items())) or None
+
+    def has(self, name: str) -> bool:
+        """Whether it can answer under this name."""
+        return self.healthy and not self.asleep and name in self.names
+
+    def is_through(self, name: str) -> None:
+        """A request under this name is over."""
+        self.in_flight -= 1
+        self.using[name] -= 1
+        if not self.using[name]:
+            del self.using[name]
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count what uses the accelerator, for whoever waits until nothing does."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+
+class Replicas:
+    """All of them. A request goes to one that has its model; where none has, it waits."""
+
+    def __init__(self, replicas: Sequence[Replica], max_waiting: int, max_wait_s: float) -> None:
+        self._replicas = tuple(replicas)
+        self._max_waiting = max_waiting
+        self._max_wait_s = max_wait_s
+        self._changed = asyncio.Event()
+        self.held_by: str | None = None
+        """The pause that lasts: nothing new goes out."""
+        self.waiting = 0
+        """Requests that wait."""
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that the servers are answering for this process."""
+        return sum(replica.in_flight for replica in self._replicas)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens that prompt and answer may have together, wherever it is answered; None until somebody has told."""
+        told = [replica.max_model_len for replica in self._replicas if replica.max_model_len is not None]
+        return min(told) if told else None
+
+    def ready(self, names: Sequence[str]) -> bool:
+        """Whether one of them answers under each of these names, or will when it wakes."""
+        return any(replica.healthy and replica.names.issuperset(names) for replica in self._replicas)
+
+    def nobody_takes(self, name: str) -> bool:
+        """Whether an adapter was refused by every server that is well."""
+        well = [replica for replica in self._replicas if replica.healthy and not replica.asleep]
+        return bool(well) and all(name in replica.refused and name not in replica.names for replica in well)
+
+    def hold(self, pause_id: str | None) -> None:
+        """From now on let nothing new out, for this pause; None ends that."""
+        if pause_id != self.held_by:
+            self.held_by = pause_id
+            self._look_now()
+            self.changed()
+
+    def changed(self) -> None:
+        """Who waits shall look again: a server's health or names are others."""
+        self._changed.set()
+        self._changed.clear()
+
+    @asynccontextmanager
+    async def post(self, asking: Callable[[], Request]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Have a request answered and give its response, headers read (`upstream.Answering`).
+
+        It is sent elsewhere where nothing was sent, or the server has not the model that it was thought to have.
+
+        Raises:
+            UpstreamDown: who was asked broke off; or nobody could be asked in time, or so many wait already.
+        """
+        until_s: float | None = None
+        misled = 0
+        while misled < MOST_MISLED + len(self._replicas):
+            request = asking()
+            replica = self._take(request)
+            if replica is None:
+                if until_s is None:
+                    until_s = asyncio.get_running_loop().time() + self._max_wait_s
+                    self._look_now()
+                replica, request = await self._wait(asking, request, until_s)
+            try:
+                async with replica.upstream.send(request) as response:
+                    if not await self._is_elsewhere(replica, request, response):
+                        yield response
+                        return
+                    misled += 1
+            except NotReached as down:
+                misled += 1
+                self._lost(replica, why(down))
+            except UpstreamDown:
+                replica.look_now.set()
+                raise
+            finally:
+                replica.is_through(request.model)
+        raise self._why_not(request.model)
+
+    def _take(self, request: Request) -> Replica | None:
+        """Choose one and count the request; None where nobody can be asked."""
+        if self.held_by is not None:
+            return None
+        replica = choose(request.trajectory_id, [one for one in self._replicas if one.has(request.model)])
+        if replica is not None:
+            replica.in_flight += 1
+            replica.using[request.model] += 1
+        return replica
+
+    async def _wait(self, asking: Callable[[], Request], request: Request, until_s: float) -> tuple[Replica, Request]:
+        """Wait until somebody can be asked: whom, and what, counted already.
+
+        Raises:
+            UpstreamDown: nobody could until then, or so many wait already.
+        """
+        if self.waiting >= self._max_waiting:
+            raise TooManyWaiting(f"{self.waiting} requests wait already; {self._why_not(request.model).message}")
+        self.waiting += 1
+        try:
+            async with asyncio.timeout_at(until_s):
+                while True:
+                    await self._changed.wait()
+                    if self.held_by is not None or not any(replica.healthy for replica in self._replicas):
+                        continue
+                    request = asking()
+                    if (replica := self._take(request)) is not None:
+                        return replica, request
+        except TimeoutError:
+            raise self._why_not(request.model) from None
+        finally:
+            self.waiting -= 1
+
+    def _why_not(self, model: str) -> UpstreamDown:
+        if self.held_by is not None:
+            return Training("the model server's accelerator is at a training step; try again soon")
+        if any(replica.healthy for replica in self._replicas):
+            return AdapterLoading(f"{model} is being loaded; try again soon")
+        return UpstreamDown("the model server does not answer; it may be starting, try again soon")
+
+    def _look_now(self) -> None:
+        for replica in self._replicas:
+            replica.look_now.set()
+
+    async def _is_elsewhere(self, replica: Replica, request: Request, response: aiohttp.ClientResponse) -> bool:
+        """Whether the server has not this model; also takes one whose engine has died out of the rotation."""
+        if response.status not in (404, 500):
+            return False
+        body = await response.read()
+        if engine_died(response.status, body):
+            self._lost(replica, "its engine has stopped")
+        if not lacks_model(response.status, body, request.model):
+            return False
+        replica.names -= {request.model}
+        return True
+
+    def _lost(self, replica: Replica, reason: str) -> None:
+        """Out of the rotation until the next look finds it well."""
+        replica.healthy, replica.why_away = False, reason
+        replica.look_now.set()

@@ -1,0 +1,52 @@
+"""The proxy's SQL for held-out prompts: which are to be answered, and that they were."""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine, and_, select
+
+from migrations import schema
+from proxy.evaluations import Due
+
+SOME = 64
+
+e, c, t = schema.evaluations.c, schema.completions.c, schema.trajectories.c
+
+
+class EvaluationTables:
+    """What `evaluations` asks, of one project."""
+
+    def __init__(self, engine: Engine, project: str) -> None:
+        self._engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._project = project
+        self._due = and_(e.project == project, e.drawn_at.is_(None), e.error.is_(None))
+
+    def due(self) -> list[Due]:
+        """Some that are due (`evaluations.Evaluations`)."""
+        source = and_(c.project == e.project, c.id == e.source_id)
+        trajectory = and_(t.project == c.project, t.id == c.trajectory_id)
+        columns = (e.trajectory_id, e.group_id, e.policy, e.version, t.task, t.metadata, t.end_user)
+        query = (
+            select(*columns, c.new_messages, c.tools, c.sampling)
+            .select_from(schema.evaluations.join(schema.completions, source).join(schema.trajectories, trajectory))
+            .where(self._due)
+            .limit(SOME)
+        )
+        with self._reader.connect() as connection:
+            return [
+                Due(*row[:7], messages=row.new_messages, tools=row.tools, sampling=row.sampling or {})
+                for row in connection.execute(query)
+            ]
+
+    def is_due(self, trajectory_id: str) -> bool:
+        """Nobody has drawn it meanwhile, nor ended its test (`evaluations.Evaluations`)."""
+        query = select(e.trajectory_id).where(self._due, e.trajectory_id == trajectory_id)
+        with self._reader.connect() as connection:
+            return connection.execute(query).first() is not None
+
+    def over(self, trajectory_id: str, error: str | None = None) -> None:
+        """It was drawn, or cannot be (`evaluations.Evaluations`)."""
+        values = {"drawn_at": datetime.now(UTC)} if error is None else {"error": error}
+        this = schema.evaluations.update().where(self._due, e.trajectory_id == trajectory_id)
+        with self._engine.begin() as connection:
+            connection.execute(this.values(values))

@@ -1,0 +1,51 @@
+"""Moves of versions that an admin asks for: the bodies of `POST /admin/policies/{policy}/…`, read. Knows no table."""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from proxy.errors import BadRequest, NotJson
+
+Version = Annotated[int, Meta(ge=0, description="0 is the base model.")]
+Reason = Annotated[str, Meta(max_length=500, description="Why, for who reads the decisions later.")]
+
+
+class Promote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version is to answer from now on."""
+
+    version: Version
+    reason: Reason | None = None
+
+
+class RollBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far to go back; without a body to the version before the live one."""
+
+    to: Annotated[int, Meta(ge=0, description="A version that the live one descends from.")] | None = None
+    reason: Reason | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version is to stay loaded, and on the disk, however old it gets."""
+
+    version: Version
+    pinned: Annotated[bool, Meta(description="`false` ends it.")] = True
+
+
+Asked = TypeVar("Asked", bound=msgspec.Struct)
+
+
+def read_asked(body: bytes, kind: type[Asked]) -> Asked:
+    """What is asked for; no body is an empty object.
+
+    Raises:
+        NotJson: the body is no JSON.
+        BadRequest: a field is unknown, missing or of the wrong type.
+    """
+    try:
+        return msgspec.json.decode(body if body.strip() else b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(kind.__struct_encode_fields__)
+        raise BadRequest(f"{str(error)[:300]}; fields are {fields}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(f"the body must be a JSON object: {error}") from error

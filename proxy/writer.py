@@ -1,0 +1,218 @@
+"""The one thread that writes to SQL: batches in the order things came, again and again while the database is away.
+
+Knows transactions and what to do when one fails; what is taken, and when it is durable, is the recorder's.
+"""
+
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from proxy.call import Call
+from proxy.records import Spooled, decode, id_of
+from proxy.segments import Record
+from proxy.store import Store
+
+BATCH = 200
+RETRY_S = 1.0
+"""Between two tries while the database is away."""
+SILENT_S = 10.0
+"""A transaction that takes longer than this means that the database is away, whatever comes of it."""
+CLOSE_TIMEOUT_S = 10.0
+
+AWAY = (OperationalError, InterfaceError, PoolTimeout)
+"""The database cannot be reached or is busy: the same rows may be taken later."""
+
+log = logging.getLogger(__name__)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A write that somebody waits for. It is never kept: where the database is away it is refused."""
+
+    write: Callable[[Connection], Any]
+    written: Future[Any]
+    first: bool = False
+    """Before all else of its transaction."""
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What the journal has, until SQL has it."""
+
+    kept: Call | Spooled | None
+    """None: it is read from the journal when its turn comes."""
+    record: Record
+
+    @property
+    def value(self) -> Call | Spooled:
+        return decode(self.record.read()) if self.kept is None else self.kept
+
+
+class Writer:
+    """`start` first, `close` last; `put` in between, from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        refused: Path,
+        on_calls: Callable[[Sequence[Call]], None],
+        on_feedback: Callable[[], None],
+        on_settled: Callable[[Sequence[Recorded]], None],
+    ) -> None:
+        """`refused`: the folder for what SQL refuses for good. All three are called in the writer's thread, of what is
+        committed: `on_settled` of records that need not be kept any more."""
+        self._store = store
+        self._refused = refused
+        self._on_calls = on_calls
+        self._on_feedback = on_feedback
+        self._on_settled = on_settled
+        self._away_since_s: float | None = None
+        self._began_s: float | None = None
+        """When the transaction under way began."""
+        self._queue: queue.SimpleQueue[Recorded | Asked | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._one_by_one = 0
+        """So many items to come were refused together, and are written each in a transaction of its own."""
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    @property
+    def away_since_s(self) -> float | None:
+        """Since when the database takes nothing, or is silent (seconds since the epoch); None while it does."""
+        began_s = self._began_s
+        silent = began_s is not None and time.time() - began_s > SILENT_S
+        return self._away_since_s or (began_s if silent else None)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, item: Recorded | Asked) -> None:
+        """Have it written in its turn."""
+        self._queue.put(item)
+
+    def close(self) -> None:
+        """Write what is left and stop. What the database does not take now is left."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        backlog: deque[Recorded | Asked] = deque()
+        ended = False
+        while not (ended and (not backlog or self._away_since_s is not None)):
+            ended = self._fill(backlog) or ended
+            backlog = self._take(backlog)
+
+    def _fill(self, backlog: deque[Recorded | Asked]) -> bool:
+        """Take over what has come; wait for it where there is nothing to do. Whether that was the last."""
+        away = self._away_since_s is not None
+        if away:
+            self._closing.wait(RETRY_S)
+        with contextlib.suppress(queue.Empty):
+            wait = not backlog and not away
+            while (item := self._queue.get(wait)) is not None:
+                backlog.append(item)
+                wait = False
+            return True
+        return False
+
+    def _take(self, backlog: deque[Recorded | Asked]) -> deque[Recorded | Asked]:
+        """Commit the first of them; return what is left. While the database is away nobody is kept waiting for it."""
+        if not backlog and self._away_since_s is None:
+            return backlog
+        batch = list(itertools.islice(backlog, 1 if self._one_by_one else BATCH))
+        self._began_s = time.time()
+        try:
+            self._commit(batch)
+        except AWAY as error:
+            self._is_away(error)
+            for item in backlog:
+                if isinstance(item, Asked):
+                    item.written.set_exception(error)
+            return deque(item for item in backlog if isinstance(item, Recorded))
+        except Exception as error:
+            if len(batch) > 1:
+                log.exception("a batch was refused, writing one by one")
+                self._one_by_one = len(batch)
+                return backlog
+            self._is_back()
+            self._refuse(batch[0], error)
+        self._one_by_one = max(0, self._one_by_one - 1)
+        for _ in batch:
+            backlog.popleft()
+        return backlog
+
+    def _commit(self, items: Sequence[Recorded | Asked]) -> None:
+        """One transaction for all of them, in the order they came but for those that are to be first."""
+        items = sorted(items, key=lambda item: not (isinstance(item, Asked) and item.first))
+        calls: list[Call] = []
+        spooled = False
+        done: list[tuple[Asked, Any]] = []
+        try:
+            with self._store.engine.begin() as connection:
+                for item in items:
+                    if isinstance(item, Asked):
+                        done.append((item, item.write(connection)))
+                        continue
+                    value = item.value
+                    if isinstance(value, Call):
+                        self._store.calls.write(connection, [value])
+                        calls.append(value)
+                    else:
+                        self._store.insert_feedback(connection, value.rows)
+                        spooled = True
+        except Exception:
+            self._store.calls.forget_tails()
+            raise
+        self._is_back()
+        for asked, result in done:
+            asked.written.set_result(result)
+        self._on_calls(calls)
+        self._settle(item for item in items if isinstance(item, Recorded))
+        if done or spooled:
+            self._on_feedback()
+
+    def _refuse(self, item: Recorded | Asked, error: Exception) -> None:
+        if isinstance(item, Asked):
+            item.written.set_exception(error)
+        elif self._set_aside(item.record, error):
+            self._settle([item])
+
+    def _set_aside(self, record: Record, error: Exception) -> bool:
+        """What the database refuses for good must not block what is behind it: it goes to a file of its own."""
+        try:
+            payload = record.read()
+            path = self._refused / f"{id_of(payload)}.refused"
+            path.write_bytes(payload)
+        except (OSError, msgspec.DecodeError) as unkept:
+            log.error("a record was refused by the database (%s); it stays in the journal: %s", error, unkept)
+            return False
+        log.error("a record was refused by the database (%s); kept in %s", error, path)
+        return True
+
+    def _settle(self, items: Iterable[Recorded]) -> None:
+        if settled := list(items):
+            self._on_settled(settled)
+
+    def _is_away(self, error: Exception) -> None:
+        self._began_s = None
+        if self._away_since_s is None:
+            self._away_since_s = time.time()
+            log.error("the database does not take records, trying again every %g s: %s", RETRY_S, error)
+
+    def _is_back(self) -> None:
+        self._began_s = None
+        if self._away_since_s is not None:
+            log.warning("the database takes records again, after %.0f s", time.time() - self._away_since_s)
+            self._away_since_s = None

@@ -1,0 +1,67 @@
+"""Deleted over HTTP, while the proxy serves: what is in the tables, and what is still on its way there."""
+
+import threading
+from typing import Any
+
+from migrations import schema
+from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
+from whetstone.privacy import pseudonym
+
+
+def test_a_trajectory_goes_with_all_that_was_said_of_it(proxy: RunningProxy) -> None:
+    for name in ("t", "u"):
+        proxy.chat({"X-Trajectory-Id": name})
+        told = {"trajectory_id": name, "reward": 1, "comment": "good"}
+        assert proxy.client.post("/v1/feedback", json=told).status_code == 202
+    proxy.recorded(2)
+    answer = proxy.client.delete("/admin/trajectories/t")
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["object"], told["kind"], told["target"]) == ("erasure", "trajectory", "t")
+    assert (told["trajectories"], told["completions"], told["versions"]) == (1, 1, {})
+    assert proxy.client.get("/v1/trajectories/t").status_code == 404
+    assert proxy.client.get("/v1/trajectories/u").status_code == 200
+    assert [row.target_id for row in proxy.rows(schema.feedback)] == ["u"]
+
+
+def test_all_that_a_user_said_goes(proxy: RunningProxy) -> None:
+    for user in ("alice/1", "bob"):
+        proxy.chat(user=user)
+    proxy.recorded(2)
+    told = proxy.client.delete("/admin/users/alice/1").json()
+    assert (told["kind"], told["target"], told["trajectories"]) == ("user", pseudonym("alice/1"), 1)
+    assert [row.end_user for row in proxy.rows()] == ["bob"]
+
+
+def test_what_a_step_has_goes_later(proxy: RunningProxy) -> None:
+    proxy.chat({"X-Trajectory-Id": "t"})
+    proxy.recorded()
+    with proxy.engine.begin() as connection:
+        connection.execute(schema.trajectories.update().values(state="claimed"))
+    answer = proxy.client.delete("/admin/trajectories/t")
+    assert (answer.status_code, answer.json()["waits_for"]) == (202, ["t"])
+    assert proxy.client.get("/v1/trajectories/t").status_code == 200
+
+
+def test_a_call_that_is_answered_while_its_user_is_deleted_leaves_nothing(
+    proxy: RunningProxy, fake_vllm: FakeVllm
+) -> None:
+    deleted = threading.Event()
+
+    def slow(handler: FakeHandler, body: dict[str, Any]) -> None:
+        assert deleted.wait(60)
+        handler.speak(body)
+
+    fake_vllm.script = slow
+    asking = threading.Thread(target=lambda: proxy.chat(user="alice"))
+    asking.start()
+    wait_for(lambda: fake_vllm.requests)
+    assert proxy.client.delete("/admin/users/alice").json()["trajectories"] == 0
+    deleted.set()
+    asking.join()
+    fake_vllm.script = FakeHandler.speak
+    proxy.chat(user="bob")
+    assert [row.end_user for row in proxy.recorded()] == ["bob"]
+    # A call that comes after it is kept.
+    proxy.chat(user="alice")
+    assert {row.end_user for row in proxy.recorded(2)} == {"alice", "bob"}

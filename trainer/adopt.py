@@ -1,0 +1,60 @@
+"""`python -m trainer.adopt SOURCE FOLDER`, which `whetstone versions import` starts: an adapter of peft's made ours.
+
+Settings come from the environment. Prints one JSON object. Exit codes: 0 written; 2 it is nothing that we could serve.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from trainer import adapter
+from trainer.errors import TrainerError
+from trainer.learner import adopted
+from whetstone.settings import SettingsError, load
+from whetstone.vllm import max_lora_rank
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """What was written, and whether a step can go on from it."""
+
+    manifest_sha256: str
+    rank: int
+    """The highest of its layers'."""
+    why_no_step: str | None
+    """Why no step can go on from it as the settings are; None where one can."""
+
+
+def adopt(source: Path, folder: Path) -> Adopted:
+    """Write the adapter with a fresh optimizer beside it.
+
+    Raises:
+        TrainerError: it is no LoRA of this base model, or the disk refuses.
+        SettingsError: the settings cannot be used.
+    """
+    settings = load()
+    learner = adopted.adopt(settings.model, source, settings.trainer, settings.seed, max_lora_rank(settings))
+    config = msgspec.json.decode(learner.files()["adapter_config.json"])
+    rank, alpha, trainer = config["r"], config["lora_alpha"], settings.trainer
+    manifest_sha256 = adapter.write(folder, learner, parent=0, step=0)
+    why_no_step = None
+    if (rank, alpha) != (trainer.lora_rank, trainer.lora_alpha):
+        wanted = f"trainer.lora_rank and trainer.lora_alpha are {trainer.lora_rank} and {trainer.lora_alpha}"
+        why_no_step = f"its rank is {rank} and its alpha {alpha}, {wanted}"
+    return Adopted(manifest_sha256, max(rank, *config["rank_pattern"].values(), 0), why_no_step)
+
+
+def main() -> None:
+    """Adopt what the command line names."""
+    if len(sys.argv) != 3:
+        sys.exit("python -m trainer.adopt SOURCE FOLDER")
+    try:
+        written = adopt(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (TrainerError, SettingsError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    sys.stdout.write(msgspec.json.encode(written).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

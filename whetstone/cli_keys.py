@@ -1,0 +1,168 @@
+"""`whetstone keys`: what opens the proxy. Words and exit codes, as `cli` documents them; the table is `store_keys`'."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+from sqlalchemy import Connection, Engine
+
+from migrations.database import connect
+from migrations.run import upgrade
+from whetstone import store_keys
+from whetstone.cli_shared import ConfigOption, DataOption, console, engine_of, errors
+from whetstone.doctor import of_running
+from whetstone.keys import MOST_PER_MIN, NAME, SCOPES, KeyScope, hash_of, id_of, new_key, read_lifetime, read_scopes
+from whetstone.settings import Settings, load
+
+keys = typer.Typer(
+    help="What opens the proxy: keys for apps and for people, each with its scopes.", no_args_is_help=True
+)
+ProjectOption = Annotated[str | None, typer.Option("--project", help="The tenant it leads to [the home project]")]
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Option("--name", help="What it is for, in words")],
+    scope: Annotated[
+        list[str], typer.Option("--scope", help=f"What it opens, once for each: {', '.join(SCOPES)} (has them all)")
+    ],
+    project: ProjectOption = None,
+    expires: Annotated[str | None, typer.Option("--expires", help="How long it lives: 12h, 90d, 2w [for good]")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option("--requests-per-minute", min=1, max=MOST_PER_MIN, help="Most requests [no limit]")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option("--tokens-per-minute", min=1, max=MOST_PER_MIN, help="Most tokens, read and sampled [no limit]"),
+    ] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a key and print it, once: only its hash is kept.
+
+    The key alone goes to stdout (KEY=$(whetstone keys create …)), the rest to stderr. A proxy that runs takes it at
+    once. From the first key on every request needs one, on loopback too.
+    """
+    settings = of_running(load(config, data=data))
+    own = settings.of_project(project or settings.home)
+    if not re.fullmatch(NAME, name):
+        raise typer.BadParameter(
+            "a name has 1 to 100 characters, none of them a control character", param_hint="--name"
+        )
+    scopes, lifetime = _read(scope, expires)
+    now, (key_id, key) = datetime.now(UTC), new_key()
+    expires_at = None if lifetime is None else now + lifetime
+    made = store_keys.Made(own.project, name, scopes, now, expires_at, requests_per_minute, tokens_per_minute)
+    with _opened(_made(settings)) as engine, engine.begin() as connection:
+        first = store_keys.state(connection)[0] == 0
+        store_keys.create(connection, made, key_id, hash_of(key.encode()))
+    typer.echo(key)
+    until = "until it is revoked" if expires_at is None else f"until {_minute(expires_at)} UTC"
+    _say(f"key {key_id} of project {own.project} opens {', '.join(scopes)}, {until}; it is not shown again")
+    if first:
+        _say("it is the first: from now on every request needs a key (docs/keys.md)")
+
+
+@keys.command("list")
+def list_keys(
+    project: Annotated[str | None, typer.Option("--project", help="Only this tenant's [all]")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
+) -> None:
+    """Show every key that was made, the newest first: what it opens, until when, and when it was last used."""
+    settings = of_running(load(config, data=data))
+    named = project and settings.of_project(project).project
+    with _opened(engine_of(settings)) as engine, _reader(engine) as connection:
+        rows = store_keys.keys(connection, named)
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+        return
+    table = Table("key", "project", "name", "opens", "a minute", "made", "last used", "state")
+    now = datetime.now(UTC)
+    for row in rows:
+        opens, made, used = ", ".join(row["scopes"]), _day(row["created_at"]), _minute(row["last_used_at"])
+        table.add_row(
+            row["key_id"], row["project"], escape(row["name"]), opens, _quota(row), made, used, _state(row, now)
+        )
+    console.print(table)
+
+
+@keys.command("revoke")
+def revoke_key(
+    key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `whetstone keys list` shows it")],
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Take a key back for good. A proxy that runs refuses it at once.
+
+    Exit code 0 if it opens nothing any more, 1 if there is no such key.
+    """
+    settings, key_id = of_running(load(config, data=data)), id_of(key)
+    with _opened(engine_of(settings)) as engine, engine.begin() as connection:
+        found = store_keys.revoke(connection, key_id, datetime.now(UTC))
+    if not found:
+        errors.print(
+            f"[red]whetstone:[/red] there is no key {escape(repr(key_id))}; `whetstone keys list` shows them",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+    console.print(f"key {key_id} is revoked", highlight=False)
+
+
+def _read(scopes: list[str], expires: str | None) -> tuple[list[KeyScope], timedelta | None]:
+    try:
+        return read_scopes(scopes), None if expires is None else read_lifetime(expires)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _made(settings: Settings) -> Engine:
+    """The database, made if it is not there: off loopback a stack cannot start before its first key."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.database_url)
+    return connect(settings.database_url)
+
+
+@contextmanager
+def _opened(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def _reader(engine: Engine) -> Connection:
+    return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+
+
+def _say(text: str) -> None:
+    errors.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _state(row: dict[str, Any], now: datetime) -> str:
+    if row["revoked_at"] is not None:
+        return f"revoked {_day(row['revoked_at'])}"
+    if row["expires_at"] is None:
+        return "open"
+    return f"open until {_minute(row['expires_at'])}" if row["expires_at"] > now else f"over {_day(row['expires_at'])}"
+
+
+def _quota(row: dict[str, Any]) -> str:
+    limits = {"requests": row["requests_per_min"], "tokens": row["tokens_per_min"]}
+    return ", ".join(f"{limit} {what}" for what, limit in limits.items() if limit is not None)
+
+
+def _day(time: datetime) -> str:
+    return f"{time:%Y-%m-%d}"
+
+
+def _minute(time: datetime | None) -> str:
+    return "" if time is None else f"{time:%Y-%m-%d %H:%M}"

@@ -1,0 +1,87 @@
+"""The vLLM servers that `up` starts: one part each, when it is ready, whether it lives. Opens no process itself."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from sqlalchemy.exc import DBAPIError
+
+from whetstone import adapters, vllm
+from whetstone.settings import Settings
+from whetstone.store import Store
+from whetstone.supervisor import Part, StartFailed
+
+
+def names(urls: Sequence[str]) -> list[str]:
+    """What the servers' parts are called: `vllm` where there is one, else `vllm-1` and so on."""
+    return ["vllm"] if len(urls) == 1 else [f"vllm-{number}" for number in range(1, len(urls) + 1)]
+
+
+def parts(settings: Settings, store: Store) -> list[Part]:
+    """A part for each address in `vllm.urls`: each is asked, restarted and given its adapters by itself."""
+    urls = settings.vllm.urls
+    return [_part(name, url, settings, store) for name, url in zip(names(urls), urls, strict=True)]
+
+
+def _part(part_name: str, url: str, settings: Settings, store: Store) -> Part:
+    port = urlsplit(url).port
+    assert port is not None, url
+    control = vllm.Vllm(url)
+
+    def ready() -> bool:
+        """Whether it has its adapters: a start lost them all, and no request is to wait for them."""
+        try:
+            if not control.healthy():
+                return False
+            for own in settings.of_projects():
+                adapters.load_missing(control, store.served(own.project, own.trained), control.models())
+        except (vllm.VllmError, DBAPIError):
+            return False
+        return True
+
+    def alive() -> bool | None:
+        before = control.probed_tokens
+        lives = control.alive(settings.served_name)
+        if sampled := control.probed_tokens - before:
+            store.count_probe(settings, sampled)
+        return lives
+
+    return Part(
+        part_name,
+        vllm.command(settings, port),
+        vllm.environment(settings),
+        ready,
+        timeout_s=settings.vllm.start_timeout_s,
+        silence_s=settings.vllm.silence_s,
+        alive=alive,
+    )
+
+
+def await_loaded(
+    name: str, urls: Sequence[str], timeout_s: float, meanwhile: Callable[[], object], *, enough: int
+) -> None:
+    """Wait until `enough` of the servers have it loaded; `meanwhile` is called between two looks.
+
+    Raises:
+        StartFailed: they have not in time; the message says which, and what they answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        controls = {url: stack.enter_context(contextlib.closing(vllm.Vllm(url))) for url in urls}
+        while True:
+            lacking = {url: why for url, control in controls.items() if (why := _lacks(control, name))}
+            if len(urls) - len(lacking) >= enough:
+                return
+            if time.monotonic() > deadline:
+                raise StartFailed("; ".join(f"vLLM at {url}: {why}" for url, why in lacking.items()))
+            meanwhile()
+            time.sleep(0.2)
+
+
+def _lacks(control: vllm.Vllm, name: str) -> str | None:
+    """Why it does not answer as this version yet; None where it does."""
+    try:
+        return None if name in control.models() else f"{name} is not loaded"
+    except vllm.VllmError as error:
+        return str(error)

@@ -1,0 +1,294 @@
+"""The ledger of versions: which one answers, which are kept loaded, and every decision. SQL that the programs share.
+
+Each function is one move of the ledger, inside a transaction of its caller's that has locked the policy (`lock`). A
+move that raises has written nothing. What always holds between moves: exactly one version of a policy is live, the one
+that `policies.live_version` names; the live and the pinned ones are served; rejected ones are not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, func, select
+
+from migrations import schema
+from whetstone.ids import new_id, version_id
+from whetstone.lineage import lineage
+
+p, v = schema.policies.c, schema.policy_versions.c
+
+
+class LedgerError(Exception):
+    """What was asked for cannot be done with these versions; the message says why, and what can."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Which version answered before, and which does now."""
+
+    before: int
+    live: int
+    rejected: tuple[int, ...] = ()
+    """Versions that are over with it."""
+
+
+def lock(connection: Connection, project: str, policy: str) -> Row[Any] | None:
+    """The policy's row, kept as it is until the transaction ends; None where there is none.
+
+    The weak kind of lock: the proxy's own new groups refer to this row.
+    """
+    query = select(schema.policies).where(p.project == project, p.id == policy)
+    return connection.execute(query.with_for_update(key_share=True)).one_or_none()
+
+
+def version_row(connection: Connection, project: str, policy: str, version: int) -> Row[Any]:
+    """The version's row.
+
+    Raises:
+        LedgerError: there is none, or its adapter is gone.
+    """
+    query = select(schema.policy_versions).where(v.project == project, v.id == version_id(policy, version))
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise LedgerError(f"{policy} has no version {version}; `whetstone versions {policy}` lists them")
+    if row.removed_at is not None:
+        raise LedgerError(
+            f"the adapter of {policy}@v{version} was removed at {row.removed_at:%Y-%m-%d %H:%M} UTC; "
+            "trainer.keep_adapters says how many are kept"
+        )
+    return row
+
+
+def want(connection: Connection, project: str, policy: str, version: int) -> Row[Any]:
+    """Have vLLM load a version, a rejected one too, which stays that until it is live. The row as it was, for `unwant`.
+
+    Raises:
+        LedgerError: there is none, or its adapter is gone.
+    """
+    row = version_row(connection, project, policy, version)
+    _set(connection, project, policy, [version], served=True, unserved_at=None)
+    return row
+
+
+def unwant(connection: Connection, was: Row[Any], now: datetime) -> None:
+    """Take `want` back, unless the version has gone live or was pinned meanwhile. `was`: its row before that."""
+    is_it = and_(v.project == was.project, v.id == was.id)
+    row = connection.execute(select(schema.policy_versions).where(is_it)).one()
+    if row.state == was.state and row.pinned_at is None and not was.served:
+        _unserve(connection, row.project, row.policy, [row.version], now)
+
+
+def make_live(
+    connection: Connection, project: str, policy: str, version: int, keep_served: int, now: datetime, **values: Any
+) -> Move:
+    """From now on this version answers; the one before is retired, and of the retired the newest stay loaded.
+
+    A candidate of another one is rejected: what it was to be better than no longer answers. `values`: what else is to
+    be written of the version. Of the version that is live already nothing changes.
+
+    The watch over the one before ends, and one over this one begins only where it follows its parent: there is nothing
+    sound to compare it with else, and whoever goes back has decided.
+
+    Raises:
+        LedgerError: there is none, its adapter is gone, or it is a candidate whose parent was rolled back or replaced.
+    """
+    row = version_row(connection, project, policy, version)
+    before = live_version(connection, project, policy)
+    if before == version:
+        return Move(before, version)
+    if row.state == "candidate" and row.parent != before:
+        raise LedgerError(f"version {version} of {policy} was made from version {row.parent}, but {before} is live now")
+    was_live = (v.project == project, v.policy == policy, v.state == "live")
+    over_for_good = func.coalesce(v.watched_at, now)
+    connection.execute(
+        schema.policy_versions.update().where(*was_live).values(state="retired", watched_at=over_for_good)
+    )
+    told = {"state": "live", "promoted_at": now, "served": True, "unserved_at": None, "reason": None}
+    told |= {} if row.parent == before else {"watched_at": over_for_good}
+    _set(connection, project, policy, [version], **{**told, "canary_share": None, "tested_by": None, **values})
+    is_policy = (p.project == project, p.id == policy)
+    connection.execute(schema.policies.update().where(*is_policy).values(live_version=version))
+    over = [
+        number
+        for number, one in _versions(connection, project, policy).items()
+        if one.state == "candidate" and one.parent != version
+    ]
+    for number in over:
+        _reject(connection, project, policy, number, f"version {version} went live, which it was not made from", now)
+    _keep_newest(connection, project, policy, keep_served, now)
+    return Move(before, version, tuple(over))
+
+
+def reject(
+    connection: Connection, project: str, policy: str, version: int, reason: str, now: datetime, **values: Any
+) -> None:
+    """The version is not to answer any more, nor to be loaded; trajectories on it go on with the live one.
+
+    Raises:
+        LedgerError: it is the live one, which only `roll_back` can end; or there is none.
+    """
+    versions = _versions(connection, project, policy)
+    if version not in versions:
+        raise LedgerError(f"{policy} has no version {version}; `whetstone versions {policy}` lists them")
+    if versions[version].state == "live":
+        raise LedgerError(f"version {version} of {policy} is live; roll it back instead")
+    _reject(connection, project, policy, version, reason, now, **values)
+
+
+def roll_back(
+    connection: Connection, project: str, policy: str, to: int | None, reason: str, keep_served: int, now: datetime
+) -> Move:
+    """Go back along the lineage: to `to`, else as `step_back` says. All that came of it since is rejected.
+
+    What the rejected versions said is off the lineage from then on: no step takes it.
+
+    Raises:
+        LedgerError: there is nothing before the live version, or `to` is not one that it descends from.
+    """
+    target = step_back(connection, project, policy, to)
+    version_row(connection, project, policy, target)
+    live = live_version(connection, project, policy)
+    versions = _versions(connection, project, policy)
+    parents = {number: one.parent for number, one in versions.items()}
+    way = lineage(live, parents)
+    first = way[way.index(target) - 1]
+    over = [
+        number
+        for number, one in versions.items()
+        if one.state in ("live", "retired", "candidate") and first in lineage(number, parents)
+    ]
+    for number in over:
+        _reject(connection, project, policy, number, f"rolled back to version {target}: {reason}", now)
+    move = make_live(connection, project, policy, target, keep_served, now)
+    return Move(live, target, (*over, *move.rejected))
+
+
+def step_back(connection: Connection, project: str, policy: str, to: int | None = None) -> int:
+    """The version that a rollback makes live: `to`, else the nearest before the live one that is neither rejected nor
+    removed.
+
+    Raises:
+        LedgerError: there is none, or the live version does not descend from `to`.
+    """
+    live = live_version(connection, project, policy)
+    versions = _versions(connection, project, policy)
+    before = lineage(live, {number: one.parent for number, one in versions.items()})[1:]
+    whole = [one for one in before if versions[one].removed_at is None]
+    if to is None:
+        good = [one for one in whole if versions[one].state != "rejected"]
+        if not good:
+            raise LedgerError(f"version {live} of {policy} has nothing before it to go back to")
+        return good[0]
+    if to not in before:
+        raise LedgerError(
+            f"version {live} of {policy} does not descend from version {to}; it can go back to "
+            f"{', '.join(map(str, whole)) or 'none'}. Any other version: promote it"
+        )
+    return to
+
+
+def pin(connection: Connection, project: str, policy: str, version: int, now: datetime, most: int) -> None:
+    """Keep a version loaded and on the disk, whatever is newer. `most`: so many adapters of the project can be pinned.
+
+    Raises:
+        LedgerError: there is none, its adapter is gone, it has never been live, or there is no room.
+    """
+    row = version_row(connection, project, policy, version)
+    if row.state not in ("live", "retired"):
+        raise LedgerError(f"version {version} of {policy} is {row.state}; promote it, then it can be pinned")
+    query = select(v.id).where(v.project == project, v.pinned_at.is_not(None), v.version > 0, v.id != row.id)
+    pinned = list(connection.execute(query.order_by(v.id)).scalars())
+    if version > 0 and len(pinned) >= most:
+        raise LedgerError(
+            f"vLLM has room for {most} pinned versions beside those that are live, kept and tested, and pinned are: "
+            f"{', '.join(pinned) or 'none'}; unpin one, or raise vllm.max_loras"
+        )
+    _set(connection, project, policy, [version], pinned_at=row.pinned_at or now, served=True, unserved_at=None)
+
+
+def unpin(connection: Connection, project: str, policy: str, version: int, keep_served: int, now: datetime) -> None:
+    """Let a version go when newer ones take its place.
+
+    Raises:
+        LedgerError: there is none.
+    """
+    version_row(connection, project, policy, version)
+    _set(connection, project, policy, [version], pinned_at=None)
+    _keep_newest(connection, project, policy, keep_served, now)
+
+
+def decide(
+    connection: Connection,
+    project: str,
+    policy: str,
+    version: int,
+    *,
+    test: str,
+    decision: str,
+    now: datetime,
+    against: int | None = None,
+    reason: str | None = None,
+    figures: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a decision down, with its numbers."""
+    connection.execute(
+        schema.gate_results.insert().values(
+            project=project,
+            id=new_id(),
+            policy=policy,
+            version=version,
+            against=against,
+            test=test,
+            decision=decision,
+            reason=reason,
+            figures=figures,
+            created_at=now,
+        )
+    )
+
+
+def live_version(connection: Connection, project: str, policy: str) -> int:
+    """The version that answers."""
+    query = select(p.live_version).where(p.project == project, p.id == policy)
+    return int(connection.execute(query).scalar_one())
+
+
+def _versions(connection: Connection, project: str, policy: str) -> dict[int, Any]:
+    """Every version of the policy, the oldest first."""
+    query = select(v.version, v.parent, v.state, v.removed_at).where(v.project == project, v.policy == policy)
+    return {row.version: row for row in connection.execute(query.order_by(v.version))}
+
+
+def _reject(
+    connection: Connection, project: str, policy: str, version: int, reason: str, now: datetime, **values: Any
+) -> None:
+    told = {"state": "rejected", "reason": reason, "canary_share": None, "tested_by": None, "pinned_at": None}
+    _set(connection, project, policy, [version], **{**told, **values})
+    _unserve(connection, project, policy, [version], now)
+
+
+def _keep_newest(connection: Connection, project: str, policy: str, keep_served: int, now: datetime) -> None:
+    """Of the retired versions that nobody pinned, those that were live last stay loaded; rejected ones that somebody
+    wanted and did not promote do not."""
+    retired = (
+        select(v.version)
+        .where(v.project == project, v.policy == policy, v.state == "retired", v.served, v.version > 0)
+        .where(v.pinned_at.is_(None))
+        .order_by(v.promoted_at.desc().nulls_last(), v.version.desc())
+        .offset(keep_served)
+    )
+    rejected = select(v.version).where(v.project == project, v.policy == policy, v.state == "rejected", v.served)
+    over = [*connection.execute(retired).scalars(), *connection.execute(rejected).scalars()]
+    _unserve(connection, project, policy, over, now)
+
+
+def _unserve(connection: Connection, project: str, policy: str, versions: list[int], now: datetime) -> None:
+    """Requests may name them no longer; whoever is being answered by one still is. Version 0 vLLM always has."""
+    of_these = and_(v.project == project, v.policy == policy, v.version.in_(versions), v.version > 0)
+    connection.execute(schema.policy_versions.update().where(of_these, v.served).values(served=False, unserved_at=now))
+
+
+def _set(connection: Connection, project: str, policy: str, versions: list[int], **values: Any) -> None:
+    ids = [version_id(policy, version) for version in versions]
+    connection.execute(schema.policy_versions.update().where(v.project == project, v.id.in_(ids)).values(**values))

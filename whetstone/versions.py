@@ -1,0 +1,281 @@
+"""Versions from the command line: moved by hand, shown, taken out, brought in. Knows who commits and where files lie.
+
+With a stack that runs its proxy makes the moves, and the next request goes by them; else they are made in the database.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+from sqlalchemy import Connection, Engine, Row
+
+from whetstone import adapter_folders, admin, by_hand, store_lines, store_versions
+from whetstone.admin import NoStack, NotDone
+from whetstone.ids import version_id
+from whetstone.settings import Settings, as_environment
+from whetstone.store import Store, UnknownPolicy
+from whetstone.store_versions import LedgerError, Move
+
+NAMED = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
+"""A version, as apps name it too."""
+
+T = TypeVar("T")
+
+
+class _Moved(msgspec.Struct):
+    """What the proxy answers, as far as it goes here."""
+
+    before: int
+    live_version: int
+    rejected: tuple[int, ...]
+
+
+class Imported(msgspec.Struct):
+    """What `trainer.adopt` wrote."""
+
+    manifest_sha256: str
+    rank: int
+    why_no_step: str | None
+
+
+class Versions:
+    """The versions of the settings' policies."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def rows(self, policy: str) -> list[dict[str, Any]]:
+        """The policy's versions, the newest first.
+
+        Raises:
+            UnknownPolicy: there is no such policy.
+        """
+        self._policy(policy)
+        with self._reader.connect() as connection:
+            return store_lines.versions(connection, self._settings.project, policy)
+
+    def promote(self, policy: str, version: int, reason: str | None) -> Move:
+        """Let a version answer.
+
+        Raises:
+            NotDone, LedgerError: it is refused, or nobody knows whether it was done.
+            NotAsked: the proxy that runs cannot be asked.
+            UnknownPolicy: there is no such policy.
+        """
+        asked = self._ask(policy, "promote", {"version": version, "reason": reason})
+        if asked is not None:
+            return _move(asked)
+        self._whole(policy, version)
+        return self._directly(
+            policy,
+            lambda connection, now: by_hand.promote(connection, self._settings, policy, version, reason, now),
+        )
+
+    def roll_back(self, policy: str, to: int | None, reason: str | None) -> Move:
+        """Go back along the lineage, without `to` to the version that the live one was trained from.
+
+        Raises:
+            NotDone, LedgerError: it is refused, or nobody knows whether it was done.
+            NotAsked: the proxy that runs cannot be asked.
+            UnknownPolicy: there is no such policy.
+        """
+        asked = self._ask(policy, "rollback", {"to": to, "reason": reason})
+        if asked is not None:
+            return _move(asked)
+        self._policy(policy)
+        with self._reader.connect() as connection:
+            target = store_versions.step_back(connection, self._settings.project, policy, to)
+        self._whole(policy, target)
+        return self._directly(
+            policy,
+            lambda connection, now: by_hand.roll_back(connection, self._settings, policy, target, reason, now),
+        )
+
+    def before(self, policy: str) -> int | None:
+        """Where a rollback would go; None where there is nothing to go back to."""
+        with self._reader.connect() as connection:
+            try:
+                return store_versions.step_back(connection, self._settings.project, policy)
+            except LedgerError:
+                return None
+
+    def pin(self, policy: str, version: int, *, pinned: bool) -> None:
+        """Keep a version loaded and on the disk, or no longer.
+
+        Raises:
+            NotDone, LedgerError: it is refused, or nobody knows whether it was done.
+            NotAsked: the proxy that runs cannot be asked.
+            UnknownPolicy: there is no such policy.
+        """
+
+        if self._ask(policy, "pin", {"version": version, "pinned": pinned}) is None:
+            self._directly(
+                policy,
+                lambda connection, now: by_hand.pin(
+                    connection, self._settings, policy, version, pinned=pinned, now=now
+                ),
+            )
+
+    def export(self, policy: str, version: int, folder: Path, *, merged: bool) -> None:
+        """Write the adapter as peft reads it, or the base model with the adapter in its weights.
+
+        Raises:
+            LedgerError: there is no such version, it has no adapter, or its files are damaged.
+            NotDone: the folder is not empty, or cannot be written.
+        """
+        model = self._policy(policy)["model_path"]
+        source = self._whole(policy, version).adapter_path
+        if source is None:
+            raise LedgerError(f"version {version} of {policy} is the base model: it has no adapter")
+        if merged:
+            adapter_folders.check_new(folder)
+            self._trainer(model, "trainer.merge", source, model, str(folder.resolve()))
+        else:
+            adapter_folders.export(Path(source), folder, model)
+
+    def fork(self, policy: str, version: int, new_policy: str) -> int:
+        """Copy a version into another policy, optimizer and all. The number it has there.
+
+        Raises:
+            LedgerError: there is no such version, it has no adapter, or its files are damaged.
+            UnknownPolicy: there is no such policy to copy it to.
+            NotDone: the copy cannot be written.
+        """
+        source = self._whole(policy, version)
+        if source.adapter_path is None:
+            raise LedgerError(f"version {version} of {policy} is the base model, from which every policy begins")
+        number, folder = self._number(new_policy)
+        adapter_folders.copy(Path(source.adapter_path), folder)
+        self._add(new_policy, number, folder, source.manifest_sha256, origin=source.id)
+        return number
+
+    def bring_in(self, source: Path, policy: str) -> tuple[int, Imported]:
+        """Make an adapter that peft wrote a version of the policy: its number, and what was found out about it.
+
+        Raises:
+            UnknownPolicy: there is no such policy.
+            NotDone: it is no LoRA of this base model that vLLM could serve, or cannot be written.
+        """
+        if not (source / adapter_folders.CONFIG).is_file():
+            raise NotDone(f"{source} has no {adapter_folders.CONFIG}: name a folder that peft has saved an adapter in")
+        model = self._policy(policy)["model_path"]
+        number, folder = self._number(policy)
+        told = self._trainer(model, "trainer.adopt", str(source.resolve()), str(folder))
+        imported = msgspec.json.decode(told.splitlines()[-1], type=Imported)
+        self._add(policy, number, folder, imported.manifest_sha256, origin=str(source.resolve()))
+        return number, imported
+
+    def _policy(self, policy: str) -> dict[str, Any]:
+        """The policy's row."""
+        rows = {row["id"]: row for row in Store(self._engine).policies(self._settings.project)}
+        if policy not in rows or rows[policy]["upstream"] is not None:
+            own = [name for name, row in rows.items() if row["upstream"] is None]
+            raise UnknownPolicy(
+                f"there is no policy {policy!r} with versions of its own; there are: {', '.join(own) or 'none yet'}. "
+                "Those of the settings are made when the stack starts"
+            )
+        return rows[policy]
+
+    def _whole(self, policy: str, version: int) -> Row[Any]:
+        """The version's row; its files are whole."""
+        self._policy(policy)
+        with self._reader.connect() as connection:
+            row = store_versions.version_row(connection, self._settings.project, policy, version)
+        by_hand.check_files(row)
+        return row
+
+    def _ask(self, policy: str, move: str, asked: dict[str, Any]) -> bytes | None:
+        """What the proxy that runs answers; None where no stack runs, and then alone the move is made here."""
+        body = {name: value for name, value in asked.items() if value is not None}
+        path = f"/admin/policies/{quote(policy, safe='')}/{move}"
+        try:
+            return admin.ask(self._settings.data, path, body, look=f"`whetstone versions {policy}`")
+        except NoStack:
+            return None
+
+    def _directly(self, policy: str, move: Callable[[Connection, datetime], T]) -> T:
+        """Make a move in the database."""
+        self._policy(policy)
+        with self._engine.begin() as connection:
+            store_versions.lock(connection, self._settings.project, policy)
+            return move(connection, datetime.now(UTC))
+
+    def _number(self, policy: str) -> tuple[int, Path]:
+        """Number and folder of a version to come."""
+        number = self._directly(
+            policy, lambda connection, _: store_lines.take_number(connection, self._settings.project, policy)
+        )
+        return number, self._settings.data.resolve() / "adapters" / version_id(policy, number)
+
+    def _add(self, policy: str, number: int, folder: Path, manifest_sha256: str, origin: str) -> None:
+        """The version's row. If it does not come, the folder goes; whoever is killed leaves it, and no version ever
+        names it: its number is taken."""
+        told: dict[str, Any] = {"folder": folder, "manifest_sha256": manifest_sha256, "origin": origin}
+        try:
+            self._directly(
+                policy,
+                lambda connection, now: store_lines.add(
+                    connection, self._settings.project, policy, number, now=now, **told
+                ),
+            )
+        except BaseException:
+            if number not in (row["version"] for row in self.rows(policy)):
+                adapter_folders.remove(folder)
+            raise
+
+    def _trainer(self, model: str, module: str, *arguments: str) -> str:
+        """What a program of the trainer's prints, with this base model: it has torch.
+
+        Raises:
+            NotDone: it did not come out, for the reason that it gives.
+        """
+        python = str(self._settings.trainer.python or sys.executable)
+        settings = self._settings.model_copy(update={"model": model})
+        # Everything is in the environment; a whetstone.toml that lies about must not add to it.
+        environment = {**os.environ, **as_environment(settings, config=Path(os.devnull))}
+        # -P: what lies in the working directory, which may be an adapter from elsewhere, is not to be imported.
+        command = [python, "-P", "-m", module, *arguments]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise NotDone(ended.stderr.strip().rpartition("\n")[2] or f"{module} ended with {ended.returncode}")
+        return ended.stdout
+
+
+def table(policy: str, rows: list[dict[str, Any]]) -> Table:
+    """The versions as people read them."""
+    shown = Table("version", "from", "state", "reason", "k3", "held out", "loaded", "when", title=escape(policy))
+    shown.title_justify = "left"
+    for row in rows:
+        shown.add_row(
+            str(row["version"]),
+            escape(row["origin"] or ("" if row["parent"] is None else str(row["parent"]))),
+            f"{row['state']} ({row['tested_by']})" if row["tested_by"] else row["state"],
+            escape(row["reason"] or ""),
+            "" if row["probe_k3"] is None else f"{row['probe_k3']:.2g}",
+            "" if row["heldout_mean"] is None else f"{row['heldout_mean']:.3f} ({row['heldout_count']})",
+            _loaded(row),
+            f"{row['promoted_at'] or row['created_at']:%Y-%m-%d %H:%M}",
+        )
+    return shown
+
+
+def _loaded(row: dict[str, Any]) -> str:
+    if row["removed_at"]:
+        return "removed"
+    return ("pinned" if row["pinned_at"] else "yes") if row["served"] else "no"
+
+
+def _move(answer: bytes) -> Move:
+    moved = msgspec.json.decode(answer, type=_Moved)
+    return Move(moved.before, moved.live_version, moved.rejected)
