@@ -96,9 +96,12 @@ def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on:
     return connection.execute(statement.returning(*table.primary_key), dict(row)).first() is not None
 
 
-def insert_all_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert those rows that no unique key forbids; all have the same columns."""
-    connection.execute(_insert_new(connection.dialect.name, table, None), [dict(row) for row in rows])
+def insert_all_new(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], on: list[str] | None = None
+) -> None:
+    """Insert those rows that no unique key (of the columns `on`; None: any) forbids; all have the same columns."""
+    statement = _insert_new(connection.dialect.name, table, None if on is None else tuple(on))
+    connection.execute(statement, [dict(row) for row in rows])
 
 
 @cache

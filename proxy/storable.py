@@ -14,8 +14,12 @@ NUMBERS = frozenset({"prompt_token_ids", "token_ids", "inference_logprobs"})
 
 def insert_storable(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
     """`insert_new`, of what both databases can hold."""
-    held = {column: value if column in NUMBERS else storable(value) for column, value in row.items()}
-    return insert_new(connection, table, held, on)
+    return insert_new(connection, table, storable_row(row), on)
+
+
+def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as both databases can hold it."""
+    return {column: value if column in NUMBERS else storable(value) for column, value in row.items()}
 
 
 def storable(value: Any) -> Any:

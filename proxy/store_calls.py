@@ -1,280 +1,291 @@
-"""The proxy's SQL of calls: a served call into trajectories, completions and groups. Writes; decides nothing.
+"""The proxy's SQL of calls: served calls into trajectories, completions and groups. Writes; decides nothing.
 
-What a conversation repeats is stored once: each trajectory's last turn stays in memory, or is read back.
+Many calls cost few statements: what they write to is locked at once, counted on in memory, and written at once.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from datetime import timedelta
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, or_, select
+from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
 
 from migrations import schema
+from migrations.database import chunks, insert_all_new
 from proxy.call import Call, Choice, nothing_said
-from proxy.delta import ANSWER, Tail, added, digest, tail_of
-from proxy.repeats import WINDOW_S
-from proxy.storable import insert_storable
-from proxy.store_erased import Erased
-from proxy.store_turns import turns_to
-from whetstone.reasons import WhyNotTrained
+from proxy.delta import Added, Tail, added, digest, tail_of
+from proxy.storable import storable_row
+from proxy.store_erased import not_erased
+from proxy.store_retries import asked_again, supersede
+from proxy.store_tails import Tails
 
-TAILS_KEPT = 4096
-TAIL_TOKENS_KEPT = 8_000_000
-"""Trajectories whose tail stays in memory, and the tokens of all of them (40 bytes each); another one's is read from
-the database when it goes on."""
-
-
-t = schema.trajectories.c
+c, t = schema.completions.c, schema.trajectories.c
+_ITS_PROJECT: BindParameter[str] = bindparam("its_project")
+_ITS_ID: BindParameter[str] = bindparam("its_id")
+_IDS: BindParameter[list[str]] = bindparam("ids", expanding=True)
 
 # Made once: to make a statement costs as much as to execute it.
-_THIS = and_(t.project == bindparam("its_project"), t.id == bindparam("its_id"))
 _LOCK = (
-    select(t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
-    .where(_THIS)
+    select(t.project, t.id, t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
+    .where(t.project == _ITS_PROJECT, t.id.in_(_IDS))
+    # In one order, whoever locks several.
+    .order_by(t.id)
     .with_for_update()
 )
-_UPDATE = schema.trajectories.update().where(_THIS)
+_THERE = select(c.project, c.id).where(c.project == _ITS_PROJECT, c.id.in_(_IDS))
+_UPDATE = schema.trajectories.update().where(t.project == _ITS_PROJECT, t.id == _ITS_ID)
+_CONTINUE = schema.completions.update().where(c.project == _ITS_PROJECT, c.id == _ITS_ID, c.continued_by.is_(None))
+
+_Key = tuple[str, str]
+"""Project and id."""
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """One choice of a call, on its way into the tables."""
+
+    call: Call
+    choice: Choice
+    digests: list[bytes]
+    """Of the call's messages."""
+    group_id: str | None
+    formed_by: str
+    retry_of: str | None
+
+    @property
+    def key(self) -> _Key:
+        return self.call.project, self.call.completion_id(self.choice)
+
+    @property
+    def group(self) -> _Key:
+        return self.call.project, self.group_id or ""
+
+    @property
+    def trajectory(self) -> _Key:
+        return self.call.project, self.call.trajectory_of(self.choice)
+
+
+@dataclass
+class _Standing:
+    """Where a trajectory stands, with what is about to be written to it. Its row is locked."""
+
+    project: str
+    id: str
+    state: str
+    completions: int
+    sampled_tokens: int
+    tail_completion_id: str | None
+    last_seen_at: datetime
+    tail: Tail | None = None
+    tail_known: bool = False
+    last_version: int | None = None
+    """Of what is about to be written; None while nothing is."""
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The parameters of `_UPDATE`."""
+        return {
+            "its_project": self.project,
+            "its_id": self.id,
+            "completions": self.completions,
+            "sampled_tokens": self.sampled_tokens,
+            "last_version": self.last_version,
+            "tail_completion_id": self.tail_completion_id,
+            "last_seen_at": self.last_seen_at,
+        }
 
 
 class CallRows:
     """The rows of calls. Used from one thread, that of the writer."""
 
     def __init__(self) -> None:
-        self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
-        self._tail_tokens = 0
-        self._erased = Erased()
+        self.tails = Tails()
 
     def write(self, connection: Connection, calls: Sequence[Call]) -> None:
         """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays; one
         that was to be deleted before it came here is left out."""
-        for call in calls:
-            if self._erased.has(connection, call):
+        batch: list[_Spoken] = []
+        for call in not_erased(connection, calls):
+            # What it asks again may be among those that are about to be written.
+            if call.request_digest and any(one.call.request_digest == call.request_digest for one in batch):
+                self._write(connection, batch)
+                batch = []
+            if retried := asked_again(connection, call):
+                self._write(connection, batch)
+                batch = []
+                supersede(connection, call, retried)
+            batch += _spoken(call, {row.choice: row.id for row in retried})
+        self._write(connection, batch)
+
+    def _write(self, connection: Connection, batch: Sequence[_Spoken]) -> None:
+        _insert(connection, schema.groups, {one.group: _group(one) for one in reversed(batch) if one.group_id})
+        standings = self._stand(connection, batch)
+        there = {(row.project, row.id) for row in _rows(connection, _THERE, (one.key for one in batch))}
+        rows, continued = [], []
+        for one in batch:
+            if one.key in there:
                 continue
-            digests = [digest(message) for message in call.messages]
-            choices = call.choices or (nothing_said(0),)
-            group_id = call.address.group_id
-            formed_by = "header"
-            if call.threaded_by in ("shadow", "evaluation"):
-                formed_by = call.threaded_by
-            elif group_id is None and len(choices) > 1:
-                group_id, formed_by = f"{call.siblings}.choices", "choices"
-            if group_id is not None:
-                self._open_group(connection, call, group_id, formed_by)
-            retried = _supersede(connection, call)
-            for choice in choices:
-                self._write_choice(connection, call, choice, digests, group_id, retried.get(choice.index))
+            there.add(one.key)
+            rows.append(storable_row(self._add(connection, one, standings[one.trajectory])))
+            if one.call.extends is not None and one.call.status == "complete" and one.choice.index == 0:
+                its = {"its_project": one.call.project, "its_id": one.call.extends}
+                continued.append(its | {"continued_by": one.call.id})
+        if rows:
+            # On its id only: a turn that another writer took must be an error, not a record lost in silence.
+            insert_all_new(connection, schema.completions, rows, on=["project", "id"])
+        if changed := [standing.changed for standing in standings.values() if standing.last_version is not None]:
+            connection.execute(_UPDATE, changed)
+        if continued:
+            connection.execute(_CONTINUE, continued)
 
-    def forget_tails(self) -> None:
-        """Drop what is remembered of transactions that did not commit."""
-        self._tails.clear()
-        self._tail_tokens = 0
+    def _stand(self, connection: Connection, batch: Sequence[_Spoken]) -> dict[_Key, _Standing]:
+        """Lock the trajectories, those that begin here included: their turns are numbered one after the other, whoever
+        else writes to them."""
+        first = {one.trajectory: one for one in reversed(batch)}
+        begun = {key: _trajectory(one) for key, one in first.items() if not self.tails.knows(*key)}
+        _insert(connection, schema.trajectories, begun)
+        standings = {(row.project, row.id): _Standing(*row) for row in _rows(connection, _LOCK, first)}
+        if gone := {key: _trajectory(one) for key, one in first.items() if key not in standings}:
+            # Deleted meanwhile.
+            _insert(connection, schema.trajectories, gone)
+            standings |= {(row.project, row.id): _Standing(*row) for row in _rows(connection, _LOCK, gone)}
+        return standings
 
-    def _open_group(self, connection: Connection, call: Call, group_id: str, formed_by: str) -> None:
-        row = {
-            "project": call.project,
-            "id": group_id,
-            "policy": call.policy,
-            "formed_by": formed_by,
-            "state": "open",
-            "size": 0,
-            "rewarded": 0,
-            "target_size": call.address.group_size,
-            "created_at": call.created_at,
-        }
-        insert_storable(connection, schema.groups, row)
-
-    def _write_choice(
-        self,
-        connection: Connection,
-        call: Call,
-        choice: Choice,
-        digests: list[bytes],
-        group_id: str | None,
-        retry_of: str | None,
-    ) -> None:
-        trajectory_id = call.trajectory_of(choice)
-        why_not_trained = call.why_not_trained(choice)
-        self._open_trajectory(connection, call, choice, group_id)
-        this = {"its_project": call.project, "its_id": trajectory_id}
-        # Locked: its turns are numbered one after the other, whoever else writes to it.
-        state, turn, sampled, tail_id, seen_at = connection.execute(_LOCK, this).one()
-        if state not in ("open", "ended"):
-            why_not_trained = why_not_trained or "trajectory_over"
-        history = call.history(choice)
-        tail = self._tail(connection, call.project, trajectory_id, tail_id)
-        new = added(tail, call.messages, digests, call.prompt_token_ids, call.tools)
-        row = {
-            "project": call.project,
-            "id": call.completion_id(choice),
-            "upstream_id": call.upstream_id,
-            "call_id": call.id,
-            "choice": choice.index,
-            "trajectory_id": trajectory_id,
-            "turn": turn,
-            "policy": call.policy,
-            "policy_version": call.policy_version,
-            "endpoint": call.endpoint,
-            "streamed": call.streamed,
-            "status": call.status,
-            "error": call.error,
-            "follows": new.follows,
-            "end_user": call.end_user,
-            "key_id": call.key_id,
-            "new_messages": [msgspec.json.decode(message) for message in new.messages],
-            "tools": None if new.tools is None else msgspec.json.decode(new.tools),
-            "response": choice.message or None,
-            "response_text": choice.text,
-            "prompt_token_ids": new.prompt_token_ids,
-            "token_ids": choice.token_ids,
-            "inference_logprobs": choice.logprobs,
-            "sampling": msgspec.json.decode(call.sampling),
-            "finish_reason": choice.finish_reason,
-            "prompt_tokens": call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
-            "completion_tokens": choice.tokens,
-            "ttft_ms": call.ttft_ms,
-            "total_ms": call.total_ms,
-            "retry_of": retry_of,
-            "request_digest": None if call.status == "complete" else call.request_digest,
-            "turn_key": call.address.turn_key,
-            "reply": call.reply if choice.index == 0 else None,
-            "threaded_by": call.threaded_by,
-            "why_not_trained": why_not_trained,
-            "created_at": call.created_at,
-            "history": history.conversation,
-            "tool_history": history.tool_calls,
-            "redactions": call.redactions,
-        }
-        # On its id only: a turn that another writer took must be an error, not a record lost in silence.
-        if not insert_storable(connection, schema.completions, row, on=["project", "id"]):
-            return
-        if call.extends is not None and call.status == "complete" and choice.index == 0:
-            _continue(connection, call)
+    def _add(self, connection: Connection, one: _Spoken, to: _Standing) -> dict[str, Any]:
+        """The row of a completion, counted to its trajectory."""
+        call, choice = one.call, one.choice
+        _, completion_id = one.key
+        if not to.tail_known:
+            to.tail, to.tail_known = self.tails.of(connection, *one.trajectory, to.tail_completion_id), True
+        new = added(to.tail, call.messages, one.digests, call.prompt_token_ids, call.tools)
+        row = _completion(one, new, to)
         # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
-        is_tail = call.status == "complete" or tail_id is None or str(row["id"]) > tail_id
-        values = {
-            "completions": turn + 1,
-            "sampled_tokens": sampled + (choice.tokens or 0),
-            "last_version": call.policy_version,
-            "tail_completion_id": row["id"] if is_tail else tail_id,
-            # A slow call that began earlier must not make it look idle.
-            "last_seen_at": max(seen_at, call.created_at),
-        }
-        connection.execute(_UPDATE, this | values)
-        if is_tail:
-            left = tail_of(str(row["id"]), new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
-            self._remember(call.project, trajectory_id, left)
-
-    def _open_trajectory(self, connection: Connection, call: Call, choice: Choice, group_id: str | None) -> None:
-        row = {
-            "project": call.project,
-            "id": call.trajectory_of(choice),
-            "group_id": group_id,
-            "policy": call.policy,
-            "task": call.address.task,
-            "split": call.address.split,
-            "no_train": call.address.no_train,
-            "state": "open",
-            "first_version": call.policy_version,
-            "last_version": call.policy_version,
-            "completions": 0,
-            "sampled_tokens": 0,
-            "metadata": call.address.metadata,
-            "created_at": call.created_at,
-            "last_seen_at": call.created_at,
-            "prompt_hash": call.prompt_hash,
-            # A further choice leaves the trajectory that the first one goes on with.
-            "continues": call.continues if choice.index == 0 else call.extends or call.continues,
-            "end_user": call.end_user,
-        }
-        insert_storable(connection, schema.trajectories, row)
-
-    def _remember(self, project: str, trajectory_id: str, tail: Tail | None) -> None:
-        key = (project, trajectory_id)
-        if (before := self._tails.pop(key, None)) is not None:
-            self._tail_tokens -= len(before.token_ids)
-        if tail is not None:
-            self._tails[key] = tail
-            self._tail_tokens += len(tail.token_ids)
-        while len(self._tails) > TAILS_KEPT or self._tail_tokens > TAIL_TOKENS_KEPT:
-            self._tail_tokens -= len(self._tails.popitem(last=False)[1].token_ids)
-
-    def _tail(self, connection: Connection, project: str, trajectory_id: str, tail_id: str | None) -> Tail | None:
-        """The trajectory's tail: from memory where that is still the last one, else read back along `follows`."""
-        if tail_id is None:
-            return None
-        known = self._tails.get((project, trajectory_id))
-        if known is not None and known.completion_id == tail_id:
-            return known
-        token_ids: list[int] = []
-        digests: list[bytes] = []
-        tools = None
-        for row in turns_to(connection, project, tail_id):
-            if row.prompt_token_ids is None or row.token_ids is None:
-                return None
-            if token_ids:
-                digests.append(ANSWER)
-            token_ids += row.prompt_token_ids + row.token_ids
-            digests += [digest(msgspec.Raw(msgspec.json.encode(message))) for message in row.new_messages or ()]
-            tools = tools if row.tools is None else row.tools
-        return Tail(
-            tail_id, token_ids, digests, None if tools is None else msgspec.json.encode(tools, order="deterministic")
-        )
+        if call.status == "complete" or to.tail_completion_id is None or completion_id > to.tail_completion_id:
+            to.tail_completion_id = completion_id
+            to.tail = tail_of(completion_id, new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
+            self.tails.keep(*one.trajectory, to.tail)
+        to.completions += 1
+        to.sampled_tokens += choice.tokens or 0
+        to.last_version = call.policy_version
+        # A slow call that began earlier must not make it look idle.
+        to.last_seen_at = max(to.last_seen_at, call.created_at)
+        return row
 
 
-def _supersede(connection: Connection, call: Call) -> dict[int, str]:
-    """Mark what `call` asks again as superseded; return its completions' ids by choice, none where it asks afresh.
-
-    A client that lost its answer sends an equal body, and says so by its retry count or by the same turn key. It is
-    believed where exactly one call with that body, and that trajectory and turn key where it names them, was not
-    answered whole lately: nothing else tells a retry from the next member of a group.
-    """
-    address, c = call.address, schema.completions.c
-    if call.request_digest is None or not (address.retry or address.turn_key):
-        return {}
-    unanswered = [
-        c.project == call.project,
-        c.request_digest == call.request_digest,
-        c.request_digest.is_not(None),
-        c.call_id != call.id,
-        c.created_at.between(call.created_at - timedelta(seconds=WINDOW_S), call.created_at),
-    ]
-    if address.turn_key:
-        unanswered.append(c.turn_key == address.turn_key)
-    if call.threaded_by == "new":
-        unanswered.append(c.threaded_by == "new")
-    else:
-        sibling = c.trajectory_id.startswith(f"{call.trajectory_id}.", autoescape=True)
-        unanswered.append(or_(c.trajectory_id == call.trajectory_id, sibling))
-    query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
-    found = list(connection.execute(query))
-    if len({row.call_id for row in found}) != 1:
-        return {}
-    connection.execute(
-        schema.completions.update()
-        .where(c.project == call.project, c.id.in_([row.id for row in found]))
-        .values(why_not_trained=WhyNotTrained.SUPERSEDED.value, request_digest=None)
-    )
-    for row in found:
-        if row.trajectory_id != call.trajectory_id:
-            _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
-    return {row.choice: row.id for row in found}
+def _spoken(call: Call, retried: Mapping[int, str]) -> list[_Spoken]:
+    """What a call said, choice by choice; `retried`: the completions it repeats, by choice."""
+    digests = [digest(message) for message in call.messages]
+    choices = call.choices or (nothing_said(0),)
+    group_id, formed_by = call.address.group_id, "header"
+    if call.threaded_by in ("shadow", "evaluation"):
+        formed_by = call.threaded_by
+    elif group_id is None and len(choices) > 1:
+        group_id, formed_by = f"{call.siblings}.choices", "choices"
+    return [_Spoken(call, choice, digests, group_id, formed_by, retried.get(choice.index)) for choice in choices]
 
 
-def _continue(connection: Connection, call: Call) -> None:
-    """Note that the completion it extends is no longer free to be gone on from."""
-    c = schema.completions.c
-    extended = (c.project == call.project, c.id == call.extends, c.continued_by.is_(None))
-    connection.execute(schema.completions.update().where(*extended).values(continued_by=call.id))
+def _group(one: _Spoken) -> dict[str, Any]:
+    call = one.call
+    return {
+        "project": call.project,
+        "id": one.group_id,
+        "policy": call.policy,
+        "formed_by": one.formed_by,
+        "state": "open",
+        "size": 0,
+        "rewarded": 0,
+        "target_size": call.address.group_size,
+        "created_at": call.created_at,
+    }
 
 
-def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, completion_id: str) -> None:
-    """A trajectory with nothing else in it was no attempt: its group goes without it, and is told."""
-    c, t = schema.completions.c, schema.trajectories.c
-    others = select(c.id).where(c.project == project, c.trajectory_id == trajectory_id, c.id != completion_id)
-    undecided = (t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended")))
-    connection.execute(
-        schema.trajectories.update()
-        .where(*undecided, ~others.exists())
-        .values(state="excluded", why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
-    )
+def _trajectory(one: _Spoken) -> dict[str, Any]:
+    call = one.call
+    return {
+        "project": call.project,
+        "id": call.trajectory_of(one.choice),
+        "group_id": one.group_id,
+        "policy": call.policy,
+        "task": call.address.task,
+        "split": call.address.split,
+        "no_train": call.address.no_train,
+        "state": "open",
+        "first_version": call.policy_version,
+        "last_version": call.policy_version,
+        "completions": 0,
+        "sampled_tokens": 0,
+        "metadata": call.address.metadata,
+        "created_at": call.created_at,
+        "last_seen_at": call.created_at,
+        "prompt_hash": call.prompt_hash,
+        # A further choice leaves the trajectory that the first one goes on with.
+        "continues": call.continues if one.choice.index == 0 else call.extends or call.continues,
+        "end_user": call.end_user,
+    }
+
+
+def _completion(one: _Spoken, new: Added, to: _Standing) -> dict[str, Any]:
+    call, choice = one.call, one.choice
+    history = call.history(choice)
+    why_not_trained = call.why_not_trained(choice)
+    if to.state not in ("open", "ended"):
+        why_not_trained = why_not_trained or "trajectory_over"
+    return {
+        "project": call.project,
+        "id": call.completion_id(choice),
+        "upstream_id": call.upstream_id,
+        "call_id": call.id,
+        "choice": choice.index,
+        "trajectory_id": call.trajectory_of(choice),
+        "turn": to.completions,
+        "policy": call.policy,
+        "policy_version": call.policy_version,
+        "endpoint": call.endpoint,
+        "streamed": call.streamed,
+        "status": call.status,
+        "error": call.error,
+        "follows": new.follows,
+        "end_user": call.end_user,
+        "key_id": call.key_id,
+        "new_messages": [msgspec.json.decode(message) for message in new.messages],
+        "tools": None if new.tools is None else msgspec.json.decode(new.tools),
+        "response": choice.message or None,
+        "response_text": choice.text,
+        "prompt_token_ids": new.prompt_token_ids,
+        "token_ids": choice.token_ids,
+        "inference_logprobs": choice.logprobs,
+        "sampling": msgspec.json.decode(call.sampling),
+        "finish_reason": choice.finish_reason,
+        "prompt_tokens": call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
+        "completion_tokens": choice.tokens,
+        "ttft_ms": call.ttft_ms,
+        "total_ms": call.total_ms,
+        "retry_of": one.retry_of,
+        "request_digest": None if call.status == "complete" else call.request_digest,
+        "turn_key": call.address.turn_key,
+        "reply": call.reply if choice.index == 0 else None,
+        "threaded_by": call.threaded_by,
+        "why_not_trained": why_not_trained,
+        "created_at": call.created_at,
+        "history": history.conversation,
+        "tool_history": history.tool_calls,
+        "redactions": call.redactions,
+    }
+
+
+def _insert(connection: Connection, table: Table, rows: Mapping[_Key, Mapping[str, Any]]) -> None:
+    """Insert those that are not there, in one order, whoever inserts several."""
+    if rows:
+        insert_all_new(connection, table, [storable_row(row) for _, row in sorted(rows.items())])
+
+
+def _rows(connection: Connection, query: Select[Any], keys: Iterable[_Key]) -> Iterator[Any]:
+    """What a query finds, project by project."""
+    ids = defaultdict(set)
+    for project, its_id in keys:
+        ids[project].add(its_id)
+    for project, of_project in sorted(ids.items()):
+        for some in chunks(of_project):
+            yield from connection.execute(query, {"its_project": project, "ids": some})

@@ -4,7 +4,6 @@ Knows transactions and what to do when one fails; what is taken, and when it is 
 """
 
 import contextlib
-import itertools
 import logging
 import queue
 import threading
@@ -26,6 +25,8 @@ from proxy.segments import Record
 from proxy.store import Store
 
 BATCH = 200
+BATCH_BYTES = 8 * 2**20
+"""Of records in one transaction, which has all of them in memory at once; one that is larger goes alone."""
 RETRY_S = 1.0
 """Between two tries while the database is away."""
 SILENT_S = 10.0
@@ -131,7 +132,7 @@ class Writer:
         """Commit the first of them; return what is left. While the database is away nobody is kept waiting for it."""
         if not backlog and self._away_since_s is None:
             return backlog
-        batch = list(itertools.islice(backlog, 1 if self._one_by_one else BATCH))
+        batch = _next(backlog, 1 if self._one_by_one else BATCH)
         self._began_s = time.time()
         try:
             self._commit(batch)
@@ -143,7 +144,7 @@ class Writer:
             return deque(item for item in backlog if isinstance(item, Recorded))
         except Exception as error:
             if len(batch) > 1:
-                log.exception("a batch was refused, writing one by one")
+                log.warning("a batch was refused (%s), writing one by one", type(error).__name__)
                 self._one_by_one = len(batch)
                 return backlog
             self._is_back()
@@ -154,33 +155,35 @@ class Writer:
         return backlog
 
     def _commit(self, items: Sequence[Recorded | Asked]) -> None:
-        """One transaction for all of them, in the order they came but for those that are to be first."""
-        items = sorted(items, key=lambda item: not (isinstance(item, Asked) and item.first))
+        """One transaction for all of them: what is to be first, the calls, the rest; each in the order they came."""
+        first = [item for item in items if isinstance(item, Asked) and item.first]
         calls: list[Call] = []
-        spooled = False
+        rest: list[Asked | Spooled] = []
         done: list[tuple[Asked, Any]] = []
         try:
             with self._store.engine.begin() as connection:
                 for item in items:
-                    if isinstance(item, Asked):
-                        done.append((item, item.write(connection)))
-                        continue
-                    value = item.value
+                    value = item if isinstance(item, Asked) else item.value
                     if isinstance(value, Call):
-                        self._store.calls.write(connection, [value])
                         calls.append(value)
+                    elif value not in first:
+                        rest.append(value)
+                done += [(item, item.write(connection)) for item in first]
+                self._store.calls.write(connection, calls)
+                for one in rest:
+                    if isinstance(one, Asked):
+                        done.append((one, one.write(connection)))
                     else:
-                        self._store.insert_feedback(connection, value.rows)
-                        spooled = True
+                        self._store.insert_feedback(connection, one.rows)
         except Exception:
-            self._store.calls.forget_tails()
+            self._store.calls.tails.forget()
             raise
         self._is_back()
         for asked, result in done:
             asked.written.set_result(result)
         self._on_calls(calls)
         self._settle(item for item in items if isinstance(item, Recorded))
-        if done or spooled:
+        if done or rest:
             self._on_feedback()
 
     def _refuse(self, item: Recorded | Asked, error: Exception) -> None:
@@ -216,3 +219,15 @@ class Writer:
         if self._away_since_s is not None:
             log.warning("the database takes records again, after %.0f s", time.time() - self._away_since_s)
             self._away_since_s = None
+
+
+def _next(backlog: deque[Recorded | Asked], most: int) -> list[Recorded | Asked]:
+    """The first of them, so many that one transaction may have them in memory."""
+    batch: list[Recorded | Asked] = []
+    size_bytes = 0
+    for item in backlog:
+        size_bytes += item.record.length if isinstance(item, Recorded) else 0
+        if len(batch) == most or (batch and size_bytes > BATCH_BYTES):
+            break
+        batch.append(item)
+    return batch

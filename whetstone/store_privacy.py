@@ -109,13 +109,6 @@ def asked_since(connection: Connection, since: datetime) -> dict[tuple[str, str]
     return {(row.project, row.target): row.asked_at for row in connection.execute(query)}
 
 
-def is_erased(connection: Connection, project: str, trajectory_id: str, user: str | None, since: datetime) -> bool:
-    """Whether a call of `since`, of this trajectory and user, was to be deleted before it came to the tables."""
-    names = [trajectory_id] if user is None else [trajectory_id, user, pseudonym(user)]
-    asked = (r.project == project, r.target.in_(names), r.kind != "age", r.asked_at >= since)
-    return connection.execute(select(r.id).where(*asked).limit(1)).first() is not None
-
-
 def unfinished(connection: Connection, project: str, before: datetime) -> list[Erasure]:
     """Deletions that were asked for before then and are not over."""
     columns = (r.id, r.project, r.kind, r.target, r.asked_at, r.waits_for)

@@ -443,8 +443,8 @@ def test_the_tail_read_back_is_the_tail_remembered(store: Store, engine: Engine,
         )  # fmt: skip
         with engine.begin() as connection:
             store.calls.write(connection, [call])
-            remembered = store.calls._tail(connection, "default", trajectory_id, call.id)
-            assert Store(engine).calls._tail(connection, "default", trajectory_id, call.id) == remembered
+            remembered = store.calls.tails.of(connection, "default", trajectory_id, call.id)
+            assert Store(engine).calls.tails.of(connection, "default", trajectory_id, call.id) == remembered
 
 
 @pytest.mark.parametrize(("state", "why"), [("training", "waiting_step"), ("recording", "policy_not_training")])
