@@ -63,7 +63,7 @@ serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model 
 	$(BIN)/whetstone up $(SERVE_ARGS)
 
 bench: $(INSTALLED)  ## What the proxy costs, as a ratio to the upstream alone
-	$(BIN)/python benchmarks/overhead.py $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.overhead $(BENCH_ARGS)
 
 soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up; SOAK_ARGS="--minutes 15": memory
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

@@ -6,12 +6,10 @@ logprobs that the base model gives them: what it says can be trained on. Knows v
 
 import json
 import random
-import signal
-import sys
 import threading
 from typing import Any
 
-from benchmarks.killed_vllm import Server
+from benchmarks.killed_vllm import Server, serve
 from whetstone.settings import Settings, load
 
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
@@ -62,14 +60,5 @@ class Instant(Server):
         return prompt_ids, choice | {"token_ids": token_ids}
 
 
-def main() -> None:
-    """Serve until SIGTERM."""
-    server = Instant(load())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    sys.stdout.write(f"{server.url}\n")
-    sys.stdout.flush()
-    server.serve_forever()
-
-
 if __name__ == "__main__":
-    main()
+    serve(Instant(load()))

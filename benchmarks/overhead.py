@@ -7,8 +7,6 @@ bounded by --seconds.
 import argparse
 import asyncio
 import json
-import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -17,14 +15,16 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running import running_proxy
 from migrations.database import connect
 from migrations.run import upgrade
-from whetstone.settings import as_environment, load
+from whetstone.settings import load
 from whetstone.store import Store
 
 TOKENS = 64
@@ -113,8 +113,8 @@ def main() -> None:
     parser.add_argument("--durability", default="journal", help="setting proxy.durability: journal, fsync or async")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="whetstone-bench-") as folder:
-        ports = [_free_port(), _free_port()]
-        direct, proxied = (f"http://127.0.0.1:{port}" for port in ports)
+        port, log = _free_port(), Path(folder) / "proxy.log"
+        direct = f"http://127.0.0.1:{port}"
         # The broker is nobody: hints are lost, which costs nothing here.
         settings = load(
             environment={},
@@ -126,23 +126,16 @@ def main() -> None:
         )
         upgrade(settings.database_url)
         Store(connect(settings.database_url)).prepare(settings)
-        environment = {**os.environ, **as_environment(settings)}
         uvicorn = [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning", "--loop", "uvloop"]
-        processes = [
-            subprocess.Popen([*uvicorn, "--port", str(ports[0]), "benchmarks.overhead:upstream"], cwd=ROOT),
-            subprocess.Popen(
-                [*uvicorn, "--port", str(ports[1]), "--factory", "proxy.app:create"], cwd=ROOT, env=environment
-            ),
-        ]
-        try:
-            for port in ports:
-                _await_port(port)
-            _report(direct, proxied, args.seconds)
-        finally:
-            for process in processes:
-                process.send_signal(signal.SIGTERM)
-            for process in processes:
-                process.wait(30)
+        command = [*uvicorn, "--port", str(port), "benchmarks.overhead:upstream"]
+        with subprocess.Popen(command, cwd=ROOT) as model:
+            try:
+                _await_port(direct)
+                with running_proxy(settings, log) as (proxied, _):
+                    _await_port(proxied, log)
+                    _report(direct, proxied, args.seconds)
+            finally:
+                model.terminate()
 
 
 def _report(direct: str, proxied: str, seconds: float) -> None:
@@ -176,15 +169,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_port(port: int) -> None:
+def _await_port(url: str, log: Path | None = None) -> None:
+    address = urlsplit(url)
     for _ in range(300):
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection((address.hostname, address.port), timeout=1).close()
         except OSError:
             time.sleep(0.1)
         else:
             return
-    raise SystemExit(f"nobody listens on port {port}")
+    raise SystemExit(f"nobody listens at {url}\n{log.read_text() if log else ''}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 
 from proxy import openapi, store_admin
@@ -11,6 +10,7 @@ from proxy.asgi import read_whole
 from proxy.errors import NotFound, StepRefused
 from proxy.policies import Policies
 from proxy.recorder import Recorder
+from proxy.responses import as_json
 from proxy.step_asked import StepAsked, read_step
 from whetstone.settings import ProxySettings
 
@@ -54,5 +54,4 @@ def add(
         if why_not is not None:
             raise StepRefused(why_not)
         on_step_asked()
-        answer = {"object": "step", "policy": policy, "kind": asked["kind"], "asked_at": now}
-        return Response(msgspec.json.encode(answer), 202, media_type="application/json")
+        return as_json({"object": "step", "policy": policy, "kind": asked["kind"], "asked_at": now}, status=202)

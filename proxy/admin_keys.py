@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -16,11 +16,14 @@ from proxy import openapi
 from proxy.asgi import read_whole
 from proxy.errors import BadRequest, NotFound
 from proxy.recorder import Recorder
+from proxy.responses import as_json
 from proxy.versions_asked import read_asked
 from whetstone import store_keys
 from whetstone.keys import MOST_PER_MIN, NAME, KeyScope, hash_of, new_key, read_lifetime, read_scopes
 from whetstone.settings import ProxySettings
 
+NO_STORE = {"cache-control": "no-store"}
+"""What is told here is for nobody's cache."""
 Quota = Annotated[int, Meta(ge=1, le=MOST_PER_MIN, description="Without it there is no limit.")]
 
 
@@ -52,7 +55,7 @@ def add(
     def get_keys() -> Response:
         """The project's keys, the newest first, also those that are over; never a key itself."""
         with reader.connect() as connection:
-            return _json({"object": "list", "data": store_keys.keys(connection, project)})
+            return as_json({"object": "list", "data": store_keys.keys(connection, project)}, headers=NO_STORE)
 
     @api.post("/admin/keys", status_code=201, openapi_extra=openapi.json_body_of(NewKey))
     async def make_key(request: Request) -> Response:
@@ -69,7 +72,8 @@ def add(
         with suppress(SQLAlchemyError):  # it is made, and must be told
             await refresh()
         told = {"object": "key", "key_id": key_id, "key": key}
-        return _json(told | {name: value for name, value in asdict(made).items() if name != "project"}, status=201)
+        told |= {name: value for name, value in asdict(made).items() if name != "project"}
+        return as_json(told, status=201, headers=NO_STORE)
 
     @api.delete("/admin/keys/{key_id}")
     async def revoke_key(key_id: str) -> Response:
@@ -79,9 +83,4 @@ def add(
             raise NotFound(f"there is no key {key_id[:200]!r} in this project; GET /admin/keys lists them")
         with suppress(SQLAlchemyError):  # it is revoked, and is read when the database is back
             await refresh()
-        return _json({"object": "key", "key_id": key_id, "revoked": True})
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    # What is told here is for nobody's cache.
-    return Response(msgspec.json.encode(content), status, {"cache-control": "no-store"}, media_type="application/json")
+        return as_json({"object": "key", "key_id": key_id, "revoked": True}, headers=NO_STORE)

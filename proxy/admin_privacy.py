@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Response
 
 from proxy.recorder import Recorder
+from proxy.responses import as_json
 from whetstone.privacy_erasing import Transactions, erasing
 from whetstone.store_privacy import Target
 
@@ -19,11 +19,7 @@ def add(api: FastAPI, *, project: str, recorder: Recorder) -> None:
         row["erasure_id"] = row.pop("id")
         del row["project"]
         # What a step has taken goes when that is over.
-        return Response(
-            msgspec.json.encode({"object": "erasure"} | row),
-            status_code=202 if row["waits_for"] else 200,
-            media_type="application/json",
-        )
+        return as_json({"object": "erasure"} | row, status=202 if row["waits_for"] else 200)
 
     @api.delete("/admin/trajectories/{trajectory_id}")
     async def delete_trajectory(trajectory_id: str) -> Response:

@@ -6,7 +6,6 @@ Knows bodies and answers; what a move takes is the ledger's.
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from sqlalchemy import Connection, Engine
 
@@ -15,6 +14,7 @@ from proxy.admin import known
 from proxy.asgi import read_whole
 from proxy.ledger import Ledger
 from proxy.policies import Policies
+from proxy.responses import as_json
 from proxy.versions_asked import Asked, Pin, Promote, RollBack, read_asked
 from whetstone import store_lines
 from whetstone.settings import Settings
@@ -28,7 +28,7 @@ def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], e
 
     def listed(query: Callable[[Connection], list[dict[str, Any]]]) -> Response:
         with reader.connect() as connection:
-            return _json({"object": "list", "data": query(connection)})
+            return as_json({"object": "list", "data": query(connection)})
 
     async def asked(policy: str, request: Request, kind: type[Asked]) -> Asked:
         known(policies(), policy)
@@ -72,13 +72,9 @@ def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], e
         """Keep a version loaded and on the disk, whatever is newer; or no longer."""
         body = await asked(policy, request, Pin)
         await ledger.pin(policy, body.version, pinned=body.pinned)
-        return _json({"object": "pin", "policy": policy, "version": body.version, "pinned": body.pinned})
+        return as_json({"object": "pin", "policy": policy, "version": body.version, "pinned": body.pinned})
 
 
 def _moved(policy: str, move: Move) -> Response:
     told = {"object": "move", "policy": policy, "live_version": move.live, "before": move.before}
-    return _json(told | {"rejected": move.rejected})
-
-
-def _json(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return as_json(told | {"rejected": move.rejected})

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -22,6 +21,7 @@ from proxy.keys import is_admin, key_of
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
+from proxy.responses import as_json
 from proxy.scopes import CONTENT
 from proxy.store import Store
 from proxy.threads import Threads
@@ -64,14 +64,14 @@ def build(
     @api.get("/v1/models")
     async def models() -> Response:
         """Every name that may be asked for: policies, aliases, served versions."""
-        return _json({"object": "list", "data": _models(policies())})
+        return as_json({"object": "list", "data": _models(policies())})
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """One of them."""
         known = policies()
         speaker = known.resolve(name)
-        return _json(_model(name, next(policy for policy in known if policy.name == speaker.policy)))
+        return as_json(_model(name, next(policy for policy in known if policy.name == speaker.policy)))
 
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
@@ -83,7 +83,7 @@ def build(
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
         ids = await take(rows, request)
         results = [_taken(feedback_id) for feedback_id in ids]
-        return _json(results if batch else results[0], status=202)
+        return as_json(results if batch else results[0], status=202)
 
     @api.post("/v1/trajectories/{trajectory_id}/end", status_code=202, openapi_extra=openapi.IDEMPOTENT)
     async def end_trajectory(trajectory_id: str, request: Request) -> Response:
@@ -98,7 +98,7 @@ def build(
     async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
         key = request.headers.get("idempotency-key")
         ids = await take([request_row(source, target_id, key, project, datetime.now(UTC))], request)
-        return _json(_taken(ids[0]), status=202)
+        return as_json(_taken(ids[0]), status=202)
 
     async def take(rows: list[dict[str, Any]], request: Request) -> list[str]:
         rows = [row | {"key_id": key_of(request.scope)} for row in rows]
@@ -140,7 +140,7 @@ def build(
     @api.get("/v1/reviews")
     def get_reviews() -> Response:
         """Attempts that people are asked to look at, the longest waiting first; feedback on one takes it off."""
-        return _json({"object": "list", "data": store.reviews(project)})
+        return as_json({"object": "list", "data": store.reviews(project)})
 
     return api
 
@@ -162,8 +162,4 @@ def _found(row: dict[str, Any] | None, kind: str, row_id: str, request: Request)
     if row is None:
         raise NotFound(f"there is no {kind} {row_id[:200]!r} in this project")
     hidden = _HIDDEN if is_admin(request.scope) else _HIDDEN | CONTENT
-    return _json({"object": kind} | {key: value for key, value in row.items() if key not in hidden})
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return as_json({"object": kind} | {key: value for key, value in row.items() if key not in hidden})

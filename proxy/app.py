@@ -34,9 +34,9 @@ from proxy.store_threads import ThreadTables
 from proxy.tenant import Shared, Tenant
 from proxy.upstream import Upstream
 from proxy.writer import AWAY
-from whetstone import first_key, logs, tracing
+from whetstone import first_key
 from whetstone.broker import celery_app, hint
-from whetstone.settings import Settings, UpstreamSettings, load
+from whetstone.settings import Settings, UpstreamSettings
 from whetstone.tasks import ASSEMBLE, STEP
 
 THREADS = 32
@@ -233,11 +233,3 @@ def _key(name: str, server: UpstreamSettings) -> str | None:
     if key := os.environ.get(server.api_key_env):
         return key
     raise RuntimeError(f"upstreams.{name}: the environment has no {server.api_key_env}")
-
-
-def create() -> Proxy:
-    """What uvicorn calls: `uvicorn --factory proxy.app:create`. Settings come from file and environment."""
-    settings = load()
-    logs.set_up(settings.log)
-    tracing.start(settings.log, "proxy")
-    return Proxy(settings)

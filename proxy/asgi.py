@@ -10,6 +10,16 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Header = tuple[bytes, bytes]
+HEADERS = "whetstone.headers"
+"""Where a request's scope has its headers by name."""
+
+
+def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """The request's headers by name, which is in lower case; of one that comes twice the last."""
+    if HEADERS not in scope:
+        scope[HEADERS] = dict(scope["headers"])
+    headers: Mapping[bytes, bytes] = scope[HEADERS]
+    return headers
 
 
 async def read_whole(receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
@@ -71,6 +81,17 @@ async def unless_disconnected(serving: Awaitable[None], receive: Receive) -> boo
     except asyncio.CancelledError:
         return False
     return True
+
+
+def with_headers(send: Send, headers: list[Header]) -> Send:
+    """`send`, with these headers on the answer, whatever it is."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return sending
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:

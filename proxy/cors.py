@@ -3,8 +3,7 @@
 No cookie opens the proxy, so no credentials are allowed for: a page asks with a key in a header of its own making.
 """
 
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 
 from proxy.asgi import Header, Scope, Send
 
@@ -17,17 +16,6 @@ EXPOSED = b", ".join(
         *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens"),
     )
 )
-
-
-def with_headers(send: Send, headers: list[Header]) -> Send:
-    """`send`, with these headers on the answer, whatever it is."""
-
-    async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *headers]}
-        await send(message)
-
-    return sending
 
 
 def told(origin: bytes) -> list[Header]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from proxy import cors, guard, health, scopes
 from proxy.address import split_url
-from proxy.asgi import Receive, Scope, Send
+from proxy.asgi import Receive, Scope, Send, headers_of, with_headers
 from proxy.errors import MissingScope, NotFound, ProxyError
 from proxy.in_flight import InFlight
 from proxy.inference import SAID
@@ -40,10 +40,10 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: by the routes of its key's project, or why it may not come in."""
         try:
-            headers = dict(scope["headers"])
+            headers = headers_of(scope)
             origin = guard.check(headers, keys_needed=self._keys.needed, cors_origins=self._cors_origins)
             if origin is not None:
-                send = cors.with_headers(send, cors.told(origin))
+                send = with_headers(send, cors.told(origin))
                 if cors.is_preflight(scope, headers):
                     await cors.answer_preflight(send, headers)
                     return
@@ -59,7 +59,7 @@ class Door:
             scope[PRINCIPAL] = principal
             if principal is not None and needs == "inference":
                 left = self._quotas.take(principal)
-                send = cors.with_headers(send, left) if left else send
+                send = with_headers(send, left) if left else send
             tenant = self._tenant(self._home if principal is None else principal.project)
             with self._in_flight.one(scope, receive) as counted:
                 await tenant(scope, counted, send)

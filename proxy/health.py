@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +16,7 @@ from proxy.policies import Policy
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
 from proxy.replicas import Replicas
+from proxy.responses import as_json
 from proxy.store import Store
 from proxy.store_steps import StepTables
 from proxy.threads import Threads
@@ -43,7 +43,7 @@ def add(
     @api.get("/healthz")
     async def healthz() -> Response:
         """The process lives."""
-        return _json({"status": "ok"})
+        return as_json({"status": "ok"})
 
     @api.get("/readyz")
     async def readyz(request: Request) -> Response:
@@ -64,7 +64,7 @@ def add(
             "replicas": servers,
         }
         told = state if is_admin(request.scope) else {"status": state["status"]}
-        return _json(told, status=200 if ready else 503)
+        return as_json(told, status=200 if ready else 503)
 
     @api.get("/metrics")
     async def metrics() -> Response:
@@ -83,7 +83,3 @@ def add(
 
 def _instant(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

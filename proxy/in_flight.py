@@ -4,7 +4,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-from proxy.asgi import Receive, Scope
+from proxy.asgi import Receive, Scope, headers_of
 from proxy.errors import Busy, Encoded
 from whetstone.settings import ProxySettings
 
@@ -58,7 +58,7 @@ class InFlight:
 
 
 def _check_encoding(scope: Scope) -> None:
-    encoding = dict(scope["headers"]).get(b"content-encoding", b"").strip().lower()
+    encoding = headers_of(scope).get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity"):
         told = encoding.decode("latin-1")[:100]
         raise Encoded(f"a body in the encoding {told!r} is not read; send it as it is", param="content-encoding")

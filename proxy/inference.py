@@ -14,7 +14,17 @@ import msgspec
 
 from proxy import replays
 from proxy.address import address_of
-from proxy.asgi import Receive, Scope, Send, begin_stream, check_json, read_whole, send_whole, unless_disconnected
+from proxy.asgi import (
+    Receive,
+    Scope,
+    Send,
+    begin_stream,
+    check_json,
+    headers_of,
+    read_whole,
+    send_whole,
+    unless_disconnected,
+)
 from proxy.call import Status
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.history import Normaliser
@@ -103,7 +113,7 @@ class Inference:
 
     async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
         created_at_s, began = time.time(), time.perf_counter()
-        path, headers = scope["path"], dict(scope["headers"])
+        path, headers = scope["path"], headers_of(scope)
         check_json(headers)
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)

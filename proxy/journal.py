@@ -138,17 +138,3 @@ class Journal:
                     self._unsynced_folder = True
                     return segment
                 segment.close()
-
-
-def sync(descriptors: list[int]) -> None:
-    """Bring them to the disk and close them. Takes as long as the disk does: for a thread.
-
-    Raises:
-        OSError: the disk fails; what is on it is not known.
-    """
-    try:
-        for descriptor in descriptors:
-            os.fsync(descriptor)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)

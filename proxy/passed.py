@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from proxy.asgi import Receive, Scope, Send, check_json, read_whole, send_whole, unless_disconnected
+from proxy.asgi import Receive, Scope, Send, check_json, headers_of, read_whole, send_whole, unless_disconnected
 from proxy.policies import Policies
 from proxy.upstream import Answering, Request, refusal, whole
 from proxy.wire.body import Body, read_body
@@ -38,7 +38,7 @@ class Passed:
         Raises:
             ProxyError: before anything was sent; the caller answers it.
         """
-        headers = dict(scope["headers"])
+        headers = headers_of(scope)
         check_json(headers)
         data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)

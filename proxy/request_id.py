@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from proxy.asgi import Scope, Send
+from proxy.asgi import Scope, Send, with_headers
 from whetstone import logs
 from whetstone.ids import ID
 
@@ -21,12 +20,5 @@ def named(scope: Scope, send: Send) -> Iterator[Send]:
     if not ID.fullmatch(text):
         yield send
         return
-    header = (HEADER, text.encode())
-
-    async def returning(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), header]}
-        await send(message)
-
     with logs.about(request=text):
-        yield returning
+        yield with_headers(send, [(HEADER, text.encode())])

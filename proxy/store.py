@@ -1,5 +1,6 @@
 """The proxy's SQL: feedback in, policies and states out. Calls, threads and shadows have `store_*` of their own."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -15,6 +16,7 @@ from proxy.policies import Canary, Policy
 from proxy.storable import insert_storable, storable
 from proxy.store_calls import CallRows
 from whetstone.reasons import WhyNotTrained
+from whetstone.store_privacy import announce_writer, asked_since
 
 REVIEWS_AT_ONCE = 20
 
@@ -29,6 +31,8 @@ _REVIEWS = text(f"""
     ORDER BY r.review_at, r.trajectory_id
     LIMIT {REVIEWS_AT_ONCE}
 """).columns(messages=Json, response=Json, review_at=Utc)
+
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -67,12 +71,19 @@ class Store:
         return found
 
     def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[Taken]:
-        """Add feedback as it came, state `waiting`. What is there already stays, by its id or by its key."""
-        keyless = [{**storable(row), "state": "waiting"} for row in rows if row["idempotency_key"] is None]
+        """Add feedback as it came, state `waiting`. What is there already stays, by its id or by its key; what was said
+        of a trajectory before it was to be deleted is left out."""
+        gone = _erased(connection, rows)
+        kept = [row for row in rows if row["id"] not in gone]
+        keyless = [{**storable(row), "state": "waiting"} for row in kept if row["idempotency_key"] is None]
         if keyless:
             insert_all_new(connection, schema.feedback, keyless)
         taken = []
         for row in rows:
+            if row["id"] in gone:
+                log.info("feedback %s is left out: its trajectory was deleted since", row["id"])
+                taken.append(Taken(row["id"], new=False))
+                continue
             new = row["idempotency_key"] is None or insert_storable(
                 connection, schema.feedback, {**row, "state": "waiting"}
             )
@@ -177,6 +188,15 @@ class Store:
         f = schema.feedback.c
         query = select(f.id).where(f.project == row["project"], f.idempotency_key == row["idempotency_key"])
         return str(connection.execute(query).scalar_one())
+
+
+def _erased(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The feedback, by its id, on trajectories whose deletion was asked for after it had come."""
+    announce_writer(connection)
+    asked = asked_since(connection, min(row["created_at"] for row in rows))
+    named = [row for row in rows if row["target_kind"] == "trajectory"]
+    told = ((row, asked.get((row["project"], row["target_id"]))) for row in named)
+    return {row["id"] for row, at in told if at is not None and at >= row["created_at"]}
 
 
 def _policy(rows: list[Any]) -> Policy:

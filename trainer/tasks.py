@@ -27,8 +27,6 @@ from whetstone.tasks import STEP
 from whetstone.vllm import Vllm
 
 log = logging.getLogger(__name__)
-# A line for every look at vLLM says nothing.
-logging.getLogger("httpx").setLevel(logging.WARNING)
 settings = load()
 app = celery_app("trainer", settings)
 sweep_every(app, STEP, settings.sweep_s)

@@ -1,11 +1,18 @@
 """Deleted over HTTP, while the proxy serves: what is in the tables, and what is still on its way there."""
 
 import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from migrations import schema
+from proxy.feedback import Feedback
+from proxy.feedback_rows import row_of
+from proxy.journal import Journal
+from proxy.records import Spooled, encode
 from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
 from whetstone.privacy import pseudonym
+from whetstone.settings import Settings
 
 
 def test_a_trajectory_goes_with_all_that_was_said_of_it(proxy: RunningProxy) -> None:
@@ -65,3 +72,26 @@ def test_a_call_that_is_answered_while_its_user_is_deleted_leaves_nothing(
     # A call that comes after it is kept.
     proxy.chat(user="alice")
     assert {row.end_user for row in proxy.recorded(2)} == {"alice", "bob"}
+
+
+def test_feedback_that_lay_in_the_journal_while_its_trajectory_was_deleted_is_left_out(
+    settings: Settings, start: Callable[[Settings], RunningProxy]
+) -> None:
+    proxy = start(settings)
+    for name in ("t", "u"):
+        proxy.chat({"X-Trajectory-Id": name})
+    proxy.recorded(2)
+    said = [
+        row_of(Feedback(trajectory_id=name, reward=1.0, idempotency_key=key), "default", datetime.now(UTC))
+        for name, key in (("t", None), ("t", "k"), ("u", None))
+    ]
+    assert proxy.client.delete("/admin/trajectories/t").json()["trajectories"] == 1
+    journal = Journal(proxy.journal)
+    journal.append(encode(Spooled(said[0]["id"], said)))
+    journal.close()
+    later = start(settings)
+    assert [row.target_id for row in wait_for(lambda: later.rows(schema.feedback))] == ["u"]
+    wait_for(lambda: later.client.get("/readyz").json()["unwritten"] == 0)
+    # What is said of it afterwards may be meant for another one of that name.
+    told = later.client.post("/v1/feedback", json={"trajectory_id": "t", "reward": 1}).json()
+    assert later.client.get(f"/v1/feedback/{told['id']}").json()["state"] == "waiting"

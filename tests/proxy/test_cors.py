@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from migrations.database import connect
-from proxy.asgi import send_whole
-from proxy.cors import answer_preflight, is_preflight, told, with_headers
+from proxy.asgi import send_whole, with_headers
+from proxy.cors import answer_preflight, is_preflight, told
 from tests.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.whetstone.test_keys import make
 from whetstone.settings import Settings
