@@ -37,10 +37,13 @@ from benchmarks.postgres import Postgres
 from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
+from whetstone import vllm
 from whetstone.settings import Settings, as_environment, load
 from whetstone.store import Store
 
 GROUP_SIZE = 4
+MOST_TOKENS = 8
+"""Of each answer of a real vLLM."""
 START_S, SETTLED_S, TRAINED_S = 180.0, 300.0, 180.0
 MOST_AWAY_S = 2.0
 """How long what was killed stays away, at most."""
@@ -118,7 +121,7 @@ class Apps:
 
     async def _ask(self, session: aiohttp.ClientSession, number: int, *, stream: bool) -> str | None:
         body: dict[str, Any] = {"model": "starter", "messages": [{"role": "user", "content": words_of(number)}]}
-        body |= {"temperature": 1} | ({"stream": True} if stream else {})
+        body |= {"temperature": 1, "max_tokens": MOST_TOKENS} | ({"stream": True} if stream else {})
         headers = {"x-trajectory-id": f"t{number}", "x-group-id": f"g{number // GROUP_SIZE}"}
         try:
             async with session.post(f"{self._url}/v1/chat/completions", json=body, headers=headers) as response:
@@ -235,6 +238,34 @@ def model_server(data: Path, seed: int) -> Iterator[str]:
             process.terminate()
 
 
+@contextlib.contextmanager
+def real_vllm(data: Path, seed: int) -> Iterator[str]:
+    """A real vLLM with the starter model, which nobody kills; its address.
+
+    Raises:
+        TimeoutError: it does not start; its log is in `data`.
+    """
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = settings_of(data, seed, None, "memory://", url, 0)
+    command, control = vllm.command(settings, port), vllm.Vllm(url)
+    with (data / "vllm.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=vllm.environment(settings), stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + settings.vllm.start_timeout_s
+        while not control.healthy():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"vLLM did not start: see {data / 'vllm.log'}")
+            time.sleep(0.5)
+        yield url
+    finally:
+        control.close()
+        process.terminate()
+        process.wait()
+
+
 async def _drive(
     run: Run, url: str, parts: list[Part], plan: list[tuple[str, float]], args: argparse.Namespace, console: Console
 ) -> None:
@@ -275,7 +306,7 @@ def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, 
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="whetstone-")))
         socket = folder / "redis.sock"
         postgres = opened.enter_context(contextlib.closing(Postgres())) if args.database == "postgresql" else None
-        vllm_url = opened.enter_context(model_server(data, args.seed))
+        vllm_url = opened.enter_context((real_vllm if args.vllm else model_server)(data, args.seed))
         database = None if postgres is None else postgres.url
         settings = settings_of(data, args.seed, database, f"redis+socket://{socket}", vllm_url, _free_port())
         upgrade(settings.database_url)
@@ -341,7 +372,8 @@ def _told(counts: Counter[str]) -> str:
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description="Whether kill -9 of any process loses or doubles anything.")
-    parser.add_argument("--requests", type=int, default=20_000, help="that are answered")
+    parser.add_argument("--requests", type=int, help="that are answered; 20,000, with --vllm 2,000")
+    parser.add_argument("--vllm", action="store_true", help="a real vLLM answers")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
@@ -349,6 +381,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="an empty folder for databases, journal and logs, which then stay")
     parser.add_argument("--short", action="store_true", help="as make test runs it: 600 requests, 6 kills")
     args = parser.parse_args()
+    args.requests = args.requests or (2_000 if args.vllm else 20_000)
     if args.short:
         args.requests, args.connections, args.kills = 600, 8, 6
     # As SIGINT does: whatever ends the run, what it started ends with it.
