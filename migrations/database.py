@@ -17,7 +17,15 @@ IDS_PER_STATEMENT = 5_000
 
 _QUOTED = re.compile(r': ".*', re.DOTALL)
 """A value that PostgreSQL could not read, in its own words."""
-_SQLITE_ARGUMENTS: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000}
+_SQLITE_ARGUMENTS: dict[str, Any] = {
+    "timeout": BUSY_TIMEOUT_MS / 1000,
+    # A list of ids is a statement of its own for each length, of some 17 KiB.
+    "cached_statements": 32,
+}
+_SQLITE_POOL = {"pool_size": 15, "max_overflow": 0}
+"""As many as SQLAlchemy opens at once, but kept: to open and close files again and again leaves holes in memory."""
+_SQLITE_CACHE_KIB = 512
+"""Pages of each connection: the kernel has them anyway."""
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     # A server that drops packets must not hold the writer for the kernel's two minutes.
     "connect_timeout": 5,
@@ -47,6 +55,7 @@ def connect(url: str) -> Engine:
         hide_parameters=True,
         pool_pre_ping=not sqlite,
         connect_args=_SQLITE_ARGUMENTS if sqlite else _POSTGRESQL_ARGUMENTS,
+        **(_SQLITE_POOL if sqlite else {}),
     )
     event.listen(engine, "handle_error", _quote_nothing)
     if sqlite:
@@ -132,6 +141,7 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute(f"PRAGMA cache_size=-{_SQLITE_CACHE_KIB}")
     cursor.close()
 
 

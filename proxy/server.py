@@ -38,8 +38,11 @@ FILES_BESIDE = 256
 """Open files besides connections: database, journal, log, model servers' control connections."""
 ARENAS = 2
 """Of malloc: one for the event loop, one for threads."""
-_M_ARENA_MAX = -8
-"""glibc's name for how many of them there may be (malloc.h)."""
+OWN_BYTES = 256 * 2**10
+"""What is as large as this is given back as soon as it is free. By itself malloc raises that to whatever it has given
+back before: the tables of what is kept of calls, which are made anew again and again, then leave holes in an arena."""
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
+"""glibc's names for both (malloc.h)."""
 LOOK_EVERY = 10
 """Ticks of uvicorn, of 0.1 s, between two looks at the connections."""
 
@@ -169,7 +172,9 @@ def _allow_files(settings: ProxySettings) -> None:
 def _share_memory() -> None:
     """Have threads allocate from few arenas: what is free in one serves no other, and memory creeps up with many."""
     with suppress(AttributeError):  # of glibc alone
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_ARENA_MAX, ARENAS)
+        mallopt(_M_MMAP_THRESHOLD, OWN_BYTES)
 
 
 def _end_after(seconds: float) -> None:

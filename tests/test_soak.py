@@ -1,8 +1,14 @@
 """The soak in its short form, and that it can fail: what its ledgers, its memory curve and its log tell."""
 
+import contextlib
 import json
+import os
+import socket
+import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from benchmarks.faulty import CHAT, Arrival, Fate, plan_of  # noqa: E402
-from benchmarks.running import unhandled  # noqa: E402
+from benchmarks.running import WHEN_QUIET, open_files, too_many, unhandled  # noqa: E402
 from benchmarks.soak import MOST_GROWTH_BYTES, Sample, flat  # noqa: E402
 from benchmarks.soak_apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, Seen, ask_of, wrong_with  # noqa: E402
 from benchmarks.soak_records import Record, wrong_with_records  # noqa: E402
 from benchmarks.soak_steady import Sample as Steady  # noqa: E402
-from benchmarks.soak_steady import not_flat  # noqa: E402
+from benchmarks.soak_steady import files_not_flat, memory_not_flat  # noqa: E402
 
 SEED, REQUESTS = 2, 1000
 CALL, COMPLETION = "call", "completion"
@@ -63,7 +69,7 @@ def recorded(ask: Ask, tokens: int, status: str = "complete") -> Record:
 @pytest.mark.slow
 def test_the_proxy_holds() -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--requests", str(REQUESTS), "--seed", str(SEED)]
-    soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert soak.returncode == 0, soak.stdout + soak.stderr[-2000:]
     assert "it holds" in soak.stdout
 
@@ -152,7 +158,7 @@ def test_a_server_error_of_the_proxys_own_is_a_fault() -> None:
 
 @pytest.mark.parametrize(("grown_bytes", "is_flat"), [(0, True), (2 * MOST_GROWTH_BYTES, False)])
 def test_memory_that_grows_in_the_last_quarter_is_not_flat(grown_bytes: int, is_flat: bool) -> None:
-    samples = [Sample(answered, 90 * 2**20 + grown_bytes * (answered >= 75), 20, 0) for answered in range(101)]
+    samples = [Sample(answered, 90 * 2**20 + grown_bytes * (answered >= 75), Counter(), 0) for answered in range(101)]
     assert flat(samples)[2] is is_flat
 
 
@@ -162,35 +168,127 @@ def test_an_exception_that_nobody_handled_is_found_in_the_log() -> None:
     assert "KeyError: 'choices'" in unhandled(log)[0]
 
 
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[tuple[str, str, sqlite3.Connection, socket.socket]]:
+    """One of each kind: this process as a proxy that has an app and a model server. Its address, the model server's,
+    its connection to the database, and the app's end of its connection."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = [one.getsockname()[1] for one in listeners]
+        stack.enter_context(socket.create_connection(("127.0.0.1", ports[1])))
+        app = stack.enter_context(socket.create_connection(("127.0.0.1", ports[0])))
+        stack.enter_context(listeners[0].accept()[0])
+        database = stack.enter_context(contextlib.closing(sqlite3.connect(folder / "whetstone.db")))
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE t (x)")
+        stack.enter_context((folder / "1-00000000-000001.journal").open("wb"))
+        yield f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", database, app
+
+
+def test_what_a_process_has_open_is_told_by_kind(tmp_path: Path) -> None:
+    before = open_files(os.getpid(), "http://127.0.0.1:1", [])
+    with opened(tmp_path) as (url, model_server, _, app):
+        found = open_files(os.getpid(), url, [model_server])
+        found["rest"] -= before["rest"]
+        assert found == {
+            "clients": 1,
+            "model servers": 1,
+            "journal": 1,
+            "database": 1,
+            "database's log": 1,
+            "database's index": 1,
+            # Two that listen, and what is here the other end of a connection.
+            "rest": 3,
+        }
+        app.close()
+        assert open_files(os.getpid(), url, [model_server])["clients"] == 1  # nobody has closed this end
+
+
+def test_a_pool_of_database_connections_that_was_full_is_no_leak(tmp_path: Path) -> None:
+    database = tmp_path / "whetstone.db"
+    with opened(tmp_path) as (url, model_server, _, _):
+        before = open_files(os.getpid(), url, [model_server])
+        for one in [sqlite3.connect(database) for _ in range(14)]:
+            one.execute("SELECT * FROM t").fetchall()
+            one.close()
+        found = open_files(os.getpid(), url, [model_server])
+        assert found["database"] > 5
+        assert too_many(found, WHEN_QUIET | {"rest": before["rest"], "clients": 1}) == []
+
+
+@pytest.mark.parametrize("kind", [*WHEN_QUIET, "rest"])
+def test_a_descriptor_lost_every_50_requests_is_a_fault(kind: str) -> None:
+    before = Counter({"journal": 1, "database": 1, "database's log": 1, "database's index": 1, "rest": 14})
+    lost = Counter({kind: REQUESTS // 50})
+    assert too_many(before, WHEN_QUIET | {"rest": 14}) == []
+    (fault,) = too_many(before + lost, WHEN_QUIET | {"rest": 14})
+    assert fault.startswith(f"open files, {kind}: ")
+
+
 @pytest.mark.slow
 def test_memory_and_files_stay_flat() -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.6", "--rate", "200", "--connections", "16"]
+    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.6", "--rate", "150", "--connections", "16"]
     # Within so short a time a process still warms up; a leak would be more.
     command += ["--growth", "0.15"]
-    soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert "calls were answered" not in soak.stdout
     assert "due" not in soak.stdout
     assert soak.returncode == 0, soak.stdout + soak.stderr[-2000:]
 
 
-def steady(*rss_mib: int, files: int = 20, late: int = 20) -> list[Steady]:
+USUAL = Counter(
+    {
+        "clients": 9,
+        "model servers": 5,
+        "journal": 2,
+        "database": 9,
+        "database's log": 5,
+        "database's index": 1,
+        "rest": 14,
+    }
+)
+
+
+def steady(*rss_mib: int) -> list[Steady]:
     """One look a tenth of the time."""
-    count = len(rss_mib)
-    return [
-        Steady(place / count, place, mib * 2**20, files if place < count - 1 else late, 0)
-        for place, mib in enumerate(rss_mib)
-    ]
+    return [Steady(place / 10, place, place, mib * 2**20, USUAL, 0, 0) for place, mib in enumerate(rss_mib)]
 
 
 @pytest.mark.parametrize(
-    ("samples", "faults"),
+    ("rss_mib", "is_flat"),
     [
-        (steady(50, 80, 100, 101, 102, 103, 104, 104, 103, 104), []),
-        (steady(50, 80, 100, 101, 102, 103, 104, 105, 106, 107), ["memory"]),
-        (steady(50, 80, 100, 101, 102, 103, 104, 104, 103, 104, late=40), ["open files"]),
+        ((50, 80, 100, 101, 102, 103, 104, 104, 103, 104), True),
+        ((50, 80, 100, 101, 102, 103, 104, 105, 106, 107), False),
     ],
 )
-def test_what_grows_after_the_first_fifth_is_not_flat(samples: list[Steady], faults: list[str]) -> None:
-    found = not_flat(samples)
-    assert len(found) == len(faults)
-    assert all(fault in told for fault, told in zip(faults, found, strict=True))
+def test_memory_that_grows_after_the_first_fifth_is_not_flat(rss_mib: tuple[int, ...], is_flat: bool) -> None:
+    assert (memory_not_flat(steady(*rss_mib)) == []) is is_flat
+
+
+def looks(*counts: Counter[str], waiting_segments: int = 0) -> list[Steady]:
+    """So many looks, evenly over the time."""
+    of_all = enumerate(counts)
+    return [Steady(place / len(counts), place, place, 1, files, 0, waiting_segments) for place, files in of_all]
+
+
+@pytest.mark.parametrize("kind", USUAL)
+def test_open_files_of_any_kind_that_grow_are_not_flat(kind: str) -> None:
+    growing = looks(*(USUAL + Counter({kind: place // 5}) for place in range(100)))
+    (fault,) = files_not_flat(growing, connections=8)
+    assert fault.startswith(f"open files, {kind}: ")
+
+
+def test_what_comes_and_goes_within_its_bound_is_flat() -> None:
+    rush = USUAL + Counter({"model servers": 5, "database": 6, "database's log": 10, "journal": 2})
+    assert files_not_flat(looks(*[USUAL, rush] * 50), connections=8) == []
+
+
+def test_what_is_open_for_a_moment_is_flat() -> None:
+    moment = USUAL + Counter({"rest": 3, "clients": 2})
+    assert files_not_flat(looks(*[USUAL, moment, moment] * 40), connections=8) == []
+
+
+def test_segments_of_the_journal_that_wait_for_sql_are_no_leak() -> None:
+    waiting = USUAL + Counter({"journal": 7})
+    assert files_not_flat(looks(*[waiting] * 20, waiting_segments=7), connections=8) == []
+    assert files_not_flat(looks(*[waiting] * 20), connections=8) != []
