@@ -250,9 +250,8 @@ def real_vllm(data: Path, seed: int) -> Iterator[str]:
     settings = settings_of(data, seed, None, "memory://", url, 0)
     command, control = vllm.command(settings, port), vllm.Vllm(url)
     with (data / "vllm.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=vllm.environment(settings), stdout=log, stderr=log, start_new_session=True
-        )
+        environment = {**os.environ, **vllm.environment(settings)}
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + settings.vllm.start_timeout_s
         while not control.healthy():
