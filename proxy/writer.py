@@ -27,6 +27,8 @@ from proxy.store import Store
 BATCH = 200
 BATCH_BYTES = 8 * 2**20
 """Of records in one transaction, which has all of them in memory at once; one that is larger goes alone."""
+EVERY_S = 0.05
+"""From one transaction to the next where nobody waits for it: each costs more than what ten calls add to it."""
 RETRY_S = 1.0
 """Between two tries while the database is away."""
 SILENT_S = 10.0
@@ -83,6 +85,10 @@ class Writer:
         """When the transaction under way began."""
         self._queue: queue.SimpleQueue[Recorded | Asked | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        self._hurry = threading.Event()
+        """Somebody waits for what was put last."""
+        self._next_s = 0.0
+        """When the next transaction may begin where nobody waits for it (monotonic)."""
         self._one_by_one = 0
         """So many items to come were refused together, and are written each in a transaction of its own."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -101,11 +107,14 @@ class Writer:
     def put(self, item: Recorded | Asked) -> None:
         """Have it written in its turn."""
         self._queue.put(item)
+        if isinstance(item, Asked):
+            self._hurry.set()
 
     def close(self) -> None:
         """Write what is left and stop. What the database does not take now is left."""
         self._closing.set()
         self._queue.put(None)
+        self._hurry.set()
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -116,15 +125,21 @@ class Writer:
             backlog = self._take(backlog)
 
     def _fill(self, backlog: deque[Recorded | Asked]) -> bool:
-        """Take over what has come; wait for it where there is nothing to do. Whether that was the last."""
+        """Take over what has come; wait for it where there is nothing to do, and then for more to go with it. Whether
+        that was the last."""
         away = self._away_since_s is not None
         if away:
             self._closing.wait(RETRY_S)
+        elif not backlog:
+            if (item := self._queue.get()) is None:
+                return True
+            backlog.append(item)
+            if not isinstance(item, Asked):
+                self._hurry.wait(max(0.0, self._next_s - time.monotonic()))
+        self._hurry.clear()
         with contextlib.suppress(queue.Empty):
-            wait = not backlog and not away
-            while (item := self._queue.get(wait)) is not None:
+            while (item := self._queue.get_nowait()) is not None:
                 backlog.append(item)
-                wait = False
             return True
         return False
 
@@ -134,6 +149,7 @@ class Writer:
             return backlog
         batch = _next(backlog, 1 if self._one_by_one else BATCH)
         self._began_s = time.time()
+        self._next_s = time.monotonic() + EVERY_S
         try:
             self._commit(batch)
         except AWAY as error:
@@ -212,7 +228,8 @@ class Writer:
         self._began_s = None
         if self._away_since_s is None:
             self._away_since_s = time.time()
-            log.error("the database does not take records, trying again every %g s: %s", RETRY_S, error)
+            # In words: whoever keeps the error keeps the calls that its frames hold.
+            log.error("the database does not take records, trying again every %g s: %s", RETRY_S, str(error))
 
     def _is_back(self) -> None:
         self._began_s = None
