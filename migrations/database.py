@@ -1,6 +1,5 @@
 """The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table of ours."""
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
+
+from migrations.types import as_json
 
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
@@ -50,7 +51,7 @@ def connect(url: str) -> Engine:
     sqlite = make_url(url).get_backend_name() == "sqlite"
     engine = create_engine(
         url,
-        json_serializer=_compact_json,
+        json_serializer=as_json,
         # Errors are logged; what apps said is not.
         hide_parameters=True,
         pool_pre_ping=not sqlite,
@@ -118,10 +119,6 @@ def _insert_new(dialect: str, table: Table, on: tuple[str, ...] | None) -> postg
     """Made once: to make it costs as much as to execute it."""
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     return insert(table).on_conflict_do_nothing(index_elements=None if on is None else list(on))
-
-
-def _compact_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _quote_nothing(context: ExceptionContext) -> None:

@@ -4,9 +4,27 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import ARRAY, JSON, REAL, DateTime, Dialect, Integer, Text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+_NULL = b"null"
+_encode = msgspec.json.Encoder().encode
+
+
+def as_json(value: Any) -> str:
+    """Compact JSON.
+
+    Raises:
+        ValueError: a number in it is none, or infinite, which JSON has no word for.
+        TypeError: it holds something else than JSON's values.
+    """
+    told = _encode(value)
+    if _NULL in told:
+        # msgspec says null to what is no number: whether there is any is looked at only then.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return told.decode()
 
 
 class Utc(TypeDecorator[datetime]):
@@ -43,10 +61,10 @@ class _Numbers(TypeDecorator[list[Any]]):
     def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> Any:
         if value is None or dialect.name == "postgresql":
             return value
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return as_json(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> list[Any] | None:
-        decoded: list[Any] | None = json.loads(value) if isinstance(value, str) else value
+        decoded: list[Any] | None = msgspec.json.decode(value) if isinstance(value, str) else value
         return decoded
 
 

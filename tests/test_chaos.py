@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
+from benchmarks.chaos import Run, faults_of, moments
+from benchmarks.chaos_records import Heard, Stored, stored, words_of, wrong_with
+from migrations.database import connect
+from tests.conftest import Seed
 
-from benchmarks.chaos import Run, faults_of, moments  # noqa: E402
-from benchmarks.chaos_records import Heard, Stored, stored, words_of, wrong_with  # noqa: E402
-from migrations.database import connect  # noqa: E402
-from tests.conftest import Seed  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 PARTS = ("broker", "proxy", "judge", "trainer", "database")
 KILLS, REQUESTS = 5, 2

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
+from benchmarks.fuzz_asks import wrong_with
+from benchmarks.fuzz_records import wrong_with_records
+from benchmarks.instant import ON_PURPOSE
 from migrations import schema
 from tests.conftest import Seed
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from benchmarks.fuzz_asks import wrong_with  # noqa: E402
-from benchmarks.fuzz_records import wrong_with_records  # noqa: E402
-from benchmarks.instant import ON_PURPOSE  # noqa: E402
 
 JSON = {"content-type": "application/json"}
 ERROR = b'{"error": {"message": "no", "type": "invalid_request_error", "code": null, "param": null}}'

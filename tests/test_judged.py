@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from benchmarks.judged import Killer  # noqa: E402
-from benchmarks.judged_records import (  # noqa: E402
+from benchmarks.judged import Killer
+from benchmarks.judged_records import (
     SIZE,
     Attempt,
     Days,
@@ -28,8 +25,10 @@ from benchmarks.judged_records import (  # noqa: E402
     wrong_again,
     wrong_with,
 )
-from benchmarks.scripted_judge import worth  # noqa: E402
-from whetstone.supervisor import RESTARTS  # noqa: E402
+from benchmarks.scripted_judge import worth
+from whetstone.supervisor import RESTARTS
+
+ROOT = Path(__file__).resolve().parents[1]
 
 GROUPS, JUDGEMENTS, KILLS = 3, 2, 1
 SLOTS = GROUPS * JUDGEMENTS

@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, update
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from benchmarks.killed import AIMS, moments, settings_of  # noqa: E402
-from benchmarks.killed_records import (  # noqa: E402
+from benchmarks.killed import AIMS, moments, settings_of
+from benchmarks.killed_records import (
     FIGURES,
     GROUPS_PER_STEP,
     SIZE,
@@ -28,9 +25,11 @@ from benchmarks.killed_records import (  # noqa: E402
     ledger,
     wrong_with,
 )
-from migrations import schema  # noqa: E402
-from migrations.database import connect  # noqa: E402
-from trainer.store import Store  # noqa: E402
+from migrations import schema
+from migrations.database import connect
+from trainer.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
 
 STEPS = 2
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
+from benchmarks.chaos_records import Heard, Stored
+from benchmarks.outage import CAUGHT_UP_S, Run, faults_of
 
-from benchmarks.chaos_records import Heard, Stored  # noqa: E402
-from benchmarks.outage import CAUGHT_UP_S, Run, faults_of  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 SAID = Stored([("c0", 0)], [("f0", 0)], [], Counter())
 

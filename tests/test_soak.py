@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
+from benchmarks.faulty import CHAT, Arrival, Fate, plan_of
+from benchmarks.running import WHEN_QUIET, open_files, too_many, unhandled
+from benchmarks.soak import MOST_GROWTH_BYTES, Sample, flat
+from benchmarks.soak_apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, Seen, ask_of, wrong_with
+from benchmarks.soak_records import Record, wrong_with_records
+from benchmarks.soak_steady import Sample as Steady
+from benchmarks.soak_steady import files_not_flat, memory_not_flat
 
-from benchmarks.faulty import CHAT, Arrival, Fate, plan_of  # noqa: E402
-from benchmarks.running import WHEN_QUIET, open_files, too_many, unhandled  # noqa: E402
-from benchmarks.soak import MOST_GROWTH_BYTES, Sample, flat  # noqa: E402
-from benchmarks.soak_apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, Seen, ask_of, wrong_with  # noqa: E402
-from benchmarks.soak_records import Record, wrong_with_records  # noqa: E402
-from benchmarks.soak_steady import Sample as Steady  # noqa: E402
-from benchmarks.soak_steady import files_not_flat, memory_not_flat  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 SEED, REQUESTS = 2, 1000
 CALL, COMPLETION = "call", "completion"

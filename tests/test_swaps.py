@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from benchmarks.swaps_adapters import Sets  # noqa: E402
-from benchmarks.swaps_figures import (  # noqa: E402
+from benchmarks.swaps_adapters import Sets
+from benchmarks.swaps_figures import (
     AFTER_S,
     BEFORE_S,
     TOLERANCE_NATS,
@@ -30,11 +27,13 @@ from benchmarks.swaps_figures import (  # noqa: E402
     stepped_back,
     waits,
 )
-from benchmarks.swaps_records import Spoken, judge, recorded  # noqa: E402
-from benchmarks.swaps_scene import kill, settings_of  # noqa: E402
-from migrations import schema  # noqa: E402
-from tests.conftest import Seed  # noqa: E402
-from whetstone.adapters import verify  # noqa: E402
+from benchmarks.swaps_records import Spoken, judge, recorded
+from benchmarks.swaps_scene import kill, settings_of
+from migrations import schema
+from tests.conftest import Seed
+from whetstone.adapters import verify
+
+ROOT = Path(__file__).resolve().parents[1]
 
 PROMPT, ANSWER = (1, 11, 5), tuple(range(20, 36))
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
+from benchmarks.thumbs import Outcome
+from whetstone.intervals import gain, share
 
-from benchmarks.thumbs import Outcome  # noqa: E402
-from whetstone.intervals import gain, share  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.stack

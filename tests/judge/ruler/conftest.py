@@ -3,14 +3,10 @@
 import asyncio
 import json
 import random
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
-
-sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from benchmarks.scripted_judge import ScriptedJudge, attempts, worth
 from judge.ruler.rank import rank_due
