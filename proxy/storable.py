@@ -19,7 +19,14 @@ def insert_storable(connection: Connection, table: Table, row: Mapping[str, Any]
 
 def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row as both databases can hold it."""
-    return {column: value if column in NUMBERS else storable(value) for column, value in row.items()}
+    held = dict(row)
+    for column, value in row.items():
+        if isinstance(value, str):
+            if "\x00" in value:
+                held[column] = storable(value)
+        elif isinstance(value, list | dict) and column not in NUMBERS:
+            held[column] = storable(value)
+    return held
 
 
 def storable(value: Any) -> Any:
