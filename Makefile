@@ -62,8 +62,8 @@ fix: $(INSTALLED)  ## Mend what a machine can mend
 serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model MODEL --train"
 	$(BIN)/whetstone up $(SERVE_ARGS)
 
-bench: $(INSTALLED)  ## What the proxy costs, as a ratio to the upstream alone
-	$(BIN)/python -m benchmarks.overhead $(BENCH_ARGS)
+bench: $(INSTALLED)  ## What the proxy costs, beside nginx and LiteLLM: BENCH_ARGS="--litellm PATH", "--check"; ten minutes
+	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
 
 soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up; SOAK_ARGS="--minutes 15": memory
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

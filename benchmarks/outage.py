@@ -223,10 +223,10 @@ def prove(data: Path, *, seconds: float, connections: int, rate: float, seed: in
     """The whole run. Returns what was seen, and what does not hold."""
     run = Run()
     (port,) = _free_ports(1)
-    upstream = [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning", "--loop", "uvloop"]
+    upstream = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
     with (
         closing(Postgres()) as postgres,
-        subprocess.Popen([*upstream, "--port", str(port), "benchmarks.overhead:upstream"], cwd=ROOT) as model,
+        subprocess.Popen(upstream, cwd=ROOT) as model,
     ):
         # The broker is nobody: hints are lost, which costs nothing here.
         settings = load(
