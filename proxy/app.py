@@ -39,6 +39,8 @@ from whetstone.broker import celery_app, hint
 from whetstone.settings import Settings, UpstreamSettings
 from whetstone.tasks import ASSEMBLE, STEP
 
+COLLECT_AFTER = (50_000, 20, 50)
+"""Objects that came and did not go, and collections of the younger ones, before the garbage collector looks."""
 THREADS = 32
 """Look-ups, reads of files and the like at once."""
 
@@ -162,6 +164,8 @@ class Proxy:
         # What start-up made stays; without this every full collection walks all of it.
         gc.collect()
         gc.freeze()
+        # What requests leave behind is freed by its counts; what is kept of calls would be walked again and again.
+        gc.set_threshold(*COLLECT_AFTER)
 
     def _policies(self) -> Sequence[Policy]:
         return [policy for tenant in self.tenants.values() for policy in tenant.policies]
