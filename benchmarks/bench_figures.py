@@ -1,0 +1,228 @@
+"""From what was measured to what is told: percentiles, ratios, the bars, the check against a baseline. Pure."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.bench_load import Took
+from benchmarks.bench_upstream import EVENTS, EVERY_S
+
+TOLERANCE = 0.35
+"""How much worse than the baseline's a ratio may be: between two runs of the same code on a busy machine a third is
+not rare."""
+SATURATED = 0.9
+"""Of its core: a side that uses less is held up by the load, which shares the other core with the upstream."""
+PACED_MS = EVENTS * EVERY_S * 1000
+"""What a paced stream takes by the upstream's own schedule."""
+RATES = ("plain", "large", "stream")
+"""Measurements in which as many requests as can be are asked."""
+
+
+@dataclass
+class Measured:
+    """One side in one measurement of one round."""
+
+    took: Took
+    cpu_s: float = 0.0
+    """What the side used of its core, until all was written; 0 where it has no process of its own."""
+    busy: float = 0.0
+    """Share of its core while it was asked."""
+    rss_bytes: int = 0
+    opened: int = 0
+    """Connections that the upstream accepted meanwhile."""
+    written_s: float = 0.0
+    """How long SQL took for what was left when the last request was answered."""
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.took.ms) / self.took.seconds
+
+    @property
+    def capacity(self) -> float:
+        """Answers a second if it had used its core fully: the rate, where it has, or where it is the upstream."""
+        return self.rate / self.busy if 0 < self.busy < SATURATED else self.rate
+
+
+@dataclass
+class Figures:
+    """All of a run: measurement -> side -> rounds."""
+
+    by: dict[str, dict[str, list[Measured]]] = field(default_factory=dict)
+    held: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Side -> streams that were held at once, bytes each."""
+    highest_rss: dict[str, int] = field(default_factory=dict)
+    """Side -> VmHWM after all that was asked, but before streams were held."""
+
+    def add(self, what: str, side: str, measured: Measured) -> None:
+        self.by.setdefault(what, {}).setdefault(side, []).append(measured)
+
+    def of(self, what: str, side: str) -> list[Measured]:
+        """Its rounds; none where it was not measured."""
+        return self.by.get(what, {}).get(side, [])
+
+    def median(self, what: str, side: str, figure: str) -> float | None:
+        """Of an attribute of Measured."""
+        values = [getattr(one, figure) for one in self.of(what, side)]
+        return statistics.median(values) if values else None
+
+    def ratio(self, what: str, side: str, other: str, own: str = "rate", others: str = "capacity") -> float | None:
+        """Round by round, the median. Which figures of Measured: a peer counts as if it had used its core fully."""
+        pairs = zip(self.of(what, side), self.of(what, other), strict=False)
+        ratios = [getattr(one, own) / getattr(two, others) for one, two in pairs if two.rate > 0]
+        return statistics.median(ratios) if ratios else None
+
+    def cpu_us(self, what: str, side: str) -> float | None:
+        """Of the core, a request."""
+        rounds = self.of(what, side)
+        answers = sum(len(one.took.ms) for one in rounds)
+        spent_s = sum(one.cpu_s for one in rounds)
+        return spent_s / answers * 1e6 if answers and spent_s else None
+
+    def added_ms(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
+        """What a side's percentile is over that of the upstream alone; infinite where too much was lost."""
+        own, alone = (self.percentile(what, name, share, first=first) for name in (side, "direct"))
+        return None if own is None or alone is None else own - alone
+
+    def percentile(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
+        """Of all rounds together, in ms."""
+        rounds = self.of(what, side)
+        if not rounds:
+            return None
+        values = [value for one in rounds for value in (one.took.first_ms if first else one.took.ms)]
+        return percentile(values, share, sum(one.took.lost for one in rounds))
+
+    def longer(self, what: str, side: str) -> float | None:
+        """How much longer a paced stream takes than the upstream's schedule, at the median; 0.05 is 5 %."""
+        took = self.percentile(what, side, 0.5)
+        return None if took is None else took / PACED_MS - 1
+
+    def lost(self, what: str, side: str) -> int:
+        """Requests that were not answered in time, whole."""
+        return sum(one.took.lost for one in self.of(what, side))
+
+    def rss_bytes(self, side: str) -> int:
+        """The most that was resident when load ended."""
+        return max((one.rss_bytes for sides in self.by.values() for one in sides.get(side, [])), default=0)
+
+    def ratios(self) -> dict[str, float]:
+        """What a baseline keeps: rates over those of every other side, and the times of paced streams. A core that was
+        not used fully was taken by somebody else: it must not look as if the proxy had become slow."""
+        found = {}
+        for what, sides in self.by.items():
+            for side in sides:
+                if not side.startswith("whetstone"):
+                    continue
+                for other in sides:
+                    ratio = self.ratio(what, side, other, "capacity")
+                    if what.startswith(RATES) and not other.startswith("whetstone") and ratio is not None:
+                        found[f"{what}: {side} / {other}"] = round(ratio, 4)
+                if what.startswith("paced") and "direct" in sides:
+                    own, alone = self.percentile(what, side, 0.5), self.percentile(what, "direct", 0.5)
+                    if own and alone and math.isfinite(own):
+                        found[f"{what}, time: {side} / direct"] = round(own / alone, 4)
+        return found
+
+
+def percentile(values: Sequence[float], share: float, lost: int = 0) -> float:
+    """The least value that this share of all does not exceed; what was lost took forever."""
+    place = max(0, math.ceil(share * (len(values) + lost)) - 1)
+    return math.inf if place >= len(values) else sorted(values)[place]
+
+
+def worse(now: Mapping[str, float], kept: Mapping[str, float], tolerance: float = TOLERANCE) -> list[str]:
+    """The ratios that are worse than those of the baseline by more than may be. A rate's should be high, a time's low.
+
+    What only one of both has is not compared; if nothing is, that is a fault too.
+    """
+    faults = []
+    shared = [name for name in kept if name in now]
+    for name in shared:
+        timed = ", time:" in name
+        by = (now[name] / kept[name] if timed else kept[name] / max(now[name], 1e-9)) - 1
+        if by > tolerance:
+            faults.append(f"{name}: {now[name]:.3g}, was {kept[name]:.3g}: {by:.0%} worse, {tolerance:.0%} may be")
+    return faults if shared else ["nothing of the baseline was measured"]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that must hold."""
+
+    name: str
+    must: float
+    aim: float | None
+    value: float | None
+    """None: not measured here."""
+    least: bool = True
+    """It is to be `must` at least; otherwise at most."""
+
+    @property
+    def holds(self) -> bool | None:
+        return self._reaches(self.must)
+
+    @property
+    def aimed(self) -> bool | None:
+        return None if self.aim is None else self._reaches(self.aim)
+
+    def _reaches(self, bound: float) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= bound if self.least else self.value <= bound
+
+
+def bars(found: Figures, side: str = "whetstone", workers: str = "whetstone, 2 workers") -> list[Bar]:
+    """What the proxy is held to, with what it did."""
+    held, each_bytes = found.held.get(side, (None, None))
+    share = found.median("paced 128", side, "busy")
+    memory = found.rss_bytes(side)
+    lost, many = (found.lost("paced 400", side) if found.of("paced 400", side) else None), "400 paced streams"
+    return [
+        Bar("requests/s, 16 connections, of LiteLLM's", 40, 100, found.ratio("plain 16", side, "litellm")),
+        Bar("requests/s, 16 connections, of nginx's", 0.07, 0.2, found.ratio("plain 16", side, "nginx")),
+        Bar("27 KB captured, requests/s, of rLLM's", 10, 20, found.ratio("large 16", side, "rllm")),
+        Bar("streams/s, 16 connections, of LiteLLM's", 60, 200, found.ratio("stream 16", side, "litellm")),
+        Bar("1,000 requests/s, added p50, ms", 0.3, 0.12, found.added_ms("open", side, 0.5), least=False),
+        Bar("1,000 requests/s, added p99, ms", 3, 0.8, found.added_ms("open", side, 0.99), least=False),
+        Bar("first event later by, p50, ms", 0.5, None, found.added_ms("first", side, 0.5, first=True), least=False),
+        Bar("128 paced streams, share of the core", 0.6, 0.37, share, least=False),
+        Bar("128 paced streams, longer by", 0.05, 0.01, found.longer("paced 128", side), least=False),
+        Bar(f"{many}, longer by", 0.15, None, found.longer("paced 400", side), least=False),
+        Bar(f"{many}, lost", 0, None, lost, least=False),
+        Bar("CPU us a request, 16 connections", 200, 65, found.cpu_us("plain 16", side), least=False),
+        Bar("resident under load, MiB", 200e6 / 2**20, None, memory / 2**20 if memory else None, least=False),
+        Bar("streams that are silent, held at once", 2000, None, held),
+        Bar("memory of each, KiB", 64, None, None if each_bytes is None else each_bytes / 1024, least=False),
+        Bar("two workers, requests/s of one's", 1.7, None, found.ratio("plain 64", workers, side, others="rate")),
+    ]
+
+
+def as_json(found: Figures, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, for a file."""
+    sides = sorted({side for measured in found.by.values() for side in measured})
+    figures: dict[str, Any] = {}
+    for what, measured in found.by.items():
+        figures[what] = {
+            side: {
+                "requests_per_s": [round(one.rate, 1) for one in rounds],
+                "core": [round(one.busy, 3) for one in rounds],
+                "p50_ms": found.percentile(what, side, 0.5),
+                "p99_ms": found.percentile(what, side, 0.99),
+                "first_p50_ms": found.percentile(what, side, 0.5, first=True),
+                "cpu_us": found.cpu_us(what, side),
+                "lost": found.lost(what, side),
+                "opened": sum(one.opened for one in rounds),
+            }
+            for side, rounds in measured.items()
+        }
+    return {
+        "machine": dict(machine),
+        "figures": figures,
+        "rss_bytes": {side: found.rss_bytes(side) for side in sides},
+        "highest_rss_bytes": found.highest_rss,
+        "held": {side: {"streams": count, "bytes_each": each} for side, (count, each) in found.held.items()},
+        "bars": {bar.name: {"value": bar.value, "must": bar.must, "holds": bar.holds} for bar in bars(found)},
+        "ratios": found.ratios(),
+    }

@@ -1,0 +1,224 @@
+"""How each side is started and configured: the upstream, the proxy in its forms, nginx, LiteLLM, any other proxy."""
+
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from benchmarks.bench_client import Target
+from benchmarks.bench_sides import SQL_OFF, START_S, Side, on_cores
+from benchmarks.bench_upstream import TALLY
+from benchmarks.running import ROOT, running_broker, running_proxy
+from migrations.database import connect
+from migrations.run import upgrade
+from whetstone import store_keys
+from whetstone.keys import hash_of, new_key
+from whetstone.settings import load
+from whetstone.store import Store
+
+ROOM = 4096
+"""Connections and requests at once that the proxy allows here: 2,000 streams are held."""
+FORMS: dict[str, dict[str, Any]] = {
+    "whetstone": {},
+    "async": {"proxy__durability": "async"},
+    "capture off": {},
+    SQL_OFF: {},
+}
+"""The proxy with everything on, and with one thing less each: settings beyond those that all have."""
+NGINX = """\
+daemon off; worker_processes 1; worker_rlimit_nofile 16384; error_log stderr crit; pid {folder}/nginx.pid; {user}
+events {{ worker_connections 8192; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+    uwsgi_temp_path {folder}; scgi_temp_path {folder};
+    keepalive_requests 1000000000;
+    upstream model {{ server {upstream}; keepalive 1024; keepalive_requests 1000000000; }}
+    server {{
+        listen 127.0.0.1:{port} backlog=4096;
+        location / {{
+            proxy_pass http://model; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+        }}
+    }}
+}}
+"""
+LITELLM = """\
+model_list:
+  - model_name: bench
+    litellm_params: {{model: openai/bench@v0, api_base: "{upstream}/v1", api_key: none, max_retries: 0}}
+litellm_settings: {{telemetry: false}}
+"""
+CONFIG = "litellm.yaml"
+QUIET_LITELLM = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",
+    "LITELLM_TELEMETRY": "False",
+}
+
+
+@contextmanager
+def upstream() -> Iterator[str]:
+    """The upstream in a process of its own: its address."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
+    with _process(command, address + "/health", os.devnull):
+        yield address
+
+
+def tally(address: str) -> dict[str, int]:
+    """What the upstream has counted since it was started."""
+    counts: dict[str, int] = httpx.get(address + TALLY, timeout=30).json()
+    return counts
+
+
+def direct(address: str) -> Side:
+    """The upstream alone."""
+    return Side("direct", (_target(address, "bench"),))
+
+
+@contextmanager
+def proxy(form: str, model_server: str, broker: str, folder: Path, cores: list[set[int]]) -> Iterator[Side]:
+    """Whetstone in one of FORMS, a worker on each of `cores`, with a key for its apps."""
+    captured = form != "capture off"
+    other = {"rest": {"url": model_server + "/v1", "models": {"bench": "bench"}}}
+    settings = load(
+        environment={},
+        data=folder,
+        policy="bench" if captured else "other",
+        upstreams={} if captured else other,
+        broker=broker,
+        vllm__urls=(model_server,),
+        proxy__max_connections=ROOM,
+        proxy__max_in_flight=ROOM,
+        # No line for each call: the peers write none either.
+        log__level="warning",
+        **FORMS[form],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.database_url)
+    engine = connect(settings.database_url)
+    Store(engine).prepare(settings)
+    key_id, key = new_key()
+    with engine.begin() as connection:
+        made = store_keys.Made(settings.home, "bench", ["inference", "admin"], datetime.now(UTC))
+        store_keys.create(connection, made, key_id, hash_of(key.encode()))
+    engine.dispose()
+    with ExitStack() as stack:
+        targets, pids = [], []
+        for place, of_worker in enumerate(cores):
+            with on_cores(of_worker):
+                started = running_proxy(settings, folder / f"proxy-{place}.log")
+                url, process = stack.enter_context(started)
+            targets.append(_target(url, "bench", f"authorization: Bearer {key}\r\n"))
+            pids.append(process.pid)
+            _await(url + "/healthz", process, folder / f"proxy-{place}.log")
+        name = "whetstone" if form == "whetstone" else f"whetstone, {form}"
+        name += "" if len(cores) == 1 else f", {len(cores)} workers"
+        side = Side(name, tuple(targets), tuple(pids), settings, form=form)
+        side.wait_written()
+        yield side
+
+
+@contextmanager
+def nginx(binary: str, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
+    """A bare reverse proxy with kept connections: what there is to come near to."""
+    user = "user root;" if os.geteuid() == 0 else ""
+    port, config = free_port(), folder / "nginx.conf"
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(NGINX.format(folder=folder, upstream=urlsplit(model_server).netloc, port=port, user=user))
+    command = [binary, "-p", str(folder), "-c", str(config)]
+    with on_cores(cores), _process(command, f"http://127.0.0.1:{port}/health", folder / "nginx.log") as process:
+        yield Side("nginx", (_target(f"http://127.0.0.1:{port}", "bench"),), (process.pid,))
+
+
+@contextmanager
+def peer(name: str, command: str, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
+    """Any other proxy: `command` names {port} and {upstream}. In {folder} is a configuration for LiteLLM,
+    which asks for a key, as ours does."""
+    port = free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(LITELLM.format(upstream=model_server))
+    words = [one.format(port=port, upstream=model_server, folder=folder) for one in shlex.split(command)]
+    url, key = f"http://127.0.0.1:{port}", f"sk-{secrets.token_hex(32)}"
+    environment = QUIET_LITELLM | {"LITELLM_MASTER_KEY": key}
+    with on_cores(cores), _process(words, url, folder / "log", **environment) as process:
+        yield Side(name, (_target(url, "bench", f"authorization: Bearer {key}\r\n"),), (process.pid,))
+
+
+def litellm(binary: str) -> str:
+    """The command of LiteLLM's proxy, with one worker and no database."""
+    return f"{shlex.quote(binary)} --config {{folder}}/{CONFIG} --host 127.0.0.1 --port {{port}} --num_workers 1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _target(url: str, model: str, headers: str = "") -> Target:
+    parts = urlsplit(url)
+    assert parts.hostname and parts.port
+    return Target(parts.hostname, parts.port, model, headers)
+
+
+@contextmanager
+def _process(command: list[str], url: str, log: str | Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+    path = Path(log)
+    with path.open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more}, stdout=out, stderr=out)
+    try:
+        _await(url, process, path)
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until somebody answers there, whatever they say."""
+    until_s = time.perf_counter() + START_S
+    while time.perf_counter() < until_s and process.poll() is None:
+        try:
+            httpx.get(url, timeout=5)
+        except httpx.TransportError:
+            time.sleep(0.05)
+        else:
+            return
+    raise SystemExit(f"nobody answers at {url}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+@contextmanager
+def started(
+    forms: list[str], nginx_binary: str | None, peers: Mapping[str, str], folder: Path, own: list[set[int]]
+) -> Iterator[tuple[str, list[Side]]]:
+    """The upstream's address, and every side: ours on the first of `own`, with two workers on the first two if there
+    are as many; peers beside them. `peers` gives the command of each."""
+    with ExitStack() as stack:
+        broker = stack.enter_context(running_broker(folder))
+        address = stack.enter_context(upstream())
+        ours = [proxy(form, address, broker, folder / form.replace(" ", "-"), own[:1]) for form in forms]
+        if len(own) > 1 and "whetstone" in forms:
+            ours.append(proxy("whetstone", address, broker, folder / "workers", own))
+        others = [nginx(nginx_binary, address, folder / "nginx", own[0])] if nginx_binary else []
+        others += [peer(name, command, address, folder / name, own[0]) for name, command in peers.items()]
+        yield address, [direct(address), *map(stack.enter_context, [*ours, *others])]
