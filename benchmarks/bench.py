@@ -25,7 +25,7 @@ from rich.progress import Progress, TextColumn
 from benchmarks import bench_report, bench_start
 from benchmarks.bench_figures import Figures, Measured, as_json, worse
 from benchmarks.bench_load import OPEN_CONNECTIONS, Held, Took, closed_loop, merged, open_loop
-from benchmarks.bench_sides import SQL_OFF, Side, on_cores
+from benchmarks.bench_sides import DIRECT, SQL_OFF, Side, on_cores
 from benchmarks.bench_start import tally
 from benchmarks.bench_upstream import EVENTS, EVERY_S
 from benchmarks.running import ROOT, until
@@ -91,7 +91,6 @@ class Bench:
                 for kind in ("plain", "stream"):
                     took = await self._closed(side, Measure(kind, 4), WARM_S)
                     self._note(side, f"first {kind}", took)
-            side.stop()
         for _ in range(rounds):
             for name in names:
                 for side in self._sides:
@@ -100,9 +99,10 @@ class Bench:
                         with self._awake(side):
                             await self._measure(side, name)
         for side in self._sides:
-            if side.pids:
-                self.figures.highest_rss[side.name] = side.memory_bytes("VmHWM")
-            if self._held and side.pids and _concerns(None, side):
+            if side.name == DIRECT:
+                continue
+            self.figures.highest_rss[side.name] = side.memory_bytes("VmHWM")
+            if self._held and _concerns(None, side):
                 progress(f"{self._held} silent streams, {side.name}")
                 with self._awake(side):
                     await self._hold(side)
@@ -154,7 +154,7 @@ class Bench:
         await asyncio.sleep(after_s)
         began_s, cpu_s = time.perf_counter(), side.cpu_s()
         await asyncio.sleep(self._seconds * 0.95)
-        return (side.cpu_s() - cpu_s) / (time.perf_counter() - began_s) / max(1, len(side.pids))
+        return (side.cpu_s() - cpu_s) / (time.perf_counter() - began_s) / side.cores
 
     def _note(self, side: Side, what: str, took: Took) -> None:
         self._asked[side.name] += took.asked
@@ -193,12 +193,12 @@ class Bench:
 
 def _ours(side: Side) -> bool:
     """Whether what it does wrong is a fault; a peer's is told."""
-    return side.form is not None or not side.pids
+    return side.form is not None or side.name == DIRECT
 
 
 def _concerns(name: str | None, side: Side) -> bool:
     """Whether a measurement, or None for the silent streams, is made of a side."""
-    if len(side.pids) > 1:
+    if len(side.targets) > 1:
         return name == BOTH_WORKERS
     return side.form in (None, "whetstone") or (name is not None and MEASURES[name].of_all)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.bench_load import Took
+from benchmarks.bench_sides import DIRECT
 from benchmarks.bench_upstream import EVENTS, EVERY_S
 
 TOLERANCE = 0.35
@@ -26,9 +27,9 @@ class Measured:
 
     took: Took
     cpu_s: float = 0.0
-    """What the side used of its core, until all was written; 0 where it has no process of its own."""
+    """What the side used of its core, until all was written."""
     busy: float = 0.0
-    """Share of its core while it was asked."""
+    """Share of its core while it was asked; 0 where that is not known."""
     rss_bytes: int = 0
     opened: int = 0
     """Connections that the upstream accepted meanwhile."""
@@ -42,7 +43,7 @@ class Measured:
 
     @property
     def capacity(self) -> float:
-        """Answers a second if it had used its core fully: the rate, where it has, or where it is the upstream."""
+        """Answers a second if it had used its core fully: the rate, where it has."""
         return self.rate / self.busy if 0 < self.busy < SATURATED else self.rate
 
 
@@ -81,23 +82,31 @@ class Figures:
         spent_s = sum(one.cpu_s for one in rounds)
         return spent_s / answers * 1e6 if answers and spent_s else None
 
-    def added_ms(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
-        """What a side's percentile is over that of the upstream alone; infinite where too much was lost."""
-        own, alone = (self.percentile(what, name, share, first=first) for name in (side, "direct"))
-        return None if own is None or alone is None else own - alone
-
     def percentile(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
-        """Of all rounds together, in ms."""
-        rounds = self.of(what, side)
-        if not rounds:
-            return None
-        values = [value for one in rounds for value in (one.took.first_ms if first else one.took.ms)]
-        return percentile(values, share, sum(one.took.lost for one in rounds))
+        """In ms, the median of the rounds; infinite where too much was lost."""
+        values = self._percentiles(what, side, share, first)
+        return statistics.median(values) if values else None
+
+    def added_ms(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
+        """What a side's percentile is over that of the upstream alone in the same round, the median of the rounds."""
+        own, alone = (self._percentiles(what, name, share, first) for name in (side, DIRECT))
+        added = [one - two for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
+        return statistics.median(added) if added else None
+
+    def _percentiles(self, what: str, side: str, share: float, first: bool) -> list[float]:
+        tooks = [one.took for one in self.of(what, side)]
+        return [percentile(took.first_ms if first else took.ms, share, took.lost) for took in tooks]
 
     def longer(self, what: str, side: str) -> float | None:
         """How much longer a paced stream takes than the upstream's schedule, at the median; 0.05 is 5 %."""
         took = self.percentile(what, side, 0.5)
         return None if took is None else took / PACED_MS - 1
+
+    def longer_than_alone(self, what: str, side: str) -> float | None:
+        """The same beside what it takes from the upstream alone in the same round, which is no faster than its core."""
+        own, alone = (self._percentiles(what, name, 0.5, False) for name in (side, DIRECT))
+        times = [one / two for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
+        return statistics.median(times) - 1 if times else None
 
     def lost(self, what: str, side: str) -> int:
         """Requests that were not answered in time, whole."""
@@ -119,10 +128,9 @@ class Figures:
                     ratio = self.ratio(what, side, other, "capacity")
                     if what.startswith(RATES) and not other.startswith("whetstone") and ratio is not None:
                         found[f"{what}: {side} / {other}"] = round(ratio, 4)
-                if what.startswith("paced") and "direct" in sides:
-                    own, alone = self.percentile(what, side, 0.5), self.percentile(what, "direct", 0.5)
-                    if own and alone and math.isfinite(own):
-                        found[f"{what}, time: {side} / direct"] = round(own / alone, 4)
+                longer = self.longer_than_alone(what, side) if what.startswith("paced") else None
+                if longer is not None and math.isfinite(longer):
+                    found[f"{what}, time: {side} / {DIRECT}"] = round(1 + longer, 4)
         return found
 
 
@@ -188,8 +196,8 @@ def bars(found: Figures, side: str = "whetstone", workers: str = "whetstone, 2 w
         Bar("1,000 requests/s, added p99, ms", 3, 0.8, found.added_ms("open", side, 0.99), least=False),
         Bar("first event later by, p50, ms", 0.5, None, found.added_ms("first", side, 0.5, first=True), least=False),
         Bar("128 paced streams, share of the core", 0.6, 0.37, share, least=False),
-        Bar("128 paced streams, longer by", 0.05, 0.01, found.longer("paced 128", side), least=False),
-        Bar(f"{many}, longer by", 0.15, None, found.longer("paced 400", side), least=False),
+        Bar("128 paced streams, longer by", 0.05, 0.01, found.longer_than_alone("paced 128", side), least=False),
+        Bar(f"{many}, longer by", 0.15, None, found.longer_than_alone("paced 400", side), least=False),
         Bar(f"{many}, lost", 0, None, lost, least=False),
         Bar("CPU us a request, 16 connections", 200, 65, found.cpu_us("plain 16", side), least=False),
         Bar("resident under load, MiB", 200e6 / 2**20, None, memory / 2**20 if memory else None, least=False),

@@ -21,6 +21,8 @@ from whetstone.settings import Settings
 
 START_S = 120.0
 """How long a side may take until it answers: LiteLLM imports for half a minute."""
+DIRECT = "direct"
+"""The side that is the upstream alone."""
 SQL_OFF = "SQL off"
 """The form of the proxy whose database is held while it is asked."""
 
@@ -33,7 +35,9 @@ class Side:
     targets: tuple[Target, ...]
     """One for each worker."""
     pids: tuple[int, ...] = ()
-    """Its processes, without their children; none where it is the upstream alone."""
+    """Its processes, without their children; of the upstream alone, it and this one, which asks."""
+    cores: int = 1
+    """That it may use."""
     settings: Settings | None = None
     """The proxy's."""
     form: str | None = None
@@ -46,7 +50,7 @@ class Side:
     @functools.cached_property
     def processes(self) -> list[int]:
         """All of its processes, once it has started: to look for them takes longer than what is measured."""
-        return [pid for own in self.pids for pid in (own, *_children(own))]
+        return [pid for own in self.pids for pid in (own, *(() if self.name == DIRECT else _children(own)))]
 
     def cpu_s(self) -> float:
         """What it has used of processors so far."""
@@ -57,13 +61,13 @@ class Side:
         return sum(_memory_bytes(pid, field) for pid in self.processes)
 
     def stop(self) -> None:
-        """Have it take no time until it goes on."""
-        for pid in self.processes:
+        """Have it take no time until it goes on; not the upstream, which all others need."""
+        for pid in self.processes if self.name != DIRECT else ():
             os.kill(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Have it answer again."""
-        for pid in self.processes:
+        for pid in self.processes if self.name != DIRECT else ():
             os.kill(pid, signal.SIGCONT)
         if self.settings is not None:
             self.wait_written()

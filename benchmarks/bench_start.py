@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from benchmarks.bench_client import Target
-from benchmarks.bench_sides import SQL_OFF, START_S, Side, on_cores
+from benchmarks.bench_sides import DIRECT, SQL_OFF, START_S, Side, on_cores
 from benchmarks.bench_upstream import TALLY
 from benchmarks.running import ROOT, running_broker, running_proxy
 from migrations.database import connect
@@ -70,24 +70,20 @@ QUIET_LITELLM = {
 
 
 @contextmanager
-def upstream() -> Iterator[str]:
-    """The upstream in a process of its own: its address."""
+def upstream() -> Iterator[Side]:
+    """The upstream alone, in a process of its own; beside it this one, which asks."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
-    with _process(command, address + "/health", os.devnull):
-        yield address
+    with _process(command, address + "/health", os.devnull) as process:
+        cores = min(2, len(os.sched_getaffinity(process.pid)))
+        yield Side(DIRECT, (_target(address, "bench"),), (process.pid, os.getpid()), cores)
 
 
 def tally(address: str) -> dict[str, int]:
     """What the upstream has counted since it was started."""
     counts: dict[str, int] = httpx.get(address + TALLY, timeout=30).json()
     return counts
-
-
-def direct(address: str) -> Side:
-    """The upstream alone."""
-    return Side("direct", (_target(address, "bench"),))
 
 
 @contextmanager
@@ -128,7 +124,7 @@ def proxy(form: str, model_server: str, broker: str, folder: Path, cores: list[s
             _await(url + "/healthz", process, folder / f"proxy-{place}.log")
         name = "whetstone" if form == "whetstone" else f"whetstone, {form}"
         name += "" if len(cores) == 1 else f", {len(cores)} workers"
-        side = Side(name, tuple(targets), tuple(pids), settings, form=form)
+        side = Side(name, tuple(targets), tuple(pids), len(cores), settings, form)
         side.wait_written()
         yield side
 
@@ -215,10 +211,11 @@ def started(
     are as many; peers beside them. `peers` gives the command of each."""
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker(folder))
-        address = stack.enter_context(upstream())
+        direct = stack.enter_context(upstream())
+        address = f"http://{direct.target.host}:{direct.target.port}"
         ours = [proxy(form, address, broker, folder / form.replace(" ", "-"), own[:1]) for form in forms]
         if len(own) > 1 and "whetstone" in forms:
             ours.append(proxy("whetstone", address, broker, folder / "workers", own))
         others = [nginx(nginx_binary, address, folder / "nginx", own[0])] if nginx_binary else []
         others += [peer(name, command, address, folder / name, own[0]) for name, command in peers.items()]
-        yield address, [direct(address), *map(stack.enter_context, [*ours, *others])]
+        yield address, [direct, *map(stack.enter_context, [*ours, *others])]

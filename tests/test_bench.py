@@ -70,9 +70,26 @@ def test_what_was_not_measured_has_no_figure(found: Figures) -> None:
     assert {bar.holds for bar in bars(found) if "LiteLLM" in bar.name} == {None}
 
 
-def test_cpu_and_delay_are_of_all_rounds_together(found: Figures) -> None:
+def test_cpu_is_of_all_rounds_together(found: Figures) -> None:
     assert found.cpu_us("plain 16", "whetstone") == pytest.approx(1000)
-    assert found.added_ms("plain 16", "whetstone", 0.99) == pytest.approx(1.0)
+
+
+def test_a_delay_is_the_median_of_the_rounds() -> None:
+    figures = Figures()
+    for own, alone in ((3.0, 1.0), (90.0, 80.0), (4.0, 1.0)):
+        figures.add("open", "direct", measured(ms=alone))
+        figures.add("open", "whetstone", measured(ms=own))
+    assert figures.added_ms("open", "whetstone", 0.99) == 3.0
+    assert figures.added_ms("open", "whetstone", 0.5, first=True) == 1.5
+
+
+def test_a_paced_stream_is_held_against_what_the_upstream_alone_kept() -> None:
+    figures = Figures()
+    figures.add("paced 128", "direct", measured(ms=800.0))
+    figures.add("paced 128", "whetstone", measured(ms=840.0))
+    assert figures.longer_than_alone("paced 128", "whetstone") == pytest.approx(0.05)
+    assert figures.longer("paced 128", "whetstone") == pytest.approx(840 / 640 - 1)
+    assert figures.ratios() == {"paced 128, time: whetstone / direct": 1.05}
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)])
