@@ -20,7 +20,7 @@ AUDIT := .venv-audit
 AUDIT_INSTALLED := $(AUDIT)/.installed
 AUDIT_LOCK := requirements/audit.lock
 
-.PHONY: help demo test test-gpu check audit secrets static unit fix serve bench soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs lock install clean
+.PHONY: help demo test test-gpu check audit secrets static unit fix serve bench scale soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -64,6 +64,9 @@ serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model 
 
 bench: $(INSTALLED)  ## What the proxy costs, beside nginx and LiteLLM: BENCH_ARGS="--litellm PATH", "--check"; ten minutes
 	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+scale: $(INSTALLED)  ## Whether queries stay as fast on 2,000,000 completions; SCALE_ARGS="--database postgresql"
+	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
 soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up; SOAK_ARGS="--minutes 15": memory
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

@@ -1,0 +1,196 @@
+"""What `scale` fills its database with: conversations as they are after months, and copies of them. Writes rows.
+
+Nearly all were trained on; the last groups are under way. A copy is made by SQL, an hour older than the one before.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from typing import Any
+
+from sqlalchemy import Column, Connection, Table, text
+from sqlalchemy.types import LargeBinary, Text
+
+from migrations import schema
+from migrations.types import Utc
+
+PROJECT, POLICY = "default", "starter"
+GROUPS, MEMBERS, TURNS = 1000, 4, 5
+"""Of the first block: 20,000 completions."""
+UNDER_WAY, SCORED = 50, 20
+"""Groups that are open, and that wait for a step; all others were trained on."""
+TOKENS = 16
+"""Of each prompt's new part, and of each answer."""
+BLOCK = "b00000"
+"""How ids of the first block begin; each copy of it has another number."""
+HOUR = timedelta(hours=1)
+
+
+def _rows(now: datetime) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+    """The small database: groups, trajectories, completions, feedback."""
+    groups, trajectories, completions, feedback = [], [], [], []
+    for number in range(GROUPS):
+        began = now - timedelta(seconds=GROUPS - number)
+        left = GROUPS - number
+        state = "open" if left <= UNDER_WAY else "scored" if left <= UNDER_WAY + SCORED else "trained"
+        group_id = f"{BLOCK}-g{number}"
+        groups.append(_group(group_id, state, began))
+        for member in range(MEMBERS):
+            trajectory_id = f"{BLOCK}-t{number}-{member}"
+            trajectories.append(_trajectory(trajectory_id, group_id, state, member, began))
+            completions += [_completion(trajectory_id, turn, began) for turn in range(TURNS)]
+            feedback.append(_feedback(trajectory_id, state, member, began))
+    yield schema.groups, groups
+    yield schema.trajectories, trajectories
+    yield schema.completions, completions
+    yield schema.feedback, feedback
+
+
+def _group(group_id: str, state: str, began: datetime) -> dict[str, Any]:
+    over = state != "open"
+    return {
+        "project": PROJECT,
+        "id": group_id,
+        "policy": POLICY,
+        "formed_by": "prompt",
+        "state": state,
+        "size": MEMBERS if over else 0,
+        "rewarded": MEMBERS if over else 0,
+        "reward_mean": 0.5 if over else None,
+        "reward_spread": 0.5 if over else None,
+        "compared_with": "group" if over else None,
+        "prompt_hash": history_of(group_id).hex(),
+        "created_at": began,
+        "closed_at": began if over else None,
+        "step": 1 if state == "trained" else None,
+    }
+
+
+def _trajectory(trajectory_id: str, group_id: str, state: str, member: int, began: datetime) -> dict[str, Any]:
+    state = {"open": "open", "scored": "rewarded"}.get(state, state)
+    over = state != "open"
+    return {
+        "project": PROJECT,
+        "id": trajectory_id,
+        "group_id": group_id,
+        "policy": POLICY,
+        "split": "train",
+        "no_train": False,
+        "state": state,
+        "reward": float(member % 2) if over else None,
+        "reward_source": "trajectory" if over else None,
+        "first_version": 0,
+        "last_version": 0,
+        "completions": TURNS,
+        "sampled_tokens": TOKENS * TURNS,
+        "tail_completion_id": f"{trajectory_id}-c{TURNS - 1}",
+        "why_not_trained": {"rewarded": "waiting_step", "open": "not_ended"}.get(state),
+        "trained_in_step": 1 if state == "trained" else None,
+        "created_at": began,
+        "last_seen_at": began,
+        "ended_at": began if over else None,
+        "placed_at": began,
+        "prompt_hash": history_of(group_id).hex(),
+    }
+
+
+def _completion(trajectory_id: str, turn: int, began: datetime) -> dict[str, Any]:
+    completion_id = f"{trajectory_id}-c{turn}"
+    said = f"answer {turn} of {trajectory_id}"
+    return {
+        "project": PROJECT,
+        "id": completion_id,
+        "upstream_id": f"{BLOCK}-chatcmpl-{completion_id}",
+        "call_id": completion_id,
+        "choice": 0,
+        "trajectory_id": trajectory_id,
+        "turn": turn,
+        "policy": POLICY,
+        "policy_version": 0,
+        "endpoint": "chat.completions",
+        "streamed": False,
+        "status": "complete",
+        "follows": f"{trajectory_id}-c{turn - 1}" if turn else None,
+        "new_messages": [{"role": "user", "content": f"question {turn} of {trajectory_id}"}],
+        "response": {"role": "assistant", "content": said},
+        "response_text": said,
+        "prompt_token_ids": list(range(TOKENS)),
+        "token_ids": list(range(TOKENS)),
+        "inference_logprobs": [-0.5] * TOKENS,
+        "sampling": {"temperature": 1.0},
+        "finish_reason": "stop",
+        "prompt_tokens": TOKENS * (2 * turn + 1),
+        "completion_tokens": TOKENS,
+        "total_ms": 1.5,
+        "threaded_by": "content" if turn else "new",
+        "history": history_of(completion_id),
+        "created_at": began + timedelta(milliseconds=turn),
+    }
+
+
+def _feedback(trajectory_id: str, state: str, member: int, began: datetime) -> dict[str, Any]:
+    return {
+        "project": PROJECT,
+        "id": f"{trajectory_id}-f",
+        "target_kind": "trajectory",
+        "target_id": trajectory_id,
+        "trajectory_id": trajectory_id,
+        "choice": 0,
+        "source": "reward",
+        "reward": float(member % 2),
+        "final": True,
+        "state": "applied" if state != "open" else "waiting",
+        "due_at": began + 24 * HOUR if state == "open" else None,
+        "created_at": began,
+    }
+
+
+def history_of(name: str) -> bytes:
+    """What stands for the conversation that a completion leaves."""
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
+def fill(connection: Connection, now: datetime) -> None:
+    """Write the first block."""
+    for table, block in _rows(now):
+        connection.execute(table.insert(), [dict.fromkeys(table.c.keys()) | row for row in block])
+
+
+def copy(connection: Connection, number: int) -> None:
+    """Write the first block once more, as it was `number` hours before: all of it was trained on."""
+    for table in (schema.groups, schema.trajectories, schema.completions, schema.feedback):
+        columns = [column for column in table.c if column.computed is None]
+        values = ", ".join(_copied(connection.dialect.name, table, column) for column in columns)
+        names = ", ".join(f'"{column.name}"' for column in columns)
+        connection.execute(
+            text(f"INSERT INTO {table.name} ({names}) SELECT {values} FROM {table.name} WHERE id LIKE :block"),
+            {"block": f"{BLOCK}-%", "number": f"b{number:05}", "hours": f"-{number} hours"},
+        )
+
+
+def _copied(dialect: str, table: Table, column: Column[Any]) -> str:
+    name = f'"{column.name}"'
+    over = {
+        (schema.groups.name, "state"): "'trained'",
+        (schema.trajectories.name, "state"): "'trained'",
+        (schema.feedback.name, "state"): "'used'",
+    }
+    if (table.name, column.name) in over:
+        return over[table.name, column.name]
+    if column.name in ("due_at", "why_not_trained"):
+        return "NULL"
+    if isinstance(column.type, Utc):
+        if dialect == "postgresql":
+            return f"{name} + CAST(:hours AS interval)"
+        return f"strftime('%Y-%m-%d %H:%M:%f', {name}, :hours) || '000'"
+    if isinstance(column.type, LargeBinary) and column.name == "history":
+        return "decode(md5(:number || id), 'hex')" if dialect == "postgresql" else "randomblob(16)"
+    if isinstance(column.type, Text) and column.name in _IDS:
+        return f"CASE WHEN {name} IS NULL THEN NULL ELSE :number || substr({name}, {len(BLOCK) + 1}) END"
+    return name
+
+
+_IDS = {
+    "id", "group_id", "tail_completion_id", "upstream_id", "call_id", "trajectory_id", "follows", "target_id",
+    "prompt_hash",
+}  # fmt: skip
