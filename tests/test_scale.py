@@ -8,7 +8,7 @@ from rich.console import Console
 from sqlalchemy import func, select, text
 
 from benchmarks.scale import Queries, filled, slower, timed
-from benchmarks.scale_rows import GROUPS, MEMBERS, PROJECT, SCORED, TURNS
+from benchmarks.scale_rows import GROUPS, MEMBERS, PROJECT, TURNS
 from migrations import schema
 
 BLOCKS = 3
