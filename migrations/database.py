@@ -40,7 +40,7 @@ _PASSWORDS = re.compile(r"(?:^|(?<=//))([^:@/\s]*):(?!//)\S*@|\b(password|passwd
 
 
 def connect(url: str) -> Engine:
-    """Open an engine on `url` (`sqlite:///…` or `postgresql+psycopg://…`); connects lazily.
+    """Open an engine on `url` (`sqlite:///…`, a file, or `postgresql+psycopg://…`); connects lazily.
 
     SQLite runs in WAL mode with `BEGIN IMMEDIATE`, so that a transaction that will write never fails half-way because
     another one wrote first. Readers use `engine.connect()` with `execution_options(isolation_level="AUTOCOMMIT")`.

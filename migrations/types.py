@@ -14,11 +14,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def as_json(value: Any) -> str:
-    """Compact JSON.
+    """Compact JSON, of what JSON has words for.
 
     Raises:
-        ValueError: a number in it is none, or infinite, which JSON has no word for.
-        TypeError: it holds something else than JSON's values.
+        ValueError: a number in it is none, or infinite.
+        TypeError: it holds what neither msgspec nor Python can tell.
     """
     told = _encode(value)
     if _NULL in told:

@@ -171,10 +171,12 @@ class Writer:
         return backlog
 
     def _commit(self, items: Sequence[Recorded | Asked]) -> None:
-        """One transaction for all of them: what is to be first, the calls, the rest; each in the order they came."""
-        first = [item for item in items if isinstance(item, Asked) and item.first]
+        """One transaction for all of them: what is to be first, feedback, calls; each in the order they came.
+
+        Feedback before trajectories: in this order the judge locks them.
+        """
         calls: list[Call] = []
-        rest: list[Asked | Spooled] = []
+        others: list[Asked | Spooled] = []
         done: list[tuple[Asked, Any]] = []
         try:
             with self._store.engine.begin() as connection:
@@ -182,15 +184,14 @@ class Writer:
                     value = item if isinstance(item, Asked) else item.value
                     if isinstance(value, Call):
                         calls.append(value)
-                    elif value not in first:
-                        rest.append(value)
-                done += [(item, item.write(connection)) for item in first]
-                self._store.calls.write(connection, calls)
-                for one in rest:
+                    else:
+                        others.append(value)
+                for one in sorted(others, key=lambda one: not (isinstance(one, Asked) and one.first)):
                     if isinstance(one, Asked):
                         done.append((one, one.write(connection)))
                     else:
                         self._store.insert_feedback(connection, one.rows)
+                self._store.calls.write(connection, calls)
         except Exception:
             self._store.calls.tails.forget()
             raise
@@ -199,7 +200,7 @@ class Writer:
             asked.written.set_result(result)
         self._on_calls(calls)
         self._settle(item for item in items if isinstance(item, Recorded))
-        if done or rest:
+        if others:
             self._on_feedback()
 
     def _refuse(self, item: Recorded | Asked, error: Exception) -> None:

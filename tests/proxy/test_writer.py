@@ -1,0 +1,61 @@
+"""The order in which the writer locks rows: the judge's."""
+
+import threading
+import time
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from migrations import schema
+from proxy.feedback_rows import identified, request_row
+from proxy.segments import MemorySegment
+from proxy.store import Store
+from proxy.writer import Asked, Recorded, Writer
+from tests.proxy.conftest import make_call
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_feedback_is_taken_back_while_the_judge_goes_from_it_to_its_trajectory(
+    engine: Engine, seed: Any, tmp_path: Path
+) -> None:
+    store = Store(engine)
+    row = identified(request_row("end", "t0", None, "default", NOW)) | {"key_id": None}
+    with engine.begin() as connection:
+        store.calls.write(connection, [make_call("c0")])
+        store.insert_feedback(connection, [row])
+    held = threading.Event()
+    judged: Future[None] = Future()
+
+    def judge() -> None:
+        try:
+            with engine.begin() as connection:
+                connection.execute(select(schema.feedback.c.id).with_for_update(key_share=True)).all()
+                held.set()
+                time.sleep(0.5)  # until the writer waits for it
+                connection.execute(select(schema.trajectories.c.id).with_for_update(key_share=True)).all()
+            judged.set_result(None)
+        except Exception as error:
+            judged.set_exception(error)
+
+    judging = threading.Thread(target=judge)
+    judging.start()
+    held.wait()
+    settled = threading.Event()
+    writer = Writer(store, tmp_path, lambda _: None, lambda: None, lambda _: settled.set())
+    withdrawn: Future[Any] = Future()
+    writer.put(Asked(lambda one: store.withdraw_feedback(one, "default", row["id"], NOW), withdrawn))
+    call = make_call("c1")
+    writer.put(Recorded(call, MemorySegment().append(b"")))
+    writer.start()
+    withdrawn.result(60)
+    judged.result(60)
+    judging.join()
+    assert settled.wait(60)
+    writer.close()
+    with engine.connect() as connection:
+        assert connection.scalar(select(schema.feedback.c.withdrawn_at)) == NOW
+        assert list(connection.scalars(select(schema.completions.c.id).order_by("id"))) == ["c0", "c1"]
