@@ -26,7 +26,7 @@ AUDIT_LOCK := requirements/audit.lock
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
 
-demo: $(INSTALLED)  ## Watch an agent learn: ten minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
+demo: $(INSTALLED)  ## Watch an agent learn: ten to twenty minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
 	$(BIN)/whetstone demo $(DEMO_ARGS)
 
 test: check $(TRL_INSTALLED)  ## Everything, with a real vLLM, PostgreSQL and Redis
