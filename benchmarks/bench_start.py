@@ -4,7 +4,6 @@ import os
 import secrets
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from whetstone import store_keys
 from whetstone.keys import hash_of, new_key
 from whetstone.settings import load
 from whetstone.store import Store
+from whetstone.up import free_ports
 
 ROOM = 4096
 """Connections and requests at once that the proxy allows here: 2,000 streams are held."""
@@ -72,7 +72,7 @@ QUIET_LITELLM = {
 @contextmanager
 def upstream() -> Iterator[Side]:
     """The upstream alone, in a process of its own; beside it this one, which asks."""
-    port = free_port()
+    (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
     with _process(command, address + "/health", os.devnull) as process:
@@ -133,7 +133,7 @@ def proxy(form: str, model_server: str, broker: str, folder: Path, cores: list[s
 def nginx(binary: str, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
     """A bare reverse proxy with kept connections: what there is to come near to."""
     user = "user root;" if os.geteuid() == 0 else ""
-    port, config = free_port(), folder / "nginx.conf"
+    (port,), config = free_ports(1), folder / "nginx.conf"
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(NGINX.format(folder=folder, upstream=urlsplit(model_server).netloc, port=port, user=user))
     command = [binary, "-p", str(folder), "-c", str(config)]
@@ -145,7 +145,7 @@ def nginx(binary: str, model_server: str, folder: Path, cores: set[int]) -> Iter
 def peer(name: str, command: str, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
     """Any other proxy: `command` names {port} and {upstream}. In {folder} is a configuration for LiteLLM,
     which asks for a key, as ours does."""
-    port = free_port()
+    (port,) = free_ports(1)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(LITELLM.format(upstream=model_server))
     words = [one.format(port=port, upstream=model_server, folder=folder) for one in shlex.split(command)]
@@ -158,12 +158,6 @@ def peer(name: str, command: str, model_server: str, folder: Path, cores: set[in
 def litellm(binary: str) -> str:
     """The command of LiteLLM's proxy, with one worker and no database."""
     return f"{shlex.quote(binary)} --config {{folder}}/{CONFIG} --host 127.0.0.1 --port {{port}} --num_workers 1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _target(url: str, model: str, headers: str = "") -> Target:
@@ -210,7 +204,7 @@ def started(
     """The upstream's address, and every side: ours on the first of `own`, with two workers on the first two if there
     are as many; peers beside them. `peers` gives the command of each."""
     with ExitStack() as stack:
-        broker = stack.enter_context(running_broker(folder))
+        broker = stack.enter_context(running_broker())
         direct = stack.enter_context(upstream())
         address = f"http://{direct.target.host}:{direct.target.port}"
         ours = [proxy(form, address, broker, folder / form.replace(" ", "-"), own[:1]) for form in forms]

@@ -40,6 +40,7 @@ from migrations.run import upgrade
 from whetstone import vllm
 from whetstone.settings import Settings, as_environment, load
 from whetstone.store import Store
+from whetstone.up import free_ports
 
 GROUP_SIZE = 4
 MOST_TOKENS = 8
@@ -245,7 +246,7 @@ def real_vllm(data: Path, seed: int) -> Iterator[str]:
     Raises:
         TimeoutError: it does not start; its log is in `data`.
     """
-    port = _free_port()
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     settings = settings_of(data, seed, None, "memory://", url, 0)
     command, control = vllm.command(settings, port), vllm.Vllm(url)
@@ -307,7 +308,8 @@ def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, 
         postgres = opened.enter_context(contextlib.closing(Postgres())) if args.database == "postgresql" else None
         vllm_url = opened.enter_context((real_vllm if args.vllm else model_server)(data, args.seed))
         database = None if postgres is None else postgres.url
-        settings = settings_of(data, args.seed, database, f"redis+socket://{socket}", vllm_url, _free_port())
+        (port,) = free_ports(1)
+        settings = settings_of(data, args.seed, database, f"redis+socket://{socket}", vllm_url, port)
         upgrade(settings.database_url)
         engine = connect(settings.database_url)
         opened.callback(engine.dispose)
@@ -335,14 +337,6 @@ def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, 
         run.left_behind = sorted(path.name for path in (data / "journal").iterdir())
         said = stored(engine)
     return run, said, faults_of(run, said, args.kills, args.requests)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _show(run: Run, said: Stored, faults: list[str], console: Console) -> None:

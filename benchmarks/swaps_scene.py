@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ from whetstone import store_versions, vllm
 from whetstone.settings import Settings, load
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
-from whetstone.up import Stack, running
+from whetstone.up import Stack, free_ports, running
 
 DRAIN_S = 2.0
 """Setting `proxy.drain_s` of the runs: old versions are to go while the next ones come."""
@@ -213,9 +212,7 @@ def unlike_servers(settings: Settings, folder: Path, console: Console) -> Iterat
         for name, rank in (("takes-all", settings.trainer.lora_rank), ("takes-small", settings.trainer.lora_rank // 2)):
             trainer = settings.trainer.model_copy(update={"lora_rank": rank})
             ours = settings.model_copy(update={"trainer": trainer})
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+            (port,) = free_ports(1)
             urls.append(f"http://127.0.0.1:{port}")
             control = vllm.Vllm(urls[-1])
             command, timeout_s = vllm.command(ours, port), settings.vllm.start_timeout_s

@@ -146,11 +146,11 @@ class CallRows:
         first = {one.trajectory: one for one in reversed(batch)}
         begun = {key: _trajectory(one) for key, one in first.items() if not self.tails.knows(*key)}
         _insert(connection, schema.trajectories, begun)
-        standings = {(row.project, row.id): _Standing(*row) for row in _rows(connection, _LOCK, first)}
+        standings = _locked(connection, first)
         if gone := {key: _trajectory(one) for key, one in first.items() if key not in standings}:
             # Deleted meanwhile.
             _insert(connection, schema.trajectories, gone)
-            standings |= {(row.project, row.id): _Standing(*row) for row in _rows(connection, _LOCK, gone)}
+            standings |= _locked(connection, gone)
         return standings
 
     def _add(self, connection: Connection, one: _Spoken, to: _Standing) -> dict[str, Any]:
@@ -279,6 +279,10 @@ def _insert(connection: Connection, table: Table, rows: Mapping[_Key, Mapping[st
     """Insert those that are not there, in one order, whoever inserts several."""
     if rows:
         insert_all_new(connection, table, [storable_row(row) for _, row in sorted(rows.items())])
+
+
+def _locked(connection: Connection, trajectories: Iterable[_Key]) -> dict[_Key, _Standing]:
+    return {(row.project, row.id): _Standing(*row) for row in _rows(connection, _LOCK, trajectories)}
 
 
 def _rows(connection: Connection, query: Select[Any], keys: Iterable[_Key]) -> Iterator[Any]:

@@ -219,7 +219,7 @@ def _worker(
 
 def _with_addresses(settings: Settings, run: Path) -> Settings:
     """Fill in what is left open: ports, the servers' addresses, the broker's."""
-    proxy = settings.proxy.model_copy(update={"port": settings.proxy.port or _free_ports(1)[0]})
+    proxy = settings.proxy.model_copy(update={"port": settings.proxy.port or free_ports(1)[0]})
     _check_free(settings.proxy.host, proxy.port, "proxy.port", "--port")
     vllm_settings = settings.vllm
     if not vllm_settings.urls:
@@ -238,7 +238,7 @@ def _with_addresses(settings: Settings, run: Path) -> Settings:
 def _vllm_ports(settings: VllmSettings, taken: int) -> list[int]:
     """A port for each server: from `vllm.port` on, or free ones; `taken` is the proxy's."""
     if not settings.port:
-        return [port for port in _free_ports(settings.replicas + 1) if port != taken][: settings.replicas]
+        return [port for port in free_ports(settings.replicas + 1) if port != taken][: settings.replicas]
     ports = list(range(settings.port, settings.port + settings.replicas))
     if taken in ports or ports[-1] > LAST_PORT:
         raise SettingsError(
@@ -294,7 +294,7 @@ def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
             ) from error
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Different ones: each is held until all are chosen."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
