@@ -15,8 +15,8 @@ from proxy.feedback_rows import Taken
 from proxy.policies import Canary, Policy
 from proxy.storable import insert_storable, storable
 from proxy.store_calls import CallRows
+from proxy.store_erased import erased_feedback
 from whetstone.reasons import WhyNotTrained
-from whetstone.store_privacy import announce_writer, asked_since
 
 REVIEWS_AT_ONCE = 20
 
@@ -73,7 +73,7 @@ class Store:
     def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[Taken]:
         """Add feedback as it came, state `waiting`. What is there already stays, by its id or by its key; what was said
         of a trajectory before it was to be deleted is left out."""
-        gone = _erased(connection, rows)
+        gone = erased_feedback(connection, rows)
         kept = [row for row in rows if row["id"] not in gone]
         keyless = [{**storable(row), "state": "waiting"} for row in kept if row["idempotency_key"] is None]
         if keyless:
@@ -188,15 +188,6 @@ class Store:
         f = schema.feedback.c
         query = select(f.id).where(f.project == row["project"], f.idempotency_key == row["idempotency_key"])
         return str(connection.execute(query).scalar_one())
-
-
-def _erased(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The feedback, by its id, on trajectories whose deletion was asked for after it had come."""
-    announce_writer(connection)
-    asked = asked_since(connection, min(row["created_at"] for row in rows))
-    named = [row for row in rows if row["target_kind"] == "trajectory"]
-    told = ((row, asked.get((row["project"], row["target_id"]))) for row in named)
-    return {row["id"] for row, at in told if at is not None and at >= row["created_at"]}
 
 
 def _policy(rows: list[Any]) -> Policy:

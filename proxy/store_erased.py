@@ -1,6 +1,8 @@
-"""The proxy's SQL of deletions: calls that were to be deleted before they came to the tables. Reads only."""
+"""The proxy's SQL of deletions: what was to be deleted before it came to the tables. Reads only."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -9,17 +11,37 @@ from proxy.storable import storable
 from whetstone.privacy import pseudonym
 from whetstone.store_privacy import announce_writer, asked_since
 
+_Asked = Mapping[tuple[str, str], datetime]
+"""Project and name of what was to be deleted -> when it was asked for."""
+
 
 def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
     """The calls without those that a deletion means which was asked for after they had come."""
-    if not calls:
-        return []
+    asked = _asked(connection, [call.created_at for call in calls])
+    if not asked:
+        return list(calls)
+    return [call for call in calls if not _means(asked, call.project, _names(call), call.created_at)]
+
+
+def erased_feedback(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The feedback, by its id, on trajectories whose deletion was asked for after it had come."""
+    asked = _asked(connection, [row["created_at"] for row in rows])
+    named = [row for row in rows if row["target_kind"] == "trajectory"]
+    return {row["id"] for row in named if _means(asked, row["project"], [row["target_id"]], row["created_at"])}
+
+
+def _names(call: Call) -> list[str]:
+    user: str | None = storable(call.end_user)
+    return [call.trajectory_id] if user is None else [call.trajectory_id, user, pseudonym(user)]
+
+
+def _asked(connection: Connection, came_at: Sequence[datetime]) -> _Asked:
+    """What was asked for since the first of them came. Whoever deletes waits for this transaction."""
+    if not came_at:
+        return {}
     announce_writer(connection)
-    asked = asked_since(connection, min(call.created_at for call in calls))
+    return asked_since(connection, min(came_at))
 
-    def is_erased(call: Call) -> bool:
-        user: str | None = storable(call.end_user)
-        names = [call.trajectory_id] if user is None else [call.trajectory_id, user, pseudonym(user)]
-        return any(at is not None and at >= call.created_at for at in (asked.get((call.project, it)) for it in names))
 
-    return [call for call in calls if not is_erased(call)] if asked else list(calls)
+def _means(asked: _Asked, project: str, names: Iterable[str], came_at: datetime) -> bool:
+    return any(at is not None and at >= came_at for at in (asked.get((project, name)) for name in names))
