@@ -33,6 +33,7 @@ KEYS = {
 URL_KEYS = {name.removesuffix("_id").replace("_", "-"): name for name in KEYS}
 """Name in the URL: name in the body's metadata."""
 _HEADERS = {name: header.lower().encode() for name, header in KEYS.items()}
+_TELLING = frozenset((*_HEADERS.values(), b"x-metadata", b"idempotency-key"))
 
 NAMED = ("header", "url", "metadata", "agent")
 """The rules by which a call says itself where it belongs (`Address.named_by`)."""
@@ -98,6 +99,8 @@ def address_of(
         BadRequest: another value is none of those it may have.
     """
     own = metadata if isinstance(metadata, dict) else {}
+    if not url and not own and _TELLING.isdisjoint(headers):
+        return _plain(headers, session_headers)
     named = _said("trajectory_id", headers, url, own)
     trajectory_id = _id(named) if named else None
     rule = named[0] if named else None
@@ -113,8 +116,18 @@ def address_of(
         no_train=_one_of(said, TRUTH) == "true" if (said := _said("no_train", headers, url, own)) else False,
         metadata=_metadata(headers, own),
         turn_key=_turn_key(_said("turn_id", headers, url, own), headers, trajectory_id),
-        retry=headers.get(b"x-stainless-retry-count", b"0").strip(b"0 ").isdigit(),
+        retry=_retries(headers),
     )
+
+
+def _plain(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> Address:
+    """Of a call that says nothing of itself but what agent programs and clients say by themselves."""
+    session = _session(headers, session_headers)
+    return Address(session, "agent" if session else None, retry=_retries(headers))
+
+
+def _retries(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"x-stainless-retry-count", b"0").strip(b"0 ").isdigit()
 
 
 def _said(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]) -> Said | None:

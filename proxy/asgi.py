@@ -2,16 +2,47 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from proxy.errors import BadRequest, Gone, TooLarge, TooSlow
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 HEADERS = "whetstone.headers"
 """Where a request's scope has its headers by name."""
+EXCHANGE = "whetstone.exchange"
+"""Where a request's scope has what `Exchanged` tells, if it came over a connection of ours."""
+
+
+class Exchanged(Protocol):
+    """What is known of a request beside ASGI's messages, sooner and cheaper."""
+
+    @property
+    def disconnected(self) -> bool:
+        """The app has hung up before its answer was out."""
+        ...
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """Size of the request's body, if all of it is there and nobody has received any."""
+        ...
+
+    def whole_body(self) -> bytes:
+        """That body; it counts as received."""
+        ...
+
+    def when_gone(self, do: Callable[[], object] | None) -> None:
+        """Have this done once, when the app hangs up before its answer is out; at once if it has."""
+        ...
+
+
+def exchange_of(scope: Scope) -> Exchanged | None:
+    """What is known of a request beside ASGI's messages."""
+    found: Exchanged | None = scope.get(EXCHANGE)
+    return found
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
@@ -66,8 +97,36 @@ async def until_disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(serving: Awaitable[None], receive: Receive) -> bool:
+async def body_of(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
+    """The request's whole body, at once where it has come already (`read_whole`)."""
+    exchange = exchange_of(scope)
+    size = None if exchange is None else exchange.whole_bytes
+    if exchange is None or size is None or size > limit_bytes:
+        return await read_whole(receive, limit_bytes, timeout_s)
+    return exchange.whole_body()
+
+
+async def unless_disconnected(serving: Awaitable[None], scope: Scope, receive: Receive) -> bool:
     """Serve a request while its app is there; whether that came to its end. An app that hangs up cancels it."""
+    exchange = exchange_of(scope)
+    if exchange is None:
+        return await _unless_received(serving, receive)
+    task = asyncio.current_task()
+    assert task is not None
+    exchange.when_gone(task.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not exchange.disconnected:
+            raise
+        task.uncancel()
+        return False
+    finally:
+        exchange.when_gone(None)
+    return True
+
+
+async def _unless_received(serving: Awaitable[None], receive: Receive) -> bool:
     task = asyncio.ensure_future(serving)
     leaving = asyncio.ensure_future(until_disconnected(receive))
     try:

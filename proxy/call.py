@@ -44,7 +44,12 @@ class History(msgspec.Struct, frozen=True):
     @property
     def found_by(self) -> tuple[bytes, ...]:
         """Those that are there."""
-        return tuple(one for one in (self.conversation, self.tool_calls) if one is not None)
+        if self.tool_calls is None:
+            return () if self.conversation is None else (self.conversation,)
+        return (self.tool_calls,) if self.conversation is None else (self.conversation, self.tool_calls)
+
+
+NO_HISTORY = History()
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -116,7 +121,7 @@ class Call(msgspec.Struct, frozen=True):
     def tokens(self) -> int:
         """Those of its prompt and those sampled, as far as vLLM told."""
         read = self.prompt_tokens or len(self.prompt_token_ids or ())
-        return read + sum(choice.tokens or 0 for choice in self.choices)
+        return read + sum([choice.tokens or 0 for choice in self.choices])
 
     def completion_id(self, choice: Choice) -> str:
         """The request's first choice carries its call's id, a further one its place behind that."""
@@ -134,8 +139,10 @@ class Call(msgspec.Struct, frozen=True):
 
     def history(self, choice: Choice) -> History:
         """By what a choice may be gone on from."""
-        found = (history for one, history in zip(self.choices, self.histories, strict=False) if one is choice)
-        return next(found, History())
+        for one, history in zip(self.choices, self.histories, strict=False):
+            if one is choice:
+                return history
+        return NO_HISTORY
 
     def why_not_trained(self, choice: Choice) -> str | None:
         """What this choice lacks to be trained on; None when nothing."""
@@ -149,7 +156,7 @@ class Call(msgspec.Struct, frozen=True):
             return "no_token_ids"
         if choice.logprobs is None or len(choice.logprobs) != len(choice.token_ids):
             return "no_logprobs"
-        # -9999.0 is vLLM's minus infinity: a probability nobody measured.
-        if not all(math.isfinite(logprob) and logprob > -9999.0 for logprob in choice.logprobs):
+        # -9999.0 is vLLM's minus infinity: a probability nobody measured. What is not finite makes the sum so.
+        if not (min(choice.logprobs) > -9999.0 and math.isfinite(sum(choice.logprobs))):
             return "no_logprobs"
         return None

@@ -5,16 +5,23 @@ uvicorn's own protocol with what it leaves open. Knows HTTP's outside and the cl
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import HeadersTooLarge, HeadersTooSlow, NotHttp, ProxyError, TooManyConnections, UrlTooLong
+from proxy.exchange import Exchange
 from whetstone.settings import ProxySettings
 
 MOST_PIPELINED = 16
 """Requests that a client may send before it has read its answers."""
+URLS_KEPT = 64
+"""URLs that are known with their parts: an app asks the same ones again and again."""
 
 
 def connections(limits: ProxySettings) -> Callable[..., "Connection"]:
@@ -34,6 +41,10 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._refusal: ProxyError | None = None
         """Why the parser was stopped."""
+        self._answered: Exchange | None = None
+        """The request that is answered, or was last."""
+        self._waiting: deque[Exchange] = deque()
+        """Those that were sent ahead of its answer."""
         self._unclaimed = 0
         """Bytes since the last that were of use: a request's headers, or what stands around its body."""
         self._begun = False
@@ -51,7 +62,12 @@ class Connection(HttpToolsProtocol):
     @property
     def serving(self) -> bool:
         """A request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._answered is not None and not self._answered.response_complete
+
+    @property
+    def idle(self) -> bool:
+        """It has been answered, and nothing has come since."""
+        return self._answered is not None and self._answered.response_complete and not self._begun
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -69,34 +85,105 @@ class Connection(HttpToolsProtocol):
         elif self._heads_since_s is None and not self.serving:
             self._heads_since_s = time.monotonic()
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self.connections.discard(self)
+        for exchange in (self._answered, *self._waiting):
+            if exchange is not None:
+                exchange.lost()
+        self.flow.resume_writing()
+        self.transport.close()
+        self.parser = None  # type: ignore[assignment]
+
     def on_message_begin(self) -> None:
         self._begun = True
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
 
     def on_headers_complete(self) -> None:
         limits = self._limits
         if len(self.url) > limits.max_url_bytes:
             self._stop(UrlTooLong(f"the URL is over {limits.max_url_bytes} bytes (setting proxy.max_url_bytes)"))
-        size = sum(len(name) + len(value) for name, value in self.headers)
-        if len(self.headers) > limits.max_headers or size > limits.max_header_bytes:
+        # What came since the last request is at least what its headers have.
+        if len(self.headers) > limits.max_headers or (
+            self._unclaimed > limits.max_header_bytes
+            and sum(len(name) + len(value) for name, value in self.headers) > limits.max_header_bytes
+        ):
             self._stop(_headers_too_large(limits))
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self._waiting) >= MOST_PIPELINED:
             self._stop(NotHttp(f"more than {MOST_PIPELINED} requests were sent ahead; read the answers first"))
-        super().on_headers_complete()
+        self._take()
         # What comes as trailers after a body must not pass as headers, which the scope shares with the parser.
         self.headers = []
         self._unclaimed, self._begun = 0, False
         self._heads_since_s = None
 
+    def _take(self) -> None:
+        """Have the request answered, after those before it."""
+        path, raw_path, query = _parts_of(self.url)
+        version = self.parser.get_http_version()
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "method": self.parser.get_method().decode("ascii"),
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": {},
+        }
+        self._heard = exchange = Exchange(
+            scope,
+            self.transport,
+            self.flow,
+            self.server_state.default_headers,
+            self.on_response_complete,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            expects_continue=self.expect_100_continue,
+        )
+        if self.serving:
+            self.flow.pause_reading()
+            self._waiting.append(exchange)
+        else:
+            self._start(exchange)
+
+    def _start(self, exchange: Exchange) -> None:
+        self._answered = exchange
+        task = self.loop.create_task(exchange.run(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
     def on_body(self, body: bytes) -> None:
         self._unclaimed = 0
-        super().on_body(body)
+        if not self._heard.response_complete:
+            self._heard.heard(body)
+
+    def on_message_complete(self) -> None:
+        if not self._heard.response_complete:
+            self._heard.end()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         self._answered_s = time.monotonic()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self._waiting:
+                self._start(self._waiting.popleft())
         if self._begun and not self.serving:
             self._heads_since_s = self._answered_s
+
+    def shutdown(self) -> None:
+        """The server stops: hang up, or do so after this answer."""
+        if self._answered is None or self._answered.response_complete:
+            self.transport.close()
+        else:
+            for exchange in (self._answered, *self._waiting):
+                exchange.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the parser has stopped."""
@@ -117,6 +204,8 @@ class Connection(HttpToolsProtocol):
                 self._refuse(HeadersTooSlow(f"the request's headers were not there {after}"))
             else:
                 self.transport.close()
+        elif self.idle and now_s - self._answered_s > limits.keep_alive_s:
+            self.transport.close()
 
     def give_up(self) -> None:
         """End it now, whatever is being said: an app sees that its answer broke off."""
@@ -130,7 +219,7 @@ class Connection(HttpToolsProtocol):
         idle = [
             one
             for one in self.connections
-            if isinstance(one, Connection) and one.timeout_keep_alive_task and not one.transport.is_closing()
+            if isinstance(one, Connection) and one.idle and not one.transport.is_closing()
         ]
         if idle:
             min(idle, key=lambda one: one._answered_s).transport.close()
@@ -151,6 +240,18 @@ class Connection(HttpToolsProtocol):
             lines = [b"%s: %s\r\n" % header for header in headers]
             self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
         self.transport.close()
+
+
+@lru_cache(URLS_KEPT)
+def _parts_of(url: bytes) -> tuple[str, bytes, bytes]:
+    """Path, path as it came, and query.
+
+    Raises:
+        HttpParserError: it is no URL.
+    """
+    parsed = httptools.parse_url(url)
+    path = parsed.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
 
 def _headers_too_large(limits: ProxySettings) -> HeadersTooLarge:

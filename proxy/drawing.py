@@ -13,6 +13,8 @@ PRIORITY = 1000
 """vLLM serves lower numbers first; an app's request has 0."""
 MAX_WHY = 200
 """Characters of a refusal that are kept."""
+MAX_BYTES = 64 * 2**20
+"""Of an answer."""
 
 
 class WillNotAnswer(Exception):
@@ -63,8 +65,8 @@ class Drawing:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             body = msgspec.json.encode({**fields, "priority": raw(PRIORITY)})
         request = Request(asked.path, body, call_id, speaker.served_name, call_id)
-        async with self._vllm.post(lambda: request) as response:
-            return response.status, await response.read()
+        with await self._vllm.ask(lambda: request) as response:
+            return response.status, await response.read(MAX_BYTES)
 
 
 def drawn(

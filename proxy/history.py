@@ -28,6 +28,9 @@ _RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
 
 log = logging.getLogger(__name__)
 _canonical = msgspec.json.Encoder(order="deterministic").encode
+_NO_TASK = _canonical([None])
+CALLS = frozenset({"tool_calls", "function_call"})
+"""Where a message has the tool calls that it makes."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -97,7 +100,7 @@ class Normaliser:
         if not choice.message:
             return History()
         self._left_s = self._timeout_s
-        message = self._read({"role": "assistant", "content": choice.text} | choice.message)
+        message = self._read({"role": "assistant", "content": choice.text, **choice.message})
         extended = _hash(asked.whole + message.said)
         return History(_hash(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
 
@@ -149,7 +152,7 @@ class Normaliser:
 def prompt_hash(asked: Conversation, tools: msgspec.Raw, task: str | None) -> str:
     """What trajectories share that begin with the same prompt, tools and task: 32 hex digits."""
     told = b"" if tools == NULL else _canonical(msgspec.json.decode(tools))
-    return _hash(asked.whole + _canonical([task]) + told).hex()
+    return _hash(asked.whole + (_NO_TASK if task is None else _canonical([task])) + told).hex()
 
 
 def _text(content: Any) -> Any:
@@ -166,6 +169,8 @@ def _text(content: Any) -> Any:
 
 def _made(message: dict[str, Any]) -> list[list[Any]]:
     """The tool calls of an answer: id, name, arguments."""
+    if not (CALLS & message.keys()):
+        return []
     calls = message.get("tool_calls")
     made = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     functions = [(call.get("id"), call.get("function")) for call in made]

@@ -1,10 +1,9 @@
 """How much is served at once: so many requests, so many bytes of theirs, none encoded. Knows no route, no key."""
 
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from typing import Any
 
-from proxy.asgi import Receive, Scope, headers_of
+from proxy.asgi import Receive, Routes, Scope, Send, exchange_of, headers_of
 from proxy.errors import Busy, Encoded
 from whetstone.settings import ProxySettings
 
@@ -21,40 +20,56 @@ class InFlight:
         self.bytes = 0
         """Of their bodies, as far as they came."""
 
-    @contextmanager
-    def one(self, scope: Scope, receive: Receive) -> Iterator[Receive]:
-        """Take a request in while this lasts; its body is to be read from what is given.
+    async def serve(self, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a request served, counted while that lasts.
 
         Raises:
             Encoded: its body would have to be decompressed, to whatever size.
             Busy: too many are in flight; so does reading, where their bodies are too long together.
         """
         if scope["method"] in READS:
-            yield receive
+            await app(scope, receive, send)
             return
         _check_encoding(scope)
-        most, most_bytes = self._settings.max_in_flight, self._settings.max_in_flight_bytes
+        most = self._settings.max_in_flight
         if self.requests >= most:
             raise Busy(f"{most} requests are in flight (setting proxy.max_in_flight); try again soon")
-        held = 0
-
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal held
-            message = await receive()
-            size = len(message.get("body", b""))
-            held += size
-            self.bytes += size
-            if size and self.bytes > most_bytes:
-                told = f"the bodies of all requests are over {most_bytes} bytes"
-                raise Busy(f"{told} (setting proxy.max_in_flight_bytes); try again soon")
-            return message
-
+        exchange = exchange_of(scope)
+        # Of a body that is there already nothing more will come.
+        whole = None if exchange is None else exchange.whole_bytes
+        counted = _Counted(self, self._settings.max_in_flight_bytes, receive)
         self.requests += 1
         try:
-            yield counted
+            if whole is not None:
+                counted.take(whole)
+                await app(scope, receive, send)
+            else:
+                await app(scope, counted.receive, send)
         finally:
             self.requests -= 1
-            self.bytes -= held
+            self.bytes -= counted.held
+
+
+class _Counted:
+    """A request's body, as far as it came."""
+
+    __slots__ = ("_all", "_most_bytes", "_receive", "held")
+
+    def __init__(self, all_: InFlight, most_bytes: int, receive: Receive) -> None:
+        self._all, self._most_bytes, self._receive = all_, most_bytes, receive
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        self.held += size
+        self._all.bytes += size
+        if size and self._all.bytes > self._most_bytes:
+            told = f"the bodies of all requests are over {self._most_bytes} bytes"
+            raise Busy(f"{told} (setting proxy.max_in_flight_bytes); try again soon")
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        self.take(len(message.get("body", b"")))
+        return message
 
 
 def _check_encoding(scope: Scope) -> None:

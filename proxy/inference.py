@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import aiohttp
 import msgspec
 
 from proxy import replays
@@ -19,13 +18,14 @@ from proxy.asgi import (
     Scope,
     Send,
     begin_stream,
+    body_of,
     check_json,
     headers_of,
-    read_whole,
     send_whole,
     unless_disconnected,
 )
 from proxy.call import Status
+from proxy.client import Response, too_long
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.history import Normaliser
 from proxy.keys import PRINCIPAL
@@ -36,7 +36,7 @@ from proxy.redaction import Redactor
 from proxy.replays import Replays, Reply
 from proxy.threads import Threads
 from proxy.turn import Ended, Turn, digest_of, owner_of
-from proxy.upstream import Answering, Request, refusal, too_long, whole
+from proxy.upstream import Answering, Request, refusal
 from proxy.watch import watched
 from proxy.wire.body import read_body
 from proxy.wire.dialect import UNREADABLE, Heard, Server, Stream
@@ -115,7 +115,7 @@ class Inference:
         created_at_s, began = time.time(), time.perf_counter()
         path, headers = scope["path"], headers_of(scope)
         check_json(headers)
-        data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
+        data = await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)
         address = address_of(headers, scope.get(SAID, {}), body.values.get("metadata"), self._session_headers)
         if self._no_train:
@@ -143,9 +143,8 @@ class Inference:
             began=began,
             redactor=self._redactor,
         )
-        with watched(turn, headers):
-            # Cancelling the answer closes the connection to upstream, which then aborts the generation.
-            await unless_disconnected(self._serve(turn, headers, send), receive)
+        # Cancelling the answer closes the connection to upstream, which then aborts the generation.
+        await watched(turn, headers, unless_disconnected(self._serve(turn, headers, send), scope, receive))
 
     async def _serve(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
         key = turn.address.turn_key
@@ -176,12 +175,12 @@ class Inference:
 
         try:
             try:
-                async with upstream.post(request) as response:
-                    turn.server = (response.url.host or "", response.url.port or 0)
+                with await upstream.ask(request) as response:
+                    turn.server = response.server
                     if response.status != 200:
                         return await self._pass_error(turn, response, stream.heard, send)
                     if response.content_type != "text/event-stream":
-                        return await self._plain(turn, await whole(response, self._settings.max_answer_bytes), send)
+                        return await self._plain(turn, await response.read(self._settings.max_answer_bytes), send)
                     await self._pass_events(turn, response, stream, send)
             except UpstreamDown as down:
                 # What upstream did after its last event harms nobody.
@@ -212,14 +211,16 @@ class Inference:
             answer = turn.asked.read(body)
         except UNREADABLE as error:
             raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
-        reply = _reply(turn, [JSON, *turn.headers()], answer.for_app) if answer.status == 200 else None
+        reply = _reply(turn, [JSON, *turn.headers()], answer.for_app) if turn.sent is not None else None
+        if answer.status != 200:
+            reply = None
         await self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
         await self._recorder.durable()
         await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
 
-    async def _pass_events(self, turn: Turn, response: aiohttp.ClientResponse, stream: Stream, send: Send) -> None:
+    async def _pass_events(self, turn: Turn, response: Response, stream: Stream, send: Send) -> None:
         size, most = 0, self._settings.max_answer_bytes
-        async for data in response.content.iter_any():
+        while data := await response.next():
             size += len(data)
             if size > most:
                 raise too_long(most)
@@ -264,11 +265,9 @@ class Inference:
         if turn.ttft_ms is None:
             raise down
 
-    async def _pass_error(
-        self, turn: Turn, response: aiohttp.ClientResponse, heard: Sequence[Heard], send: Send
-    ) -> None:
+    async def _pass_error(self, turn: Turn, response: Response, heard: Sequence[Heard], send: Send) -> None:
         """Record that upstream refused, and pass on why."""
-        body = await whole(response, self._settings.max_answer_bytes)
+        body = await response.read(self._settings.max_answer_bytes)
         told = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
         await self._record(turn, "error", heard, None, error=f"{response.status}: {told}")
         if error := refusal(response, body, turn.speaker):
@@ -276,9 +275,9 @@ class Inference:
         if turn.speaker.upstream is None:
             # vLLM knows the model by another name than the app.
             body = body.replace(turn.speaker.served_name.encode(), turn.asked.model.encode())
-        headers = [(b"content-type", response.headers.get("content-type", "application/json").encode())]
-        if retry_after := response.headers.get("retry-after"):
-            headers.append((b"retry-after", retry_after.encode()))
+        headers = [(b"content-type", response.headers.get(b"content-type", b"application/json"))]
+        if retry_after := response.headers.get(b"retry-after"):
+            headers.append((b"retry-after", retry_after))
         await send_whole(send, response.status, [*headers, *turn.headers()], turn.asked.error(body, response.status))
 
     async def _record(
@@ -313,10 +312,8 @@ class Inference:
             self._answered.keep(turn.address.turn_key, reply)
 
 
-def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
-    """The answer as it may be asked for again; None where it may not."""
-    if turn.sent is None:
-        return None
+def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+    """The answer as it may be asked for again."""
     return replays.encode(Reply(turn.digest, turn.asked.stream, headers, body))
 
 

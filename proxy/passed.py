@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from proxy.asgi import Receive, Scope, Send, check_json, headers_of, read_whole, send_whole, unless_disconnected
+from proxy.asgi import Receive, Scope, Send, body_of, check_json, headers_of, send_whole, unless_disconnected
 from proxy.policies import Policies
-from proxy.upstream import Answering, Request, refusal, whole
+from proxy.upstream import Answering, Request, refusal
 from proxy.wire.body import Body, read_body
 from proxy.wire.dialect import raw
 from whetstone.ids import new_id
@@ -40,9 +40,9 @@ class Passed:
         """
         headers = headers_of(scope)
         check_json(headers)
-        data = await read_whole(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
+        data = await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
         body = read_body(data, self._settings.media_domains, self._settings.max_choices)
-        await unless_disconnected(self._answer(scope["path"], headers, body, send), receive)
+        await unless_disconnected(self._answer(scope["path"], headers, body, send), scope, receive)
 
     async def _answer(self, path: str, headers: Mapping[bytes, bytes], body: Body, send: Send) -> None:
         speaker, request_id = self._policies().resolve(body.model), new_id()
@@ -56,15 +56,15 @@ class Passed:
                 path, msgspec.json.encode(body.fields | {"model": raw(name)}), request_id, name, request_id, headers
             )
 
-        async with self._upstreams[speaker.upstream].post(request) as response:
-            answer = await whole(response, self._settings.max_answer_bytes)
+        with await self._upstreams[speaker.upstream].ask(request) as response:
+            answer = await response.read(self._settings.max_answer_bytes)
             if response.status != 200 and (error := refusal(response, answer, speaker)):
                 raise error
-        content_type = response.headers.get("content-type", "application/json")
+        content_type = response.headers.get(b"content-type", b"application/json")
         await send_whole(
             send,
             response.status,
-            [(b"content-type", content_type.encode())],
+            [(b"content-type", content_type)],
             _renamed(answer, speaker.served_name, body.model),
         )
 

@@ -18,7 +18,9 @@ Pins = tuple[Pin, ...]
 
 def and_then(pins: Pins, policy: str, version: int, at_s: float) -> Pins:
     """The pins when this version has spoken too. One that spoke before keeps its first turn."""
-    if pins and (pins[-1].policy, pins[-1].version) == (policy, version):
+    if not pins:
+        return (Pin(policy, version, at_s),)
+    if (pins[-1].policy, pins[-1].version) == (policy, version):
         return pins
     known = next((pin for pin in pins if (pin.policy, pin.version) == (policy, version)), None)
     return (*(pin for pin in pins if pin is not known), known or Pin(policy, version, at_s))
@@ -26,4 +28,4 @@ def and_then(pins: Pins, policy: str, version: int, at_s: float) -> Pins:
 
 def pin_of(pins: Pins, policy: str) -> Pin | None:
     """The version of this policy that spoke last; None where none of it did."""
-    return next((pin for pin in reversed(pins) if pin.policy == policy), None)
+    return next((pin for pin in reversed(pins) if pin.policy == policy), None) if pins else None

@@ -49,6 +49,8 @@ class Quotas:
         Raises:
             RateLimited: the key's requests or tokens are used up for now.
         """
+        if principal.requests_per_min is None and principal.tokens_per_min is None:
+            return []
         requests = self._bucket(self._requests, principal, principal.requests_per_min)
         tokens = self._bucket(self._tokens, principal, principal.tokens_per_min)
         headers = [*_told(b"requests", requests), *_told(b"tokens", tokens)]

@@ -6,13 +6,13 @@ Knows who is well, what each has loaded and how much each is doing here; asks no
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
-import aiohttp
-
+from proxy.client import Response
 from proxy.errors import AdapterLoading, NotReached, TooManyWaiting, Training, UpstreamDown
 from proxy.upstream import Request, Upstream, engine_died, lacks_model, why
 
@@ -21,6 +21,10 @@ LOAD_FACTOR = 1.25
 MOST_MISLED = 3
 """How often a request is tried beyond once for each server, where its model turns out not to be, or nobody: a server
 may tell otherwise than it answers."""
+MISLEADING = (404, 500)
+"""Answers that may mean that a server has not the model, or is no more."""
+MAX_ERROR_BYTES = 2**20
+"""Of such an answer."""
 
 
 class Loaded(Protocol):
@@ -104,12 +108,14 @@ class Replica:
         """Whether it can answer under this name."""
         return self.healthy and not self.asleep and name in self.names
 
-    def is_through(self, name: str) -> None:
-        """A request under this name is over."""
+    def is_through(self, name: str, broken: bool = False) -> None:
+        """A request under this name is over; `broken`: the server did not answer it, or not to the end."""
         self.in_flight -= 1
         self.using[name] -= 1
         if not self.using[name]:
             del self.using[name]
+        if broken:
+            self.look_now.set()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -169,8 +175,7 @@ class Replicas:
         self._changed.set()
         self._changed.clear()
 
-    @asynccontextmanager
-    async def post(self, asking: Callable[[], Request]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def ask(self, asking: Callable[[], Request]) -> Response:
         """Have a request answered and give its response, headers read (`upstream.Answering`).
 
         It is sent elsewhere where nothing was sent, or the server has not the model that it was thought to have.
@@ -188,20 +193,21 @@ class Replicas:
                     until_s = asyncio.get_running_loop().time() + self._max_wait_s
                     self._look_now()
                 replica, request = await self._wait(asking, request, until_s)
+            over = partial(replica.is_through, request.model)
             try:
-                async with replica.upstream.send(request) as response:
-                    if not await self._is_elsewhere(replica, request, response):
-                        yield response
-                        return
-                    misled += 1
+                response = await replica.upstream.send(request)
             except NotReached as down:
+                over()
                 misled += 1
                 self._lost(replica, why(down))
-            except UpstreamDown:
-                replica.look_now.set()
+                continue
+            except BaseException as error:
+                over(isinstance(error, UpstreamDown))
                 raise
-            finally:
-                replica.is_through(request.model)
+            response.on_left = over
+            if response.status not in MISLEADING or not await self._is_elsewhere(replica, request, response):
+                return response
+            misled += 1
         raise self._why_not(request.model)
 
     def _take(self, request: Request) -> Replica | None:
@@ -248,15 +254,18 @@ class Replicas:
         for replica in self._replicas:
             replica.look_now.set()
 
-    async def _is_elsewhere(self, replica: Replica, request: Request, response: aiohttp.ClientResponse) -> bool:
+    async def _is_elsewhere(self, replica: Replica, request: Request, response: Response) -> bool:
         """Whether the server has not this model; also takes one whose engine has died out of the rotation."""
-        if response.status not in (404, 500):
-            return False
-        body = await response.read()
+        try:
+            body = await response.read(MAX_ERROR_BYTES)
+        except BaseException as error:
+            response.leave(broken=isinstance(error, UpstreamDown))
+            raise
         if engine_died(response.status, body):
             self._lost(replica, "its engine has stopped")
         if not lacks_model(response.status, body, request.model):
             return False
+        response.leave()
         replica.names -= {request.model}
         return True
 

@@ -159,7 +159,7 @@ class Turn(msgspec.Struct):
                 extends=place.extends,
                 continues=place.continues,
                 prompt_hash=prompt_hash(conversation, tools, self.address.task),
-                histories=tuple(self.normaliser.history(conversation, choice) for choice in one.choices),
+                histories=tuple([self.normaliser.history(conversation, choice) for choice in one.choices]),
             )
             for one in heard
             for conversation in (self.conversation if alone else self._prompt(messages[one.prompt]),)

@@ -1,26 +1,25 @@
-"""A server that answers, as the proxy reaches it: one edge, one translation of its errors. Knows HTTP; no dialect."""
+"""A server that answers, as the proxy reaches it. Knows HTTP's headers; no dialect, no socket."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
-from proxy.errors import NotReached, ProxyError, UpstreamDown, UpstreamRefused
+from proxy.client import Client, Response, down
+from proxy.errors import ProxyError, UpstreamDown, UpstreamRefused
 from proxy.policies import Speaker
 
-CONNECT_TIMEOUT_S = 5.0
-KEEPALIVE_S = 4.0
-"""Idle connections are closed by us: vLLM closes them after 5 s, and a request on its way then would be lost."""
 CONTROL_TIMEOUT_S = 2.0
 """Of what is asked beside the requests of apps."""
+MAX_CONTROL_BYTES = 64 * 2**20
+"""Of an answer to that: metrics of many adapters are some megabytes."""
 DIALECT_HEADERS = (b"anthropic-version", b"anthropic-beta")
 """Headers that say what a body means; other servers ask for them."""
 _ENGINE_DEAD = b"EngineCore encountered an issue"
 """What vLLM (0.32) answers to everybody once its engine has died."""
-_NOTHING_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-_BROKEN = (aiohttp.ClientError, TimeoutError, ConnectionError)
+_PLAIN = (b"", b"identity")
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
 class Answering(Protocol):
     """Where requests go: one server, or several that are alike."""
 
-    def post(self, asking: Callable[[], Request]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def ask(self, asking: Callable[[], Request]) -> Awaitable[Response]:
         """Send a request and give its response, headers read (`Upstream.send`).
 
         `asking` says what is to be asked as things stand, and is asked again after each wait.
@@ -52,50 +51,45 @@ class Answering(Protocol):
 
 
 class Upstream:
-    """Pools of connections to one server: vLLM, or with a key another one."""
+    """Connections to one server: vLLM, or with a key another one."""
 
     def __init__(self, base_url: str, silence_timeout_s: float, api_key: str | None = None) -> None:
         """`base_url` as clients write it, `/v1` included."""
-        self._base_url = base_url.rstrip("/")
+        self._base_path = urlsplit(base_url.rstrip("/")).path
         self._api_key = api_key
-        self._session = _session(silence_timeout_s)
+        self._client = Client(base_url, silence_timeout_s)
         # Of its own: what is asked all the time would keep every connection open that a rush of requests has left.
-        self._control = _session(silence_timeout_s)
+        self._control = Client(base_url, silence_timeout_s)
+        self._heads: dict[str, bytes] = {}
 
-    def post(self, asking: Callable[[], Request]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    async def ask(self, asking: Callable[[], Request]) -> Response:
         """Send a request and give its response, headers read (`send`). Nothing waits here."""
-        return self.send(asking())
+        return await self.send(asking())
 
-    @asynccontextmanager
-    async def send(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and give its response, headers read. Leaving early closes the connection: vLLM aborts.
+    async def send(self, request: Request) -> Response:
+        """Send a request and give its response, headers read. Leaving that early closes the connection: vLLM aborts.
+
+        A redirect is an answer: followed, it would take the prompt, and a key in x-api-key, to whatever host it names.
 
         Raises:
             NotReached: nothing was sent.
             UpstreamDown: it hung up before its answer was whole, was silent for too long, or compresses its answer,
                 to whatever size.
         """
-        headers = {"content-type": "application/json", "x-request-id": request.id}
+        head = self._heads.get(request.path)
+        if head is None:
+            head = self._heads[request.path] = self._head("POST", request.path)
         asked = request.headers
-        headers |= {name.decode(): asked[name].decode("latin-1") for name in DIALECT_HEADERS if name in asked}
-        headers |= request.trace
-        if self._api_key and request.path == "/v1/messages":
-            headers["x-api-key"] = self._api_key
-        elif self._api_key:
-            headers["authorization"] = f"Bearer {self._api_key}"
-        try:
-            # A redirect would take the prompt, and a key in x-api-key, to whatever host it names.
-            async with self._session.post(
-                self._address(request.path), data=request.body, headers=headers, allow_redirects=False
-            ) as response:
-                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-                    raise UpstreamDown("the model server compresses its answers, unasked; have it send them plain")
-                yield response
-                if response.status >= 500:
-                    # vLLM's server closes such a connection without saying so: nobody's request may go that way.
-                    response.close()
-        except _BROKEN as error:
-            raise _down(error) from error
+        more = [b"%b: %b\r\n" % (name, asked[name]) for name in DIALECT_HEADERS if name in asked]
+        more += [f"{name}: {value}\r\n".encode("latin-1") for name, value in request.trace.items()]
+        head = b"%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            head, request.id.encode(), b"".join(more), len(request.body),
+        )  # fmt: skip
+        response = await self._client.send(head, request.body)
+        if response.headers.get(b"content-encoding", b"").lower() not in _PLAIN:
+            response.leave()
+            raise UpstreamDown("the model server compresses its answers, unasked; have it send them plain")
+        return response
 
     async def control(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = CONTROL_TIMEOUT_S
@@ -106,15 +100,14 @@ class Upstream:
             NotReached: nothing was sent.
             UpstreamDown: it hung up, or took longer than `timeout_s`.
         """
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S))
-        address = self._address(path)
+        data = b"" if body is None else msgspec.json.encode(body)
+        head = self._head(method, path) + b"content-length: %d\r\n\r\n" % len(data)
         try:
-            async with self._control.request(
-                method, address, json=body, timeout=timeout, allow_redirects=False
-            ) as response:
-                return response.status, await response.read()
-        except _BROKEN as error:
-            raise _down(error) from error
+            async with asyncio.timeout(timeout_s):
+                with await self._control.send(head, data, repeatable=method == "GET") as response:
+                    return response.status, await response.read(MAX_CONTROL_BYTES)
+        except TimeoutError as error:
+            raise down(error) from error
 
     async def get(self, path: str) -> bytes | None:
         """What it answers to a read; None where it does not answer with 200."""
@@ -126,58 +119,26 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
-        await self._control.close()
+        self._client.close()
+        self._control.close()
 
-    def _address(self, path: str) -> str:
+    def _head(self, method: str, path: str) -> bytes:
+        """A request's first line, and the headers that are always the same."""
         if path.startswith("/v1/"):
-            return self._base_url + path.removeprefix("/v1")
-        return self._base_url.removesuffix("/v1") + path
+            path = self._base_path + path.removeprefix("/v1")
+        else:
+            path = self._base_path.removesuffix("/v1") + path
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self._client.host}", "content-type: application/json"]
+        if self._api_key and path.endswith("/messages"):
+            lines.append(f"x-api-key: {self._api_key}")
+        elif self._api_key:
+            lines.append(f"authorization: Bearer {self._api_key}")
+        return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
-def _session(silence_timeout_s: float) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        # No limit: vLLM queues, and a request that waits here would be invisible to it.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        # What a server says to one app is not told it again by another.
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_timeout_s),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-    )
-
-
-def _down(error: Exception) -> UpstreamDown:
-    kind = NotReached if isinstance(error, _NOTHING_SENT) else UpstreamDown
-    return kind(f"the model server does not answer ({type(error).__name__}); it may be starting, try again soon")
-
-
-async def whole(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """An answer in one piece.
-
-    Raises:
-        UpstreamDown: it has more than `most_bytes`.
-    """
-    if response.content.at_eof():
-        return await response.read()  # or somebody has read it before
-    parts: list[bytes] = []
-    size = 0
-    async for data in response.content.iter_any():
-        size += len(data)
-        if size > most_bytes:
-            raise too_long(most_bytes)
-        parts.append(data)
-    return b"".join(parts)
-
-
-def too_long(most_bytes: int) -> UpstreamDown:
-    """The error for an answer that does not end."""
-    return UpstreamDown(f"the model server's answer is over {most_bytes} bytes (setting proxy.max_answer_bytes)")
-
-
-def why(down: UpstreamDown) -> str:
+def why(error: UpstreamDown) -> str:
     """What happened, for whoever runs the server."""
-    return str(down.__cause__ or down) or type(down.__cause__).__name__
+    return str(error.__cause__ or error) or type(error.__cause__).__name__
 
 
 def lacks_model(status: int, body: bytes, model: str) -> bool:
@@ -190,7 +151,7 @@ def engine_died(status: int, body: bytes) -> bool:
     return status == 500 and _ENGINE_DEAD in body
 
 
-def refusal(response: aiohttp.ClientResponse, body: bytes, speaker: Speaker) -> ProxyError | None:
+def refusal(response: Response, body: bytes, speaker: Speaker) -> ProxyError | None:
     """The error of ours for an answer that would mislead the app; None where it is passed on as it is."""
     if speaker.upstream is not None:
         if response.status in (401, 403):

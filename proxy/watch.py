@@ -5,8 +5,7 @@ goes on with ours.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.turn import Ended, Turn
@@ -23,14 +22,13 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def watched(turn: Turn, headers: Mapping[bytes, bytes]) -> Iterator[None]:
+async def watched(turn: Turn, headers: Mapping[bytes, bytes], serving: Awaitable[object]) -> None:
     """Around the serving of a call: every line inside says which, and in the end all of it is told."""
     tracer = tracing.tracer()
     span = None if tracer is None else _begun(tracer, turn, headers)
     with logs.about(call=turn.id, project=turn.project, key=turn.key_id):
         try:
-            yield
+            await serving
         except BaseException as error:
             _tell(turn, span, type(error).__name__)
             raise

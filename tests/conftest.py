@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import Engine, create_engine, make_url, select, text
@@ -29,6 +30,10 @@ from whetstone.supervisor import Part, Supervisor
 
 # Of several processes each is told that it has 80 columns, which rich would believe of every table.
 os.environ.pop("COLUMNS", None)
+
+# How long an example takes is the machine's doing, not the code's.
+hypothesis.settings.register_profile("whetstone", deadline=None)
+hypothesis.settings.load_profile("whetstone")
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -8,8 +8,7 @@ What apps said is in no line. Keys and passwords that slip into one are blotted 
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -43,14 +42,20 @@ _NOTHING: Mapping[str, Value] = MappingProxyType({})
 _about: ContextVar[Mapping[str, Value]] = ContextVar("about", default=_NOTHING)
 
 
-@contextmanager
-def about(**fields: Value) -> Iterator[None]:
+class about:  # noqa: N801 - it is said like a word: `with about(step=3):`
     """Have every line that is written inside say what it is about; what is None is not said."""
-    token = _about.set({**_about.get(), **{name: value for name, value in fields.items() if value is not None}})
-    try:
-        yield
-    finally:
-        _about.reset(token)
+
+    __slots__ = ("_fields", "_token")
+
+    def __init__(self, **fields: Value) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        told = {name: value for name, value in self._fields.items() if value is not None}
+        self._token = _about.set({**_about.get(), **told})
+
+    def __exit__(self, *_error: object) -> None:
+        _about.reset(self._token)
 
 
 def hidden(text: str) -> str:

@@ -80,7 +80,7 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
         raise NotJson(f"the body must be a JSON object: {error}") from error
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and depth(values) > MAX_DEPTH:
         raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
-    for field in REFUSED & values.keys():
+    for field in () if REFUSED.isdisjoint(values) else REFUSED & values.keys():
         raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
     if values.get("prompt_logprobs") is not None:
         raise deadly("prompt_logprobs")
@@ -97,6 +97,8 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
 
 def _check_choices(values: dict[str, Any], most: int) -> None:
     """`n`, or `best_of`, for each of the prompts: vLLM samples them all at once, whoever else is waiting."""
+    if "n" not in values and "best_of" not in values and "prompt" not in values:
+        return
     prompts = values.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     for field in ("n", "best_of"):

@@ -22,18 +22,22 @@ class _Usage(msgspec.Struct):
     prompt_tokens: Number | None = None
 
 
-class _TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct):
+    """Of one sampled token, in nats."""
+
     logprob: float
 
 
-class _ChoiceLogprobs(msgspec.Struct):
-    content: list[_TokenLogprob] | None = None
+class ChoiceLogprobs(msgspec.Struct):
+    """As much of a choice's logprobs as is kept."""
+
+    content: list[TokenLogprob] | None = None
 
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _ids = msgspec.json.Decoder(list[Number] | None)
-_logprobs = msgspec.json.Decoder(_ChoiceLogprobs | None)
+_logprobs = msgspec.json.Decoder(ChoiceLogprobs | None)
 _usage = msgspec.json.Decoder(_Usage | None)
 
 
@@ -44,7 +48,11 @@ def read_ids(piece: msgspec.Raw | None) -> list[int] | None:
 
 def read_logprobs(piece: msgspec.Raw | None) -> list[float] | None:
     """One logprob per sampled token, in nats; None where vLLM sent none."""
-    logprobs = None if piece is None else _logprobs.decode(piece)
+    return None if piece is None else logprobs_of(_logprobs.decode(piece))
+
+
+def logprobs_of(logprobs: ChoiceLogprobs | None) -> list[float] | None:
+    """Those of a choice, one per sampled token; None where vLLM sent none."""
     if logprobs is None or logprobs.content is None:
         return None
     return [token.logprob for token in logprobs.content]

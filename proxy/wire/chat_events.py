@@ -8,7 +8,16 @@ from typing import Any
 import msgspec
 
 from proxy.call import NULL, Choice
-from proxy.wire.chat_answer import Wants, prompt_tokens_of, read_ids, read_logprobs, strip_choice, strip_top
+from proxy.wire.alike import Alike
+from proxy.wire.chat_answer import (
+    Wants,
+    logprobs_of,
+    prompt_tokens_of,
+    read_ids,
+    read_logprobs,
+    strip_choice,
+    strip_top,
+)
 from proxy.wire.chunks import ChunkStream
 from proxy.wire.dialect import Heard, raw, read_index, read_text
 
@@ -51,22 +60,42 @@ class _Spoken:
         self.finish_reason: str | None = None
 
     def hear(self, choice: dict[str, msgspec.Raw]) -> None:
-        ids = read_ids(choice.get("token_ids"))
-        if ids is not None:
-            self.token_ids = (self.token_ids or []) + ids
-        logprobs = read_logprobs(choice.get("logprobs"))
-        if logprobs is not None:
-            self.logprobs = (self.logprobs or []) + logprobs
+        self.sampled(read_ids(choice.get("token_ids")), read_logprobs(choice.get("logprobs")))
         self.finish_reason = read_text(choice.get("finish_reason", NULL)) or self.finish_reason
-        delta = _delta.decode(choice.get("delta", NULL))
+        self.said(choice.get("delta", NULL))
+
+    def sampled(self, token_ids: list[int] | None, logprobs: list[float] | None) -> None:
+        """More tokens."""
+        if token_ids is not None:
+            if self.token_ids is None:
+                self.token_ids = []
+            self.token_ids += token_ids
+        if logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += logprobs
+
+    def said(self, piece: msgspec.Raw) -> None:
+        """More of what they spell."""
+        delta = _delta.decode(piece)
         if delta is None:
             return
-        self.role = delta.role or self.role
-        for part in ("content", "reasoning", "refusal"):
-            if isinstance(text := getattr(delta, part), str):
-                self.texts.setdefault(part, []).append(text)
-        for piece in delta.tool_calls or ():
-            self._hear_tool_call(piece)
+        if delta.role:
+            self.role = delta.role
+        if isinstance(delta.content, str):
+            self._more("content", delta.content)
+        if delta.reasoning is not None:
+            self._more("reasoning", delta.reasoning)
+        if delta.refusal is not None:
+            self._more("refusal", delta.refusal)
+        for call in delta.tool_calls or ():
+            self._hear_tool_call(call)
+
+    def _more(self, part: str, text: str) -> None:
+        if part in self.texts:
+            self.texts[part].append(text)
+        else:
+            self.texts[part] = [text]
 
     def _hear_tool_call(self, piece: _ToolCall) -> None:
         call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
@@ -100,6 +129,10 @@ class ChatStream(ChunkStream):
         self._spoken: dict[int, _Spoken] = {}
         self._prompt_token_ids: list[int] | None = None
         self._prompt_tokens: int | None = None
+        hidden = {"logprobs": wants.wants_logprobs, "token_ids": wants.wants_token_ids}
+        self._alike = Alike(frozenset(name for name, wanted in hidden.items() if not wanted))
+        self._names: tuple[str, ...] = ()
+        """The fields of the choice in the last chunk, if it has one alone and others may be like it."""
 
     @property
     def heard(self) -> tuple[Heard, ...]:
@@ -107,12 +140,48 @@ class ChatStream(ChunkStream):
         choices = tuple(self._spoken[index].frozen(index) for index in sorted(self._spoken))
         return (Heard(self._prompt_token_ids, self._prompt_tokens, choices),)
 
+    def _pass(self, event: bytes) -> bytes:
+        choice = self._alike.read(event)
+        if choice is not None:
+            return self._pass_alike(choice)
+        self._names = ()
+        said = super()._pass(event)
+        if self._names and said:
+            self._alike.learn(event, said.removesuffix(b"\n\n"), self._names)
+        return said
+
+    def _pass_alike(self, choice: Any) -> bytes:
+        """The same as `_take` for a choice that came alone, in a chunk like the one before."""
+        spoken = self._spoken.get(choice.index)
+        if spoken is None:
+            spoken = self._spoken[choice.index] = _Spoken()
+        ids, logprobs = getattr(choice, "token_ids", None), choice.logprobs
+        if isinstance(ids, msgspec.Raw):
+            ids = read_ids(ids)
+        elif ids is not None:
+            choice.token_ids = None
+        if isinstance(logprobs, msgspec.Raw):
+            told = read_logprobs(logprobs)
+        else:
+            told = logprobs_of(logprobs)
+            choice.logprobs = None
+        spoken.sampled(ids, told)
+        ends = choice.finish_reason != NULL
+        if ends:
+            spoken.finish_reason = read_text(choice.finish_reason) or spoken.finish_reason
+        spoken.said(choice.delta)
+        shown = self._wants.wants_logprobs or self._wants.wants_token_ids
+        silent = not ends and bytes(choice.delta) in _EMPTY_DELTAS
+        return b"" if silent and not shown else self._alike.said(choice)
+
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
         if "prompt_token_ids" in fields and self._prompt_token_ids is None:
             self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
         if fields.get("usage", NULL) != NULL:
             self._prompt_tokens = prompt_tokens_of(fields["usage"])
+        if len(choices) == 1 and not self._wants.hides_reasoning:
+            self._names = tuple(choices[0])
         exists_without_capture = not choices
         for choice in choices:
             self._spoken.setdefault(read_index(choice["index"]), _Spoken()).hear(choice)

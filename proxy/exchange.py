@@ -1,0 +1,230 @@
+"""One request and its answer on a connection, for ASGI. Knows HTTP's framing; no limit, no route.
+
+It stands for uvicorn's own cycle, which costs several times as much: an answer in one piece is one write, and an app
+that hangs up is told at once to whoever serves it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from proxy.asgi import EXCHANGE, Header, Scope
+
+Message = MutableMapping[str, Any]
+_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+
+log = logging.getLogger(__name__)
+
+
+class Exchange:
+    """Made when a request's headers are there; its connection tells it what comes."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        transport: asyncio.Transport,
+        flow: FlowControl,
+        default_headers: list[Header],
+        on_response: Callable[[], None],
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        """`on_response`: told when the answer is out."""
+        scope[EXCHANGE] = self
+        self.scope = scope
+        self._transport = transport
+        self._flow = flow
+        self._default_headers = default_headers
+        self._on_response = on_response
+        self._expects_continue = expects_continue
+        self.keep_alive = keep_alive
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._news = False
+        """Something came that nobody has received."""
+        self.more_body = True
+        """Not all of the request is there."""
+        self.disconnected = False
+        self.response_complete = False
+        self._head: bytes | None = None
+        """What waits for the answer's first bytes."""
+        self._started = False
+        self._chunked = False
+        self._left_bytes = 0
+        """Of the length that the answer's headers tell."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._when_gone: Callable[[], object] | None = None
+
+    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
+        """Have the app answer."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except BaseException as error:
+            log.error("an exception in the app", exc_info=error)
+            if self._started or self.disconnected:
+                self._transport.close()
+            else:
+                await self._fail()
+        else:
+            if not self.response_complete and not self.disconnected:
+                log.error("a request was left without its answer, or its end")
+                self._transport.close()
+        finally:
+            self._on_response = _nothing
+
+    # From the connection.
+
+    def heard(self, part: bytes) -> None:
+        """A piece of the request's body."""
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size > HIGH_WATER_LIMIT:
+            self._flow.pause_reading()
+        self._tell()
+
+    def end(self) -> None:
+        """The request is whole."""
+        self.more_body = False
+        self._tell()
+
+    def lost(self) -> None:
+        """The app has hung up."""
+        if not self.response_complete:
+            self.disconnected = True
+            if self._when_gone is not None:
+                self._when_gone()
+        self._tell()
+
+    # For the app.
+
+    def when_gone(self, do: Callable[[], object] | None) -> None:
+        """Have this done once, when the app hangs up before its answer is out; at once if it has."""
+        self._when_gone = do
+        if do is None:
+            return
+        # Who is not read from is not seen to leave.
+        self._flow.resume_reading()
+        if self.disconnected:
+            do()
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """Size of the request's body, if all of it is there and nobody has received any."""
+        return None if self.more_body or self.disconnected or not self._news else self._size
+
+    def whole_body(self) -> bytes:
+        """That body; it counts as received."""
+        return self._take()
+
+    async def receive(self) -> Message:
+        """ASGI's."""
+        if self._expects_continue and not self._transport.is_closing():
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._expects_continue = False
+        while not (self._news or self.disconnected or self.response_complete):
+            self._flow.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._take(), "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        """ASGI's.
+
+        Raises:
+            RuntimeError: it is not the message's turn, or its headers are none.
+        """
+        if self._flow.write_paused and not self.disconnected:
+            await self._flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start" and self._head is None and not self._started:
+            self._head = self._begun(message["status"], message.get("headers", ()))
+        elif message["type"] == "http.response.body" and (self._head is not None or self._started):
+            self._say(message.get("body", b""), more=message.get("more_body", False))
+        else:
+            raise RuntimeError(f"ASGI message {message['type']!r} is out of turn")
+
+    def _take(self) -> bytes:
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self._size = [], 0
+        self._news = False
+        return body
+
+    def _begun(self, status: int, headers: Iterable[Header]) -> bytes:
+        """The status line and the headers."""
+        lines, length = [STATUS_LINE[status]], None
+        for name, value in (*self._default_headers, *headers):
+            if name in _FRAMING:
+                if name == b"content-length":
+                    length = int(value)
+                elif name == b"connection":
+                    if b"close" not in value.lower():
+                        continue
+                    self.keep_alive = False
+                    continue
+                else:
+                    continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self._chunked = length is None and status not in (204, 304) and self.scope["method"] != "HEAD"
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        self._left_bytes = 0 if length is None or self.scope["method"] == "HEAD" else length
+        head = b"".join(lines)
+        # A line more than were made is somebody's who would say what comes next.
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
+            raise RuntimeError("a header has a line break or a NUL")
+        return head + b"\r\n"
+
+    def _say(self, body: bytes, *, more: bool) -> None:
+        if self.response_complete:
+            raise RuntimeError("the answer is complete already")
+        if self.scope["method"] == "HEAD":
+            body = b""
+        elif self._chunked:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if not more:
+                body += b"0\r\n\r\n"
+        else:
+            self._left_bytes -= len(body)
+            if self._left_bytes < 0 or (self._left_bytes and not more):
+                raise RuntimeError("the answer has another length than its headers say")
+        head, self._head = self._head, None
+        self._started = True
+        if head is not None:
+            body = head + body
+        if body:
+            self._transport.write(body)
+        if not more:
+            self.response_complete = True
+            self._tell()
+            if not self.keep_alive:
+                self._transport.close()
+            self._on_response()
+
+    async def _fail(self) -> None:
+        self._head = None
+        body = b"Internal Server Error"
+        kept = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        headers = [*kept, (b"content-length", b"%d" % len(body))]
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+    def _tell(self) -> None:
+        self._news = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,164 @@
+"""A request and its answer on a connection: how it is framed, what is refused, who is told that an app has gone."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from proxy.asgi import Header, Scope, unless_disconnected
+from proxy.exchange import Exchange
+from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
+
+DEFAULT: list[Header] = [(b"date", b"now")]
+Answer = Callable[[Exchange], Awaitable[None]]
+
+
+class Transport:
+    """What is written, write by write."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closing = self.reading = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closing = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+
+def answered(answer: Answer, *, keep_alive: bool = True, method: str = "GET") -> Transport:
+    """What goes out where the app answers so."""
+    transport: Any = Transport()
+
+    async def run() -> None:
+        scope: Scope = {"type": "http", "method": method}
+        exchange = Exchange(
+            scope,
+            transport,
+            FlowControl(transport),
+            DEFAULT,
+            lambda: None,
+            keep_alive=keep_alive,
+            expects_continue=False,
+        )
+        exchange.end()
+
+        async def app(_scope: Scope, _receive: Any, _send: Any) -> None:
+            await answer(exchange)
+
+        await exchange.run(app)
+
+    asyncio.run(run())
+    assert isinstance(transport, Transport)
+    return transport
+
+
+def say(status: int, headers: Iterable[Header], *bodies: bytes) -> Answer:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        for place, body in enumerate(bodies, 1):
+            await exchange.send({"type": "http.response.body", "body": body, "more_body": place < len(bodies)})
+
+    return answer
+
+
+LENGTH_4 = [(b"content-length", b"4")]
+
+
+def test_an_answer_in_one_piece_is_one_write() -> None:
+    out = answered(say(200, LENGTH_4, b"said"))
+    assert out.written == [b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-length: 4\r\n\r\nsaid"]
+    assert not out.closing
+
+
+def test_pieces_without_a_length_are_chunks() -> None:
+    out = answered(say(200, [], b"sa", b"", b"id"))
+    head = b"HTTP/1.1 200 OK\r\ndate: now\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert out.written == [head + b"2\r\nsa\r\n", b"2\r\nid\r\n0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_what_has_no_body_has_no_framing(status: int) -> None:
+    (out,) = answered(say(status, [], b"")).written
+    assert out.endswith(b"\r\ndate: now\r\n\r\n")
+
+
+def test_the_answer_to_head_is_its_headers() -> None:
+    (out,) = answered(say(200, LENGTH_4, b"said"), method="HEAD").written
+    assert out.endswith(b"content-length: 4\r\n\r\n")
+
+
+@pytest.mark.parametrize("headers", [[], [(b"connection", b"close")]])
+def test_a_connection_that_is_not_kept_says_so_and_ends(headers: list[Header]) -> None:
+    out = answered(say(200, [*headers, *LENGTH_4], b"said"), keep_alive=bool(headers))
+    assert b"".join(out.written).count(b"connection: close\r\n") == 1 and out.closing
+
+
+@pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb", b"a\0b"])
+def test_no_header_makes_another(value: bytes) -> None:
+    out = answered(say(200, [(b"x-said", value), *LENGTH_4], b"said"))
+    assert [one.split(b"\r\n", 1)[0] for one in out.written] == [b"HTTP/1.1 500 Internal Server Error"] and out.closing
+
+
+@pytest.mark.parametrize("bodies", [(b"too long",), (b"sho",), (b"sa", b"i")])
+def test_an_answer_of_another_length_than_told_breaks_off(bodies: tuple[bytes, ...]) -> None:
+    out = answered(say(200, LENGTH_4, *bodies))
+    assert out.closing and not b"".join(out.written).endswith(b"said")
+
+
+def test_an_app_that_answers_nothing_or_half_ends_the_connection() -> None:
+    async def nothing(_exchange: Exchange) -> None:
+        pass
+
+    async def half(exchange: Exchange) -> None:
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
+        await exchange.send({"type": "http.response.body", "body": b"sa", "more_body": True})
+
+    assert answered(nothing).closing and answered(half).closing
+
+
+def test_who_serves_is_cancelled_when_the_app_goes() -> None:
+    ended: list[bool] = []
+
+    async def answer(exchange: Exchange) -> None:
+        async def serve() -> None:
+            asyncio.get_running_loop().call_soon(exchange.lost)
+            await asyncio.sleep(60)
+
+        ended.append(await unless_disconnected(serve(), exchange.scope, exchange.receive))
+        assert await exchange.receive() == {"type": "http.disconnect"}
+
+    assert answered(answer).written == []
+    assert ended == [False]
+
+
+def test_an_app_that_goes_is_noticed_however_long_its_request_is(
+    fake_vllm: FakeVllm, plain_proxy: RunningProxy
+) -> None:
+    """More than is read ahead of whoever serves it."""
+
+    def silent(handler: FakeHandler, _body: dict[str, Any]) -> None:
+        handler.until_hung_up()
+
+    fake_vllm.script = silent
+    body = json.dumps({"model": "starter", "messages": [{"role": "user", "content": "x" * 300_000}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", int(plain_proxy.url.rsplit(":", 1)[1]))) as app:
+        app.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        wait_for(lambda: fake_vllm.requests)
+    assert fake_vllm.hung_up.wait(30)
+    assert plain_proxy.recorded(1)[0].status == "aborted"
