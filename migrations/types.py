@@ -11,6 +11,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 _NULL = b"null"
 _encode = msgspec.json.Encoder().encode
+_strict = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def as_json(value: Any) -> str:
@@ -20,11 +21,14 @@ def as_json(value: Any) -> str:
         ValueError: a number in it is none, or infinite.
         TypeError: it holds what neither msgspec nor Python can tell.
     """
+    return as_json_bytes(value).decode()
+
+
+def as_json_bytes(value: Any) -> bytes:
+    """The same in UTF-8."""
     told = _encode(value)
-    if _NULL in told:
-        # msgspec says null to what is no number: whether there is any is looked at only then.
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return told.decode()
+    # msgspec says null to what is no number: whether there is any is looked at only then.
+    return _strict(value).encode() if _NULL in told else told
 
 
 class Utc(TypeDecorator[datetime]):
@@ -83,3 +87,8 @@ class Logprobs(_Numbers):
 
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+def is_json(kind: TypeEngine[Any]) -> bool:
+    """Whether a column's values are JSON, or lists of numbers."""
+    return isinstance(kind, JSON | _Numbers)

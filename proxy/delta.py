@@ -2,11 +2,16 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
 ANSWER = b""
 """Stands for an echoed answer: however the app wrote it down, its token ids were compared."""
+LARGEST_KNOWN = 32 * 1024
+"""Tools up to this size are remembered once they were read, in bytes."""
+
+_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -18,13 +23,43 @@ class Tail(msgspec.Struct, frozen=True):
     digests: list[bytes]
     """One per message of the request, ANSWER where it echoes an earlier answer; its own answer is not there."""
     tools: bytes | None
+    asked: bytes = b""
+    """Hash of the request's messages as they came: most apps send the same bytes again. Empty where nobody has them."""
+
+
+class Asked:
+    """A request's messages, each read once at most, and only where their bytes do not tell."""
+
+    def __init__(self, messages: Sequence[msgspec.Raw]) -> None:
+        self.messages = messages
+        self._digests: list[bytes | None] = [None] * len(messages)
+
+    def digests(self, start: int = 0) -> list[bytes]:
+        """Of the messages from that one on."""
+        return [self._digest(place) for place in range(start, len(self.messages))]
+
+    def begins_with(self, tail: Tail) -> bool:
+        """Whether its messages go on from the tail's, whatever stands for the answers in between."""
+        if tail.asked and self.hash_of(len(tail.digests)) == tail.asked:
+            return True
+        return all(known in (ANSWER, self._digest(place)) for place, known in enumerate(tail.digests))
+
+    def hash_of(self, count: int) -> bytes:
+        """Of so many messages from the first, as they came."""
+        return hashlib.blake2b(b",".join(self.messages[:count]), digest_size=16).digest()
+
+    def _digest(self, place: int) -> bytes:
+        known = self._digests[place]
+        if known is None:
+            known = self._digests[place] = digest(self.messages[place])
+        return known
 
 
 class Added(msgspec.Struct, frozen=True):
     """What is stored of a turn."""
 
     follows: str | None
-    messages: list[msgspec.Raw]
+    messages: Sequence[msgspec.Raw]
     prompt_token_ids: list[int] | None
     tools: msgspec.Raw | None
     digests: list[bytes]
@@ -33,17 +68,10 @@ class Added(msgspec.Struct, frozen=True):
 
 def digest(message: msgspec.Raw) -> bytes:
     """The same for messages that differ only in white space or the order of keys."""
-    canonical = msgspec.json.encode(msgspec.json.decode(message), order="deterministic")
-    return hashlib.blake2b(canonical, digest_size=16).digest()
+    return hashlib.blake2b(_sorted(msgspec.json.decode(message)), digest_size=16).digest()
 
 
-def added(
-    tail: Tail | None,
-    messages: list[msgspec.Raw],
-    digests: Sequence[bytes],
-    prompt_token_ids: list[int] | None,
-    tools: msgspec.Raw | None,
-) -> Added:
+def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> Added:
     """Compare a request with the tail of its trajectory.
 
     It follows the tail where its prompt begins with the tail's very ids and its messages with the tail's messages and
@@ -53,20 +81,22 @@ def added(
         tail is not None
         and prompt_token_ids is not None
         and len(tail.token_ids) <= len(prompt_token_ids)
-        and len(tail.digests) < len(digests)
+        and len(tail.digests) < len(asked.messages)
         and not (tools is None and tail.tools is not None)  # NULL in SQL means "as before", not "no more"
         and prompt_token_ids[: len(tail.token_ids)] == tail.token_ids
-        and all(known in (ANSWER, new) for known, new in zip(tail.digests, digests, strict=False))
+        and asked.begins_with(tail)
     ):
         answered = len(tail.digests)
         return Added(
             follows=tail.completion_id,
-            messages=messages[answered + 1 :],
+            messages=asked.messages[answered + 1 :],
             prompt_token_ids=prompt_token_ids[len(tail.token_ids) :],
             tools=None if tools is not None and _canonical(tools) == tail.tools else tools,
-            digests=[*tail.digests, ANSWER, *digests[answered + 1 :]],
+            digests=[*tail.digests, ANSWER, *asked.digests(answered + 1)],
         )
-    return Added(follows=None, messages=messages, prompt_token_ids=prompt_token_ids, tools=tools, digests=list(digests))
+    return Added(
+        follows=None, messages=asked.messages, prompt_token_ids=prompt_token_ids, tools=tools, digests=asked.digests()
+    )
 
 
 def tail_of(
@@ -75,6 +105,7 @@ def tail_of(
     prompt_token_ids: list[int] | None,
     token_ids: list[int] | None,
     tools: msgspec.Raw | None,
+    asked: bytes = b"",
 ) -> Tail | None:
     """The tail a completion leaves; None where its ids are unknown and nothing can follow it."""
     if prompt_token_ids is None or token_ids is None:
@@ -84,8 +115,17 @@ def tail_of(
         token_ids=prompt_token_ids + token_ids,
         digests=digests,
         tools=None if tools is None else _canonical(tools),
+        asked=asked,
     )
 
 
 def _canonical(raw: msgspec.Raw) -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(raw), order="deterministic")
+    return _canonical_known(bytes(raw)) if len(raw) <= LARGEST_KNOWN else _canonical_of(raw)
+
+
+def _canonical_of(raw: msgspec.Raw | bytes) -> bytes:
+    return _sorted(msgspec.json.decode(raw))
+
+
+# An agent sends the same tools with every request.
+_canonical_known = lru_cache(64)(_canonical_of)

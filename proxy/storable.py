@@ -8,6 +8,9 @@ from sqlalchemy import Connection, Table
 
 from migrations.database import insert_new
 
+_encode = msgspec.json.Encoder().encode
+_NUL = b"\\u0000"
+
 NUMBERS = frozenset({"prompt_token_ids", "token_ids", "inference_logprobs"})
 """Columns that hold numbers only: long, and nothing in them to make storable."""
 
@@ -27,6 +30,20 @@ def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list | dict) and column not in NUMBERS:
             held[column] = storable(value)
     return held
+
+
+def storable_json(value: Any) -> msgspec.Raw:
+    """What came as JSON, as JSON that both databases can hold."""
+    told = _encode(value)
+    return msgspec.Raw(_encode(storable(value)) if _NUL in told else told)
+
+
+def storable_texts(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with texts that both databases can hold; its JSON is `storable_json` already."""
+    for value in row.values():
+        if type(value) is str and "\x00" in value:
+            return {column: storable(one) if isinstance(one, str) else one for column, one in row.items()}
+    return row
 
 
 def storable(value: Any) -> Any:

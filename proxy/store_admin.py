@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, or_, select
 
 from migrations import schema
+from whetstone.imported_lines import IMPORTED_LOG
 
 
 def ask_step(connection: Connection, project: str, policy: str, asked: Mapping[str, Any], now: datetime) -> str | None:
@@ -29,6 +30,13 @@ def ask_step(connection: Connection, project: str, policy: str, asked: Mapping[s
         return f"step {step.number} of {policy} {what}; ask again when it has ended (SELECT * FROM admin_steps)"
     connection.execute(schema.policies.update().where(*is_it).values(step_asked=dict(asked), step_asked_at=now))
     return None
+
+
+def imported(connection: Connection, project: str) -> list[str]:
+    """Policies that nobody asks for, under which a log is kept: supervised steps may learn from it."""
+    p = schema.policies.c
+    query = select(p.id).where(p.project == project, p.upstream == IMPORTED_LOG).order_by(p.id)
+    return [str(one) for one in connection.execute(query).scalars()]
 
 
 def policies(connection: Connection, project: str) -> list[dict[str, Any]]:

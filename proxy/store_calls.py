@@ -1,75 +1,51 @@
 """The proxy's SQL of calls: served calls into trajectories, completions and groups. Writes; decides nothing.
 
-Many calls cost few statements: what they write to is locked at once, counted on in memory, and written at once.
+Many calls cost few statements: what they write to is locked at once, counted on in memory, and written at once. What
+begins here comes into the table as its calls leave it.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-import msgspec
 from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
 
 from migrations import schema
-from migrations.database import chunks, insert_all_new
-from proxy.call import Call, Choice, nothing_said
-from proxy.delta import Added, Tail, added, digest, tail_of
-from proxy.storable import storable_row
+from migrations.bulk import Row, among, insert_absent, insert_many, listed, update_many
+from proxy.call import Call
+from proxy.call_rows import Key, Spoken, completion_row, group_row, spoken, trajectory_row
+from proxy.delta import Tail, added, tail_of
 from proxy.store_erased import not_erased
 from proxy.store_retries import asked_again, supersede
 from proxy.store_tails import Tails
 
 c, t = schema.completions.c, schema.trajectories.c
 _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
-_ITS_ID: BindParameter[str] = bindparam("its_id")
-_IDS: BindParameter[list[str]] = bindparam("ids", expanding=True)
+
 
 # Made once: to make a statement costs as much as to execute it.
-_LOCK = (
-    select(t.project, t.id, t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
-    .where(t.project == _ITS_PROJECT, t.id.in_(_IDS))
-    # In one order, whoever locks several.
-    .order_by(t.id)
-    .with_for_update()
-)
-_THERE = select(c.project, c.id).where(c.project == _ITS_PROJECT, c.id.in_(_IDS))
-_UPDATE = schema.trajectories.update().where(t.project == _ITS_PROJECT, t.id == _ITS_ID)
-_CONTINUE = schema.completions.update().where(c.project == _ITS_PROJECT, c.id == _ITS_ID, c.continued_by.is_(None))
-
-_Key = tuple[str, str]
-"""Project and id."""
+@cache
+def _lock(dialect: str) -> Select[Any]:
+    return (
+        select(t.project, t.id, t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
+        .where(t.project == _ITS_PROJECT, among(dialect, t.id))
+        # In one order, whoever locks several.
+        .order_by(t.id)
+        .with_for_update()
+    )
 
 
-@dataclass(frozen=True)
-class _Spoken:
-    """One choice of a call, on its way into the tables."""
-
-    call: Call
-    choice: Choice
-    digests: list[bytes]
-    """Of the call's messages."""
-    group_id: str | None
-    formed_by: str
-    retry_of: str | None
-
-    @property
-    def key(self) -> _Key:
-        return self.call.project, self.call.completion_id(self.choice)
-
-    @property
-    def group(self) -> _Key:
-        return self.call.project, self.group_id or ""
-
-    @property
-    def trajectory(self) -> _Key:
-        return self.call.project, self.call.trajectory_of(self.choice)
+@cache
+def _there(dialect: str, table: Table) -> Select[Any]:
+    return select(table.c.project, table.c.id).where(table.c.project == _ITS_PROJECT, among(dialect, table.c.id))
 
 
-@dataclass
+@dataclass(slots=True)
 class _Standing:
-    """Where a trajectory stands, with what is about to be written to it. Its row is locked."""
+    """Where a trajectory stands, with what is about to be written to it. Its row is locked, or is to begin."""
 
     project: str
     id: str
@@ -84,11 +60,9 @@ class _Standing:
     """Of what is about to be written; None while nothing is."""
 
     @property
-    def changed(self) -> dict[str, Any]:
-        """The parameters of `_UPDATE`."""
+    def counted(self) -> dict[str, Any]:
+        """What its calls have made of its row."""
         return {
-            "its_project": self.project,
-            "its_id": self.id,
             "completions": self.completions,
             "sampled_tokens": self.sampled_tokens,
             "last_version": self.last_version,
@@ -106,7 +80,7 @@ class CallRows:
     def write(self, connection: Connection, calls: Sequence[Call]) -> None:
         """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays; one
         that was to be deleted before it came here is left out."""
-        batch: list[_Spoken] = []
+        batch: list[Spoken] = []
         for call in not_erased(connection, calls):
             # What it asks again may be among those that are about to be written.
             if call.request_digest and any(one.call.request_digest == call.request_digest for one in batch):
@@ -116,180 +90,124 @@ class CallRows:
                 self._write(connection, batch)
                 batch = []
                 supersede(connection, call, retried)
-            batch += _spoken(call, {row.choice: row.id for row in retried})
+            batch += spoken(call, {row.choice: row.id for row in retried})
         self._write(connection, batch)
 
-    def _write(self, connection: Connection, batch: Sequence[_Spoken]) -> None:
-        _insert(connection, schema.groups, {one.group: _group(one) for one in reversed(batch) if one.group_id})
-        standings = self._stand(connection, batch)
-        there = {(row.project, row.id) for row in _rows(connection, _THERE, (one.key for one in batch))}
-        rows, continued = [], []
+    def _write(self, connection: Connection, batch: Sequence[Spoken]) -> None:
+        if not batch:
+            return
+        first = {one.group: one for one in reversed(batch) if one.group_id}
+        _insert(connection, schema.groups, {group: group_row(one) for group, one in first.items()})
+        of_each: defaultdict[Key, list[Spoken]] = defaultdict(list)
         for one in batch:
-            if one.key in there:
-                continue
-            there.add(one.key)
-            rows.append(storable_row(self._add(connection, one, standings[one.trajectory])))
-            if one.call.extends is not None and one.call.status == "complete" and one.choice.index == 0:
-                its = {"its_project": one.call.project, "its_id": one.call.extends}
-                continued.append(its | {"continued_by": one.call.id})
-        if rows:
-            # On its id only: a turn that another writer took must be an error, not a record lost in silence.
-            insert_all_new(connection, schema.completions, rows, on=["project", "id"])
-        if changed := [standing.changed for standing in standings.values() if standing.last_version is not None]:
-            connection.execute(_UPDATE, changed)
-        if continued:
-            connection.execute(_CONTINUE, continued)
+            of_each[one.trajectory].append(one)
+        begun = self._begin(connection, of_each)
+        gone_on = self._go_on(connection, {key: ones for key, ones in of_each.items() if key not in begun})
+        rows = begun | gone_on
+        # On its id only: a turn that another writer took must be an error, not a record lost in silence.
+        told = [row for of_one in rows.values() for row in of_one]
+        insert_many(connection, schema.completions, told, on=("project", "id"))
+        _continue(connection, batch, told)
 
-    def _stand(self, connection: Connection, batch: Sequence[_Spoken]) -> dict[_Key, _Standing]:
-        """Lock the trajectories, those that begin here included: their turns are numbered one after the other, whoever
-        else writes to them."""
-        first = {one.trajectory: one for one in reversed(batch)}
-        begun = {key: _trajectory(one) for key, one in first.items() if not self.tails.knows(*key)}
-        _insert(connection, schema.trajectories, begun)
-        standings = _locked(connection, first)
-        if gone := {key: _trajectory(one) for key, one in first.items() if key not in standings}:
+    def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[Row]]:
+        """Insert the trajectories that are not there, counted to the end; the rows of their completions."""
+        unknown = [key for key in of_each if not self.tails.knows(*key)]
+        known = _present(connection, schema.trajectories, unknown)
+        fresh = {key: of_each[key] for key in sorted(unknown) if key not in known}
+        completions, trajectories = {}, []
+        for key, ones in fresh.items():
+            row = trajectory_row(ones[0])
+            standing = _Standing(*key, "open", 0, 0, None, ones[0].created_at)
+            completions[key] = self._added(connection, ones, standing, set())
+            trajectories.append(row | standing.counted)
+        inserted = insert_absent(connection, schema.trajectories, trajectories)
+        for key in [key for key in completions if key not in inserted]:
+            # Another writer began it meanwhile.
+            self.tails.keep(*key, None)
+            del completions[key]
+        return completions
+
+    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[Row]]:
+        """Count to the trajectories that are there, which are locked: their turns are numbered one after the other,
+        whoever else writes to them. The rows of their completions."""
+        if not of_each:
+            return {}
+        standings = _locked(connection, of_each)
+        if gone := {key: trajectory_row(ones[0]) for key, ones in of_each.items() if key not in standings}:
             # Deleted meanwhile.
             _insert(connection, schema.trajectories, gone)
             standings |= _locked(connection, gone)
-        return standings
+        asked = (one.key for ones in of_each.values() for one in ones)
+        there = _present(connection, schema.completions, asked)
+        completions = {key: self._added(connection, ones, standings[key], there) for key, ones in of_each.items()}
+        changed = [standing for standing in standings.values() if standing.last_version is not None]
+        told = [{"project": one.project, "id": one.id, **one.counted} for one in changed]
+        update_many(connection, schema.trajectories, told)
+        return completions
 
-    def _add(self, connection: Connection, one: _Spoken, to: _Standing) -> dict[str, Any]:
+    def _added(self, connection: Connection, ones: Sequence[Spoken], to: _Standing, there: set[Key]) -> list[Row]:
+        """The rows of those completions of a trajectory that are not there."""
+        rows: list[Row] = []
+        for one in ones:
+            if one.key not in there:
+                there.add(one.key)
+                rows.append(self._add(connection, one, to))
+        return rows
+
+    def _add(self, connection: Connection, one: Spoken, to: _Standing) -> Row:
         """The row of a completion, counted to its trajectory."""
         call, choice = one.call, one.choice
         _, completion_id = one.key
         if not to.tail_known:
             to.tail, to.tail_known = self.tails.of(connection, *one.trajectory, to.tail_completion_id), True
-        new = added(to.tail, call.messages, one.digests, call.prompt_token_ids, call.tools)
-        row = _completion(one, new, to)
+        new = added(to.tail, one.asked, call.prompt_token_ids, call.tools)
+        row = completion_row(one, new, to.completions, over=to.state not in ("open", "ended"))
         # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
         if call.status == "complete" or to.tail_completion_id is None or completion_id > to.tail_completion_id:
             to.tail_completion_id = completion_id
-            to.tail = tail_of(completion_id, new.digests, call.prompt_token_ids, choice.token_ids, call.tools)
+            asked = one.asked.hash_of(len(call.messages))
+            to.tail = tail_of(completion_id, new.digests, call.prompt_token_ids, choice.token_ids, call.tools, asked)
             self.tails.keep(*one.trajectory, to.tail)
         to.completions += 1
         to.sampled_tokens += choice.tokens or 0
         to.last_version = call.policy_version
         # A slow call that began earlier must not make it look idle.
-        to.last_seen_at = max(to.last_seen_at, call.created_at)
+        to.last_seen_at = max(to.last_seen_at, one.created_at)
         return row
 
 
-def _spoken(call: Call, retried: Mapping[int, str]) -> list[_Spoken]:
-    """What a call said, choice by choice; `retried`: the completions it repeats, by choice."""
-    digests = [digest(message) for message in call.messages]
-    choices = call.choices or (nothing_said(0),)
-    group_id, formed_by = call.address.group_id, "header"
-    if call.threaded_by in ("shadow", "evaluation"):
-        formed_by = call.threaded_by
-    elif group_id is None and len(choices) > 1:
-        group_id, formed_by = f"{call.siblings}.choices", "choices"
-    return [_Spoken(call, choice, digests, group_id, formed_by, retried.get(choice.index)) for choice in choices]
+def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[Row]) -> None:
+    """Note which completions are gone on from by what was written; the first that does counts."""
+    new = {(row["project"], row["id"]) for row in written}
+    by: dict[Key, str] = {}
+    for one in batch:
+        call = one.call
+        if call.extends is not None and call.status == "complete" and one.choice.index == 0 and one.key in new:
+            by.setdefault((call.project, call.extends), call.id)
+    rows = [{"project": project, "id": its_id, "continued_by": call_id} for (project, its_id), call_id in by.items()]
+    update_many(connection, schema.completions, rows, only_null="continued_by")
 
 
-def _group(one: _Spoken) -> dict[str, Any]:
-    call = one.call
-    return {
-        "project": call.project,
-        "id": one.group_id,
-        "policy": call.policy,
-        "formed_by": one.formed_by,
-        "state": "open",
-        "size": 0,
-        "rewarded": 0,
-        "target_size": call.address.group_size,
-        "created_at": call.created_at,
-    }
-
-
-def _trajectory(one: _Spoken) -> dict[str, Any]:
-    call = one.call
-    return {
-        "project": call.project,
-        "id": call.trajectory_of(one.choice),
-        "group_id": one.group_id,
-        "policy": call.policy,
-        "task": call.address.task,
-        "split": call.address.split,
-        "no_train": call.address.no_train,
-        "state": "open",
-        "first_version": call.policy_version,
-        "last_version": call.policy_version,
-        "completions": 0,
-        "sampled_tokens": 0,
-        "metadata": call.address.metadata,
-        "created_at": call.created_at,
-        "last_seen_at": call.created_at,
-        "prompt_hash": call.prompt_hash,
-        # A further choice leaves the trajectory that the first one goes on with.
-        "continues": call.continues if one.choice.index == 0 else call.extends or call.continues,
-        "end_user": call.end_user,
-    }
-
-
-def _completion(one: _Spoken, new: Added, to: _Standing) -> dict[str, Any]:
-    call, choice = one.call, one.choice
-    history = call.history(choice)
-    why_not_trained = call.why_not_trained(choice)
-    if to.state not in ("open", "ended"):
-        why_not_trained = why_not_trained or "trajectory_over"
-    return {
-        "project": call.project,
-        "id": call.completion_id(choice),
-        "upstream_id": call.upstream_id,
-        "call_id": call.id,
-        "choice": choice.index,
-        "trajectory_id": call.trajectory_of(choice),
-        "turn": to.completions,
-        "policy": call.policy,
-        "policy_version": call.policy_version,
-        "endpoint": call.endpoint,
-        "streamed": call.streamed,
-        "status": call.status,
-        "error": call.error,
-        "follows": new.follows,
-        "end_user": call.end_user,
-        "key_id": call.key_id,
-        "new_messages": [msgspec.json.decode(message) for message in new.messages],
-        "tools": None if new.tools is None else msgspec.json.decode(new.tools),
-        "response": choice.message or None,
-        "response_text": choice.text,
-        "prompt_token_ids": new.prompt_token_ids,
-        "token_ids": choice.token_ids,
-        "inference_logprobs": choice.logprobs,
-        "sampling": msgspec.json.decode(call.sampling),
-        "finish_reason": choice.finish_reason,
-        "prompt_tokens": call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
-        "completion_tokens": choice.tokens,
-        "ttft_ms": call.ttft_ms,
-        "total_ms": call.total_ms,
-        "retry_of": one.retry_of,
-        "request_digest": None if call.status == "complete" else call.request_digest,
-        "turn_key": call.address.turn_key,
-        "reply": call.reply if choice.index == 0 else None,
-        "threaded_by": call.threaded_by,
-        "why_not_trained": why_not_trained,
-        "created_at": call.created_at,
-        "history": history.conversation,
-        "tool_history": history.tool_calls,
-        "redactions": call.redactions,
-    }
-
-
-def _insert(connection: Connection, table: Table, rows: Mapping[_Key, Mapping[str, Any]]) -> None:
+def _insert(connection: Connection, table: Table, rows: Mapping[Key, Row]) -> None:
     """Insert those that are not there, in one order, whoever inserts several."""
-    if rows:
-        insert_all_new(connection, table, [storable_row(row) for _, row in sorted(rows.items())])
+    insert_many(connection, table, [row for _, row in sorted(rows.items())])
 
 
-def _locked(connection: Connection, trajectories: Iterable[_Key]) -> dict[_Key, _Standing]:
-    return {(row.project, row.id): _Standing(*row) for row in _rows(connection, _LOCK, trajectories)}
+def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _Standing]:
+    rows = _rows(connection, _lock(connection.dialect.name), trajectories)
+    return {(row[0], row[1]): _Standing(*row) for row in rows}
 
 
-def _rows(connection: Connection, query: Select[Any], keys: Iterable[_Key]) -> Iterator[Any]:
+def _present(connection: Connection, table: Table, keys: Iterable[Key]) -> set[Key]:
+    """Those of them that are there."""
+    return {(row[0], row[1]) for row in _rows(connection, _there(connection.dialect.name, table), keys)}
+
+
+def _rows(connection: Connection, query: Select[Any], keys: Iterable[Key]) -> Iterator[Any]:
     """What a query finds, project by project."""
     ids = defaultdict(set)
     for project, its_id in keys:
         ids[project].add(its_id)
+    dialect = connection.dialect.name
     for project, of_project in sorted(ids.items()):
-        for some in chunks(of_project):
-            yield from connection.execute(query, {"its_project": project, "ids": some})
+        yield from connection.execute(query, {"its_project": project, "ids": listed(dialect, sorted(of_project))})

@@ -17,7 +17,8 @@ _Asked = Mapping[tuple[str, str], datetime]
 
 def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
     """The calls without those that a deletion means which was asked for after they had come."""
-    asked = _asked(connection, [call.created_at for call in calls])
+    first = min(calls, key=lambda call: call.created_at_s, default=None)
+    asked = {} if first is None else _asked(connection, first.created_at)
     if not asked:
         return list(calls)
     return [call for call in calls if not _means(asked, call.project, _names(call), call.created_at)]
@@ -25,7 +26,7 @@ def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
 
 def erased_feedback(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """The feedback, by its id, on trajectories whose deletion was asked for after it had come."""
-    asked = _asked(connection, [row["created_at"] for row in rows])
+    asked = _asked(connection, min(row["created_at"] for row in rows)) if rows else {}
     named = [row for row in rows if row["target_kind"] == "trajectory"]
     return {row["id"] for row in named if _means(asked, row["project"], [row["target_id"]], row["created_at"])}
 
@@ -35,12 +36,10 @@ def _names(call: Call) -> list[str]:
     return [call.trajectory_id] if user is None else [call.trajectory_id, user, pseudonym(user)]
 
 
-def _asked(connection: Connection, came_at: Sequence[datetime]) -> _Asked:
+def _asked(connection: Connection, first_came_at: datetime) -> _Asked:
     """What was asked for since the first of them came. Whoever deletes waits for this transaction."""
-    if not came_at:
-        return {}
     announce_writer(connection)
-    return asked_since(connection, min(came_at))
+    return asked_since(connection, first_came_at)
 
 
 def _means(asked: _Asked, project: str, names: Iterable[str], came_at: datetime) -> bool:

@@ -6,6 +6,7 @@ from sqlalchemy import Engine, and_, select
 
 from migrations import schema
 from proxy.evaluations import Due
+from proxy.store_changes import Changes
 
 SOME = 64
 
@@ -15,14 +16,18 @@ e, c, t = schema.evaluations.c, schema.completions.c, schema.trajectories.c
 class EvaluationTables:
     """What `evaluations` asks, of one project."""
 
-    def __init__(self, engine: Engine, project: str) -> None:
+    def __init__(self, engine: Engine, project: str, changes: Changes | None = None) -> None:
         self._engine = engine
+        self._changes = changes or Changes(engine)
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = project
         self._due = and_(e.project == project, e.drawn_at.is_(None), e.error.is_(None))
 
     def due(self) -> list[Due]:
         """Some that are due (`evaluations.Evaluations`)."""
+        return self._changes.unless(("due", self._project), self._some_due)
+
+    def _some_due(self) -> list[Due]:
         source = and_(c.project == e.project, c.id == e.source_id)
         trajectory = and_(t.project == c.project, t.id == c.trajectory_id)
         columns = (e.trajectory_id, e.group_id, e.policy, e.version, t.task, t.metadata, t.end_user)

@@ -9,6 +9,7 @@ from sqlalchemy import Engine, or_, select
 
 from migrations import schema
 from migrations.database import insert_new
+from proxy.store_changes import Changes
 
 v, r, p = schema.policy_versions.c, schema.replicas.c, schema.proxies.c
 
@@ -43,16 +44,20 @@ class Pause:
 class ReplicaTables:
     """What `reconcile` and `pause` ask and tell."""
 
-    def __init__(self, engine: Engine, home: str, projects: Sequence[str]) -> None:
+    def __init__(self, engine: Engine, home: str, projects: Sequence[str], changes: Changes | None = None) -> None:
         """`home`: the project that the servers' rows and the pauses are of; `projects`: those whose versions they
         serve."""
         self._engine = engine
+        self._changes = changes or Changes(engine)
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = home
         self._projects = projects
 
     def wanted(self) -> Wanted:
         """What is to be loaded, and what is not to be unloaded."""
+        return self._changes.unless("wanted", self._wanted)
+
+    def _wanted(self) -> Wanted:
         unsettled = v.state.in_(("building", "candidate"))
         query = (
             select(v.id, v.adapter_path, v.manifest_sha256, v.served)
@@ -89,6 +94,9 @@ class ReplicaTables:
 
     def pause(self) -> Pause | None:
         """The step that has the accelerator, over or not; None while none has."""
+        return self._changes.unless("pause", self._pause)
+
+    def _pause(self) -> Pause | None:
         j = schema.projects.c
         query = select(j.pause_id, j.pause_until).where(j.id == self._project)
         with self._reader.connect() as connection:

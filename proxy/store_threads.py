@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, and_, func, or_, select
+from sqlalchemy import Connection, Engine, and_, bindparam, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
@@ -17,6 +17,7 @@ from proxy.address import NAMED
 from proxy.heads import Head, names_of
 from proxy.pins import Pin, Pins, and_then
 from proxy.repeats import Repeatable
+from proxy.store_changes import Changes
 from proxy.threads import Trail
 
 MOST_FREE = 50
@@ -28,6 +29,11 @@ AWAY_S = 1.0
 
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
 
+# Made once: it is asked several times a second.
+_SAID = select(p.id, p.written_until, p.seen_at).where(
+    p.project == bindparam("its_project"), p.seen_at >= bindparam("since")
+)
+
 Found = TypeVar("Found")
 Otherwise = TypeVar("Otherwise")
 
@@ -37,8 +43,9 @@ log = logging.getLogger(__name__)
 class ThreadTables:
     """What `threads` and `peers` ask, of one project. While the database is away nothing is known of earlier calls."""
 
-    def __init__(self, engine: Engine, project: str) -> None:
+    def __init__(self, engine: Engine, project: str, changes: Changes | None = None) -> None:
         self._engine = engine
+        self._changes = changes or Changes(engine)
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = project
         self._away_until = 0.0
@@ -66,10 +73,15 @@ class ThreadTables:
 
     def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
         """What the other proxies said (`peers.Table`)."""
-        others = (p.project == self._project, p.id != proxy_id, p.seen_at >= _instant(since_s))
+        said = self._changes.unless(("proxies", self._project), lambda: self._said(since_s))
+        return {one: until_s for one, until_s, seen_s in said if one != proxy_id and seen_s >= since_s}
+
+    def _said(self, since_s: float) -> list[tuple[str, float, float]]:
+        """What all proxies said since then: id, until when their calls are written, and when they said it."""
+        parameters = {"its_project": self._project, "since": _instant(since_s)}
         with self._reader.connect() as connection:
-            rows = connection.execute(select(p.id, p.written_until).where(*others))
-            return {row.id: row.written_until.timestamp() for row in rows}
+            rows = connection.execute(_SAID, parameters)
+            return [(row.id, row.written_until.timestamp(), row.seen_at.timestamp()) for row in rows]
 
     def leave(self, proxy_id: str) -> None:
         """Be waited for no more (`peers.Table`)."""

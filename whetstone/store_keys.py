@@ -23,6 +23,10 @@ _SHOWN = (
 )
 
 
+# Made once: the proxy asks it several times a second.
+_STATE = select(func.count(), func.count(k.revoked_at), func.max(k.created_at))
+
+
 @dataclass(frozen=True)
 class Made:
     """What is kept of a new key beside its id and its hash."""
@@ -83,5 +87,5 @@ def state(connection: Connection) -> tuple[int, int, datetime | None]:
 
     As long as this is the same, so are the keys: none changes but by being taken back.
     """
-    row = connection.execute(select(func.count(), func.count(k.revoked_at), func.max(k.created_at))).one()
+    row = connection.execute(_STATE).one()
     return (row[0], row[1], row[2])

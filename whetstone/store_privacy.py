@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, text, union_all
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, text, union_all
 
 from migrations import schema
 from migrations.database import chunks
@@ -31,6 +31,13 @@ t, c, e, g, x = (
     schema.examples.c,
 )
 s, m, r, v = schema.steps.c, schema.step_trajectories.c, schema.erasures.c, schema.policy_versions.c
+
+# Made once: it is asked in every transaction that writes calls.
+_ASKED_SINCE = (
+    select(r.project, r.target, r.asked_at)
+    .where(r.asked_at >= bindparam("since"), r.kind != "age")
+    .order_by(r.asked_at)
+)
 
 Versions = Mapping[str, Collection[int]]
 """Policy -> its versions."""
@@ -105,8 +112,7 @@ def announce_writer(connection: Connection) -> None:
 
 def asked_since(connection: Connection, since: datetime) -> dict[tuple[str, str], datetime]:
     """Project and target of the deletions that were asked for since then, and when; not those by age."""
-    query = select(r.project, r.target, r.asked_at).where(r.asked_at >= since, r.kind != "age").order_by(r.asked_at)
-    return {(row.project, row.target): row.asked_at for row in connection.execute(query)}
+    return {(row.project, row.target): row.asked_at for row in connection.execute(_ASKED_SINCE, {"since": since})}
 
 
 def unfinished(connection: Connection, project: str, before: datetime) -> list[Erasure]:

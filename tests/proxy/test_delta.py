@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.delta import ANSWER, Added, Tail, added, digest, tail_of
+from proxy.delta import ANSWER, Added, Asked, Tail, added, digest, tail_of
 from tests.proxy.conftest import raw
 
 SYSTEM, USER, SAID, MORE = (
@@ -15,8 +15,8 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def turn(tail: Tail | None, messages: list[Any], prompt: list[int] | None, tools: Any = None) -> Added:
-    pieces = [raw(message) for message in messages]
-    return added(tail, pieces, [digest(piece) for piece in pieces], prompt, None if tools is None else raw(tools))
+    asked = Asked([raw(message) for message in messages])
+    return added(tail, asked, prompt, None if tools is None else raw(tools))
 
 
 def tail_after(new: Added, prompt: list[int] | None, answer: list[int] | None, tools: Any = None) -> Tail | None:
@@ -58,6 +58,18 @@ def test_a_turn_may_add_nothing_but_the_answer() -> None:
 
 def test_order_of_keys_and_white_space_are_no_difference() -> None:
     assert digest(raw(USER)) == digest(raw(dict(reversed(USER.items()))))
+
+
+def test_messages_that_come_as_the_same_bytes_are_not_read_again() -> None:
+    asked = Asked([raw(SYSTEM), raw(USER)])
+    tail = tail_of("c0", [b"unlike", b"any"], [1, 2], [3, 4], None, asked.hash_of(2))
+    assert turn(tail, [SYSTEM, USER, SAID, MORE], [1, 2, 3, 4, 5]).follows == "c0"
+    assert turn(tail, [SYSTEM, MORE, SAID, USER], [1, 2, 3, 4, 5]).follows is None
+
+
+def test_messages_that_come_as_other_bytes_are_told_by_what_they_say() -> None:
+    tail = tail_of("c0", [digest(raw(USER))], [1, 2], [3, 4], None, Asked([raw(USER)]).hash_of(1))
+    assert turn(tail, [dict(reversed(USER.items())), SAID, MORE], [1, 2, 3, 4, 5]).follows == "c0"
 
 
 def test_other_token_ids_follow_nothing() -> None:
@@ -118,4 +130,5 @@ def test_what_is_stored_adds_up_to_what_was_asked(turns: list[Any]) -> None:
         completion = f"c{number}"
         whole[completion] = (prompt + next_answer, messages, tools)
         pieces = None if tools is None else raw(tools)
-        tail, answer = tail_of(completion, new.digests, prompt, next_answer, pieces), next_answer
+        asked = Asked([raw(message) for message in messages]).hash_of(len(messages)) if number % 2 else b""
+        tail, answer = tail_of(completion, new.digests, prompt, next_answer, pieces, asked), next_answer

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
@@ -444,7 +445,9 @@ def test_the_tail_read_back_is_the_tail_remembered(store: Store, engine: Engine,
         with engine.begin() as connection:
             store.calls.write(connection, [call])
             remembered = store.calls.tails.of(connection, "default", trajectory_id, call.id)
-            assert Store(engine).calls.tails.of(connection, "default", trajectory_id, call.id) == remembered
+            # The bytes that the app sent are not in the tables.
+            told = remembered and msgspec.structs.replace(remembered, asked=b"")
+            assert Store(engine).calls.tails.of(connection, "default", trajectory_id, call.id) == told
 
 
 @pytest.mark.parametrize(("state", "why"), [("training", "waiting_step"), ("recording", "policy_not_training")])

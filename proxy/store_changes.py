@@ -1,0 +1,63 @@
+"""Whether anything was written since one looked last, so that what is read again and again is read only then.
+
+SQLite tells it in microseconds. PostgreSQL does not: there all is read every time.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine
+
+Read = TypeVar("Read")
+
+
+class Changes:
+    """Remembers what was read, until any process has written. Used from any thread; `close` last."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._file = engine.url.database if engine.dialect.name == "sqlite" else None
+        self._looking = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._read: dict[Hashable, tuple[int, Any]] = {}
+
+    def unless(self, name: Hashable, read: Callable[[], Read]) -> Read:
+        """What `read` says, or said under this name when nothing had been written since. It must not be changed.
+
+        Raises:
+            Exception: whatever `read` does; nothing is remembered then.
+        """
+        # Looked at first: what is written while it reads is read again.
+        mark = self._mark()
+        if mark is None:
+            return read()
+        known = self._read.get(name)
+        if known is not None and known[0] == mark:
+            value: Read = known[1]
+            return value
+        value = read()
+        self._read[name] = (mark, value)
+        return value
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._looking:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection, self._file = None, None
+
+    def _mark(self) -> int | None:
+        """Another number after each commit of anybody's; None where that cannot be told."""
+        with self._looking:
+            if self._file is None:
+                return None
+            try:
+                if self._connection is None:
+                    # Its own: the number counts the commits of all other connections. It never waits.
+                    self._connection = sqlite3.connect(self._file, timeout=0, check_same_thread=False)
+                return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+            except sqlite3.Error:
+                self._connection = None
+                self._read.clear()  # another connection counts anew
+                return None

@@ -1,0 +1,109 @@
+"""Rows written past SQLAlchemy are the rows that SQLAlchemy writes."""
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, Table, select
+
+from migrations import schema
+from migrations.bulk import among, insert_absent, insert_many, listed, raw_json, update_many
+from migrations.types import is_json
+from tests.conftest import NOW
+
+t, c = schema.trajectories.c, schema.completions.c
+
+
+def as_bulk(table: Table, row: dict[str, Any]) -> dict[str, Any]:
+    """A row as bulk takes it."""
+    return {
+        name: raw_json(value) if value is not None and is_json(table.c[name].type) else value
+        for name, value in row.items()
+    }
+
+
+def trajectory(trajectory_id: str, **values: Any) -> dict[str, Any]:
+    row = {
+        "project": "default", "id": trajectory_id, "policy": "starter", "split": "train", "no_train": False,
+        "state": "open", "reward": None, "completions": 0, "sampled_tokens": 0, "metadata": None, "created_at": NOW,
+        "last_seen_at": NOW,
+    }  # fmt: skip
+    return row | values
+
+
+def completion(completion_id: str, **values: Any) -> dict[str, Any]:
+    row = {
+        "project": "default", "id": completion_id, "upstream_id": "u", "call_id": "c", "choice": 0,
+        "trajectory_id": "t", "turn": 0, "policy": "starter", "policy_version": 0, "endpoint": "chat.completions",
+        "streamed": True, "status": "complete", "new_messages": [{"content": 'ä "\\ \n 😀 %s :x', "n": [1, 2.5, None]}],
+        "tools": None, "response": {"content": "", "refusal": None}, "response_text": 'it\'s "ä" \\ 😀 %(x)s \t',
+        "prompt_token_ids": [], "token_ids": [0, 2**31 - 1], "inference_logprobs": [-0.1, -1.2231433391571045],
+        "sampling": {"temperature": 1.0, "seed": 10**15}, "total_ms": 0.1 + 0.2, "threaded_by": "new",
+        "reply": bytes(range(256)), "history": b"\\x00", "tool_history": None, "error": None,
+        "created_at": datetime(2026, 3, 1, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=2))),
+    }  # fmt: skip
+    return row | values
+
+
+@pytest.mark.usefixtures("seed")
+def test_rows_of_every_kind_of_value_are_as_sqlalchemy_writes_them(engine: Engine) -> None:
+    ours, theirs = completion("ours"), completion("theirs", turn=1)
+    with engine.begin() as connection:
+        connection.execute(schema.trajectories.insert().values(**trajectory("t")))
+        insert_many(connection, schema.completions, [as_bulk(schema.completions, ours)], ("project", "id"))
+        connection.execute(schema.completions.insert().values(**theirs))
+        columns = [column for column in c if column.name not in ("id", "turn")]
+        one, other = connection.execute(select(*columns).order_by(c.id)).all()
+        assert one._asdict() == other._asdict()
+        if engine.dialect.name == "sqlite":  # there the texts themselves can be compared
+            raw = (
+                "SELECT created_at, new_messages, sampling, token_ids, inference_logprobs FROM completions ORDER BY id"
+            )
+            one, other = connection.exec_driver_sql(raw).all()
+            assert tuple(one) == tuple(other)
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("count", [1, 9, 10, 49, 50, 51, 163])
+def test_however_many_rows_come_all_are_there_and_those_that_were_there_stay(engine: Engine, count: int) -> None:
+    rows = [as_bulk(schema.trajectories, trajectory(f"t{number:03d}", task="new")) for number in range(count)]
+    with engine.begin() as connection:
+        connection.execute(schema.trajectories.insert().values(**trajectory("t000", task="old")))
+        insert_many(connection, schema.trajectories, rows)
+        tasks = connection.execute(select(t.task).order_by(t.id)).scalars().all()
+        some = among(engine.dialect.name, t.id)
+        found = connection.execute(select(t.id).where(some), {"ids": listed(engine.dialect.name, ["t000", "no", "'"])})
+        assert found.scalars().all() == ["t000"]
+    assert tasks == ["old", *["new"] * (count - 1)]
+
+
+@pytest.mark.usefixtures("seed")
+def test_who_looked_before_is_told_what_was_inserted(engine: Engine) -> None:
+    rows = [as_bulk(schema.trajectories, trajectory(f"t{number}")) for number in range(3)]
+    with engine.begin() as connection:
+        assert insert_absent(connection, schema.trajectories, rows[:2]) == {("default", "t0"), ("default", "t1")}
+        if engine.dialect.name == "postgresql":  # where somebody else may have come in between
+            assert insert_absent(connection, schema.trajectories, rows) == {("default", "t2")}
+        assert insert_absent(connection, schema.trajectories, []) == set()
+
+
+@pytest.mark.usefixtures("seed")
+def test_each_row_changes_its_own_and_what_is_filled_may_stay(engine: Engine) -> None:
+    with engine.begin() as connection:
+        for number in range(3):
+            connection.execute(schema.trajectories.insert().values(**trajectory(f"t{number}", task=f"{number}" * 2)))
+        changes = [{"project": "default", "id": f"t{number}", "completions": number} for number in (1, 2)]
+        update_many(connection, schema.trajectories, changes)
+        update_many(connection, schema.trajectories, [{"project": "other", "id": "t0", "completions": 9}])
+        assert connection.execute(select(t.completions).order_by(t.id)).scalars().all() == [0, 1, 2]
+        connection.execute(schema.trajectories.update().where(t.id == "t0").values(task=None))
+        named = [{"project": "default", "id": f"t{number}", "task": "x"} for number in (0, 1)]
+        update_many(connection, schema.trajectories, named, only_null="task")
+        assert connection.execute(select(t.task).order_by(t.id)).scalars().all() == ["x", "11", "22"]
+
+
+@pytest.mark.usefixtures("seed")
+def test_an_instant_without_a_zone_is_refused(engine: Engine) -> None:
+    row = as_bulk(schema.trajectories, trajectory("t", created_at=datetime(2026, 1, 1)))  # noqa: DTZ001
+    with engine.begin() as connection, pytest.raises(ValueError, match="has no time zone"):
+        insert_many(connection, schema.trajectories, [row])
