@@ -1,181 +1,151 @@
-"""What `/metrics` tells, in Prometheus' own format. Knows names and meanings; counts nothing."""
+"""What `/metrics` tells, in Prometheus' own format. Counts nothing; names and meanings stand in
+`whetstone.metric_names`.
+"""
 
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
+from proxy.refusals import refused
 from proxy.replicas import Replicas
+from proxy.store_queues import Queues
 from proxy.store_steps import PolicySteps
+from proxy.traffic import Histogram, Traffic
+from whetstone.metric_names import BY_NAME
 
 OF_LAST_STEP = {
-    "loss": ("whetstone_step_loss", "Loss."),
-    "reward_mean": ("whetstone_step_reward_mean", "Mean reward of its trajectories."),
-    "advantage_spread": ("whetstone_step_advantage_spread", "Standard deviation of the advantages it trained on."),
-    "kl": ("whetstone_step_kl", "Nats a token, k3 to the base model."),
-    "entropy": ("whetstone_step_entropy", "Nats a token."),
-    "masked_share": ("whetstone_step_masked_share", "Share of its sampled tokens that the loss clipped or masked."),
-    "mismatch_k3": ("whetstone_step_mismatch_k3", "Nats a token, k3 between server and trainer."),
-    "grad_norm": ("whetstone_step_grad_norm", "Norm of the gradient before clipping."),
-    "learning_rate": ("whetstone_step_learning_rate", "The optimizer's learning rate."),
-    "tokens_per_s": ("whetstone_step_tokens_per_second", "Sampled tokens per second of the whole step."),
-    "seconds": ("whetstone_step_seconds", "From its claim to its end."),
-    "read_tokens": ("whetstone_step_read_tokens", "Tokens of its forward passes."),
+    "loss": "whetstone_step_loss",
+    "reward_mean": "whetstone_step_reward_mean",
+    "advantage_spread": "whetstone_step_advantage_spread",
+    "kl": "whetstone_step_kl",
+    "entropy": "whetstone_step_entropy",
+    "masked_share": "whetstone_step_masked_share",
+    "mismatch_k3": "whetstone_step_mismatch_k3",
+    "grad_norm": "whetstone_step_grad_norm",
+    "learning_rate": "whetstone_step_learning_rate",
+    "tokens_per_s": "whetstone_step_tokens_per_second",
+    "seconds": "whetstone_step_seconds",
+    "read_tokens": "whetstone_step_read_tokens",
 }
-"""Column of the last ended step -> name and meaning of its gauge."""
+"""Column of the last ended step -> name of its gauge."""
+
+_process = ProcessCollector(registry=None)
 
 
-def exposition(
-    unwritten: int,
-    written_tokens: int,
-    completeness: float | None,
-    threaded_by: Mapping[str, int],
-    reasons: Mapping[tuple[str, str], int] | None,
-    steps: Sequence[PolicySteps] | None,
-    others: Sequence[Metric] = (),
-) -> bytes:
-    """The metrics as text. What nothing can be said of (None) is left out.
-
-    `threaded_by`: calls by the rule that found their trajectory. `reasons`: the last hour's trajectories by policy and
-    why they were not trained on, "" once they were. `others`: what `records_of` and `servers_of` tell.
-    """
-    families: list[Metric] = [
-        GaugeMetricFamily(
-            "whetstone_unwritten_calls", "Calls and feedback in the journal that SQL does not have yet.", unwritten
-        ),
-        CounterMetricFamily(
-            "whetstone_recorded_tokens", "Sampled tokens this proxy has written to SQL.", written_tokens
-        ),
-        _counter(
-            "whetstone_calls",
-            "Calls this proxy has placed, by the rule that found their trajectory.",
-            ["threaded_by"],
-            [((rule,), count) for rule, count in sorted(threaded_by.items())],
-        ),
-    ]
-    if reasons is not None:
-        families.append(
-            _gauge(
-                "whetstone_trajectories",
-                "Trajectories that began within the last hour, by why no step has trained on them; empty once one has.",
-                ["policy", "why_not_trained"],
-                sorted(reasons.items()),
-            )
-        )
-    if completeness is not None:
-        meaning = "Sampled tokens in SQL over the increase of vllm:generation_tokens_total, since the proxy's start."
-        families.append(GaugeMetricFamily("whetstone_capture_completeness", meaning, completeness))
-    families += others
-    if steps is not None:
-        families += [*_totals(steps), *_last(steps)]
+def exposition(families: Iterable[Metric]) -> bytes:
+    """The metrics as text, with what the kernel knows of this process."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Told(families))
+    registry.register(_Told([*families, *_process.collect()]))
     return generate_latest(registry)
 
 
-def records_of(recorder: Recorder) -> list[Metric]:
-    """What the journal holds, and what nobody holds."""
+def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness: float | None) -> list[Metric]:
+    """What was recorded, what the journal holds, and what nobody holds. `completeness`: None where nobody can tell."""
     away_since_s = recorder.away_since_s
+    told = [
+        _one("whetstone_info", 1.0, version("whetstone")),
+        _one("whetstone_recorded_tokens", written_tokens),
+        _one("whetstone_capture_completeness", completeness),
+        _one("whetstone_unwritten_calls", recorder.unwritten),
+        _one("whetstone_journal_bytes", recorder.journal_bytes),
+        _one("whetstone_database_away_seconds", 0.0 if away_since_s is None else time.time() - away_since_s),
+        _one("whetstone_dropped_calls", recorder.dropped),
+    ]
+    with suppress(OSError):  # the folder's server may be away
+        told.append(_one("whetstone_data_free_bytes", shutil.disk_usage(data).free))
+    return told
+
+
+def traffic_of(traffic: Traffic, threaded_by: Mapping[str, int]) -> list[Metric]:
+    """What was asked and answered. `threaded_by`: calls by the rule that found their trajectory."""
+    told = traffic.told()
     return [
-        GaugeMetricFamily("whetstone_journal_bytes", "What the journal takes.", recorder.journal_bytes),
-        GaugeMetricFamily(
-            "whetstone_database_away_seconds",
-            "How long the database has taken nothing; 0 while it does.",
-            0.0 if away_since_s is None else time.time() - away_since_s,
-        ),
-        CounterMetricFamily("whetstone_dropped_calls", "Calls that were answered and not recorded.", recorder.dropped),
+        _some("whetstone_recorded_calls", sorted(told.calls.items())),
+        _histogram("whetstone_first_token_seconds", told.first_token),
+        _histogram("whetstone_call_seconds", told.whole),
+        _some("whetstone_prompt_tokens", _by_policy(told.prompt_tokens)),
+        _some("whetstone_sampled_tokens", _by_policy(told.sampled_tokens)),
+        _some("whetstone_refused_requests", sorted(((str(s), code), n) for (s, code), n in list(refused.items()))),
+        _some("whetstone_calls", [((rule,), count) for rule, count in sorted(threaded_by.items())]),
     ]
 
 
 def redaction_of(redactors: Sequence[Redactor]) -> list[Metric]:
     """What redaction could not look at, and dropped."""
-    return [
-        _counter(
-            "whetstone_dropped_texts",
-            "Texts that redaction dropped whole: it took too long, or a function of the settings failed.",
-            ["reason"],
-            [
-                (("timed_out",), sum(one.timed_out for one in redactors)),
-                (("failed",), sum(one.failed for one in redactors)),
-            ],
-        )
-    ]
+    timed_out, failed = sum(one.timed_out for one in redactors), sum(one.failed for one in redactors)
+    return [_some("whetstone_dropped_texts", [(("timed_out",), timed_out), (("failed",), failed)])]
 
 
 def servers_of(replicas: Replicas) -> list[Metric]:
     """How the vLLM servers are, and what is on its way to them."""
     return [
-        _gauge(
-            "whetstone_replica_up",
-            "1 where a vLLM server answers and has all that it is to serve, else 0.",
-            ["replica"],
-            [((one.url,), float(one.state == "serving")) for one in replicas],
-        ),
-        _gauge(
-            "whetstone_in_flight_calls",
-            "Calls that a vLLM server is answering for this proxy.",
-            ["replica"],
-            [((one.url,), one.in_flight) for one in replicas],
-        ),
-        GaugeMetricFamily(
-            "whetstone_waiting_calls", "Calls that wait until a vLLM server can answer them.", replicas.waiting
-        ),
+        _some("whetstone_replica_up", [((one.url,), float(one.state == "serving")) for one in replicas]),
+        _some("whetstone_in_flight_calls", [((one.url,), one.in_flight) for one in replicas]),
+        _one("whetstone_waiting_calls", replicas.waiting),
     ]
 
 
-def _totals(steps: Sequence[PolicySteps]) -> list[Metric]:
+def queues_of(queues: Queues) -> list[Metric]:
+    """What waits in the database, for whom, and what judging took."""
+    judged = [
+        ((day.policy, day.judge, outcome), count)
+        for day in queues.judged
+        for outcome, count in (("accepted", day.accepted), ("refused", day.refused), ("failed", day.failed))
+    ]
+    took = [
+        ((judge, of), seconds)
+        for judge, mean_s, most_s in queues.judge_s
+        for of, seconds in (("mean", mean_s), ("most", most_s))
+    ]
     return [
-        _gauge(
-            "whetstone_live_version",
-            "The version that answers; 0 is the base model.",
-            ["policy"],
-            [((one.policy,), one.live_version) for one in steps],
-        ),
-        _counter(
-            "whetstone_steps",
-            "Steps that have ended, by how.",
-            ["policy", "state"],
-            [((one.policy, state), count) for one in steps for state, count in sorted(one.ended.items())],
-        ),
-        _counter(
-            "whetstone_step_sampled_tokens",
-            "Sampled tokens that steps have trained on.",
-            ["policy"],
-            [((one.policy,), one.sampled_tokens) for one in steps],
-        ),
-        _counter(
-            "whetstone_groups_discarded",
-            "Groups given up when steps were claimed, by reason.",
-            ["policy", "reason"],
-            [((one.policy, reason), count) for one in steps for reason, count in sorted(one.discarded.items())],
-        ),
+        _some("whetstone_policy_state", [((policy, state), 1.0) for policy, state in queues.policies]),
+        _one("whetstone_open_trajectories", queues.open_trajectories),
+        _one("whetstone_assembly_lag_seconds", queues.assembly_lag_s),
+        _one("whetstone_feedback_waiting", queues.feedback_waiting),
+        _some("whetstone_groups", [(key, count) for key, (count, _) in sorted(queues.groups.items())]),
+        _some("whetstone_group_waits_seconds", [(key, waits_s) for key, (_, waits_s) in sorted(queues.groups.items())]),
+        _some("whetstone_groups_waiting_for_judges", _by_policy(queues.for_judges)),
+        _some("whetstone_judge_calls", judged),
+        _some("whetstone_judge_tokens", [((day.policy, day.judge), day.tokens) for day in queues.judged]),
+        _some("whetstone_judge_cost_usd", [((day.policy, day.judge), day.cost_usd) for day in queues.judged]),
+        _some("whetstone_judge_seconds", took),
+        _some("whetstone_step_running_seconds", _by_policy(queues.step_running_s)),
+        _some("whetstone_step_silent_seconds", _by_policy(queues.step_silent_s)),
     ]
 
 
-def _last(steps: Sequence[PolicySteps]) -> list[Metric]:
-    """Of each policy's last ended step."""
-    rows = [("no", "completions"), ("yes", "rows")]
+def reasons_of(reasons: Mapping[tuple[str, str], int]) -> list[Metric]:
+    """The last hour's trajectories by policy and why they were not trained on, "" once they were."""
+    return [_some("whetstone_trajectories", sorted(reasons.items()))]
+
+
+def steps_of(steps: Sequence[PolicySteps]) -> list[Metric]:
+    """Steps so far, and each policy's last ended one."""
+    merged = [("no", "completions"), ("yes", "rows")]
+    ended = [((one.policy, state), count) for one in steps for state, count in sorted(one.ended.items())]
+    discarded = [((one.policy, why), count) for one in steps for why, count in sorted(one.discarded.items())]
+    rows = [((one.policy, which), one.last.get(column)) for one in steps for which, column in merged]
+    phases = [((one.policy, phase), seconds) for one in steps for phase, seconds in one.phases.items()]
     return [
+        _some("whetstone_live_version", [((one.policy,), one.live_version) for one in steps]),
+        _some("whetstone_steps", ended),
+        _some("whetstone_step_sampled_tokens", [((one.policy,), one.sampled_tokens) for one in steps]),
+        _some("whetstone_groups_discarded", discarded),
         *(
-            _gauge(name, f"{meaning} Of the last step.", ["policy"], [((s.policy,), s.last.get(column)) for s in steps])
-            for column, (name, meaning) in OF_LAST_STEP.items()
+            _some(name, [((one.policy,), one.last.get(column)) for one in steps])
+            for column, name in OF_LAST_STEP.items()
         ),
-        _gauge(
-            "whetstone_step_rows",
-            "Completions trained on, and the rows they were merged into. Of the last step.",
-            ["policy", "merged"],
-            [((one.policy, merged), one.last.get(column)) for one in steps for merged, column in rows],
-        ),
-        _gauge(
-            "whetstone_step_phase_seconds",
-            "Seconds of each phase. Of the last step.",
-            ["policy", "phase"],
-            [((one.policy, phase), seconds) for one in steps for phase, seconds in one.phases.items()],
-        ),
+        _some("whetstone_step_rows", rows),
+        _some("whetstone_step_phase_seconds", phases),
     ]
 
 
@@ -183,20 +153,29 @@ Samples = Iterable[tuple[Sequence[str], float | None]]
 """Label values and the figure; None is left out."""
 
 
-def _gauge(name: str, meaning: str, labels: Sequence[str], samples: Samples) -> Metric:
-    family = GaugeMetricFamily(name, meaning, labels=labels)
+def _one(name: str, figure: float | None, *values: str) -> Metric:
+    return _some(name, [(values, figure)])
+
+
+def _some(name: str, samples: Samples) -> Metric:
+    named = BY_NAME[name]
+    make = CounterMetricFamily if named.kind == "counter" else GaugeMetricFamily
+    family = make(name, named.meaning, labels=named.labels)
     for values, figure in samples:
         if figure is not None:
             family.add_metric(values, figure)
     return family
 
 
-def _counter(name: str, meaning: str, labels: Sequence[str], samples: Samples) -> Metric:
-    family = CounterMetricFamily(name, meaning, labels=labels)
-    for values, count in samples:
-        if count is not None:
-            family.add_metric(values, count)
+def _histogram(name: str, of_policies: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, BY_NAME[name].meaning, labels=BY_NAME[name].labels)
+    for policy, one in sorted(of_policies.items()):
+        family.add_metric([policy], one.buckets(), one.sum_s)
     return family
+
+
+def _by_policy(figures: Mapping[str, float]) -> Samples:
+    return [((policy,), figure) for policy, figure in sorted(figures.items())]
 
 
 class _Told(Collector):

@@ -1,0 +1,106 @@
+"""Counts what SQL has of calls: how many, how long, how many tokens. Told by the writer thread, in its batches.
+
+So the event loop, which apps wait for, counts nothing.
+"""
+
+import itertools
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.call import Call
+
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass
+class Histogram:
+    """Seconds, counted by their upper bounds."""
+
+    bounds_s: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    """Of each bound what is not over it and over the one before; last, what is over all of them."""
+    sum_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds_s) + 1)
+
+    def note(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus writes them: bound, and how many are not over it."""
+        names = [*(str(bound) for bound in self.bounds_s), "+Inf"]
+        return [(name, float(count)) for name, count in zip(names, itertools.accumulate(self.counts), strict=True)]
+
+
+@dataclass
+class Told:
+    """All that was counted since the process began."""
+
+    calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Policy, endpoint and status -> calls."""
+    prompt_tokens: Counter[str] = field(default_factory=Counter)
+    sampled_tokens: Counter[str] = field(default_factory=Counter)
+    first_token: dict[str, Histogram] = field(default_factory=dict)
+    whole: dict[str, Histogram] = field(default_factory=dict)
+
+
+class Traffic:
+    """The counts, written by one thread and read by another."""
+
+    def __init__(self) -> None:
+        self._began_at_s = time.time()
+        self._lock = threading.Lock()
+        self._told = Told()
+
+    def note(self, calls: Sequence[Call]) -> None:
+        """Count what was committed; not what a dead process left behind, whose times are of another day."""
+        with self._lock:
+            for call in calls:
+                if call.created_at_s >= self._began_at_s:
+                    self._note(call)
+
+    def _note(self, call: Call) -> None:
+        told, policy = self._told, call.policy
+        # A request of several prompts is a call for each: times and answers are the first one's.
+        if not call.first_id:
+            told.calls[policy, call.endpoint, call.status] += 1
+            if call.ttft_ms is not None:
+                _of(told.first_token, policy, FIRST_TOKEN_S).note(call.ttft_ms / 1000)
+            if call.status == "complete":
+                _of(told.whole, policy, WHOLE_S).note(call.total_ms / 1000)
+        sampled = sum(choice.tokens or 0 for choice in call.choices)
+        told.sampled_tokens[policy] += sampled
+        told.prompt_tokens[policy] += call.tokens - sampled
+
+    def told(self) -> Told:
+        """What was counted up to now, for one reader."""
+        with self._lock:
+            told = self._told
+            return Told(
+                Counter(told.calls),
+                Counter(told.prompt_tokens),
+                Counter(told.sampled_tokens),
+                {policy: _copy(one) for policy, one in told.first_token.items()},
+                {policy: _copy(one) for policy, one in told.whole.items()},
+            )
+
+
+def _of(histograms: dict[str, Histogram], policy: str, bounds_s: tuple[float, ...]) -> Histogram:
+    found = histograms.get(policy)
+    if found is None:
+        found = histograms[policy] = Histogram(bounds_s)
+    return found
+
+
+def _copy(one: Histogram) -> Histogram:
+    copy = Histogram(one.bounds_s)
+    copy.counts, copy.sum_s = list(one.counts), one.sum_s
+    return copy

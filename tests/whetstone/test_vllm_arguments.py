@@ -1,0 +1,37 @@
+"""What is printed for those who start vLLM by other means is what `up` starts, but for where it listens."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from whetstone import vllm
+from whetstone.settings import Settings, VllmSettings
+from whetstone.vllm_arguments import arguments, lines
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_arguments_are_ups_but_for_the_address() -> None:
+    settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", policies=("second",), vllm=VllmSettings(max_loras=8))
+    ups, ours = vllm.command(settings, 8001)[3:], arguments(settings)
+    assert ours == ["0.0.0.0" if one == "127.0.0.1" else one for one in ups]
+    assert {"starter@v0", "second@v0"} <= set(ours)
+
+
+def test_what_is_printed_is_shell_words_with_the_environment_before_them() -> None:
+    settings = Settings()
+    words = shlex.split(" ".join(line.removesuffix("\\") for line in lines(settings)))
+    given = dict(word.split("=", 1) for word in words[: words.index("python3")])
+    assert given == vllm.environment(settings)
+    assert words[words.index("--model") :] == arguments(settings)
+
+
+def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "whetstone.vllm_arguments"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WHETSTONE_PROXY__PORT": "lots"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "proxy.port" in done.stderr
+    helped = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert helped.returncode == 0 and "how vLLM is to be started" in helped.stdout
