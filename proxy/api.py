@@ -12,19 +12,18 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy import openapi
+from proxy import openapi, refusals
 from proxy.asgi import read_whole
 from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate
 from proxy.feedback import read_feedback
-from proxy.feedback_rows import ended_by, request_row, row_of, too_late
+from proxy.feedback_rows import request_row, row_of, too_late
 from proxy.keys import is_admin, key_of
 from proxy.policies import Policies, Policy
 from proxy.recorder import Recorder
-from proxy.redaction import Redactor
 from proxy.responses import as_json
 from proxy.scopes import CONTENT
 from proxy.store import Store
-from proxy.threads import Threads
+from proxy.taking import Taking
 from whetstone.settings import ProxySettings
 
 log = logging.getLogger(__name__)
@@ -38,17 +37,17 @@ def build(
     policies: Callable[[], Policies],
     store: Store,
     recorder: Recorder,
-    threads: Threads,
+    take: Taking,
     judges: Collection[str],
     settings: ProxySettings,
-    redactor: Redactor | None = None,
 ) -> FastAPI:
-    """The routes, over these parts. `redactor`: takes out of feedback what is not to be written down."""
+    """The routes, over these parts."""
     api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None, redirect_slashes=False)
     openapi.add(api)
 
     @api.exception_handler(ProxyError)
     async def answer_error(_request: Request, error: ProxyError) -> Response:
+        refusals.note(error)
         return Response(error.body(), error.status, {k.decode(): v.decode() for k, v in error.headers()})
 
     @api.exception_handler(404)
@@ -81,7 +80,7 @@ def build(
         now = datetime.now(UTC)
         # One after the other: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
-        ids = await take(rows, request)
+        ids = await take(rows, key_of(request.scope))
         results = [_taken(feedback_id) for feedback_id in ids]
         return as_json(results if batch else results[0], status=202)
 
@@ -97,18 +96,9 @@ def build(
 
     async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
         key = request.headers.get("idempotency-key")
-        ids = await take([request_row(source, target_id, key, project, datetime.now(UTC))], request)
+        row = request_row(source, target_id, key, project, datetime.now(UTC))
+        ids = await take([row], key_of(request.scope))
         return as_json(_taken(ids[0]), status=202)
-
-    async def take(rows: list[dict[str, Any]], request: Request) -> list[str]:
-        rows = [row | {"key_id": key_of(request.scope)} for row in rows]
-        if redactor is not None:
-            rows = await redactor.feedback(rows)
-        taken = await recorder.feedback(rows)
-        for row in (row for row, one in zip(rows, taken, strict=True) if one.new):
-            for name in ended_by(row):
-                threads.ended(name)
-        return [one.id for one in taken]
 
     @api.get("/v1/feedback/{feedback_id}")
     def get_feedback(feedback_id: str, request: Request) -> Response:

@@ -32,6 +32,9 @@ from proxy.store_keys import KeyTables
 from proxy.store_replicas import ReplicaTables
 from proxy.store_threads import ThreadTables
 from proxy.tenant import Shared, Tenant
+from proxy.traffic import Traffic
+from proxy.ui.door import DashboardDoor
+from proxy.ui.store_sessions import SessionTables
 from proxy.upstream import Upstream
 from proxy.writer import AWAY
 from whetstone import first_key
@@ -60,8 +63,7 @@ class Proxy:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            with request_id.named(scope, send) as sending:
-                await self._door(scope, receive, sending)
+            await request_id.named(self._door, scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
@@ -99,36 +101,51 @@ class Proxy:
             self._opened.push_async_callback(upstream.close)
         of_projects = settings.of_projects()
         projects = [own.project for own in of_projects]
-        completeness = Completeness(vllm, store, projects)
+        completeness, traffic = Completeness(vllm, store, projects), Traffic()
         self._replicas = Replicas(
             [Replica(url, upstream) for url, upstream in vllm.items()],
             settings.proxy.max_waiting,
             settings.proxy.max_wait_s,
         )
         # Who waits for this proxy's calls reads those of one project, but they are written in one line.
-        self._peers = Peers(ThreadTables(store.engine, settings.project), lambda: recorder.written_until)
+        self._peers = Peers(ThreadTables(store.engine, settings.project, store.changes), lambda: recorder.written_until)
         self.tenants = {own.project: Tenant(own, store, self._peers) for own in of_projects}
+
+        def written(calls: Sequence[Call]) -> None:
+            completeness.note(calls)
+            traffic.note(calls)
+
         recorder = Recorder(
             store,
             settings.data / "journal",
             on_feedback=lambda: hint(celery, ASSEMBLE),
-            on_written=completeness.note,
+            on_written=written,
             on_recovered=self._recovered,
             on_feedback_recovered=self._feedback_recovered,
             settings=settings.proxy,
         )
         await completeness.begin()
         await asyncio.to_thread(first_key.look_after, store.engine, settings)
-        self._keys = Keys(KeyTables(store.engine, projects), settings.project, on_loopback=settings.proxy.on_loopback)
+        key_tables = KeyTables(store.engine, projects, store.changes)
+        self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)
         await self._keys.refresh()
         quotas = Quotas(lambda: self._peers.others)
+        in_flight = InFlight(settings.proxy)
         self._door = Door(
             self._keys,
             quotas,
-            InFlight(settings.proxy),
+            in_flight,
             settings.project,
             settings.proxy.cors_origins,
             lambda name: self.tenants[name],
+            DashboardDoor(
+                self._keys,
+                SessionTables(store.engine),
+                recorder.commit,
+                in_flight,
+                settings.project,
+                lambda name: self.tenants[name].dashboard,
+            ),
         )
         recorder.start()
         self._opened.push_async_callback(recorder.close)
@@ -147,7 +164,7 @@ class Proxy:
         tenants = list(self.tenants.values())
         for tenant in tenants:
             tenant.open(shared)
-        await self._look_after_servers(ReplicaTables(store.engine, settings.project, projects))
+        await self._look_after_servers(ReplicaTables(store.engine, settings.project, projects, store.changes))
         health.add(
             self.tenants[settings.project].api,
             projects=projects,
@@ -158,6 +175,8 @@ class Proxy:
             recorder=recorder,
             replicas=self._replicas,
             completeness=completeness,
+            traffic=traffic,
+            data=settings.data,
         )
         for task in (self._refresh(), *(task for tenant in tenants for task in tenant.tasks())):
             self._opened.callback(asyncio.ensure_future(task).cancel)

@@ -33,6 +33,8 @@ class Completeness:
         self._not_ours = 0
         """What was written and probed before a server first told."""
         self._asking = asyncio.Lock()
+        self.told: dict[str, bytes] = {}
+        """What each server that answers told last, in Prometheus' format."""
         self.written = 0
         """Sampled tokens that this proxy has written to SQL since its start."""
 
@@ -70,12 +72,15 @@ class Completeness:
     async def _generated(self) -> dict[str, float]:
         """What each server has sampled so far; nothing of those that do not tell."""
         told = await asyncio.gather(*(server.get("/metrics") for server in self._servers.values()))
+        self.told = {server: one for server, one in zip(self._servers, told, strict=True) if one is not None}
         counts = zip(self._servers, (None if one is None else _count(one) for one in told), strict=True)
         return {server: count for server, count in counts if count is not None}
 
 
 def _count(told: bytes) -> float | None:
-    families = text_string_to_metric_families(told.decode("utf-8", "replace"))
+    # Of five hundred lines these: the event loop waits.
+    lines = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith(GENERATED)]
+    families = text_string_to_metric_families("\n".join([*lines, ""]))
     try:
         return sum(sample.value for family in families for sample in family.samples if sample.name == GENERATED)
     except ValueError:  # not in Prometheus' format

@@ -3,19 +3,18 @@
 Knows hosts, origins, keys, scopes, quotas and how much is in flight; no route. Whoever passes is in the scope.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 
-from proxy import cors, guard, health, scopes
+from proxy import cors, guard, health, refusals, scopes
 from proxy.address import split_url
-from proxy.asgi import Receive, Scope, Send, headers_of, with_headers
+from proxy.asgi import Receive, Routes, Scope, Send, headers_of, with_headers
 from proxy.errors import MissingScope, NotFound, ProxyError
 from proxy.in_flight import InFlight
 from proxy.inference import SAID
 from proxy.keys import PRINCIPAL, Keys
 from proxy.quotas import Quotas
+from proxy.ui.door import DashboardDoor, is_dashboard
 from whetstone.keys import KeyScope, Principal
-
-Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Door:
@@ -29,6 +28,7 @@ class Door:
         home: str,
         cors_origins: Collection[str],
         tenant: Callable[[str], Routes],
+        dashboard: DashboardDoor,
     ) -> None:
         self._keys = keys
         self._quotas = quotas
@@ -36,9 +36,13 @@ class Door:
         self._home = home
         self._cors_origins = cors_origins
         self._tenant = tenant
+        self._dashboard = dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: by the routes of its key's project, or why it may not come in."""
+        if is_dashboard(scope["path"]):
+            await self._dashboard(scope, receive, send)
+            return
         try:
             headers = headers_of(scope)
             origin = guard.check(headers, keys_needed=self._keys.needed, cors_origins=self._cors_origins)
@@ -61,9 +65,9 @@ class Door:
                 left = self._quotas.take(principal)
                 send = with_headers(send, left) if left else send
             tenant = self._tenant(self._home if principal is None else principal.project)
-            with self._in_flight.one(scope, receive) as counted:
-                await tenant(scope, counted, send)
+            await self._in_flight.serve(tenant, scope, receive, send)
         except ProxyError as error:
+            refusals.note(error)
             await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})
             await send({"type": "http.response.body", "body": error.body()})
 

@@ -37,6 +37,17 @@ def check(
     return origin
 
 
+def check_own(headers: Mapping[bytes, bytes]) -> None:
+    """Let a request pass that a page of ours made, or none: not even another port of this machine may send our forms.
+
+    Raises:
+        Forbidden: another page made it.
+    """
+    origin = headers.get(b"origin")
+    if origin is not None and not _is_own(origin, headers):
+        raise Forbidden("a page of another origin may not ask for the dashboard")
+
+
 def first(names: Iterable[bytes], headers: Mapping[bytes, bytes]) -> bytes | None:
     """The first of `names` that is among the headers."""
     return next((name for name in names if name in headers), None)

@@ -4,22 +4,27 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import Metric
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.completeness import Completeness
 from proxy.keys import is_admin
-from proxy.metrics import exposition, records_of, redaction_of, servers_of
+from proxy.metrics import exposition, queues_of, reasons_of, records_of, redaction_of, servers_of, steps_of, traffic_of
 from proxy.policies import Policy
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
+from proxy.relayed import relayed
 from proxy.replicas import Replicas
 from proxy.responses import as_json
 from proxy.store import Store
+from proxy.store_queues import QueueTables
 from proxy.store_steps import StepTables
 from proxy.threads import Threads
+from proxy.traffic import Traffic
 from whetstone.ids import version_id
 
 PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -36,9 +41,22 @@ def add(
     recorder: Recorder,
     replicas: Replicas,
     completeness: Completeness,
+    traffic: Traffic,
+    data: Path,
 ) -> None:
     """Add the routes of PATHS to `api`; `policies`, `threads` and `redactors` are those of all projects."""
     step_tables = [StepTables(store.engine, project) for project in projects]
+    queue_tables = QueueTables(store.engine, projects)
+
+    def from_the_database() -> list[Metric]:
+        """Nothing while it is away."""
+        now = datetime.now(UTC)
+        try:
+            reasons = store.reasons(projects, now - timedelta(hours=1))
+            steps = [of_one for tables in step_tables for of_one in tables.read()]
+            return [*reasons_of(reasons), *queues_of(queue_tables.read(now)), *steps_of(steps)]
+        except SQLAlchemyError:
+            return []
 
     @api.get("/healthz")
     async def healthz() -> Response:
@@ -69,16 +87,16 @@ def add(
     @api.get("/metrics")
     async def metrics() -> Response:
         """For Prometheus."""
-        try:
-            reasons = await asyncio.to_thread(store.reasons, projects, datetime.now(UTC) - timedelta(hours=1))
-            steps = [of_one for tables in step_tables for of_one in await asyncio.to_thread(tables.read)]
-        except SQLAlchemyError:
-            reasons, steps = None, None
         share = await completeness.share()
         placed: Counter[str] = sum((one.placed for one in threads), Counter())
-        others = [*records_of(recorder), *servers_of(replicas), *redaction_of(redactors)]
-        text = exposition(recorder.unwritten, completeness.written, share, placed, reasons, steps, others)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        own = [*records_of(recorder, data, completeness.written, share), *traffic_of(traffic, placed)]
+        own += [*redaction_of(redactors), *servers_of(replicas)]
+
+        def text() -> bytes:
+            return exposition([*own, *from_the_database(), *relayed(completeness.told)])
+
+        # Apart from the event loop, where apps are answered.
+        return Response(await asyncio.to_thread(text), media_type=CONTENT_TYPE_LATEST)
 
 
 def _instant(seconds: float | None) -> datetime | None:

@@ -115,6 +115,17 @@ class Keys:
         self._note(principal.project, principal.key_id, now.replace(second=0, microsecond=0))
         return principal
 
+    def by_id(self, project: str, key_id: str) -> Principal | None:
+        """Who came with this key before, as long as it opens anything; None once it is revoked or expired."""
+        now = self._now()
+        for _, principal, expires_at in self._living.values():
+            if principal is not None and (principal.project, principal.key_id) == (project, key_id):
+                if expires_at is not None and now >= expires_at:
+                    return None
+                self._note(project, key_id, now.replace(second=0, microsecond=0))
+                return principal
+        return None
+
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Who asks, where everybody may; None without a key that opens anything."""
         with suppress(NoKey):

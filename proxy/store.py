@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, and_, event, func, or_, select, text
+from sqlalchemy import Connection, Engine, Table, and_, bindparam, event, func, or_, select, text
 
 from migrations import schema
 from migrations.database import insert_all_new
@@ -15,12 +15,13 @@ from proxy.feedback_rows import Taken
 from proxy.policies import Canary, Policy
 from proxy.storable import insert_storable, storable
 from proxy.store_calls import CallRows
+from proxy.store_changes import Changes
 from proxy.store_erased import erased_feedback
 from whetstone.reasons import WhyNotTrained
 
 REVIEWS_AT_ONCE = 20
 
-_REVIEWS = text(f"""
+REVIEWS = text(f"""
     SELECT r.trajectory_id, r.group_id, r.policy, r.task, r.reward, r.reward_source, r.review_at,
            (SELECT v.messages FROM admin_conversations AS v
             WHERE v.project = r.project AND v.completion_id = c.id) AS messages, c.response
@@ -31,6 +32,16 @@ _REVIEWS = text(f"""
     ORDER BY r.review_at, r.trajectory_id
     LIMIT {REVIEWS_AT_ONCE}
 """).columns(messages=Json, response=Json, review_at=Utc)
+
+p, v = schema.policies.c, schema.policy_versions.c
+# Made once: it is asked several times a second.
+_POLICIES = (
+    select(p.id, p.live_version, p.created_at, p.aliases, p.upstream, p.base_model)
+    .add_columns(v.version, v.state, v.canary_share)
+    .join(schema.policy_versions, and_(v.project == p.project, v.policy == p.id, v.served), isouter=True)
+    .where(p.project == bindparam("its_project"))
+    .order_by(p.id, v.version)
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,23 +54,16 @@ class Store:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.calls = CallRows()
         """How calls are written."""
+        self.changes = Changes(engine)
+        """Whether there is anything new to read."""
 
     def policies(self, project: str) -> list[Policy]:
         """The project's policies with the versions vLLM keeps loaded, in the order of their names."""
-        p, v = schema.policies.c, schema.policy_versions.c
-        query = (
-            select(p.id, p.live_version, p.created_at, p.aliases, p.upstream, p.base_model)
-            .add_columns(v.version, v.state, v.canary_share)
-            .join(
-                schema.policy_versions,
-                and_(v.project == p.project, v.policy == p.id, v.served),
-                isouter=True,
-            )
-            .where(p.project == project)
-            .order_by(p.id, v.version)
-        )
+        return list(self.changes.unless(("policies", project), lambda: self._policies(project)))
+
+    def _policies(self, project: str) -> list[Policy]:
         with self._reader.connect() as connection:
-            rows = list(connection.execute(query))
+            rows = list(connection.execute(_POLICIES, {"its_project": project}))
         return [_policy(list(of_policy)) for _, of_policy in groupby(rows, key=lambda row: row.id)]
 
     def reply(self, project: str, turn_key: str) -> bytes | None:
@@ -144,7 +148,7 @@ class Store:
     def reviews(self, project: str) -> list[dict[str, Any]]:
         """What people are asked to look at, the longest waiting first: the attempt, its score, what was said."""
         with self._reader.connect() as connection:
-            return [dict(row._mapping) for row in connection.execute(_REVIEWS, {"project": project})]
+            return [dict(row._mapping) for row in connection.execute(REVIEWS, {"project": project})]
 
     def reasons(self, projects: Sequence[str], since: datetime) -> dict[tuple[str, str], int]:
         """Trajectories that began since then, by policy and reason ("" once trained on); a name behind one is cut."""
@@ -176,6 +180,7 @@ class Store:
 
     def close(self) -> None:
         """Close every connection."""
+        self.changes.close()
         self.engine.dispose()
 
     def _row(self, table: Table, project: str, row_id: str) -> dict[str, Any] | None:

@@ -33,7 +33,10 @@ from proxy.store import Store
 from proxy.store_evaluations import EvaluationTables
 from proxy.store_shadows import ShadowTables
 from proxy.store_threads import ThreadTables
+from proxy.taking import Taking
 from proxy.threads import Threads
+from proxy.ui import app as dashboard
+from proxy.ui.page import Parts
 from proxy.upstream import Answering
 from proxy.wire import dialects
 from proxy.wire.dialect import Server
@@ -115,21 +118,37 @@ class Tenant:
             settings.learning,
         )
         self._evaluating = Evaluating(
-            project, EvaluationTables(engine, project), lambda: self.policies, drawing, record
+            project, EvaluationTables(engine, project, shared.store.changes), lambda: self.policies, drawing, record
         )
         self.api = self._routes(shared)
 
     def _routes(self, shared: Shared) -> FastAPI:
         settings = self._settings
+        take = Taking(shared.recorder, self.threads, self.redactor)
+        ledger = Ledger(settings, shared.store.engine, shared.recorder, shared.replicas, self.read_again)
+        self.dashboard = dashboard.build(
+            Parts(
+                settings=settings,
+                policies=lambda: self.policies,
+                engine=shared.store.engine,
+                store=shared.store,
+                recorder=shared.recorder,
+                replicas=shared.replicas,
+                ledger=ledger,
+                take=take,
+                step_asked=shared.step_asked,
+                refresh=self.read_again,
+                keys_changed=shared.keys_changed,
+            )
+        )
         routes = api.build(
             project=self.project,
             policies=lambda: self.policies,
             store=shared.store,
             recorder=shared.recorder,
-            threads=self.threads,
+            take=take,
             judges=frozenset(settings.judges),
             settings=settings.proxy,
-            redactor=self.redactor,
         )
         admin.add(
             routes,
@@ -144,7 +163,7 @@ class Tenant:
             settings=settings,
             policies=lambda: self.policies,
             engine=shared.store.engine,
-            ledger=Ledger(settings, shared.store.engine, shared.recorder, shared.replicas, self.read_again),
+            ledger=ledger,
         )
         admin_keys.add(
             routes,

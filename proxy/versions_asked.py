@@ -1,6 +1,9 @@
-"""Moves of versions that an admin asks for: the bodies of `POST /admin/policies/{policy}/…`, read. Knows no table."""
+"""What an admin asks of a policy, moves of versions above all: the bodies of `POST /admin/policies/{policy}/…`, read.
 
-from typing import Annotated, TypeVar
+Knows no table.
+"""
+
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +33,15 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: Version
     pinned: Annotated[bool, Meta(description="`false` ends it.")] = True
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a policy is to do."""
+
+    state: Annotated[
+        Literal["recording", "training", "paused"],
+        Meta(description="`paused` answers and records as `recording` does, and refuses steps by hand too."),
+    ]
 
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)

@@ -12,6 +12,7 @@ from proxy.errors import BadRequest, NotJson
 from proxy.step_asked import DEFAULT_LIMIT, MAX_LIMIT, StepAsked, read_step
 from tests.conftest import Seed
 from tests.proxy.conftest import FakeVllm, RunningProxy, settings_for
+from whetstone.store_import import prepare
 
 STEP = "/admin/policies/starter/step"
 POLICIES = ("starter", "teacher")
@@ -154,6 +155,16 @@ def test_what_another_server_answers_cannot_train(
     proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, upstreams=upstreams))
     assert "teacher is answered by far" in refused(proxy, 409, "/admin/policies/teacher/step")
     assert proxy.client.post(STEP, json={"kind": "sft", "from": "teacher"}).status_code == 202
+
+
+def test_a_step_may_learn_from_an_imported_log_that_no_app_can_ask_for(proxy: RunningProxy) -> None:
+    with proxy.engine.begin() as connection:
+        prepare(connection, "default", "elsewhere", datetime.now(UTC))
+    asked = {"model": "elsewhere", "messages": [{"role": "user", "content": "hi"}]}
+    assert proxy.client.post("/v1/chat/completions", json=asked).status_code == 404
+    assert proxy.client.post("/admin/policies/elsewhere/step").status_code == 404
+    assert proxy.client.post(STEP, json=SFT | {"from": "elsewhere"}).status_code == 202
+    assert policy(proxy).step_asked["from"] == "elsewhere"
 
 
 def test_a_page_of_another_origin_asks_for_no_step(plain_proxy: RunningProxy) -> None:

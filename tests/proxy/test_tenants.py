@@ -125,6 +125,8 @@ def body_for(path: str, ids: dict[str, str]) -> dict[str, Any] | None:
         return {"trajectory_id": ids["trajectory_id"], "reward": 0.5}
     if path.endswith("/promote"):
         return {"version": 0}
+    if path.endswith("/state"):
+        return {"state": "training"}
     if path.endswith("/pin"):
         return {"version": 0, "pinned": True}
     if path == "/admin/keys":

@@ -1,0 +1,80 @@
+"""What charts show, as values for static/charts.js. Pure; knows means and intervals, no query and no colour."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.ui.store_policies import Became, Worth
+from whetstone.intervals import Z_95
+
+DIGITS = 6
+"""Significant digits that a chart is sent."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A version's mean reward with its 95 % interval; all None where nothing of it was rewarded, the ends with one."""
+
+    version: int
+    state: str
+    was_live: bool
+    rewarded: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+def points(became: Sequence[Became], worths: Sequence[Worth]) -> list[Point]:
+    """The versions, in order, each with what its trajectories were worth."""
+    by_version = {worth.version: worth for worth in worths}
+    return [_point(one, by_version.get(one.version)) for one in became]
+
+
+def _point(became: Became, worth: Worth | None) -> Point:
+    """The interval is the normal one of the mean: `mean ± z · s / √n`, s from the sample (n - 1)."""
+    if worth is None or worth.rewarded < 1:
+        return Point(became.version, became.state, became.was_live, 0, None, None, None)
+    n = worth.rewarded
+    mean = worth.reward_sum / n
+    if n == 1:
+        return Point(became.version, became.state, became.was_live, n, mean, None, None)
+    variance = max(0.0, worth.reward_squares - n * mean * mean) / (n - 1)
+    half = Z_95 * math.sqrt(variance / n)
+    return Point(became.version, became.state, became.was_live, n, mean, mean - half, mean + half)
+
+
+def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[str, Any]:
+    """The reward curve over versions, with what became of each. Those that never answered everybody are beside it."""
+    return {
+        "kind": "rewards",
+        "x": [one.version for one in points],
+        "y": [_short(one.mean) for one in points],
+        "low": [_short(one.low) for one in points],
+        "high": [_short(one.high) for one in points],
+        "was_live": [one.was_live for one in points],
+        "n": [one.rewarded for one in points],
+        "state": [one.state for one in points],
+        "live": live,
+        "candidate": candidate,
+        "x_is": "version",
+        "y_is": "reward",
+    }
+
+
+def figure(steps: Sequence[Mapping[str, Any]], name: str, marked: int | None = None) -> dict[str, Any]:
+    """One figure over steps, which are in order; the step `marked` stands out."""
+    return {
+        "kind": "figure",
+        "x": [step["number"] for step in steps],
+        "y": [_short(step[name]) for step in steps],
+        "marked": marked,
+        "x_is": "step",
+        "y_is": name.replace("_", " "),
+    }
+
+
+def _short(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,247 @@
+"""Who may look at the dashboard: signing in and out, the session of each request, headers that close it off.
+
+Stands in `proxy.door` before keys are asked for. Knows cookies and tokens; keys are looked up, pages are the projects'.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from hmac import compare_digest
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy import guard
+from proxy.asgi import Header, Receive, Scope, Send, headers_of, read_whole, send_whole, with_headers
+from proxy.errors import DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
+from proxy.in_flight import InFlight
+from proxy.keys import PRINCIPAL, Keys
+from proxy.ui import failing, session, store_sessions
+from proxy.ui.assets import URL
+from proxy.ui.page import Visitor
+from proxy.ui.rendering import renderer, static
+from proxy.ui.store_sessions import Session, SessionTables
+from whetstone.keys import Principal, anybody
+
+VISITOR = "whetstone.visitor"
+"""Where a request's scope has who looks."""
+FRESH = "whetstone.fresh"
+"""Where it has the token that the answer is to set; nothing where the browser has one already."""
+MOST_FORM_BYTES = 256 * 2**10
+FORM_TIMEOUT_S = 30.0
+CLOSED: list[Header] = [
+    # Nothing from elsewhere, nothing inline, in nobody's frame.
+    (
+        b"content-security-policy",
+        b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    # Tells other sites nothing, and lets our own forms say where they come from: with `no-referrer` they could not.
+    (b"referrer-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+]
+
+Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
+Commit = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
+
+
+def is_dashboard(path: str) -> bool:
+    """Whether a request is for the dashboard."""
+    return path == session.PATH or path.startswith(session.PATH + "/")
+
+
+class DashboardDoor:
+    """Lets people in. `tenant` gives the pages of a project, `commit` has the writer write."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        sessions: SessionTables,
+        commit: Commit,
+        in_flight: InFlight,
+        home: str,
+        tenant: Callable[[str], Routes],
+    ) -> None:
+        self._keys = keys
+        self._sessions = sessions
+        self._commit = commit
+        self._in_flight = in_flight
+        self._home = home
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: by the pages of its project, or with why not."""
+        send = with_headers(send, CLOSED)
+        try:
+            headers = headers_of(scope)
+            guard.check(headers, keys_needed=self._keys.needed)
+            guard.check_own(headers)
+            if "\0" in scope["path"]:
+                raise NotFound("no path has a NUL")
+            await self._in_flight.serve(self._serve, scope, receive, send)
+        except ProxyError as error:
+            await failing.answer(send, error, scope.get(VISITOR, failing.NOBODY), _here(scope))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path.startswith(URL):
+            await _send_file(scope, send, path.removeprefix(URL))
+            return
+        visitor = scope[VISITOR] = await self._visitor(scope)
+        if FRESH in scope:
+            send = with_headers(send, [session.cookie(session.COOKIE, scope[FRESH], secure=_is_https(scope))])
+        if path == session.SIGN_IN:
+            await self._sign_in(scope, receive, send)
+        elif not visitor.may_look:
+            await _ask_to_sign_in(scope, send)
+        elif path == f"{session.PATH}/sign-out":
+            await self._sign_out(scope, receive, send)
+        else:
+            await self._tenant(visitor.project)(scope, receive, send)
+
+    async def _visitor(self, scope: Scope) -> Visitor:
+        """Who looks: by a session, by a key in a header (which scripts send), or anybody where there are no keys.
+
+        Raises:
+            WrongKey, MissingScope: a key came in a header, and is none, or goes not so far.
+        """
+        headers = headers_of(scope)
+        token = session.token_of(headers)
+        if token is None:
+            token = scope[FRESH] = session.new_token()
+        csrf = session.csrf_of(token)
+        if not self._keys.needed:
+            principal: Principal | None = anybody(self._home)
+        elif b"authorization" in headers or b"x-api-key" in headers:
+            principal = self._keys.admit(headers, "admin")
+        else:
+            principal = None if FRESH in scope else await self._signed_in(token)
+            if principal is not None:
+                scope[PRINCIPAL] = principal
+                return Visitor(principal.project, principal.key_id, csrf, signed_in=True)
+        if principal is None:
+            return Visitor(self._home, None, csrf, signed_in=False, may_look=False)
+        scope[PRINCIPAL] = principal
+        return Visitor(principal.project, principal.key_id, csrf, signed_in=False)
+
+    async def _signed_in(self, token: str) -> Principal | None:
+        """Who signed in, as long as the key lives that did, and is an admin's."""
+        try:
+            found = await asyncio.to_thread(self._sessions.find, session.hash_of(token), datetime.now(UTC))
+        except SQLAlchemyError as error:
+            raise DatabaseAway("the database does not answer; try again soon") from error
+        principal = None if found is None else self._keys.by_id(found.project, found.key_id)
+        return principal if principal is not None and principal.allows("admin") else None
+
+    async def _sign_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor: Visitor = scope[VISITOR]
+        if visitor.may_look:
+            await _go(send, session.FIRST)
+        elif scope["method"] == "POST":
+            form = await _form(receive, visitor)
+            await self._try_key(scope, form, send)
+        else:
+            asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            await _show_sign_in(send, visitor, 200, asked.get("next", ""), None)
+
+    async def _try_key(self, scope: Scope, form: dict[str, str], send: Send) -> None:
+        after = session.own_path(form.get("next", ""))
+        try:
+            principal = self._keys.admit({b"x-api-key": form.get("key", "").strip().encode()}, "admin")
+        except (NoKey, MissingScope) as error:
+            await _show_sign_in(send, scope[VISITOR], error.status, after, error)
+            return
+        now, token = datetime.now(UTC), session.new_token()
+        new = Session(principal.project, str(principal.key_id))
+        await self._commit(
+            lambda connection: store_sessions.begin(
+                connection, new, session.hash_of(token), now, now + session.LIFETIME
+            )
+        )
+        lives_s = int(session.LIFETIME.total_seconds())
+        await _go(send, after, session.cookie(session.COOKIE, token, lives_s=lives_s, secure=_is_https(scope)))
+
+    async def _sign_out(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await _go(send, session.FIRST)
+            return
+        await _form(receive, scope[VISITOR])
+        token = session.token_of(headers_of(scope))
+        if token is not None:
+            await self._commit(lambda connection: store_sessions.end(connection, session.hash_of(token)))
+        await _go(send, session.SIGN_IN, session.cookie(session.COOKIE, "", lives_s=0))
+
+
+async def _form(receive: Receive, visitor: Visitor) -> dict[str, str]:
+    fields = await read_form(receive)
+    check_csrf(dict(fields), visitor)
+    return dict(fields)
+
+
+async def read_form(receive: Receive) -> list[tuple[str, str]]:
+    """The fields of a form that was sent, in order.
+
+    Raises:
+        TooLarge, TooSlow, Gone: as `read_whole`.
+    """
+    body = await read_whole(receive, MOST_FORM_BYTES, FORM_TIMEOUT_S)
+    return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+
+
+def check_csrf(form: dict[str, str], visitor: Visitor) -> None:
+    """See that a form is one that we gave this visitor.
+
+    Raises:
+        Forbidden: it is not; another site's page may have sent it.
+    """
+    if not compare_digest(form.get("csrf", "").encode(), visitor.csrf.encode()):
+        raise Forbidden(
+            "this form is not of your present session: it was open while you signed in or out, or cookies are "
+            "off for this site. Nothing was done; go back, reload the page and send it again"
+        )
+
+
+async def _show_sign_in(send: Send, visitor: Visitor, status: int, after: str, error: ProxyError | None) -> None:
+    values = {"next": session.own_path(after), "wrong": None if error is None else error.message}
+    page = renderer().page("sign_in.html", visitor, session.SIGN_IN, datetime.now(UTC), values)
+    await send_whole(send, status, [(b"content-type", failing.HTML), failing.NO_STORE], page.encode())
+
+
+async def _ask_to_sign_in(scope: Scope, send: Send) -> None:
+    after = quote(_here(scope), safe="/") if scope["method"] in ("GET", "HEAD") else session.FIRST
+    to = f"{session.SIGN_IN}?next={after}"
+    if b"hx-request" in headers_of(scope):
+        # A part of a page asked, whose session is over: the page goes, not the part.
+        await send_whole(send, 401, [(b"hx-redirect", to.encode()), failing.NO_STORE], b"")
+    else:
+        await _go(send, to)
+
+
+async def _go(send: Send, to: str, *headers: Header) -> None:
+    await send_whole(send, 303, [(b"location", to.encode("latin-1")), failing.NO_STORE, *headers], b"")
+
+
+async def _send_file(scope: Scope, send: Send, name: str) -> None:
+    found = static().get(name)
+    if found is None or scope["method"] not in ("GET", "HEAD"):
+        raise NotFound(f"there is no file {name[:200]!r} here")
+    # Its address has its version: it never changes under it.
+    kept = b"public, max-age=31536000, immutable" if scope["query_string"] else b"no-cache"
+    headers = [(b"content-type", found.kind), (b"cache-control", kept)]
+    await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else found.body)
+
+
+def _here(scope: Scope) -> str:
+    query = scope["query_string"].decode("latin-1")
+    return f"{quote(scope['path'])}?{query}" if query else quote(scope["path"])
+
+
+def _is_https(scope: Scope) -> bool:
+    """Whether the browser came over TLS, which ends before us: it says so in the origin of each form."""
+    origin = headers_of(scope).get(b"origin", b"")
+    return scope.get("scheme") == "https" or origin.lower().startswith(b"https://")

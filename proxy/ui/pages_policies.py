@@ -1,0 +1,209 @@
+"""The pages of policies: all of them, live; one with its versions, decisions and steps; and what may be done to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy import store_admin
+from proxy.admin import known
+from proxy.errors import BadRequest, NotFound, StepRefused
+from proxy.ui import charts, store_policies, store_steps
+from proxy.ui.charts import Point
+from proxy.ui.page import Acting, Action, Asked, Done, Page
+from proxy.ui.store_policies import PolicyRow, Recent
+from whetstone import store_lines
+
+DRAWN = 400
+"""Most versions in a curve, the newest."""
+LISTED = 25
+"""Versions, and steps, on one page of them."""
+FIGURED = 120
+"""Steps in the small charts of a policy."""
+RECENT_H = 24
+MOST_REASON = 500
+STATES = {"training": "trains from now on", "recording": "only records from now on", "paused": "is paused"}
+NAV = "/ui/policies"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A policy as its card shows it."""
+
+    row: PolicyRow
+    curve: Mapping[str, Any]
+    points: Sequence[Point]
+    """Those with a reward, the newest first."""
+    live: Point | None
+    """What the live version is worth; None while nothing of it is rewarded."""
+    base: Point | None
+    """Likewise version 0."""
+    candidate: int | None
+    last_step: Mapping[str, Any] | None
+    recent: Recent
+    asked_ever: bool
+
+    @property
+    def gain(self) -> float | None:
+        """How much more the live version is worth than version 0."""
+        if self.live is None or self.base is None or self.live.version == 0:
+            return None
+        return None if self.live.mean is None or self.base.mean is None else self.live.mean - self.base.mean
+
+
+def show(asked: Asked, row: PolicyRow) -> Shown:
+    """Read what a policy's card shows."""
+    connection, project = asked.connection, asked.project
+    became = store_policies.states(connection, project, row.name, DRAWN)
+    since = became[0].version if became else 0
+    worths = store_policies.worth(connection, project, row.name, since)
+    points = charts.points(became, worths)
+    by_version = {point.version: point for point in points if point.rewarded}
+    candidate = next((one.version for one in reversed(became) if one.state == "candidate"), None)
+    recent = store_policies.recent(connection, project, row.name, asked.now, RECENT_H)
+    steps = store_steps.newest(connection, project, row.name, None, 1)
+    return Shown(
+        row=row,
+        curve=charts.rewards(points, row.live_version, candidate),
+        points=[point for point in reversed(points) if point.rewarded],
+        live=by_version.get(row.live_version),
+        base=by_version.get(0),
+        candidate=candidate,
+        last_step=steps[0] if steps else None,
+        recent=recent,
+        asked_ever=bool(worths or recent.trajectories) or store_policies.was_asked(connection, project, row.name),
+    )
+
+
+def policies(asked: Asked) -> dict[str, Any]:
+    """All policies that are served here, each with its curve."""
+    names = {one.name for one in asked.parts.policies()}
+    rows = [row for row in store_policies.policies(asked.connection, asked.project) if row.name in names]
+    # What can learn first.
+    rows.sort(key=lambda row: (row.upstream is not None, row.name))
+    return {"policies": [show(asked, row) for row in rows], "states": tuple(STATES)}
+
+
+def policy(asked: Asked) -> dict[str, Any]:
+    """One policy, whole."""
+    name = asked.path["policy"]
+    row = store_policies.policy(asked.connection, asked.project, name)
+    if row is None:
+        raise NotFound(f"there is no policy {name[:200]!r} in this project")
+    before_version, before_step = number(asked.query, "versions_before"), number(asked.query, "steps_before")
+    told = (asked.connection, asked.project, name)
+    versions = store_policies.versions(*told, before_version, LISTED + 1)
+    steps = store_steps.newest(*told, before_step, LISTED + 1)
+    drawn = store_steps.newest(*told, None, FIGURED)[::-1]
+    shown = show(asked, row)
+    worth = {point.version: point for point in shown.points}
+    return {
+        "policy": shown,
+        "states": tuple(STATES),
+        "versions": versions[:LISTED],
+        "older_versions": versions[LISTED - 1]["version"] if len(versions) > LISTED else None,
+        "before_version": before_version,
+        "worth": worth,
+        "steps": steps[:LISTED],
+        "older_steps": steps[LISTED - 1]["number"] if len(steps) > LISTED else None,
+        "before_step": before_step,
+        "decisions": store_policies.decisions(*told),
+        "figures": [
+            (column.name, charts.figure(drawn, column.name)) for column in store_steps.FIGURES if len(drawn) > 1
+        ],
+        "keep": asked.parts.settings.trainer.keep_served,
+    }
+
+
+def number(fields: Mapping[str, str], name: str) -> int | None:
+    """A whole number that a link or a form brought; None without.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    text = fields.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise BadRequest(f"{name} must be a whole number, not {text[:50]!r}")
+    return int(text)
+
+
+async def set_state(acting: Acting) -> Done:
+    """Let a policy train, only record, or pause."""
+    name, state = _known(acting), acting.form.get("state", "")
+    if state not in STATES:
+        raise BadRequest(f"state must be one of {', '.join(STATES)}, not {state[:50]!r}")
+    changed = await acting.parts.recorder.commit(
+        lambda connection: store_lines.set_state(connection, acting.project, name, state), first=True
+    )
+    if not changed:
+        raise BadRequest(f"{name} is answered by another server: it only records")
+    return Done(f"{name} {STATES[state]}", acting.form.get("to") if acting.form.get("to") == NAV else None)
+
+
+async def promote(acting: Acting) -> Done:
+    """Let a version answer from the next request on."""
+    name, version = _known(acting), _version(acting)
+    move = await acting.parts.ledger.promote(name, version, _reason(acting))
+    if move.before == move.live:
+        return Done(f"version {move.live} of {name} is live already")
+    return Done(f"version {move.live} of {name} is live; before it was {move.before}")
+
+
+async def roll_back(acting: Acting) -> Done:
+    """Go back to an older version."""
+    name, to = _known(acting), number(acting.form, "to")
+    move = await acting.parts.ledger.roll_back(name, to, _reason(acting))
+    over = ", ".join(str(version) for version in move.rejected)
+    return Done(f"{name} is back at version {move.live}" + (f"; rejected: {over}" if over else ""))
+
+
+async def pin(acting: Acting) -> Done:
+    """Keep a version loaded, or no longer."""
+    name, version = _known(acting), _version(acting)
+    pinned = acting.form.get("pinned") != "no"
+    await acting.parts.ledger.pin(name, version, pinned=pinned)
+    return Done(f"version {version} of {name} is {'pinned' if pinned else 'no longer pinned'}")
+
+
+async def ask_step(acting: Acting) -> Done:
+    """Have a policy-gradient step taken now, on the groups that are there."""
+    name = _known(acting)
+    why_not = await acting.parts.recorder.commit(
+        lambda connection: store_admin.ask_step(connection, acting.project, name, {"kind": "grpo"}, acting.now),
+        first=True,
+    )
+    if why_not is not None:
+        raise StepRefused(why_not)
+    acting.parts.step_asked()
+    return Done(f"a step of {name} is asked for; it begins as soon as the trainer is free")
+
+
+def _known(acting: Acting) -> str:
+    name = acting.path["policy"]
+    known(acting.parts.policies(), name)
+    return name
+
+
+def _version(acting: Acting) -> int:
+    version = number(acting.form, "version")
+    if version is None:
+        raise BadRequest("say which version")
+    return version
+
+
+def _reason(acting: Acting) -> str | None:
+    return acting.form.get("reason", "").strip()[:MOST_REASON] or None
+
+
+PAGES = (
+    Page("/ui/policies", "policies.html", policies, NAV),
+    Page("/ui/policies/{policy}", "policy.html", policy, NAV),
+)
+ACTIONS = (
+    Action("/ui/policies/{policy}/state", set_state, "/ui/policies/{policy}"),
+    Action("/ui/policies/{policy}/promote", promote, "/ui/policies/{policy}"),
+    Action("/ui/policies/{policy}/rollback", roll_back, "/ui/policies/{policy}"),
+    Action("/ui/policies/{policy}/pin", pin, "/ui/policies/{policy}"),
+    Action("/ui/policies/{policy}/step", ask_step, "/ui/policies/{policy}"),
+)
