@@ -20,13 +20,18 @@ AUDIT := .venv-audit
 AUDIT_INSTALLED := $(AUDIT)/.installed
 AUDIT_LOCK := requirements/audit.lock
 
-.PHONY: help demo test test-gpu check audit secrets static unit fix serve bench scale soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs lock install clean
+# What drives a browser: an environment of its own that sees the packages of the first.
+SYSTEM := .venv-system
+SYSTEM_INSTALLED := $(SYSTEM)/.installed
+SYSTEM_LOCK := requirements/system.lock
+
+.PHONY: help demo test test-gpu test-system check audit secrets static unit fix serve bench scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
 
-demo: $(INSTALLED)  ## Watch an agent learn: ten to twenty minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
+demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
 	$(BIN)/whetstone demo $(DEMO_ARGS)
 
 test: check $(TRL_INSTALLED)  ## Everything, with a real vLLM, PostgreSQL and Redis
@@ -35,6 +40,9 @@ test: check $(TRL_INSTALLED)  ## Everything, with a real vLLM, PostgreSQL and Re
 
 test-gpu: $(INSTALLED)  ## What needs CUDA: the trainer's own checks on it
 	$(BIN)/pytest -m gpu $(TEST_ARGS)
+
+test-system: $(SYSTEM_INSTALLED)  ## What needs system packages (Chromium, promtool): the dashboard as people use it, the alerts; says what it did not run
+	$(SYSTEM)/bin/python -m pytest -m system --numprocesses 0 $(TEST_ARGS)
 
 check: $(INSTALLED)  ## Lint, types, contracts, unit tests: a minute
 	$(MAKE) --no-print-directory --jobs 2 --output-sync static unit
@@ -46,10 +54,10 @@ static: $(INSTALLED)
 	$(BIN)/lint-imports
 
 unit: $(INSTALLED)
-	$(BIN)/pytest $(AT_ONCE) -m "not slow and not stack and not gpu" $(TEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m "not slow and not stack and not gpu and not system" $(TEST_ARGS)
 
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
-	for lock in $(LOCK) $(TRL_LOCK) $(AUDIT_LOCK); do \
+	for lock in $(LOCK) $(TRL_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
 		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $$lock || exit 1; done
 
 secrets: $(AUDIT_INSTALLED)  ## Only whether a file holds a key
@@ -67,6 +75,12 @@ bench: $(INSTALLED)  ## What the proxy costs, beside nginx and LiteLLM: BENCH_AR
 
 scale: $(INSTALLED)  ## Whether queries stay as fast on 2,000,000 completions; SCALE_ARGS="--database postgresql"
 	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
+
+pages: $(INSTALLED)  ## Whether each page of the dashboard takes less than 300 ms on 1,000,000 completions; five minutes
+	$(BIN)/python -m benchmarks.pages $(PAGES_ARGS)
+
+retention: $(INSTALLED)  ## Whether anybody waits while 1,000,000 of 2,000,000 completions are deleted; RETENTION_ARGS="--database postgresql"
+	$(BIN)/python -m benchmarks.retention $(RETENTION_ARGS)
 
 soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up; SOAK_ARGS="--minutes 15": memory
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
@@ -104,15 +118,20 @@ steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m whetstone.docs
 
+site: $(INSTALLED)  ## The documentation as a site, in site/; SITE=FOLDER
+	$(BIN)/python docs/make_site.py $(SITE)
+
 install: $(INSTALLED)  ## Only the environment
 
 lock: $(INSTALLED)  ## Choose versions anew; FIND_LINKS names a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) $(FIND_LINKS)
 	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK)
+	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK)
+	$(BIN)/python requirements/parts.py
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(TRL) $(AUDIT) data
+	rm -rf $(VENV) $(TRL) $(AUDIT) $(SYSTEM) data
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 11) and f"the lock is for Python 3.11, this is {v[0]}.{v[1]}: install python3.11 or name one with PYTHON=...")'
@@ -132,4 +151,10 @@ $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
 $(AUDIT_INSTALLED): $(AUDIT_LOCK)
 	test -x $(AUDIT)/bin/python || "$(PYTHON)" -m venv $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(AUDIT_LOCK)
+	touch $@
+
+$(SYSTEM_INSTALLED): $(INSTALLED) $(SYSTEM_LOCK)
+	test -x $(SYSTEM)/bin/python || $(BIN)/python -m venv $(SYSTEM)
+	echo ../../../../$(VENV)/lib/python3.11/site-packages > $(SYSTEM)/lib/python3.11/site-packages/whetstone.pth
+	$(SYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(SYSTEM_LOCK)
 	touch $@

@@ -20,11 +20,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from benchmarks.postgres import Postgres
 from benchmarks.scale_rows import BLOCK, GROUPS, HOUR, MEMBERS, POLICY, PROJECT, TURNS, copy, fill, history_of
 from judge import store as judge_store
+from judge.rollups import roll_up
 from migrations.database import connect
 from migrations.run import upgrade
 from proxy.store import Store
@@ -141,8 +142,14 @@ def slower(small: dict[str, float], large: dict[str, float]) -> list[str]:
 
 
 @contextlib.contextmanager
-def filled(url: str | None, data: Path, blocks: int, console: Console) -> Iterator[Engine]:
-    """A database with so many blocks, its statistics as its tables are."""
+def filled(
+    url: str | None,
+    data: Path,
+    blocks: int,
+    console: Console,
+    dress: Callable[[Connection], None] = lambda _: None,
+) -> Iterator[Engine]:
+    """A database with so many blocks, its statistics as its tables are. `dress`: adds to the first one."""
     data.mkdir()
     settings = load(environment={}, data=data, policy=POLICY, broker="memory://", database=url)
     upgrade(settings.database_url)
@@ -152,9 +159,11 @@ def filled(url: str | None, data: Path, blocks: int, console: Console) -> Iterat
         CommandLineStore(engine).set_policy_state(PROJECT, POLICY, "training")
         with engine.begin() as connection:
             fill(connection, datetime.now(UTC))
+            dress(connection)
         for number in track(range(1, blocks), description=f"growing to {blocks} blocks", console=console):
             with engine.begin() as connection:
                 copy(connection, number)
+            roll_up(engine)
         with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             connection.execute(text("ANALYZE"))
         yield engine

@@ -3,8 +3,9 @@
 Nearly all were trained on; the last groups are under way. A copy is made by SQL, an hour older than the one before.
 """
 
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+import itertools
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any
 
@@ -156,6 +157,22 @@ def fill(connection: Connection, now: datetime) -> None:
         connection.execute(table.insert(), [dict.fromkeys(table.c.keys()) | row for row in block])
 
 
+def writing() -> Callable[[Connection], None]:
+    """What writes one conversation of one turn more, each time it is called."""
+    numbers = itertools.count()
+
+    def write(connection: Connection) -> None:
+        now, name = datetime.now(UTC), f"new-{next(numbers)}"
+        rows = (
+            (schema.trajectories, _trajectory(name, name, "open", 0, now) | {"group_id": None, "completions": 1}),
+            (schema.completions, _completion(name, 0, now)),
+        )
+        for table, row in rows:
+            connection.execute(table.insert(), dict.fromkeys(table.c.keys()) | row)
+
+    return write
+
+
 def copy(connection: Connection, number: int) -> None:
     """Write the first block once more, as it was `number` hours before: all of it was trained on."""
     for table in (schema.groups, schema.trajectories, schema.completions, schema.feedback):
@@ -164,21 +181,26 @@ def copy(connection: Connection, number: int) -> None:
         names = ", ".join(f'"{column.name}"' for column in columns)
         connection.execute(
             text(f"INSERT INTO {table.name} ({names}) SELECT {values} FROM {table.name} WHERE id LIKE :block"),
-            {"block": f"{BLOCK}-%", "number": f"b{number:05}", "hours": f"-{number} hours"},
+            {"block": f"{BLOCK}-%", "number": f"b{number:05}", "hours": f"-{number} hours", "older": number},
         )
 
 
 def _copied(dialect: str, table: Table, column: Column[Any]) -> str:
     name = f'"{column.name}"'
     over = {
-        (schema.groups.name, "state"): "'trained'",
-        (schema.trajectories.name, "state"): "'trained'",
+        (schema.groups.name, "state"): f"{_UNDER_WAY} THEN 'trained' ELSE state END",
+        (schema.trajectories.name, "state"): f"{_UNDER_WAY} THEN 'trained' ELSE state END",
+        (schema.trajectories.name, "why_not_trained"): f"{_UNDER_WAY} THEN NULL ELSE why_not_trained END",
         (schema.feedback.name, "state"): "'used'",
     }
     if (table.name, column.name) in over:
         return over[table.name, column.name]
-    if column.name in ("due_at", "why_not_trained"):
+    if column.name == "due_at":
         return "NULL"
+    if column.name in _VERSIONS:
+        least = "greatest" if dialect == "postgresql" else "max"
+        older = f"{least}({_VERSIONS[column.name]}, {name} - CAST(:older AS integer))"
+        return f"CASE WHEN {name} IS NULL THEN NULL ELSE {older} END"
     if isinstance(column.type, Utc):
         if dialect == "postgresql":
             return f"{name} + CAST(:hours AS interval)"
@@ -190,6 +212,10 @@ def _copied(dialect: str, table: Table, column: Column[Any]) -> str:
     return name
 
 
+_UNDER_WAY = "CASE WHEN state IN ('open', 'scored', 'rewarded')"
+"""What was under way is over in a copy."""
+_VERSIONS = {"first_version": 0, "last_version": 0, "policy_version": 0, "trained_in_step": 1, "step": 1}
+"""A copy is of earlier versions and steps, down to the first."""
 _IDS = {
     "id", "group_id", "tail_completion_id", "upstream_id", "call_id", "trajectory_id", "follows", "target_id",
     "prompt_hash",

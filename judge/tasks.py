@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from judge.code import run_due
 from judge.retention import Retention
+from judge.rollups import roll_up
 from judge.sweep import sweep
 from migrations.database import connect
 from whetstone import tasks
@@ -20,14 +21,17 @@ from whetstone.settings import load
 
 RETAIN_EVERY_S = 60.0
 """How often it is looked for what is kept too long."""
+ROLL_UP_EVERY_S = 5.0
+"""How often what changed is added to the roll-ups: their views are exact anyway, but read each change by itself."""
 
 settings = load()
 app = celery_app(tasks.JUDGE_QUEUE, settings)
 sweep_every(app, tasks.ASSEMBLE, settings.sweep_s)
 sweep_every(app, tasks.RETAIN, RETAIN_EVERY_S)
+sweep_every(app, tasks.ROLL_UP, ROLL_UP_EVERY_S)
 
 log = logging.getLogger(__name__)
-_running_code, _ranking, _retaining = threading.Lock(), threading.Lock(), threading.Lock()
+_running_code, _ranking, _retaining, _rolling_up = (threading.Lock() for _ in range(4))
 _paused: dict[str, Any] = {}
 """Judges that are left alone for now."""
 
@@ -73,6 +77,19 @@ def retain() -> None:
         log.warning("the database did not answer, deletions go on later: %s", str(error.orig).strip())
     finally:
         _retaining.release()
+
+
+@app.task(name=tasks.ROLL_UP)
+def add_up() -> None:
+    """Add what changed to the figures that dashboards read, one pass at a time in this process."""
+    if not _rolling_up.acquire(blocking=False):
+        return
+    try:
+        roll_up(_engine())
+    except DBAPIError as error:
+        log.warning("the database did not answer, figures are added up later: %s", str(error.orig).strip())
+    finally:
+        _rolling_up.release()
 
 
 @app.task(name=tasks.CODE)

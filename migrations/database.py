@@ -1,6 +1,7 @@
 """The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table of ours."""
 
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,6 +14,8 @@ from migrations.types import as_json
 
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
+LEAST_GIVEN_S = 0.005
+"""How long others may write at least, where `giving_way`."""
 IDS_PER_STATEMENT = 5_000
 """Ids in one statement, which may name them more than once: SQLite takes 32,766 parameters, PostgreSQL 65,535."""
 
@@ -85,6 +88,19 @@ def snapshot(url: str) -> Iterator[Connection]:
     finally:
         # The connection must not go back to a pool: it can no longer write.
         engine.dispose()
+
+
+@contextmanager
+def giving_way(engine: Engine) -> Iterator[None]:
+    """One transaction of many in a row: on SQLite others may write behind it for as long as it took.
+
+    There one writes at a time, and who waits asks again ever more seldom, every 100 ms at last: to whoever begins again
+    at once the others lose for seconds.
+    """
+    began_s = time.perf_counter()
+    yield
+    if engine.dialect.name == "sqlite":
+        time.sleep(max(LEAST_GIVEN_S, time.perf_counter() - began_s))
 
 
 def without_password(url: str) -> str:

@@ -22,6 +22,7 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
+from migrations import readers, views
 from migrations.database import connect, without_password
 
 BASE = "base"
@@ -99,10 +100,17 @@ def _move(url: str, revision: str, mover: Callable[[Config, str], None]) -> None
         _refuse_newer(theirs, script)
         if connection.dialect.name == "postgresql" and theirs and theirs != set(script.get_heads()):
             _lock_all(connection)
+        before = readers.granted(connection)
         try:
             mover(config, revision)
         except CommandError as error:
             raise MigrationError(f"cannot go to revision {revision!r}: {error}") from error
+        now = set(MigrationContext.configure(connection).get_current_heads())
+        if connection.dialect.name == "postgresql" and now != theirs:
+            # A view that was made anew has lost both.
+            readers.restore(connection, before)
+            if now == set(script.get_heads()):
+                views.comment(connection)
 
 
 def _lock_all(connection: Connection) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     text,
 )
 
+from migrations import schema_rollups
 from migrations.types import Json, Logprobs, TokenIds, Utc
 
 metadata = MetaData(
@@ -66,6 +67,19 @@ api_keys = Table(
     ForeignKeyConstraint(["project"], ["projects.id"]),
     UniqueConstraint("secret_sha256"),
     comment="API keys as hashes: what opens the proxy, and how far",
+)
+
+ui_sessions = Table(
+    "ui_sessions",
+    metadata,
+    Column("project", Text, primary_key=True, comment="P: the tenant that is looked at"),
+    Column("id", Text, primary_key=True, comment="P: hash of the token that the browser holds"),
+    Column("key_id", Text, nullable=False, comment="P: the key that signed in; when it ends, so does this"),
+    Column("created_at", Utc, nullable=False, comment="P"),
+    Column("expires_at", Utc, nullable=False, comment="P: the session ends then"),
+    ForeignKeyConstraint(["project"], ["projects.id"]),
+    UniqueConstraint("id"),
+    comment="who has signed in at the dashboard",
 )
 
 policies = Table(
@@ -160,6 +174,7 @@ groups = Table(
     _partial("ix_groups_due", "due_at", where="due_at IS NOT NULL"),
     _partial("ix_groups_judge_due", "judge_due_at", where="judge_due_at IS NOT NULL"),
     _partial("ix_groups_prompt", "project", "policy", "prompt_hash", "created_at", where="prompt_hash IS NOT NULL"),
+    Index(None, "project", "created_at"),
     comment="trajectories that answer the same prompt and are compared with one another",
 )
 
@@ -319,6 +334,7 @@ feedback = Table(
     _partial("ix_feedback_demonstrations", "project", "created_at", "id", where="demonstration IS NOT NULL"),
     _partial("ix_feedback_unplaced", "project", "target_id", where="trajectory_id IS NULL"),
     Index(None, "project", "trajectory_id"),
+    Index(None, "project", "created_at"),
     comment="what apps said an attempt was worth, and what became of it",
 )
 
@@ -385,6 +401,11 @@ judge_days = Table(
     Column("cost_usd", Float, nullable=False, comment="J: as far as prices are known"),
     comment="what judging took each day",
 )
+
+# What dashboards show, and what changed and is not in it yet: read the views `admin_*_hours`, and sum.
+trajectory_hours, trajectory_changes = schema_rollups.of_trajectories(metadata)
+completion_hours, completion_changes = schema_rollups.of_completions(metadata)
+feedback_hours, feedback_changes = schema_rollups.of_feedback(metadata)
 
 steps = Table(
     "steps",

@@ -99,6 +99,7 @@ def test_the_demo_shows_a_run_and_its_database_keeps_what_was_promised(tmp_path:
     assert ended.returncode == (0 if "the reward rose" in ended.stdout else 1), ended.stdout + ended.stderr
     assert ("the reward rose" in ended.stdout) != ("did not rise" in ended.stdout)
     assert " 0 failed requests" in ended.stdout
+    assert "reward by version" in ended.stdout and "●" in ended.stdout, "the curve, as text"
     assert (data / "rewards.png").read_bytes().startswith(b"\x89PNG")
     assert query(data, "SELECT DISTINCT status FROM admin_completions") == [{"status": "complete"}]
     assert_every_completion_is_exact(data)

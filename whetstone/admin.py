@@ -49,7 +49,7 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
     """
     url = _proxy(data)
     try:
-        answer = httpx.post(url + path, json=body, headers=_key(), timeout=TIMEOUT_S, trust_env=False)
+        answer = httpx.post(url + path, json=body, headers=key(), timeout=TIMEOUT_S, trust_env=False)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if in_use(data):
             raise NotAsked(
@@ -75,9 +75,10 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
     raise NotDone(why)
 
 
-def _key() -> dict[bytes, bytes]:
-    key = os.environ.get(API_KEY_VARIABLE)
-    return {b"authorization": b"Bearer " + key.encode()} if key else {}
+def key() -> dict[bytes, bytes]:
+    """The header that opens the proxy, if the environment has a key."""
+    found = os.environ.get(API_KEY_VARIABLE)
+    return {b"authorization": b"Bearer " + found.encode()} if found else {}
 
 
 def _proxy(data: Path) -> str:

@@ -1,6 +1,7 @@
 """An example app as a process of its own, which knows the base_url and nothing of us, and the report it ends with."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,18 @@ class AppFailed(Exception):
 
 
 @contextmanager
-def app(stack: Stack, script: Path, arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `script` against the stack's proxy; killed where it still runs at the end."""
+def app(stack: Stack, script: Path, arguments: Sequence[str], niceness: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `script` against the stack's proxy; killed where it still runs at the end.
+
+    Its niceness is how far it gives way to others on the CPU.
+    """
     command = [sys.executable, str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: os.nice(niceness),  # noqa: PLW1509  it takes no lock that another thread could hold
+    ) as process:
         try:
             yield process
         finally:

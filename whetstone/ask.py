@@ -1,38 +1,181 @@
-"""Ask the database: one query of the user's, read-only. Knows how to forbid writing; no query of its own."""
+"""Ask the database: one query of the user's, read-only, row by row. Knows how to forbid writing, and how to stop.
 
-from collections.abc import Sequence
+Both databases refuse to write, whatever is asked. Beyond that SQLite is told what a query may do at all, since
+`ATTACH` and `VACUUM INTO` make files without writing to the database; PostgreSQL takes no second statement.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import make_url, text
+import psycopg
+from psycopg.errors import QueryCanceled, ReadOnlySqlTransaction
+from psycopg.pq import ExecStatus
 from sqlalchemy.exc import SQLAlchemyError
 
-from migrations.database import connect
+from migrations.database import snapshot
+from whetstone.ask_names import advice
+
+ROWS_AT_ONCE = 500
+"""Rows in memory: what a query gives may be larger than that."""
+READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+LOOKS = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"})
+"""PRAGMAs that only tell."""
+REFUSED = "that is no query: `whetstone sql` only reads (SELECT, WITH, VALUES, EXPLAIN)"
 
 
 class QueryFailed(Exception):
-    """The database did not answer; the message is its own."""
+    """The database did not answer; the message is its own, and what may be meant."""
 
 
-def ask(url: str, sql: str) -> tuple[list[str], list[Sequence[Any]]]:
-    """Run one query and give its columns and rows. Whatever it tries to write is refused by the database.
+@dataclass(frozen=True)
+class Answer:
+    """What a query gives: the names of its columns, and its rows, which are read while they are taken."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+@contextmanager
+def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[Answer]:
+    """Run one query on the database as it is now. `timeout_s`: how long the database may work on it; None: any time.
 
     Raises:
-        QueryFailed: it is no query, or it writes, or the database is away.
+        QueryFailed: it is no query, it would write, it took too long, or the database is away; also while its rows
+            are taken.
     """
-    forbid = "PRAGMA query_only = ON"
-    if make_url(url).get_backend_name() == "postgresql":
-        forbid = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
-    engine = connect(url).execution_options(isolation_level="AUTOCOMMIT")
     try:
-        with engine.connect() as connection:
-            connection.execute(text(forbid))
-            # As it stands: a colon in it is a colon, not a parameter.
-            result = connection.execute(text(sql.replace(":", r"\:")))
-            if not result.returns_rows:
-                raise QueryFailed("that is no query: it gives no rows")
-            return list(result.keys()), [tuple(row) for row in result]
-    except SQLAlchemyError as error:
-        raise QueryFailed(str(getattr(error, "orig", None) or error).strip()) from error
+        with snapshot(url) as connection:
+            dbapi: Any = connection.connection.dbapi_connection
+            if connection.dialect.name == "sqlite":
+                with _only_reads(dbapi):
+                    clock = _Clock(timeout_s, dbapi.interrupt)
+                    yield _told(sql, *_from_sqlite(dbapi, sql, clock), clock)
+            else:
+                # Times then read as they do on SQLite.
+                connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
+                columns, clock = _described(dbapi, sql), _Clock(timeout_s, dbapi.cancel_safe)
+                # Closed whether read to its end or not: it holds the connection, and cancels what goes on.
+                with closing(dbapi.cursor().stream(sql, size=_chunk())) as rows:
+                    yield _told(sql, columns, _batches(rows), clock)
+    except (SQLAlchemyError, sqlite3.Error, sqlite3.Warning, psycopg.Error) as error:
+        raise QueryFailed(_why(error, sql)) from error
+
+
+def ask(url: str, sql: str, timeout_s: float | None = None) -> tuple[list[str], list[Sequence[Any]]]:
+    """The columns and all rows of one query.
+
+    Raises:
+        QueryFailed: as `asking`.
+    """
+    with asking(url, sql, timeout_s) as answer:
+        return list(answer.columns), list(answer.rows)
+
+
+def _told(sql: str, columns: Sequence[str], batches: Iterator[Sequence[tuple[Any, ...]]], clock: "_Clock") -> Answer:
+    def rows() -> Iterator[tuple[Any, ...]]:
+        try:
+            while True:
+                with clock.running():
+                    batch = next(batches, ())
+                if not batch:
+                    return
+                yield from batch
+        except (sqlite3.Error, psycopg.Error) as error:
+            raise QueryFailed(clock.said or _why(error, sql)) from error
+
+    return Answer(tuple(columns), rows())
+
+
+def _from_sqlite(dbapi: sqlite3.Connection, sql: str, clock: "_Clock") -> tuple[Sequence[str], Iterator[Any]]:
+    cursor = dbapi.cursor()
+    try:
+        with clock.running():
+            cursor.execute(sql)  # on to its first row
+    except sqlite3.Error as error:
+        raise QueryFailed(clock.said or _why(error, sql)) from error
+    if cursor.description is None:
+        raise QueryFailed(REFUSED)
+    return [one[0] for one in cursor.description], iter(lambda: cursor.fetchmany(ROWS_AT_ONCE), [])
+
+
+def _described(dbapi: "psycopg.Connection[Any]", sql: str) -> list[str]:
+    """The names of its columns, before it is run: what gives no row would not tell. A second statement is refused."""
+    told = dbapi.pgconn.prepare(b"", sql.encode())
+    if told.status == ExecStatus.COMMAND_OK:
+        told = dbapi.pgconn.describe_prepared(b"")
+    if told.status != ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(told)
+    if not told.nfields:
+        raise QueryFailed(REFUSED)
+    return [(told.fname(place) or b"").decode() for place in range(told.nfields)]
+
+
+def _chunk() -> int:
+    return ROWS_AT_ONCE if psycopg.capabilities.has_stream_chunked() else 1
+
+
+def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    return iter(lambda: list(islice(rows, ROWS_AT_ONCE)), [])
+
+
+@contextmanager
+def _only_reads(dbapi: sqlite3.Connection) -> Iterator[None]:
+    def allowed(action: int, first: str | None, second: str | None, *_of: str | None) -> int:
+        if action == sqlite3.SQLITE_PRAGMA:
+            return sqlite3.SQLITE_OK if first in LOOKS else sqlite3.SQLITE_DENY
+        loads = action == sqlite3.SQLITE_FUNCTION and second == "load_extension"
+        return sqlite3.SQLITE_OK if action in READS and not loads else sqlite3.SQLITE_DENY
+
+    dbapi.set_authorizer(allowed)
+    try:
+        yield
     finally:
-        # The connection must not go back to a pool: it can no longer write.
-        engine.dispose()
+        dbapi.set_authorizer(None)
+
+
+class _Clock:
+    """Stops the database when it has worked for too long. Whoever reads slowly has all the time they want."""
+
+    def __init__(self, timeout_s: float | None, stop: Callable[[], None]) -> None:
+        self.said: str | None = None
+        """Why the database was stopped; None while it was not."""
+        self._left_s = timeout_s
+        self._timeout_s, self._stop = timeout_s, stop
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        if self._left_s is None:
+            yield
+            return
+        timer = threading.Timer(max(self._left_s, 0), self._end)
+        timer.daemon = True
+        begun = time.monotonic()
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._left_s -= time.monotonic() - begun
+
+    def _end(self) -> None:
+        self.said = f"that took longer than {self._timeout_s:g} s: --timeout gives it more (setting sql.timeout_s)"
+        # It may have ended at this very moment.
+        with suppress(sqlite3.Error, psycopg.Error):
+            self._stop()
+
+
+def _why(error: Exception, sql: str) -> str:
+    own = getattr(error, "orig", None) or error
+    diagnosis = getattr(own, "diag", None)
+    said = str(getattr(diagnosis, "message_primary", None) or own).strip()
+    if isinstance(own, ReadOnlySqlTransaction) or said in ("not authorized", "attempt to write a readonly database"):
+        return f"{REFUSED}; the database says: {said}"
+    if isinstance(own, QueryCanceled):
+        return f"{said}: --timeout gives it more, unless the database itself has a limit"
+    return said.rstrip(".") + advice(said, sql)

@@ -16,13 +16,15 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 from rich.markup import escape
-from rich.table import Table
+from sqlalchemy.exc import DBAPIError
 
 from migrations.database import connect, without_password
 from migrations.run import MigrationError, upgrade
-from whetstone import cli_versions
+from whetstone import cli_look, cli_sql, cli_versions
 from whetstone.admin import NoStack, NotAsked
-from whetstone.ask import QueryFailed, ask
+from whetstone.ask import QueryFailed
+from whetstone.cli_export import export
+from whetstone.cli_import import import_log
 from whetstone.cli_keys import keys
 from whetstone.cli_policies import policies
 from whetstone.cli_privacy import delete
@@ -31,21 +33,39 @@ from whetstone.cli_shared import (
     DataOption,
     console,
     database_of,
+    engine_of,
     errors,
     has_database,
+    policy_names,
     refusals,
     store_of,
+    told_json,
 )
+from whetstone.cli_status import status
 from whetstone.doctor import NothingToTest, examine, last_test, of_running, shown
+from whetstone.doctor_log import examine as examine_log
+from whetstone.doctor_log import shown as log_shown
+from whetstone.export import FilterRefused
+from whetstone.export_files import CannotWrite
+from whetstone.imported import NotALog
 from whetstone.settings import Settings, SettingsError, as_environment, load
 from whetstone.step import ask as ask_step
 from whetstone.step import shown as step_shown
 from whetstone.step import watch
 from whetstone.store import Store, UnknownPolicy
+from whetstone.store_import import NotImportable
 from whetstone.supervisor import StartFailed
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 it did not come out, or something is wrong; 2 it could not begin, and the message says what "
+    "to change."
+)
 app = typer.Typer(
-    help="An OpenAI-compatible proxy that logs and trains.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="An OpenAI-compatible proxy that logs and trains: change base_url, post feedback, ask the database.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
 )
 app.add_typer(policies, name="policies")
 app.add_typer(keys, name="keys")
@@ -54,6 +74,7 @@ PortOption = Annotated[int | None, typer.Option("--port", help="The proxy's port
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of adapters, sampling and games [0]")]
 MENDABLE = (
     SettingsError, StartFailed, MigrationError, UnknownPolicy, QueryFailed, NothingToTest, NoStack, NotAsked,
+    CannotWrite, FilterRefused, NotALog, NotImportable,
 )  # fmt: skip
 """Errors whose messages say what to change."""
 
@@ -75,6 +96,10 @@ def up(
     """Start the stack and keep it up: broker, vLLM, proxy, workers. Ctrl-C or SIGTERM stops all of it.
 
     <data>/up.json has the addresses once it is ready; logs are in <data>/logs.
+
+    Example:
+
+        whetstone up --model Qwen/Qwen2.5-7B-Instruct --train
     """
     from whetstone.up import running
 
@@ -103,6 +128,9 @@ def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="GRPO steps to take")] = 32,
     games: Annotated[int, typer.Option("--games", min=20, help="Held-out games for each of the two versions")] = 800,
     connections: Annotated[int, typer.Option("--connections", min=1, max=256, help="Games in flight")] = 16,
+    pause_s: Annotated[
+        float, typer.Option("--pause-s", min=0, help="Rest of a connection between two training games")
+    ] = 1.0,
     shuffle_rewards: Annotated[
         bool, typer.Option("--shuffle-rewards", help="The control: rewards of other games, nothing to learn")
     ] = False,
@@ -113,6 +141,10 @@ def demo(
     """Watch a stock OpenAI agent get better at tic-tac-toe because its base_url points at us.
 
     Exit code 0 only if the reward rose: the 95 % intervals of first and last version on held-out games do not overlap.
+
+    Example:
+
+        whetstone demo --steps 80
     """
     from whetstone.apps import AppFailed
     from whetstone.demo import Plan, run
@@ -120,7 +152,7 @@ def demo(
     settings = load(config, data=data or Path("data/demo"), seed=seed, proxy__port=0)
     _stop_on_signals()
     try:
-        outcome = run(settings, Plan(steps, games, connections, shuffle_rewards, untagged), console)
+        outcome = run(settings, Plan(steps, games, connections, shuffle_rewards, untagged, pause_s), console)
     except AppFailed as error:
         errors.print(f"[red]the demo failed:[/red] {error}\nlogs: {settings.data}/logs")
         raise typer.Exit(1) from error
@@ -132,26 +164,24 @@ def demo(
 
 @app.command()
 def migrate(data: DataOption = None, config: ConfigOption = None) -> None:
-    """Bring the database to this version's schema. `up` does it by itself."""
+    """Bring the database to this version's schema, with the settings' projects and policies. `up` does it by itself.
+
+    Example:
+
+        whetstone migrate
+    """
     settings = load(config, data=data)
     settings.data.mkdir(parents=True, exist_ok=True)
     upgrade(settings.database_url)
+    engine = connect(settings.database_url)
+    try:
+        Store(engine).prepare(settings)
+    finally:
+        engine.dispose()
     console.print(f"the database is up to date: {without_password(settings.database_url)}")
 
 
-@app.command()
-def sql(
-    query: Annotated[str, typer.Argument(help="For example: SELECT * FROM admin_steps")],
-    data: DataOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Ask the database, read-only. The views admin_* are made for this; docs/tables.md has what is behind them."""
-    columns, rows = ask(database_of(load(config, data=data)), query)
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*("" if value is None else escape(str(value)) for value in row))
-    console.print(table)
-    console.print(f"{len(rows)} rows", style="dim")
+cli_sql.add_to(app)
 
 
 @app.command()
@@ -160,17 +190,36 @@ def doctor(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Show the last test, made at the start or since")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Only look at what was logged; no vLLM is asked")] = False,
 ) -> None:
-    """Ask the stack's vLLM about fifteen short questions: can training rely on what it answers?
+    """Can training rely on the stack's vLLM, and is there anything to learn in what was logged?
 
-    Exit code 0 if all that training needs is there, 1 if not, 2 if no vLLM answers.
+    Asks vLLM about fifteen short questions, then looks at the newest attempts in the database: have they siblings,
+    rewards, and different ones, how often does the base model succeed, were they sampled freely, do tools act?
+
+    Exit code 0 if all that training needs of vLLM is there, 1 if not, 2 if no vLLM answers. The log only warns.
+
+    Examples:
+
+        whetstone doctor
+        whetstone doctor --log --json
     """
     settings = of_running(load(config, data=data))
+    if log:
+        found = examine_log(engine_of(settings), settings)
+        if as_json:
+            typer.echo(msgspec.json.encode(found).decode())
+        else:
+            console.print(log_shown(found, settings.policy))
+        return
     test = last_test(settings, store_of(settings)) if stored else examine(settings)
+    logged = examine_log(engine_of(settings), settings) if has_database(settings) else ()
     if as_json:
-        typer.echo(msgspec.json.encode(test).decode())
+        typer.echo(msgspec.json.encode(msgspec.to_builtins(test) | {"log": logged}).decode())
     else:
         console.print(shown(test))
+        if logged:
+            console.print(log_shown(logged, settings.policy))
     if not stored and not (
         has_database(settings) and store_of(settings).keep_self_test(settings.project, settings.policy, test)
     ):
@@ -180,7 +229,9 @@ def doctor(
 
 @app.command()
 def step(
-    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
+    policy: Annotated[
+        str | None, typer.Argument(help="Its name [the default policy]", autocompletion=policy_names)
+    ] = None,
     imitate: Annotated[
         str | None,
         typer.Option("--imitate", help="A supervised step: on `demonstrations`, the `best` answers, or a policy's"),
@@ -196,19 +247,25 @@ def step(
         bool, typer.Option("--dry-run", help="Show what a step now would take and teach; nothing is written")
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="With --dry-run: every row's token ids")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON, one object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object")] = False,
 ) -> None:
     """Have the policy take a step now, with whatever is there to train on; `--dry-run` only shows it, without a stack.
 
     Exit code 0 if its version went live, 1 if not, 2 if no stack runs.
+
+    Examples:
+
+        whetstone step starter
+        whetstone step --imitate best --min-reward 1
+        whetstone step --dry-run
     """
     settings = of_running(load(config, data=data))
     if dry_run:
         if imitate is not None or no_wait:
             raise typer.BadParameter("--dry-run shows a policy-gradient step; leave out --imitate and --no-wait")
         _dry_run(settings, [name for name in (policy,) if name], rows=rows, as_json=as_json)
-    if rows or as_json:
-        raise typer.BadParameter("--rows and --json go with --dry-run")
+    if rows:
+        raise typer.BadParameter("--rows goes with --dry-run")
     if imitate is None and (min_reward is not None or limit is not None):
         raise typer.BadParameter("--min-reward and --limit go with --imitate")
     given = {"from": imitate, "min_reward": min_reward, "limit": limit}
@@ -218,10 +275,17 @@ def step(
     with refusals():
         asked_at = ask_step(settings.data, name, body)
         if no_wait:
-            console.print(f'asked for a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it')
+            if as_json:
+                told_json({"policy": name, "asked_at": asked_at})
+            else:
+                console.print(f'asked for a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it')
             return
-        ended = watch(settings.of_policy(name), Store(connect(settings.database_url)), name, asked_at, console)
-    console.print(step_shown(ended))
+        store = Store(connect(settings.database_url))
+        ended = watch(settings.of_policy(name), store, name, asked_at, errors if as_json else console)
+    if as_json:
+        told_json(ended)
+    else:
+        console.print(step_shown(ended))
     if ended["state"] != "promoted":
         errors.print(f"[red]{ended['state']}:[/red] {escape(ended['error'] or '')}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
@@ -232,12 +296,21 @@ def step(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )
 def judge(context: typer.Context) -> None:
-    """See how good judges are: `judge calibrate`, against what people or rules said; `judge report`, with alarms."""
+    """See how good judges are: `judge calibrate`, against what people or rules said; `judge report`, with alarms.
+
+    Example:
+
+        whetstone judge calibrate --help
+    """
     command = [sys.executable, "-P", "-m", "judge.ruler", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 cli_versions.add_to(app)
+cli_look.add_to(app)
+app.command()(status)
+app.command()(export)
+app.command("import")(import_log)
 app.command()(delete)
 
 
@@ -266,8 +339,16 @@ def main() -> None:
     try:
         app()
     except MENDABLE as error:
-        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False)
+        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
+    except DBAPIError as error:
+        told = f"the database does not answer: {str(error.orig).strip()}"
+        errors.print(f"[red]whetstone:[/red] {escape(told)}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        # Who read what we say has read enough. Python would say so once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,10 @@ def create_key(
 
     The key alone goes to stdout (KEY=$(whetstone keys create …)), the rest to stderr. A proxy that runs takes it at
     once. From the first key on every request needs one, on loopback too.
+
+    Example:
+
+        KEY=$(whetstone keys create --name app --scope inference --scope feedback --expires 90d)
     """
     settings = of_running(load(config, data=data))
     own = settings.of_project(project or settings.home)
@@ -76,7 +80,12 @@ def list_keys(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
 ) -> None:
-    """Show every key that was made, the newest first: what it opens, until when, and when it was last used."""
+    """Show every key that was made, the newest first: what it opens, until when, and when it was last used.
+
+    Example:
+
+        whetstone keys list
+    """
     settings = of_running(load(config, data=data))
     named = project and settings.of_project(project).project
     with _opened(engine_of(settings)) as engine, _reader(engine) as connection:
@@ -103,6 +112,10 @@ def revoke_key(
     """Take a key back for good. A proxy that runs refuses it at once.
 
     Exit code 0 if it opens nothing any more, 1 if there is no such key.
+
+    Example:
+
+        whetstone keys revoke k3xq0a7b2c9d
     """
     settings, key_id = of_running(load(config, data=data)), id_of(key)
     with _opened(engine_of(settings)) as engine, engine.begin() as connection:

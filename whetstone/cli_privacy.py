@@ -35,6 +35,11 @@ def delete(
 
     With a trajectory go what forked off or went on from it, its call's other choices and its retries. What a step has
     taken waits until that is over: the judging worker deletes it then. docs/privacy.md says what stays.
+
+    Examples:
+
+        whetstone delete --user alice --dry-run
+        whetstone delete --older-than 90d --yes
     """
     if sum(map(bool, (trajectory, user, older_than))) != 1:
         raise typer.BadParameter("say one of --trajectory, --user and --older-than")

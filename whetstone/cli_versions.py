@@ -8,13 +8,14 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from whetstone.cli_shared import ConfigOption, DataOption, console, engine_of, refusals
+from whetstone.cli_shared import ConfigOption, DataOption, PolicyArgument, console, engine_of, policy_names, refusals
 from whetstone.doctor import of_running
 from whetstone.ids import version_id
 from whetstone.settings import Settings, load
 from whetstone.store_versions import Move
 from whetstone.versions import NAMED, Versions, table
 
+NamedPolicy = Annotated[str, typer.Argument(help="Its name", autocompletion=policy_names)]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why, for who reads `admin_gate_results` later")]
 Named = Annotated[str, typer.Argument(metavar="POLICY@vN", help="The version, as apps name it: starter@v3")]
 
@@ -43,7 +44,7 @@ def add_to(app: typer.Typer) -> None:
 
 @versions.command("list")
 def list_versions(
-    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
+    policy: PolicyArgument = None,
     data: DataOption = None,
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
@@ -52,6 +53,10 @@ def list_versions(
 
     `from` is the version it was trained from, or where it was brought in from. `k3`: nats a token between vLLM and the
     trainer on the probe. `held out`: mean reward on the held-out prompts, and how many those were.
+
+    Example:
+
+        whetstone versions starter
     """
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
@@ -70,7 +75,12 @@ def export(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write a version as transformers and peft read it, checked against its manifest; without the optimizer's state."""
+    """Write a version as transformers and peft read it, checked against its manifest; without the optimizer's state.
+
+    Example:
+
+        whetstone versions export starter@v7 out/
+    """
     policy, version = _version(named)
     _, line = _open(data, config, policy)
     with refusals():
@@ -81,7 +91,9 @@ def export(
 @versions.command("import")
 def import_version(
     folder: Annotated[Path, typer.Argument(help="What peft's save_pretrained wrote, in safetensors")],
-    policy: Annotated[str, typer.Argument(help="The policy that gets it as its next version")],
+    policy: Annotated[
+        str, typer.Argument(help="The policy that gets it as its next version", autocompletion=policy_names)
+    ],
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -89,6 +101,10 @@ def import_version(
 
     It must be a plain LoRA of this base model: its layers and their shapes are compared. A step that goes on from it
     begins with a fresh optimizer.
+
+    Example:
+
+        whetstone versions import out/ starter
     """
     _, line = _open(data, config, policy)
     with refusals():
@@ -106,7 +122,12 @@ def fork(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Copy a version into another policy, with its optimizer's state: that policy can go on from there by itself."""
+    """Copy a version into another policy, with its optimizer's state: that policy can go on from there by itself.
+
+    Example:
+
+        whetstone versions fork starter@v7 second
+    """
     source, version = _version(named)
     settings, line = _open(data, config, source)
     if policy not in settings.trained:
@@ -120,7 +141,7 @@ def fork(
 
 
 def promote(
-    policy: Annotated[str, typer.Argument(help="Its name")],
+    policy: NamedPolicy,
     version: Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base model")],
     reason: Reason = None,
     data: DataOption = None,
@@ -130,6 +151,10 @@ def promote(
 
     Where a stack runs, the version is loaded first; if a model server cannot load it, nothing changes.
     Exit code 0 if it answers, 1 if it is refused, 2 if a stack runs whose proxy cannot be asked.
+
+    Example:
+
+        whetstone promote starter 7
     """
     _, line = _open(data, config, policy)
     with refusals():
@@ -140,7 +165,7 @@ def promote(
 
 
 def rollback(
-    policy: Annotated[str | None, typer.Argument(help="Its name [the default policy]")] = None,
+    policy: PolicyArgument = None,
     to: Annotated[
         int | None, typer.Option("--to", min=0, help="A version that the live one descends from [its parent]")
     ] = None,
@@ -152,6 +177,10 @@ def rollback(
 
     The live version and all that was trained from it since are rejected; what they said is not trained on any more.
     Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be asked.
+
+    Example:
+
+        whetstone rollback starter
     """
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
@@ -161,7 +190,7 @@ def rollback(
 
 
 def pin(
-    policy: Annotated[str, typer.Argument(help="Its name")],
+    policy: NamedPolicy,
     version: Annotated[int, typer.Argument(min=0, help="Its number")],
     off: Annotated[bool, typer.Option("--off", help="No longer")] = False,
     data: DataOption = None,
@@ -170,6 +199,10 @@ def pin(
     """Keep a version loaded and on the disk, however many newer ones there are: apps may ask for policy@vN.
 
     Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be asked.
+
+    Example:
+
+        whetstone pin starter 7
     """
     _, line = _open(data, config, policy)
     with refusals():

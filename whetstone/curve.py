@@ -1,4 +1,4 @@
-"""The picture of a run: reward by version, and the held-out games before and after. Draws; measures nothing."""
+"""The curve of a run: reward by version, as text while it runs and as a picture at its end. Draws; measures nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,39 @@ from whetstone.intervals import Interval
 
 SMOOTHED_OVER = 9
 """Versions that the bold line averages."""
+
+
+def smooth(rewards: Sequence[float]) -> list[float]:
+    """The running mean: of each version and what came up to SMOOTHED_OVER // 2 before and after it."""
+    half = SMOOTHED_OVER // 2
+    around = [rewards[max(0, place - half) : place + half + 1] for place in range(len(rewards))]
+    return [sum(window) / len(window) for window in around]
+
+
+def in_text(rewards: Sequence[float], width: int, height: int = 8) -> list[str]:
+    """Lines of text: a dot for each version's mean reward, a bullet for the running mean; nothing without rewards.
+
+    More versions than there is room for share columns.
+    """
+    if not rewards:
+        return []
+    columns = min(len(rewards), max(1, width - 8))
+    places = [column * len(rewards) // columns for column in range(columns)]
+    means = smooth(rewards)
+    low, high = min(rewards), max(rewards)
+    room = max(high - low, 0.05)
+
+    def row(value: float) -> int:
+        return round((value - low) / room * (height - 1))
+
+    grid = [[" "] * columns for _ in range(height)]
+    for column, place in enumerate(places):
+        grid[row(rewards[place])][column] = "·"
+        grid[row(means[place])][column] = "●"
+    marks = [f"{low + room * line / (height - 1):6.2f} ┤" for line in range(height)]
+    lines = [mark + "".join(cells).rstrip() for mark, cells in zip(marks, grid, strict=True)]
+    last = f" v{len(rewards) - 1}" if len(rewards) > 1 else ""
+    return [*reversed(lines), "       └" + "─" * columns, "        v0" + last.rjust(columns - 2)]
 
 
 def draw(path: Path, rewards: Sequence[float], held_out: Sequence[tuple[str, Interval]], title: str) -> None:
@@ -18,10 +51,7 @@ def draw(path: Path, rewards: Sequence[float], held_out: Sequence[tuple[str, Int
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     axes.plot(rewards, color="#9aa5b1", linewidth=1, label="training games of each version")
-    if len(rewards) >= SMOOTHED_OVER:
-        half = SMOOTHED_OVER // 2
-        smooth = [sum(rewards[i - half : i + half + 1]) / SMOOTHED_OVER for i in range(half, len(rewards) - half)]
-        axes.plot(range(half, len(rewards) - half), smooth, color="#1f4e79", linewidth=2.5)
+    axes.plot(smooth(rewards), color="#1f4e79", linewidth=2.5)
     for (name, interval), colour in zip(held_out, ("#b45309", "#15803d"), strict=False):
         axes.axhspan(interval.low, interval.high, color=colour, alpha=0.15, linewidth=0)
         axes.axhline(interval.mean, color=colour, linestyle="--", label=f"{name}, held out: {interval.mean:.1%}")

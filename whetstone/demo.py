@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from migrations.database import connect
 from whetstone import curve, intervals
@@ -24,7 +25,13 @@ from whetstone.store import Rewards, Store
 from whetstone.up import Stack, running, usable
 
 AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "agent.py"
-SHOWN_STEPS = 12
+SHOWN_STEPS = 6
+"""So many stand above the curve, so that 24 lines are enough; without a terminal it is printed after so many."""
+CURVE_LINES = 6
+NICENESS = 10
+"""The agent's: where the CPU is short it plays less, and steps take no longer."""
+ENOUGH_GAMES = 16
+"""A version's mean over fewer games says nothing."""
 MARK = "demo.txt"
 """A data folder with this file in it is a demo's, and the next demo may empty it."""
 
@@ -40,6 +47,9 @@ class Plan:
     shuffle_rewards: bool
     untagged: bool
     """The agent names neither games nor groups: both are found."""
+    pause_s: float
+    """Rest of a connection between two games while the policy trains: as live traffic has it. Without one sixteen take
+    both cores of a small machine from the trainer, and play more games between two steps than a step may use."""
 
     def arguments(self, seed: int, model: str) -> list[str]:
         """The agent's, whatever it plays."""
@@ -71,6 +81,7 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
         SettingsError, StartFailed: the stack does not come up.
         AppFailed: the agent ended early.
     """
+    settings = _for_steps(settings)
     _empty(settings.data, console)
     seconds: dict[str, float] = {}
     began = time.monotonic()
@@ -108,15 +119,22 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
     return outcome
 
 
+def _for_steps(settings: Settings) -> Settings:
+    """With a training worker that gives way to nobody, unless the settings say how far: nobody's app waits here."""
+    if "niceness" in settings.trainer.model_fields_set:
+        return settings
+    return settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"niceness": 0})})
+
+
 def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str, Any]:
     """Let the agent play until the policy has taken its steps; the agent's own report."""
     settings = stack.settings
     progress = Progress(TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     bar = progress.add_task("steps", total=plan.steps)
-    arguments = [*plan.arguments(settings.seed, settings.policy), "--games", "0"]
+    arguments = [*plan.arguments(settings.seed, settings.policy), "--games", "0", "--pause-s", str(plan.pause_s)]
     arguments += ["--shuffle-rewards"] if plan.shuffle_rewards else []
     with (
-        app(stack, AGENT, arguments) as agent,
+        app(stack, AGENT, arguments, NICENESS) as agent,
         Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live,
     ):
         printed = 0
@@ -126,17 +144,22 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
             rewards = store.rewards_by_version(settings.project, settings.policy)
             if console.is_terminal:
                 progress.update(bar, completed=min(len(ended), plan.steps))
-                live.update(Group(_steps_table(ended[-SHOWN_STEPS:], rewards), progress))
+                live.update(Group(_steps_table(ended[-SHOWN_STEPS:], rewards), *_curve(rewards, console), progress))
             else:
                 for step in ended[printed:]:
                     console.print(_line(step, rewards), highlight=False, soft_wrap=True)
+                    if step["number"] % SHOWN_STEPS == 0:
+                        console.print(*_curve(rewards, console), sep="\n")
                 printed = len(ended)
             if len(ended) >= plan.steps:
                 break
             still_runs(agent)
             time.sleep(0.5)
         agent.terminate()
-        return report_of(agent, stack)
+        report = report_of(agent, stack)
+    if not console.is_terminal:
+        console.print(*_curve(rewards, console), sep="\n")
+    return report
 
 
 def _empty(data: Path, console: Console) -> None:
@@ -189,6 +212,13 @@ def _steps_table(steps: list[dict[str, Any]], rewards: dict[int, Rewards]) -> Ta
     for step in steps:
         table.add_row(*_cells(step, rewards))
     return table
+
+
+def _curve(rewards: dict[int, Rewards], console: Console) -> list[Text]:
+    """Mean reward by version, drawn; the version that speaks now only once it has spoken enough."""
+    means = [rewards[version].mean for version in sorted(rewards) if rewards[version].trajectories >= ENOUGH_GAMES]
+    lines = curve.in_text(means, console.width, CURVE_LINES)
+    return [Text("reward by version (· each, ● running mean)", style="bold"), *map(Text, lines)] if lines else []
 
 
 def _line(step: dict[str, Any], rewards: dict[int, Rewards]) -> str:

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from migrations import schema
+from migrations.views import VIEWS
+from whetstone import docs_metrics
 from whetstone.privacy import PrivacySettings
 from whetstone.reasons import WhyNotTrained
 from whetstone.settings import PREFIX, ProjectSettings, Settings, UpstreamSettings
@@ -22,7 +24,10 @@ _MADE = "<!-- Made by `make docs`; edit the code instead. -->\n"
 
 def pages() -> dict[str, str]:
     """File name -> text of every page that is made."""
-    return {"settings.md": _settings(), "tables.md": _tables(), "why_not_trained.md": _reasons()}
+    from whetstone.docs_cli import page  # the whole command line comes with it
+
+    made = {"cli.md": f"{_MADE}\n{page()}", "settings.md": _settings(), "tables.md": _tables(), "views.md": _views()}
+    return made | {"metrics.md": docs_metrics.page(_MADE), "why_not_trained.md": _reasons()}
 
 
 def _settings() -> str:
@@ -30,7 +35,8 @@ def _settings() -> str:
         _MADE,
         "# Settings\n",
         "In `whetstone.toml` (`[trainer]` and so on are its sections), or in the environment, which wins: "
-        f"`{PREFIX}DATA`, `{PREFIX}TRAINER__LEARNING_RATE`. A key nobody knows stops the start.\n",
+        f"`{PREFIX}DATA`, `{PREFIX}TRAINER__LEARNING_RATE`. A key nobody knows stops the start. "
+        f"`{PREFIX}DATABASE_FILE` names a file that has `{PREFIX}DATABASE`, and so for every other: for secrets.\n",
     ]
     plain = {n: f for n, f in Settings.model_fields.items() if not _is_section(f.annotation)}
     sections = {n: f.annotation for n, f in Settings.model_fields.items() if _is_section(f.annotation)}
@@ -81,6 +87,35 @@ def _tables() -> str:
             lines.append(f"| `{column.name}` | {kind} | {'yes' if column.nullable else ''} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _views() -> str:
+    lines = [
+        _MADE,
+        "# Views\n",
+        "What to read: on SQLite and PostgreSQL the same, in `whetstone sql`, `sqlite3`, psql, or any BI tool, without "
+        "a function of ours. They stay; the [tables](tables.md) behind them may change. [Queries](sql.md) that use "
+        "them.\n",
+        "`project` is in each. NULL means not yet; 0.0 is a measurement. Times are UTC: text that sorts and compares "
+        "on SQLite, `timestamptz` on PostgreSQL. Lists and objects are JSON text on SQLite; `jsonb`, `integer[]`, "
+        "`real[]` on PostgreSQL, where the words below are comments too (`\\d+ admin_steps`).\n",
+        "| view | what it is for |\n|---|---|",
+        *(f"| [`{view.name}`](#{view.name}) | {_cell(view.purpose)} |" for view in VIEWS),
+        "",
+    ]
+    for view in VIEWS:
+        lines.append(f"## {view.name}\n")
+        lines.append(f"{view.purpose[:1].upper()}{view.purpose[1:]}.\n")
+        lines.append("| column | SQLite | PostgreSQL | meaning |\n|---|---|---|---|")
+        for column in view.columns:
+            sqlite, postgresql = column.kind.value
+            lines.append(f"| `{column.name}` | {sqlite} | {postgresql} | {_cell(column.meaning)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|")
 
 
 def _reasons() -> str:

@@ -1,4 +1,4 @@
-"""`whetstone doctor`: where the model servers are, and how what was found out about them is shown. Asks them nothing.
+"""`whetstone doctor`, its first half: where the model servers are, and how what was found out is shown. Asks nothing.
 
 `up` runs the same self-test at each start (`at_start`), so that `--stored` has something to show.
 """
@@ -121,14 +121,15 @@ def shown(test: SelfTest) -> RenderableType:
     table = Table("question", "answer", "what was found, and what it means", title_justify="left", show_lines=True)
     table.title = f"{test.served} on {server}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
     for check in test.checks:
-        table.add_row(check.name, _answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
+        table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
     if test.trainable:
         return Group(table, Text("all that training needs is there", style="bold green"))
     names = ", ".join(check.name for check in test.missing or test.checks[:1])
     return Group(table, Text(f"training cannot rely on this server: {names}", style="bold red"))
 
 
-def _answer(check: Check) -> Text:
+def answer(check: Check) -> Text:
+    """Yes, no, or neither, in colour."""
     if check.ok is None:
         return Text("could not tell", style="yellow")
     if check.ok:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
+from migrations.database import giving_way
 from whetstone import store_privacy as store
 from whetstone import store_privacy_rows as rows
 from whetstone.store_privacy import Erasure, Target
@@ -41,7 +42,7 @@ def run(engine: Engine, transactions: Transactions) -> dict[str, Any]:
         except StopIteration as end:
             row: dict[str, Any] = end.value
             return row
-        with engine.begin() as connection:
+        with giving_way(engine), engine.begin() as connection:
             result = transaction(connection)
 
 

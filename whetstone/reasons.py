@@ -55,6 +55,11 @@ class WhyNotTrained(StrEnum):
         "redacted",
         "Something was taken out of its text before it was written, and its token ids with it (docs/privacy.md).",
     )
+    IMPORTED = (
+        "imported",
+        "It came from a log, as text (`whetstone import`): which tokens were sampled, nobody knows. Supervised steps "
+        "and exports can use it.",
+    )
     FAULT = "fault", "Judging it, or its group, breaks with an error of Whetstone's own: the judge's log has it."
 
     # The step it was meant for could not use it.

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_valid
 from whetstone.gating import GateSettings
 from whetstone.ids import ID
 from whetstone.privacy import PrivacySettings
+from whetstone.secret_files import SUFFIX, SecretUnreadable, take_up
 from whetstone.training import BEST, DEMONSTRATIONS, TrainerSettings
 from whetstone.worth import VARIABLE, JudgeSettings, LearningSettings, Section, without_login
 
@@ -30,6 +31,8 @@ BOOTSTRAP_VARIABLE = "WHETSTONE_BOOTSTRAP_ADMIN_KEY"
 """Holds the first key, for admins; no setting, so that it stands in no file and no dump."""
 API_KEY_VARIABLE = "WHETSTONE_API_KEY"
 """Holds the key with which the command line asks a proxy that needs one; likewise."""
+LANGFUSE_VARIABLES = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
+"""Hold the keys of `log.langfuse_url`, under Langfuse's own names."""
 NEVER_SHOWN = frozenset({"api_key_env", "broker", "database", "url", "urls"})
 """Settings that hold a password, or are given one by mistake."""
 NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
@@ -243,6 +246,22 @@ class LogSettings(Section):
     otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^/\s]+")
     """Base URL of an OpenTelemetry collector that takes OTLP over HTTP (`http://127.0.0.1:4318`): traces go to its
     `/v1/traces`. Without it, and without OTEL_EXPORTER_OTLP_ENDPOINT in the environment, nothing is traced."""
+    langfuse_url: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    """Address of a Langfuse (`https://cloud.langfuse.com`, or your own): traces go there as well. Its keys come from
+    the environment, LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY."""
+
+    @field_validator("otlp_endpoint", "langfuse_url")
+    @classmethod
+    def _without_logins(cls, url: str | None) -> str | None:
+        return url if url is None else without_login(url)
+
+
+class SqlSettings(Section):
+    """What those may do who ask the database."""
+
+    timeout_s: float = Field(60, gt=0)
+    """How long the database may work on a query of `whetstone sql`, in seconds, and on one of a role that `whetstone
+    sql-role` makes; `--timeout` gives a single query more."""
 
 
 class GroupSettings(Section):
@@ -310,6 +329,7 @@ class Settings(Section):
     vllm: VllmSettings = VllmSettings()
     groups: GroupSettings = GroupSettings()
     log: LogSettings = LogSettings()
+    sql: SqlSettings = SqlSettings()
     trainer: TrainerSettings = TrainerSettings()
     gate: GateSettings = GateSettings()
     learning: dict[str, LearningSettings] = Field(default_factory=dict)
@@ -457,12 +477,15 @@ def _policy_name(name: str) -> str:
 def load(config: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
     """Read the settings: defaults, then the file, then the environment, then `overrides` (`__` for dots; None skips).
 
-    The file is `config`, else the one WHETSTONE_CONFIG names, else whetstone.toml where it exists.
+    The file is `config`, else the one WHETSTONE_CONFIG names, else whetstone.toml where it exists. What `…_FILE` names
+    is taken from that file; without `environment` it stands in this process's own from then on.
 
     Raises:
         SettingsError: the file is missing or no TOML, a key is unknown, a value is out of bounds.
     """
-    environment = os.environ if environment is None else environment
+    environment = os.environ if environment is None else dict(environment)
+    ours = [name for name in environment if name.startswith(PREFIX) and name.endswith(SUFFIX)]
+    _take_up(environment, (name.removesuffix(SUFFIX) for name in ours))
     named = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
     values = _read(named or Path("whetstone.toml"), required=named is not None)
     for variable, text in environment.items():
@@ -472,9 +495,21 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
         if value is not None:
             _put(values, key.split("__"), value, key)
     try:
-        return Settings.model_validate(values)
+        settings = Settings.model_validate(values)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
+    keys = [one.api_key_env for one in settings.judges.values()]
+    keys += [one.api_key_env for one in settings.upstreams.values()]
+    keys += LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
+    _take_up(environment, [key for key in keys if key is not None])
+    return settings
+
+
+def _take_up(environment: MutableMapping[str, str], names: Iterable[str]) -> None:
+    try:
+        take_up(environment, names)
+    except SecretUnreadable as error:
+        raise SettingsError(str(error)) from error
 
 
 def as_environment(settings: Settings, config: Path | None = None) -> dict[str, str]:

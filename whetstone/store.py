@@ -15,9 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations import schema
 from migrations.database import insert_new
 from whetstone.ids import version_id
+from whetstone.imported_lines import IMPORTED_LOG
 from whetstone.selftest import SelfTest
 from whetstone.settings import Settings, SettingsError
-from whetstone.store_lines import tested
+from whetstone.store_lines import set_state, tested
 
 POLICY_STATES = ("recording", "training", "paused")
 
@@ -100,11 +101,9 @@ class Store:
         Raises:
             UnknownPolicy: there is none of that name here; another server's only records.
         """
-        p = schema.policies.c
         with self._engine.begin() as connection:
-            here = (p.project == project, p.id == policy, p.upstream.is_(None))
-            changed = connection.execute(schema.policies.update().where(*here).values(state=state))
-        if not changed.rowcount:
+            changed = set_state(connection, project, policy, state)
+        if not changed:
             names = ", ".join(row["id"] for row in self.policies(project) if row["upstream"] is None) or "none yet"
             raise UnknownPolicy(f"there is no policy {policy!r} that could train; there are: {names}")
 
@@ -176,6 +175,12 @@ def _check_names(connection: Connection, settings: Settings) -> None:
         raise SettingsError(
             f"project {settings.project!r} cannot have the policy {taken.id!r}: it is of project {taken.project!r}; "
             "choose another name"
+        )
+    logs = select(p.id).where(p.project == settings.project, p.id.in_(settings.trained), p.upstream == IMPORTED_LOG)
+    if (log := connection.execute(logs).scalar()) is not None:
+        raise SettingsError(
+            f"the policy {log!r} cannot answer: an imported log is kept under that name; choose another name for one "
+            "of them (`whetstone import --policy`)"
         )
 
 

@@ -47,6 +47,12 @@ def tested(connection: Connection, project: str) -> dict[str, str]:
     return {row.policy: f"{row.version} ({row.tested_by or 'probe'})" for row in rows}
 
 
+def set_state(connection: Connection, project: str, policy: str, state: str) -> bool:
+    """Let a policy record, train or pause; whether there is one of that name that could train."""
+    here = (p.project == project, p.id == policy, p.upstream.is_(None))
+    return connection.execute(schema.policies.update().where(*here).values(state=state)).rowcount > 0
+
+
 def take_number(connection: Connection, project: str, policy: str) -> int:
     """The number of a version to come, which nobody else gets; the policy is locked."""
     is_it = (p.project == project, p.id == policy)

@@ -12,6 +12,9 @@ RANK = "judge.rank"
 RETAIN = "judge.retain"
 """Delete what is kept too long, and go on with deletions that are not over. No arguments."""
 
+ROLL_UP = "judge.roll_up"
+"""Add what changed to the figures that dashboards read. No arguments."""
+
 STEP = "trainer.step"
 """Take every step that is due. No arguments."""
 
@@ -23,5 +26,6 @@ QUEUES = {
     CODE: JUDGE_QUEUE,
     RANK: JUDGE_QUEUE,
     RETAIN: JUDGE_QUEUE,
+    ROLL_UP: JUDGE_QUEUE,
     STEP: TRAINER_QUEUE,
 }

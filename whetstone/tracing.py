@@ -2,9 +2,11 @@
 
 Names follow the semantic conventions for generative AI (github.com/open-telemetry/semantic-conventions-genai, in
 development; as of late 2026). Off unless `log.otlp_endpoint` or OTEL_EXPORTER_OTLP_ENDPOINT names a collector: then
-`tracer()` is None, and that is all it costs. The packages are the extra `tracing`; vLLM brings them along.
+`tracer()` is None, and that is all it costs. The packages are the extra `tracing`; vLLM brings them along. A Langfuse
+(`log.langfuse_url`) is one more collector, that asks for a key.
 """
 
+import base64
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +14,10 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
-from whetstone.settings import LogSettings, SettingsError
+from whetstone.settings import LANGFUSE_VARIABLES, LogSettings, SettingsError
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
@@ -24,6 +27,7 @@ PROJECT, CALL, GROUP = "whetstone.project", "whetstone.call.id", "whetstone.grou
 """Our own attributes, beside those of the conventions."""
 TRAJECTORIES, GROUPS = "whetstone.trajectory.ids", "whetstone.group.ids"
 """By these, judgements and steps are found from a call: its `gen_ai.conversation.id` is its trajectory."""
+LANGFUSE_PATH = "/api/public/otel/v1/traces"
 MOST_IDS = 64
 """Ids in one attribute; a step may take thousands of trajectories."""
 
@@ -34,6 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class _Tracing:
+    provider: "TracerProvider | None" = None
     tracer: "Tracer | None" = None
 
 
@@ -43,7 +48,7 @@ def start(settings: LogSettings, service: str, exporter: "SpanExporter | None" =
     `exporter`: told each span at once, in the place of a collector.
 
     Raises:
-        SettingsError: the settings name a collector, and OpenTelemetry is not installed.
+        SettingsError: a collector is named and OpenTelemetry is not installed, or a Langfuse and its keys are not set.
     """
     if exporter is None and not _wanted(settings):
         return
@@ -53,26 +58,33 @@ def start(settings: LogSettings, service: str, exporter: "SpanExporter | None" =
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
     except ImportError as error:
-        if settings.otlp_endpoint is None:
+        if settings.otlp_endpoint is None and settings.langfuse_url is None:
             log.warning("%s is set, but OpenTelemetry is not installed: nothing is traced", ENDPOINT_VARIABLES[1])
             return
         raise SettingsError(
-            "log.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'whetstone[tracing]'"
+            "log.otlp_endpoint and log.langfuse_url need OpenTelemetry, which is not installed: "
+            "pip install 'whetstone[tracing]'"
         ) from error
     # One of our own, and not the process's: what libraries trace of themselves may hold what apps said.
     provider = TracerProvider(resource=Resource.create({"service.name": f"whetstone-{service}"}))
-    if exporter is None:
-        endpoint = settings.otlp_endpoint
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-    else:
+    if exporter is not None:
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-    _Tracing.tracer = provider.get_tracer("whetstone", version("whetstone"))
+    elif _collected(settings):
+        endpoint = settings.otlp_endpoint
+        collector = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
+        provider.add_span_processor(BatchSpanProcessor(collector))
+    if exporter is None and settings.langfuse_url is not None:
+        headers = _langfuse_headers(os.environ)
+        langfuse = OTLPSpanExporter(endpoint=settings.langfuse_url.rstrip("/") + LANGFUSE_PATH, headers=headers)
+        provider.add_span_processor(BatchSpanProcessor(langfuse))
+    _Tracing.provider, _Tracing.tracer = provider, provider.get_tracer("whetstone", version("whetstone"))
 
 
 def stop() -> None:
-    """Trace nothing any more."""
-    _Tracing.tracer = None
+    """Trace nothing any more; what is traced already is sent."""
+    if _Tracing.provider is not None:
+        _Tracing.provider.shutdown()
+    _Tracing.provider = _Tracing.tracer = None
 
 
 def tracer() -> "Tracer | None":
@@ -128,4 +140,16 @@ def failed(span: "Span", kind: str) -> None:
 def _wanted(settings: LogSettings) -> bool:
     if os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
+    return settings.langfuse_url is not None or _collected(settings)
+
+
+def _collected(settings: LogSettings) -> bool:
+    """Whether somebody names a collector, the settings or OpenTelemetry's own variables."""
     return settings.otlp_endpoint is not None or any(os.environ.get(name) for name in ENDPOINT_VARIABLES)
+
+
+def _langfuse_headers(environment: Mapping[str, str]) -> dict[str, str]:
+    public, secret = (environment.get(name, "") for name in LANGFUSE_VARIABLES)
+    if not public or not secret:
+        raise SettingsError(f"log.langfuse_url needs its keys in the environment: {' and '.join(LANGFUSE_VARIABLES)}")
+    return {"authorization": "Basic " + base64.b64encode(f"{public}:{secret}".encode()).decode()}

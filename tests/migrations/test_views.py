@@ -9,6 +9,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import inspect, text
 
+from migrations import schema
+from migrations.views import VIEWS, Kind
+
 PROMISED = {
     "admin_policies": "policy base_model live_version state created_at",
     "admin_versions": "policy version parent state reason step probe_k3 created_at promoted_at",
@@ -16,29 +19,45 @@ PROMISED = {
         "completion_id upstream_id trajectory_id turn choice policy policy_version endpoint status call_id follows "
         "key_id end_user new_messages response_text why_not_trained prompt_token_ids token_ids inference_logprobs "
         "sampling finish_reason prompt_tokens completion_tokens ttft_ms total_ms retry_of threaded_by "
-        "created_at redactions"
+        "created_at redactions day"
     ),
     "admin_trajectories": (
         "trajectory_id group_id policy task split state reward reward_source first_version last_version completions "
-        "sampled_tokens why_not_trained trained_in_step metadata created_at ended_at"
+        "sampled_tokens why_not_trained trained_in_step metadata created_at ended_at prompt_hash day"
     ),
     "admin_groups": "group_id policy formed_by state reason size rewarded reward_mean reward_spread closed_at",
     "admin_feedback": (
-        "feedback_id target_kind target_id trajectory_id reward rewards source comment state reason step created_at"
+        "feedback_id target_kind target_id trajectory_id reward rewards parts source comment state reason step "
+        "created_at key_id day"
     ),
     "admin_steps": (
         "policy step state version_in version_out groups trajectories reward_mean loss kl entropy mismatch_k3 "
-        "grad_norm sampled_tokens tokens_per_s seconds created_at"
+        "grad_norm sampled_tokens tokens_per_s seconds created_at day"
     ),
     "admin_judgements": (
-        "judgement_id group_id trajectory_id judge score explanation rubric_hash cost_usd tokens created_at"
+        "judgement_id group_id trajectory_id judge score explanation rubric_hash cost_usd tokens created_at day"
     ),
+    "admin_rubrics": "rubric_hash text parts",
+    "admin_step_trajectories": "policy step trajectory_id group_id reward advantage baseline staleness",
     "admin_judge_days": "policy day judge calls refused failed tokens cost_usd",
     "admin_judge_drift": "policy day groups pairs agreement difference",
     "admin_keys": ("key_id name scopes created_at expires_at revoked_at last_used_at requests_per_min tokens_per_min"),
     "admin_erasures": "erasure_id kind target trajectories completions versions asked_at finished_at",
     "admin_reviews": "trajectory_id group_id policy task reward reward_source review_at",
     "admin_conversations": "trajectory_id turn completion_id messages prompt_token_ids",
+}
+
+
+POSTGRESQL = {
+    Kind.TEXT: {"TEXT"},
+    Kind.INTEGER: {"INTEGER"},
+    Kind.LARGE_INTEGER: {"BIGINT"},
+    Kind.REAL: {"DOUBLE PRECISION", "FLOAT"},
+    Kind.BOOLEAN: {"BOOLEAN"},
+    Kind.TIME: {"TIMESTAMP WITH TIME ZONE"},
+    Kind.JSON: {"JSONB"},
+    Kind.TOKEN_IDS: {"INTEGER[]"},
+    Kind.LOGPROBS: {"REAL[]"},
 }
 
 
@@ -56,6 +75,60 @@ def test_a_view_has_the_promised_columns_and_the_project(engine, view):
     columns = {column["name"] for column in inspect(engine).get_columns(view)}
     assert {"project", *PROMISED[view].split()} <= columns
     assert rows(engine, f"SELECT * FROM {view}") == []
+
+
+def test_the_words_tell_every_view_and_every_column_of_it_and_no_other(engine):
+    there = {
+        view: [column["name"] for column in inspect(engine).get_columns(view)]
+        for view in inspect(engine).get_view_names()
+    }
+    assert {view.name: [column.name for column in view.columns] for view in VIEWS} == there
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+def test_a_view_and_each_of_its_columns_have_words_that_fit_a_line(view):
+    assert view.purpose and len(view.purpose) <= 120
+    assert [column.name for column in view.columns if not 2 < len(column.meaning) <= 120] == []
+    assert [column.name for column in view.columns if column.meaning.startswith(("P", "J", "T", "W"))] == []
+
+
+def test_postgresql_has_the_types_that_are_told_and_keeps_the_words(engine, database_kind):
+    if database_kind == "sqlite":
+        pytest.skip("SQLite has no types of views, and keeps no comments")
+    purposes = "SELECT relname, obj_description(oid, 'pg_class') AS said FROM pg_class WHERE relkind = 'v'"
+    said = {row["relname"]: row["said"] for row in rows(engine, purposes)}
+    for view in VIEWS:
+        assert said[view.name] == view.purpose
+        for column, told in zip(inspect(engine).get_columns(view.name), view.columns, strict=True):
+            assert column["type"].compile(engine.dialect) in POSTGRESQL[told.kind], f"{view.name}.{told.name}"
+            assert column["comment"] == told.meaning
+
+
+def test_days_are_those_of_utc_whatever_the_session_thinks(engine, seed, database_kind):
+    late = seed.now.replace(hour=23, minute=59)
+    seed.trajectory("t", created_at=late, turns=0)
+    seed.completion("t", 0, created_at=late)
+    seed.feedback("t", 1.0, created_at=late)
+    with engine.connect() as connection:
+        if database_kind == "postgresql":
+            connection.execute(text("SET LOCAL TIME ZONE 'Asia/Tokyo'"))
+        for view in ("admin_trajectories", "admin_completions", "admin_feedback"):
+            assert connection.execute(text(f"SELECT day FROM {view}")).scalars().all() == ["2026-01-01"]
+
+
+def test_what_a_step_took_of_a_trajectory_is_told(engine, seed):
+    seed.insert(
+        schema.steps, project="default", id="starter#3", policy="starter", number=3, state="promoted", version_in=0,
+        groups=1, trajectories=1, config={}, attempt=1, created_at=seed.now,
+    )  # fmt: skip
+    seed.insert(
+        schema.step_trajectories, project="default", step_id="starter#3", trajectory_id="t", policy="starter",
+        group_id="g", reward=1.0, advantage=0.5, staleness=2,
+    )  # fmt: skip
+    assert rows(engine, "SELECT * FROM admin_step_trajectories") == [
+        {"project": "default", "policy": "starter", "step": 3, "trajectory_id": "t", "group_id": "g", "reward": 1.0}
+        | {"advantage": 0.5, "baseline": None, "staleness": 2}
+    ]
 
 
 def test_a_completion_reads_as_lists_and_objects(engine, seed, database_kind):

@@ -1,6 +1,7 @@
 """The demo's small parts: what it empties, what it calls a rise, what it prints of a step."""
 
 import fcntl
+import io
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from whetstone.alone import LOCK
-from whetstone.demo import MARK, Outcome, _cells, _empty, _line
+from whetstone.curve import in_text, smooth
+from whetstone.demo import MARK, SHOWN_STEPS, Outcome, _cells, _curve, _empty, _for_steps, _line, _steps_table
 from whetstone.intervals import Interval, gain, share
-from whetstone.settings import SettingsError
+from whetstone.settings import SettingsError, load
 from whetstone.store import Rewards
 
 QUIET = Console(quiet=True)
@@ -90,3 +92,48 @@ def test_a_steps_line_shows_its_figures() -> None:
 def test_what_was_not_measured_is_not_shown_as_zero() -> None:
     cells = _cells(step(state="noop"), {})
     assert "0" not in "".join(cells) and cells[4] == "noop" and cells.count("–") == 5
+
+
+def test_the_curve_in_text_has_a_column_for_each_version_and_fits_its_room() -> None:
+    rising = [0.4 + 0.01 * version for version in range(33)]
+    lines = in_text(rising, width=80, height=6)
+    assert len(lines) == 8
+    assert lines[0].startswith("  0.72 ┤") and lines[5].startswith("  0.40 ┤")
+    assert lines[0].index("·") > lines[5].index("·"), "what rises ends above its beginning"
+    assert "".join(lines).count("●") == 33
+    assert lines[7].split() == ["v0", "v32"]
+    assert max(map(len, in_text(rising * 9, width=40))) <= 40
+
+
+def test_a_flat_curve_and_a_single_version_can_be_drawn_and_none_at_all_is_nothing() -> None:
+    assert in_text([0.5, 0.5, 0.5], width=80)[0].startswith("  0.55 ┤")
+    assert any("●" in line for line in in_text([0.0], width=80))
+    assert in_text([], width=80) == []
+
+
+def test_a_version_that_has_hardly_played_is_not_drawn() -> None:
+    console = Console(width=80)
+    few, many = Rewards(0.5, 0.5, 3), Rewards(0.5, 0.5, 300)
+    assert _curve({0: few}, console) == []
+    assert sum("●" in line.plain for line in _curve({0: many, 1: few}, console)[1:]) == 1
+
+
+def test_the_running_mean_takes_what_there_is_at_its_ends() -> None:
+    assert smooth([0.0, 1.0]) == [0.5, 0.5]
+    assert smooth([0.0] * 5 + [1.0] * 5)[0] == 0.0
+    assert smooth([1.0] * 20) == [1.0] * 20
+
+
+def test_the_training_worker_gives_way_to_nobody_unless_the_settings_say_so(tmp_path: Path) -> None:
+    assert _for_steps(load(environment={}, data=tmp_path)).trainer.niceness == 0
+    assert _for_steps(load(environment={}, data=tmp_path, trainer__niceness=7)).trainer.niceness == 7
+    assert _for_steps(load(environment={"WHETSTONE_TRAINER__LORA_RANK": "8"})).trainer.lora_rank == 8
+
+
+def test_what_is_shown_while_it_runs_fits_a_terminal_of_24_lines() -> None:
+    console = Console(width=80, height=24, file=io.StringIO())
+    rewards = dict.fromkeys(range(33), Rewards(0.5, 0.5, 300))
+    shown = [_steps_table([step(number=number) for number in range(SHOWN_STEPS)], rewards), *_curve(rewards, console)]
+    for part in shown:
+        console.print(part)
+    assert len(console.file.getvalue().splitlines()) < 24, "and the bar below"

@@ -1,0 +1,150 @@
+"""Who may read: roles of PostgreSQL that can select from the admin views, and from nothing else.
+
+Knows PostgreSQL's privileges; on SQLite whoever can open the file can read it. A view that a migration makes anew has
+lost its readers: `granted` remembers them, `restore` lets them in again.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from migrations.views import VIEWS
+
+MADE_BY_US = "reads the admin views of Whetstone, and nothing else"
+"""The comment on a role of ours: no other role is changed or dropped."""
+NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+"""Names that need no quotes."""
+
+
+@dataclass(frozen=True)
+class Grants:
+    """Who could read what: the admin views that there were, and pairs of view and role."""
+
+    views: frozenset[str]
+    pairs: frozenset[tuple[str, str]]
+
+
+class RoleRefused(Exception):
+    """The role stays as it is; the message says why, and what to do."""
+
+
+def granted(connection: Connection) -> Grants:
+    """The roles beside the owner that may read admin views of this schema; none on SQLite."""
+    if connection.dialect.name != "postgresql":
+        return Grants(frozenset(), frozenset())
+    query = """
+        SELECT c.relname, r.rolname
+        FROM pg_class AS c
+        CROSS JOIN aclexplode(c.relacl) AS a
+        LEFT JOIN pg_roles AS r ON r.oid = a.grantee
+        WHERE c.relkind = 'v' AND c.relnamespace = CAST(current_schema() AS regnamespace)
+          AND starts_with(c.relname, 'admin_') AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
+    """
+    found = connection.execute(text(query))
+    return Grants(frozenset(_views(connection)), frozenset((view, role or "PUBLIC") for view, role in found))
+
+
+def restore(connection: Connection, before: Grants) -> None:
+    """Let everybody read the views that they could read; who could read them all can read those that are new."""
+    there = _views(connection)
+    for role in sorted({role for _, role in before.pairs}):
+        own = {view for view, one in before.pairs if one == role}
+        kept = there if own >= before.views else [view for view in there if view in own]
+        if kept:
+            who = role if role == "PUBLIC" else _quoted(connection, role)
+            connection.execute(text(f"GRANT SELECT ON {', '.join(kept)} TO {who}"))
+
+
+def statements(connection: Connection, role: str, password: str, timeout_s: float | None, *, exists: bool) -> list[str]:
+    """What makes a reader of `role`, or makes one anew that lags behind; `password`: its text or its SCRAM hash."""
+    own, schema = _quoted(connection, role), _quoted(connection, _one(connection, "SELECT current_schema()"))
+    database = _quoted(connection, _one(connection, "SELECT current_database()"))
+    made = "ALTER" if exists else "CREATE"
+    timeout_ms = 0 if timeout_s is None else round(timeout_s * 1000)
+    return [
+        f"{made} ROLE {own} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION PASSWORD {_literal(password)}",
+        f"COMMENT ON ROLE {own} IS {_literal(MADE_BY_US)}",
+        f"ALTER ROLE {own} SET default_transaction_read_only = on",
+        f"ALTER ROLE {own} SET statement_timeout = {timeout_ms}",
+        f"ALTER ROLE {own} SET timezone = 'UTC'",
+        f"GRANT CONNECT ON DATABASE {database} TO {own}",
+        f"GRANT USAGE ON SCHEMA {schema} TO {own}",
+        f"GRANT SELECT ON {', '.join(view.name for view in VIEWS)} TO {own}",
+    ]
+
+
+def make(connection: Connection, role: str, password: str, timeout_s: float | None) -> bool:
+    """Make a reader, or give one of ours a new password and the views that came since; whether it is new.
+
+    Raises:
+        RoleRefused: there is a role of this name that we did not make.
+    """
+    exists = _is_ours(connection, role)
+    for statement in statements(connection, role, password, timeout_s, exists=exists):
+        connection.exec_driver_sql(statement)
+    return not exists
+
+
+def drop(connection: Connection, role: str) -> None:
+    """Take a reader away.
+
+    Raises:
+        RoleRefused: there is none of this name, or we did not make it.
+    """
+    if not _is_ours(connection, role):
+        raise RoleRefused(f"there is no role {role}")
+    own, schema = _quoted(connection, role), _quoted(connection, _one(connection, "SELECT current_schema()"))
+    database = _quoted(connection, _one(connection, "SELECT current_database()"))
+    for statement in (
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {own}",
+        f"REVOKE ALL ON SCHEMA {schema} FROM {own}",
+        f"REVOKE ALL ON DATABASE {database} FROM {own}",
+        f"DROP ROLE {own}",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+def sees_too_much(connection: Connection, role: str) -> Sequence[str]:
+    """What it may do beside reading our views, because this server lets everybody do it; in words."""
+    found = []
+    creates = "SELECT has_schema_privilege(:role, current_schema(), 'CREATE')"
+    if connection.execute(text(creates), {"role": role}).scalar():
+        found.append("make tables of its own (REVOKE CREATE ON SCHEMA public FROM PUBLIC ends that)")
+    query = """
+        SELECT c.relname FROM pg_class AS c
+        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = CAST(current_schema() AS regnamespace)
+          AND has_table_privilege(:role, c.oid, 'SELECT') AND NOT c.relname = ANY(:views)
+        ORDER BY 1
+    """
+    others = connection.execute(text(query), {"role": role, "views": [view.name for view in VIEWS]}).scalars().all()
+    found += [f"read {name} (REVOKE ALL ON {name} FROM PUBLIC ends that)" for name in others]
+    return found
+
+
+def _is_ours(connection: Connection, role: str) -> bool:
+    query = "SELECT shobj_description(oid, 'pg_authid') FROM pg_roles WHERE rolname = :role"
+    found = connection.execute(text(query), {"role": role}).first()
+    if found is not None and found[0] != MADE_BY_US:
+        raise RoleRefused(f"there is a role {role} already, and it is none of ours: choose another name")
+    return found is not None
+
+
+def _views(connection: Connection) -> list[str]:
+    query = """
+        SELECT viewname FROM pg_views WHERE schemaname = current_schema() AND starts_with(viewname, 'admin_') ORDER BY 1
+    """
+    return list(connection.execute(text(query)).scalars())
+
+
+def _one(connection: Connection, query: str) -> str:
+    return str(connection.execute(text(query)).scalar_one())
+
+
+def _quoted(connection: Connection, name: str) -> str:
+    return connection.dialect.identifier_preparer.quote_identifier(name)
+
+
+def _literal(words: str) -> str:
+    return "'" + words.replace("'", "''") + "'"

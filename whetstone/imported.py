@@ -1,0 +1,161 @@
+"""One import: a log is read twice, first to check every line, then to write it, some lines in each transaction.
+
+Nothing is written of a file with a line that cannot be. Broken off half-way, the same import goes on where it was:
+what is there already is told by its content, so the same file twice is imported once.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from whetstone.imported_lines import BadLine, Logged, NoAnswer, read_line
+from whetstone.imported_rows import One
+from whetstone.imported_threads import digest
+from whetstone.store_import import prepare, write
+
+AT_ONCE = 200
+"""Lines of one transaction: of some tens of milliseconds, so that a proxy on the same SQLite file hardly waits."""
+MAX_LINE_BYTES = 64 * 2**20
+MAX_PROBLEMS = 10
+"""So many lines are named that cannot be imported; the others are counted."""
+
+
+class NotALog(Exception):
+    """The file cannot be imported, and nothing of it was; the message says which lines are wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be imported, and how its lines are read."""
+
+    file: Path
+    project: str
+    policy: str
+    reward_field: str = "reward"
+    task: str | None = None
+    no_train: bool = False
+    """The project trains on nothing."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What is in a file, or came of it."""
+
+    lines: int = 0
+    conversations: int = 0
+    rewarded: int = 0
+    unanswered: int = 0
+    """Calls without an answer."""
+    counted: Counter[str] = field(default_factory=Counter)
+    """`trajectories` and `completions` written; conversations that were `there` already, `erased` or `taken`."""
+
+
+def check(wanted: Wanted, progress: Callable[[int], None]) -> Outcome:
+    """Read the whole file; what is in it.
+
+    Raises:
+        NotALog: it cannot be read, or a line of it cannot be imported.
+    """
+    found, problems = Outcome(), Counter[str]()
+    told: list[str] = []
+    for number, line in _lines(wanted.file):
+        found.lines += 1
+        try:
+            some = read_line(line, wanted.reward_field, wanted.task)
+        except NoAnswer:
+            found.unanswered += 1
+        except BadLine as error:
+            problems["bad"] += 1
+            if len(told) < MAX_PROBLEMS:
+                told.append(f"line {number}: {error}")
+        else:
+            found.conversations += len(some)
+            found.rewarded += any(one.tags.reward is not None for one in some)
+        if found.lines % 1000 == 0:
+            progress(found.lines)
+    if bad := problems["bad"]:
+        more = f"\n... and {bad - len(told)} more" if bad > len(told) else ""
+        raise NotALog(
+            f"{bad} of {found.lines} lines of {wanted.file} cannot be imported, so nothing was:\n"
+            + "\n".join(told)
+            + more
+        )
+    if not found.conversations:
+        raise NotALog(f"{wanted.file} has no answer to import: {found.lines} lines, {found.unanswered} without one")
+    return found
+
+
+def run(engine: Engine, wanted: Wanted, found: Outcome, progress: Callable[[int], None]) -> Outcome:
+    """Write what `check` has found.
+
+    Raises:
+        NotImportable: the policy is an app's.
+        NotALog: the file has changed since.
+    """
+    now = datetime.now(UTC)
+    with engine.begin() as connection:
+        prepare(connection, wanted.project, wanted.policy, now)
+    for number, some in _some(_ones(wanted)):
+        with engine.begin() as connection:
+            found.counted += write(connection, wanted.project, wanted.policy, some, now)
+        progress(number)
+    return found
+
+
+def _ones(wanted: Wanted) -> Iterator[One]:
+    """Every conversation with its key: of lines that say the same the first, second and so on are told apart."""
+    seen: Counter[bytes] = Counter()
+    for number, line in _lines(wanted.file):
+        try:
+            some = read_line(line, wanted.reward_field, wanted.task)
+        except NoAnswer:
+            continue
+        except BadLine as error:
+            raise NotALog(f"{wanted.file} has changed since it was checked: line {number}: {error}") from error
+        key = _key(wanted.policy, some[0], seen)
+        for logged in some:
+            tags = replace(logged.tags, no_train=logged.tags.no_train or wanted.no_train)
+            yield One(number, key, replace(logged, tags=tags))
+
+
+def _key(policy: str, logged: Logged, seen: Counter[bytes]) -> str:
+    if logged.response_id is not None:
+        return digest(policy, "response", logged.response_id)
+    said = digest(policy, logged.messages, logged.tools, logged.tags.trajectory_id, logged.is_call and logged.sampling)
+    short = hashlib.blake2b(said.encode(), digest_size=8).digest()
+    seen[short] += 1
+    return digest(said, seen[short]) if seen[short] > 1 else said
+
+
+def _some(ones: Iterator[One]) -> Iterator[tuple[int, Sequence[One]]]:
+    """Some at a time, the answers of one call together, with the number of the last line."""
+    waiting: list[One] = []
+    for one in ones:
+        if len(waiting) >= AT_ONCE and waiting[-1].place != one.place:
+            yield waiting[-1].place, waiting
+            waiting = []
+        waiting.append(one)
+    if waiting:
+        yield waiting[-1].place, waiting
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that say something, with their numbers."""
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise NotALog(f"{path}: line {number} is longer than {MAX_LINE_BYTES // 2**20} MiB")
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise NotALog(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,235 @@
+"""A log's conversations as rows: which trajectory each belongs to, and what each of its answers adds. Pure; no SQL.
+
+What is known of the tables is read before (`store_import`); what is decided here is written after.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from whetstone.imported_lines import Logged, Message
+from whetstone.imported_threads import digest
+from whetstone.reasons import WhyNotTrained
+
+IMPORTED = WhyNotTrained.IMPORTED.value
+"""Also what stands for who set their reward, and why their groups are none to train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A conversation on its way into the tables."""
+
+    place: int
+    """Its line."""
+    key: str
+    """What tells it from others of the same text: the same log makes the same keys."""
+    logged: Logged
+
+
+@dataclass(slots=True)
+class Standing:
+    """A trajectory, with what is about to be written to it."""
+
+    completions: int
+    sampled_tokens: int
+    tail: str | None
+    ours: bool = True
+    """It was imported; what apps have said is never added to."""
+    row: dict[str, Any] | None = None
+    """Where it begins here."""
+    changed: bool = False
+    reward: float | None = None
+    last_seen_at: datetime | None = None
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What is known and what is to be written of some conversations."""
+
+    project: str
+    policy: str
+    now: datetime
+    trajectories: dict[str, Standing] = field(default_factory=dict)
+    completions: set[str] = field(default_factory=set)
+    """Ids that are there."""
+    heads: dict[bytes, list[tuple[str, str]]] = field(default_factory=dict)
+    """History -> completions with it, and their trajectories; the oldest first."""
+    taken: set[str] = field(default_factory=set)
+    """Completions that another one goes on from."""
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Completions that begin here, by id."""
+    continued: dict[str, str] = field(default_factory=dict)
+    """Completion that was there -> the one that goes on from it."""
+    counted: Counter[str] = field(default_factory=Counter)
+
+
+def place(chunk: Chunk, one: One, said: Sequence[bytes]) -> None:
+    """Give a conversation its trajectory and its completions, unless they are there."""
+    logged, tags = one.logged, one.logged.tags
+    first = f"imported-{one.key}"
+    completion_id = f"{first}.{logged.choice}" if logged.choice else first
+    if logged.is_call and completion_id in chunk.completions:
+        chunk.counted["there"] += 1
+        return
+    continues, by = None, "metadata"
+    trajectory_id = tags.trajectory_id
+    if trajectory_id is not None and logged.choice:
+        trajectory_id = f"{trajectory_id}.{logged.choice}"
+    if trajectory_id is None:
+        trajectory_id, continues, by = _found(chunk, one, said, completion_id)
+    standing = chunk.trajectories.get(trajectory_id)
+    if standing is not None and not standing.ours:
+        chunk.counted["taken"] += 1
+        return
+    before = len(chunk.rows)
+    if standing is None:
+        row = _trajectory(chunk, one, trajectory_id, continues)
+        standing = chunk.trajectories[trajectory_id] = Standing(0, 0, None, row=row)
+    at: tuple[int, str] | None = _extended(chunk, trajectory_id, said, logged.answers[0]) if logged.is_call else None
+    for answer in logged.answers:
+        its_id = completion_id if logged.is_call else f"imported-{digest(trajectory_id, said[answer].hex())}"
+        if its_id not in chunk.completions:
+            _add(chunk, one, (trajectory_id, standing), its_id, answer, at, said[answer], by)
+        at = (answer, its_id)
+    if len(chunk.rows) == before:
+        chunk.counted["there"] += 1
+    elif tags.reward is not None:
+        standing.reward, standing.changed = tags.reward, True
+
+
+def _found(chunk: Chunk, one: One, said: Sequence[bytes], completion_id: str) -> tuple[str, str | None, str]:
+    """The trajectory of what names none, what a new one goes on from, and the rule that found it."""
+    logged = one.logged
+    own = completion_id if logged.is_call else f"imported-{one.key}"
+    if not logged.is_call:
+        return own, None, "new"
+    left: str | None = None
+    for place in range(logged.answers[0] - 1, -1, -1):
+        heads = chunk.heads.get(said[place], ()) if logged.messages[place].get("role") == "assistant" else ()
+        if not heads:
+            continue
+        free = next((head for head in heads if head[0] not in chunk.taken), None)
+        if free is not None and not logged.choice:
+            return free[1], None, "content"
+        left = heads[0][0]
+        break
+    return own, left, "new" if left is None else "fork"
+
+
+def _extended(chunk: Chunk, trajectory_id: str, said: Sequence[bytes], until: int) -> tuple[int, str] | None:
+    """The completion of this trajectory that a call goes on from, and the place of its answer."""
+    for place in range(until - 1, -1, -1):
+        for completion_id, its in chunk.heads.get(said[place], ()):
+            if its == trajectory_id and completion_id not in chunk.taken:
+                return place, completion_id
+    return None
+
+
+def _add(
+    chunk: Chunk,
+    one: One,
+    to: tuple[str, Standing],
+    completion_id: str,
+    answer: int,
+    at: tuple[int, str] | None,
+    history: bytes,
+    by: str,
+) -> None:
+    """The row of an answer. `at`: where in the conversation the completion that it follows answers, and its id."""
+    logged, (trajectory_id, standing) = one.logged, to
+    message, follows = logged.messages[answer], at and at[1]
+    created_at = logged.tags.created_at or chunk.now
+    chunk.rows[completion_id] = {
+        "project": chunk.project,
+        "id": completion_id,
+        "upstream_id": logged.response_id or f"chatcmpl-{completion_id}",
+        "call_id": f"imported-{one.key}" if logged.is_call else completion_id,
+        "choice": logged.choice,
+        "trajectory_id": trajectory_id,
+        "turn": standing.completions,
+        "policy": chunk.policy,
+        "policy_version": 0,
+        "endpoint": "chat.completions",
+        "streamed": False,
+        "status": "complete",
+        "follows": follows,
+        "end_user": logged.tags.end_user,
+        "new_messages": list(logged.messages[at[0] + 1 if at else 0 : answer]),
+        # NULL of what follows another says "as before".
+        "tools": None if follows else logged.tools,
+        "response": message,
+        "response_text": _text(message),
+        "sampling": dict(logged.sampling) or None,
+        "finish_reason": logged.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop"),
+        "prompt_tokens": logged.prompt_tokens,
+        "completion_tokens": logged.completion_tokens,
+        "threaded_by": by,
+        "why_not_trained": IMPORTED,
+        "created_at": created_at,
+        "history": history,
+        "continued_by": None,
+    }
+    chunk.completions.add(completion_id)
+    chunk.heads.setdefault(history, []).append((completion_id, trajectory_id))
+    if follows is not None and follows not in chunk.taken:
+        chunk.taken.add(follows)
+        if follows in chunk.rows:
+            chunk.rows[follows]["continued_by"] = completion_id
+        else:
+            chunk.continued[follows] = completion_id
+    standing.completions += 1
+    standing.sampled_tokens += logged.completion_tokens or 0
+    standing.tail, standing.changed = completion_id, True
+    standing.last_seen_at = max(standing.last_seen_at or created_at, created_at)
+
+
+def _trajectory(chunk: Chunk, one: One, trajectory_id: str, continues: str | None) -> dict[str, Any]:
+    tags, logged = one.logged.tags, one.logged
+    created_at = tags.created_at or chunk.now
+    group_id = tags.group_id or (f"imported-{one.key}.choices" if logged.choices > 1 else None)
+    return {
+        "project": chunk.project,
+        "id": trajectory_id,
+        "group_id": group_id,
+        "policy": chunk.policy,
+        "task": tags.task,
+        "split": tags.split,
+        "no_train": tags.no_train,
+        "state": "excluded",
+        "first_version": 0,
+        "last_version": 0,
+        "completions": 0,
+        "sampled_tokens": 0,
+        "why_not_trained": IMPORTED,
+        "metadata": dict(tags.metadata) if tags.metadata else None,
+        "created_at": created_at,
+        "last_seen_at": created_at,
+        "ended_at": created_at,
+        # Nobody is to look for a group for it.
+        "placed_at": chunk.now,
+        "continues": continues,
+        "end_user": tags.end_user,
+    }
+
+
+def figures(standing: Standing) -> dict[str, Any]:
+    """What a trajectory's turns come to."""
+    figures = {"completions": standing.completions, "sampled_tokens": standing.sampled_tokens}
+    seen_at = standing.last_seen_at
+    seen = {} if standing.row is None or seen_at is None else {"last_seen_at": seen_at, "ended_at": seen_at}
+    return figures | {"tail_completion_id": standing.tail} | seen
+
+
+def reward(standing: Standing) -> dict[str, Any]:
+    """What it was worth, if a line said so."""
+    return {"reward": standing.reward, "reward_source": None if standing.reward is None else IMPORTED}
+
+
+def _text(message: Message) -> str | None:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    return "".join(text for text in texts if isinstance(text, str))

@@ -1,0 +1,200 @@
+"""How a stack stands: processes, proxy, model servers, policies, and what of it is wrong. Reads; changes nothing."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy.exc import SQLAlchemyError
+
+from migrations.database import snapshot
+from whetstone import store_status
+from whetstone.admin import key
+from whetstone.imported_lines import IMPORTED_LOG
+from whetstone.look import ago, number
+from whetstone.settings import Settings
+
+TIMEOUT_S = 5.0
+LATE = timedelta(minutes=2)
+"""A worker that has not looked at something for so long does not work."""
+LEAST_COMPLETENESS = 0.99
+COMPLETENESS = b"whetstone_capture_completeness "
+Facts = dict[str, Any]
+
+
+class _Up(msgspec.Struct):
+    """What `<data>/up.json` says, as far as it goes here."""
+
+    proxy: str
+    pids: dict[str, int]
+
+
+def examine(settings: Settings, now: datetime) -> Facts:
+    """All that is known, with `problems`: what is wrong and what to do about it."""
+    up = _up(settings.data)
+    facts: Facts = {"data": str(settings.data), "running": up is not None, "proxy": None, "processes": []}
+    facts |= {"replicas": [], "completeness": None, "policies": [], "waiting_since": {}, "database": True}
+    if up is not None:
+        facts["processes"] = [{"name": name, "pid": pid, "alive": _alive(pid)} for name, pid in up.pids.items()]
+        facts["proxy"] = _proxy(up.proxy)
+        facts["completeness"] = _completeness(up.proxy)
+    try:
+        with snapshot(settings.database_url) as connection:
+            for own in settings.of_projects():
+                facts["policies"] += store_status.policies(connection, own.project)
+            facts["replicas"] = store_status.replicas(connection, settings.home)
+            facts["waiting_since"] = store_status.waiting_since(connection)
+    except SQLAlchemyError as error:
+        facts["database"] = False
+        facts["database_error"] = str(getattr(error, "orig", None) or error).strip()
+    facts["problems"] = [{"what": what, "do": do} for what, do in _problems(facts, settings, now)]
+    return facts
+
+
+def shown(facts: Facts, now: datetime) -> RenderableType:
+    """The facts for people."""
+    told: list[RenderableType] = [_head(facts), Text()]
+    policies = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("policy", "state", "live", "in test"):
+        policies.add_column(name, overflow="fold")
+    policies.add_column("last step", overflow="fold")
+    policies.add_column("groups open/closed/scored/claimed", overflow="fold")
+    for row in facts["policies"]:
+        step, queue = row["last_step"], row["groups"]
+        last = "none yet" if step is None else f"{step['step']} {step['state']}, {ago(step['created_at'], now)} ago"
+        if step is not None and step["reward_mean"] is not None:
+            last += f", reward {number(step['reward_mean'])}"
+        state = row["state"] if row["upstream"] is None else row["upstream"]
+        tested = "" if row["candidate"] is None else f"v{row['candidate']}"
+        counts = "/".join(str(queue[name]) for name in store_status.QUEUE)
+        policies.add_row(escape(row["policy"]), escape(state), f"v{row['live_version']}", tested, last, counts)
+    told.append(policies if facts["policies"] else Text("no policy yet", style="dim"))
+    told.append(Text())
+    told += [Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}") for one in facts["problems"]]
+    if not facts["problems"]:
+        told.append(Text("nothing is wrong", style="green"))
+    return Group(*told)
+
+
+def _head(facts: Facts) -> RenderableType:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("data", escape(facts["data"]))
+    if (proxy := facts["proxy"]) is not None:
+        ready = "ready" if proxy["ready"] else "not ready" if proxy["answers"] else "does not answer"
+        table.add_row("proxy", Text(f"{proxy['url']} {ready}", style="green" if proxy["ready"] else "red"))
+        if (unwritten := proxy.get("unwritten")) is not None:
+            table.add_row("journal", f"{unwritten} records not in the database yet, {proxy['journal_bytes']:,} bytes")
+    for one in facts["replicas"]:
+        table.add_row("vLLM", escape(f"{one['url']} {one['state']}" + (f": {one['reason']}" if one["reason"] else "")))
+    if facts["processes"]:
+        names = (f"{one['name']} {one['pid']}" + ("" if one["alive"] else " dead") for one in facts["processes"])
+        table.add_row("processes", ", ".join(names))
+    if facts["completeness"] is not None:
+        table.add_row("recorded", f"{facts['completeness']:.2%} of the tokens that vLLM sampled")
+    return table
+
+
+def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[str, str]]:
+    logs = settings.data / "logs"
+    if not facts["running"]:
+        yield f"no stack runs on {settings.data}", "start it with `whetstone up`, or name its folder with --data"
+    for one in facts["processes"]:
+        if not one["alive"]:
+            yield f"{one['name']} (process {one['pid']}) is dead", f"`up` starts it again; {logs / one['name']}.log"
+    yield from _of_proxy(facts, logs)
+    if not facts["database"]:
+        yield f"the database does not answer: {facts['database_error']}", "start it, or correct `database`"
+    if facts["running"]:
+        serving = [one for one in facts["replicas"] if one["state"] == "serving"]
+        for one in facts["replicas"]:
+            if one not in serving:
+                why = f": {one['reason']}" if one["reason"] else ""
+                yield f"the vLLM at {one['url']} is {one['state']}{why}", f"{logs}/vllm*.log says what it does"
+        for what, since in facts["waiting_since"].items():
+            if since is not None and now - since > LATE:
+                yield f"{what} wait for the judging worker, {ago(since, now)} by now", f"{logs / 'judge.log'}"
+    share = facts["completeness"]
+    if share is not None and share < LEAST_COMPLETENESS:
+        yield (
+            f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
+            "let nobody ask vLLM past the proxy; answers on their way are not counted yet",
+        )
+    yield from _of_policies(facts["policies"])
+
+
+def _of_proxy(facts: Facts, logs: Path) -> Iterator[tuple[str, str]]:
+    proxy = facts["proxy"]
+    if proxy is None or proxy["ready"]:
+        return
+    if not proxy["answers"]:
+        yield f"the proxy does not answer at {proxy['url']}", f"{logs / 'proxy.log'} says what it does"
+    else:
+        yield "the proxy is not ready: no vLLM has the live versions", f"wait, or look at {logs}/vllm*.log"
+    if proxy.get("database") is False:
+        yield "the proxy cannot write to the database; the journal keeps what is said", "start the database"
+    if proxy.get("dropped"):
+        yield f"{proxy['dropped']} calls were answered and not recorded", "free some disk, or raise max_journal_bytes"
+
+
+def _of_policies(policies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for row in policies:
+        name, step = row["policy"], row["last_step"]
+        if row["upstream"] == IMPORTED_LOG:
+            continue
+        if row["state"] != "training" and row["groups"]["scored"]:
+            scored = f"{row['groups']['scored']} scored groups wait"
+            yield f"{name} is {row['state']} while {scored}", f"`whetstone policies train on {name}`"
+        if step is not None and step["state"] in ("failed", "rejected"):
+            why = f": {step['error']}" if step["error"] else ""
+            yield f"step {step['step']} of {name} was {step['state']}{why}", f"`whetstone versions {name}` has more"
+
+
+def _up(data: Path) -> _Up | None:
+    try:
+        return msgspec.json.decode((data / "up.json").read_bytes(), type=_Up)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+    return state != "Z"
+
+
+def _proxy(url: str) -> Facts:
+    """What /readyz tells; more of it to an admin's key."""
+    facts: Facts = {"url": url, "answers": False, "ready": False}
+    try:
+        answer = httpx.get(f"{url}/readyz", headers=key(), timeout=TIMEOUT_S, trust_env=False)
+        told = msgspec.json.decode(answer.content, type=dict[str, Any])
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError):
+        return facts
+    told.pop("status", None)
+    return facts | {"answers": True, "ready": answer.status_code == 200} | told
+
+
+def _completeness(url: str) -> float | None:
+    try:
+        answer = httpx.get(f"{url}/metrics", headers=key(), timeout=TIMEOUT_S, trust_env=False)
+        lines = [line for line in answer.content.splitlines() if line.startswith(COMPLETENESS)]
+        return float(lines[0].split()[1]) if lines else None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return None

@@ -1,0 +1,180 @@
+"""The SQL of imports: conversations of a log into trajectories and completions, stored as the proxy stores a turn.
+
+No token id is known of them: `why_not_trained` says `imported`, their trajectories are excluded, their groups
+discarded, and their policy is one that nobody serves. So no policy-gradient step, baseline or gate ever reads them;
+supervised steps and exports do.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, case, func, literal, select
+
+from migrations import schema
+from migrations.database import chunks, insert_all_new, insert_new
+from whetstone.ids import version_id
+from whetstone.imported_lines import IMPORTED_LOG
+from whetstone.imported_rows import IMPORTED, Chunk, One, Standing, figures, place, reward
+from whetstone.imported_threads import histories
+from whetstone.privacy import pseudonym
+from whetstone.store_privacy import announce_writer, asked_since
+
+c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.trajectories.c
+
+_IT = (c.project == bindparam("its_project"), c.id == bindparam("its_id"))
+_CONTINUE = schema.completions.update().where(*_IT, c.continued_by.is_(None)).values(continued_by=bindparam("by"))
+
+
+class NotImportable(Exception):
+    """The policy cannot take a log; the message says what to do."""
+
+
+def prepare(connection: Connection, project: str, policy: str, now: datetime) -> None:
+    """Make sure that there is a policy to keep a log under.
+
+    Raises:
+        NotImportable: the policy is one that vLLM serves, or another server.
+    """
+    insert_new(connection, schema.projects, {"id": project, "created_at": now})
+    made = {"project": project, "id": policy, "base_model": policy, "model_path": policy, "live_version": 0}
+    made |= {"next_version": 1, "next_step": 1, "state": "recording", "created_at": now, "upstream": IMPORTED_LOG}
+    insert_new(connection, schema.policies, made)
+    version = {"project": project, "id": version_id(policy, 0), "policy": policy, "version": 0, "state": "live"}
+    insert_new(connection, schema.policy_versions, version | {"served": False, "created_at": now, "promoted_at": now})
+    upstream = connection.execute(select(p.upstream).where(p.project == project, p.id == policy)).scalar_one()
+    if upstream != IMPORTED_LOG:
+        raise NotImportable(
+            f"the policy {policy!r} answers apps: what others said would be counted as its own. Name another with "
+            f"--policy; `whetstone step {policy} --imitate NAME` learns from it"
+        )
+
+
+def write(connection: Connection, project: str, policy: str, some: Sequence[One], now: datetime) -> Counter[str]:
+    """Add some conversations, in one transaction of the caller's. How many trajectories and completions came of them,
+    and how many conversations were there already, were deleted on request, or are an app's own (`taken`)."""
+    chunk = Chunk(project, policy, now)
+    kept = _not_erased(connection, chunk, some)
+    spoken = [(one, histories(one.logged.messages, one.logged.tags.end_user)) for one in kept]
+    _look(connection, chunk, spoken)
+    for one, said in spoken:
+        place(chunk, one, said)
+    new = (standing for standing in chunk.trajectories.values() if standing.row is not None)
+    begun = [(standing.row or {}) | figures(standing) | reward(standing) for standing in new]
+    group_ids = _write_groups(connection, chunk, begun)
+    if begun:
+        insert_all_new(connection, schema.trajectories, begun)
+    if chunk.rows:
+        insert_all_new(connection, schema.completions, list(chunk.rows.values()), on=["project", "id"])
+    for trajectory_id, standing in sorted(chunk.trajectories.items()):
+        if standing.changed and standing.row is None:
+            _update(connection, chunk, trajectory_id, standing)
+    if chunk.continued:
+        its = [{"its_project": project, "its_id": one, "by": by} for one, by in sorted(chunk.continued.items())]
+        connection.execute(_CONTINUE, its)
+    _count_groups(connection, project, group_ids)
+    chunk.counted["trajectories"] += len(begun)
+    chunk.counted["completions"] += len(chunk.rows)
+    return chunk.counted
+
+
+def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Sequence[bytes]]]) -> None:
+    """Read what is there of the trajectories, completions and histories that these conversations name."""
+    named: set[str] = set()
+    wanted: set[bytes] = set()
+    for one, said in spoken:
+        logged, name = one.logged, one.logged.tags.trajectory_id
+        suffix = f".{logged.choice}" if logged.choice else ""
+        named |= {f"imported-{one.key}{suffix}", *((f"{name}{suffix}",) if name else ())}
+        if logged.is_call:
+            roles = (message.get("role") for message in logged.messages[: logged.answers[0]])
+            wanted |= {history for history, role in zip(said, roles, strict=False) if role == "assistant"}
+    its_policy = (c.project == chunk.project, c.policy == chunk.policy)
+    columns = select(c.id, c.trajectory_id, c.history, c.continued_by).where(*its_policy)
+    heads = [row for some in _some(sorted(wanted)) for row in connection.execute(columns.where(c.history.in_(some)))]
+    named |= {row.trajectory_id for row in heads}
+    for some in chunks(named):
+        of_ids = select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained)
+        for there in connection.execute(of_ids.where(t.project == chunk.project, t.id.in_(some))):
+            its_id, completions, tokens, tail, why = there
+            chunk.trajectories[its_id] = Standing(completions, tokens, tail, ours=why == IMPORTED)
+        heads += connection.execute(columns.where(c.trajectory_id.in_(some)))
+        its_ids = select(c.id).where(c.project == chunk.project, c.id.in_(some))
+        chunk.completions |= set(connection.execute(its_ids).scalars())
+    for row in sorted({row.id: row for row in heads}.values(), key=lambda row: row.id):
+        chunk.completions.add(row.id)
+        chunk.heads.setdefault(row.history, []).append((row.id, row.trajectory_id))
+        if row.continued_by is not None:
+            chunk.taken.add(row.id)
+
+
+def _some(wanted: Sequence[bytes], at_once: int = 5000) -> Iterable[Sequence[bytes]]:
+    return (wanted[start : start + at_once] for start in range(0, len(wanted), at_once))
+
+
+def _not_erased(connection: Connection, chunk: Chunk, some: Sequence[One]) -> list[One]:
+    """Those that no deletion means which was asked for after they had been said."""
+    announce_writer(connection)
+    asked = asked_since(connection, min(one.logged.tags.created_at or chunk.now for one in some))
+    kept = []
+    for one in some:
+        tags = one.logged.tags
+        user = (tags.end_user, pseudonym(tags.end_user)) if tags.end_user is not None else ()
+        named = [name for name in (tags.trajectory_id, f"imported-{one.key}", *user) if name is not None]
+        at = [asked[chunk.project, name] for name in named if (chunk.project, name) in asked]
+        if any(when >= (tags.created_at or chunk.now) for when in at):
+            chunk.counted["erased"] += 1
+        else:
+            kept.append(one)
+    return kept
+
+
+def _update(connection: Connection, chunk: Chunk, trajectory_id: str, standing: Standing) -> None:
+    """Write what one that was there has got."""
+    values = figures(standing) | (reward(standing) if standing.reward is not None else {})
+    if (seen_at := standing.last_seen_at) is not None:
+        later = case((t.last_seen_at < seen_at, literal(seen_at, t.last_seen_at.type)), else_=t.last_seen_at)
+        values |= {"last_seen_at": later, "ended_at": later}
+    is_it = (t.project == chunk.project, t.id == trajectory_id)
+    connection.execute(schema.trajectories.update().where(*is_it).values(values))
+
+
+def _write_groups(connection: Connection, chunk: Chunk, begun: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Groups of what was imported take no part in training: they are over."""
+    made: dict[str, dict[str, Any]] = {}
+    for row in begun:
+        if row["group_id"] is not None:
+            made.setdefault(
+                row["group_id"],
+                {
+                    "project": chunk.project,
+                    "id": row["group_id"],
+                    "policy": chunk.policy,
+                    "formed_by": "choices" if row["group_id"].endswith(".choices") else "header",
+                    "state": "discarded",
+                    "reason": IMPORTED,
+                    "size": 0,
+                    "rewarded": 0,
+                    "created_at": row["created_at"],
+                    "closed_at": chunk.now,
+                },
+            )
+    if made:
+        insert_all_new(connection, schema.groups, [made[group_id] for group_id in sorted(made)])
+    changed = [trajectory_id for trajectory_id, standing in chunk.trajectories.items() if standing.changed]
+    groups = select(t.group_id).where(t.project == chunk.project, t.group_id.is_not(None))
+    there = (connection.execute(groups.where(t.id.in_(ids))).scalars() for ids in chunks(changed))
+    return sorted({*made, *(str(one) for some in there for one in some)})
+
+
+def _count_groups(connection: Connection, project: str, group_ids: Sequence[str]) -> None:
+    """Bring the figures of imported groups up to date."""
+    for some in chunks(group_ids):
+        sums = (func.count(), func.count(t.reward), func.avg(t.reward), func.avg(t.reward * t.reward))
+        query = select(t.group_id, *sums).where(t.project == project, t.group_id.in_(some)).group_by(t.group_id)
+        for group_id, size, rewarded, mean, squares in connection.execute(query).all():
+            spread = None if mean is None else max(0.0, squares - mean * mean) ** 0.5
+            values = {"size": size, "rewarded": rewarded, "reward_mean": mean, "reward_spread": spread}
+            is_ours = (g.project == project, g.id == group_id, g.reason == IMPORTED)
+            connection.execute(schema.groups.update().where(*is_ours).values(values))
