@@ -3,6 +3,8 @@
 What is there is counted here, once; from then on triggers note what changes.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -121,7 +123,7 @@ def _table(
         comment=f"{writer}: later than all before it",
     )
     project = sa.Column("project", sa.Text, primary_key=primary, nullable=False, comment=f"{writer}: {TENANT}")
-    columns = [project] if primary else [number, project]
+    columns: list[sa.Column[Any]] = [project] if primary else [number, project]
     for column, told in keys.items():
         kind = sa.Integer if column == "version" else sa.Text
         columns.append(sa.Column(column, kind, primary_key=primary, nullable=False, comment=f"{writer}: {told}"))
