@@ -115,9 +115,18 @@ def test_a_stack_that_is_stopped_meanwhile_is_not_waited_for(stack: Stack) -> No
     assert stack.asked()[0] == {"kind": "grpo"}
 
 
+def test_what_came_of_it_is_one_object_where_json_is_asked_for(stack: Stack) -> None:
+    worker = stack.works(state="promoted", version_out=1, loss=-0.125)
+    result = stack.step("--json")
+    worker.join()
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert (told["state"], told["version_out"], told["loss"]) == ("promoted", 1, -0.125)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [("--rows",), ("--json",), ("--limit", "3"), ("--min-reward", "1"), ("--imitate", "best", "--limit", "0")],
+    [("--rows",), ("--limit", "3"), ("--min-reward", "1"), ("--imitate", "best", "--limit", "0")],
 )
 def test_options_that_do_not_go_together_ask_for_nothing(stack: Stack, arguments: tuple[str, ...]) -> None:
     assert stack.step(*arguments).exit_code == 2

@@ -229,12 +229,12 @@ def test_without_a_stack_moves_are_made_in_the_database(here: Here) -> None:
     assert here.row("starter@v1").pinned_at is not None
     assert "starter@v1 is no longer pinned" in here.run("pin", "starter", "1", "--off").stdout
     assert here.row("starter@v1").pinned_at is None
-    shown = here.run("sql", "SELECT decision, version, against, reason FROM admin_gate_results ORDER BY created_at")
-    assert [line.split("│")[1:5] for line in shown.stdout.splitlines() if line.startswith("│")] == [
-        [" rollback ", " 2       ", " 1       ", " it swears "],
-        [" promote  ", " 2       ", " 1       ", "           "],
-        [" pin      ", " 1       ", "         ", "           "],
-        [" unpin    ", " 1       ", "         ", "           "],
+    query = "SELECT decision, version, against, reason FROM admin_gate_results ORDER BY created_at"
+    assert [list(row.values()) for row in json.loads(here.run("sql", query, "--json").stdout)] == [
+        ["rollback", 2, 1, "it swears"],
+        ["promote", 2, 1, None],
+        ["pin", 1, None, None],
+        ["unpin", 1, None, None],
     ]
 
 
