@@ -15,6 +15,8 @@ LARGEST = "1e6"
 NO_VERSION = -1
 
 _WITHIN = f"{{r}}.reward BETWEEN -{LARGEST} AND {LARGEST}"
+# PostgreSQL refuses a product that comes to 0, and a trigger must not be what makes a write fail.
+_SQUARED = f"{_WITHIN} AND NOT {{r}}.reward BETWEEN -1e-150 AND 1e-150"
 _FLAG = "CASE WHEN {when} THEN 1 ELSE 0 END"
 HOURS = {
     "sqlite": "substr({r}.created_at, 1, 13) || ':00'",
@@ -68,7 +70,7 @@ TRAJECTORIES = Counted(
         "rewarded": _FLAG.format(when=_WITHIN),
         "off_scale": _FLAG.format(when=f"{{r}}.reward IS NOT NULL AND NOT {_WITHIN}"),
         "reward_sum": f"CASE WHEN {_WITHIN} THEN {{r}}.reward ELSE 0 END",
-        "reward_squares": f"CASE WHEN {_WITHIN} THEN {{r}}.reward * {{r}}.reward ELSE 0 END",
+        "reward_squares": f"CASE WHEN {_SQUARED} THEN {{r}}.reward * {{r}}.reward ELSE 0 END",
     },
     watched=(
         "project", "policy", "created_at", "first_version", "split", "state", "why_not_trained", "ended_at",

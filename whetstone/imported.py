@@ -100,9 +100,10 @@ def run(engine: Engine, wanted: Wanted, found: Outcome, progress: Callable[[int]
     now = datetime.now(UTC)
     with engine.begin() as connection:
         prepare(connection, wanted.project, wanted.policy, now)
+    gone: set[bytes] = set()
     for number, some in _some(_ones(wanted)):
         with engine.begin() as connection:
-            found.counted += write(connection, wanted.project, wanted.policy, some, now)
+            found.counted += write(connection, wanted.project, wanted.policy, some, now, gone)
         progress(number)
     return found
 

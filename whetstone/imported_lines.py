@@ -249,6 +249,6 @@ def _instant(value: Any) -> datetime | None:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value / 1000 if value > MILLISECONDS else value, UTC)
         told = datetime.fromisoformat(value)
-        return told if told.tzinfo else told.replace(tzinfo=UTC)
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).astimezone(UTC)
     except (TypeError, ValueError, OverflowError, OSError) as error:
         raise BadLine(f"{value!r} is no time: write seconds since 1970, or 2026-01-31T12:00:00Z"[:200]) from error

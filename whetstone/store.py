@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Table, and_, func, select
+from sqlalchemy import Connection, Engine, Table, and_, case, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
@@ -143,8 +143,10 @@ class Store:
         A step's own `reward_mean` is over what it trained on, where groups that agree are missing.
         """
         t = schema.trajectories.c
+        # PostgreSQL refuses a product that comes to 0.
+        near = case((func.abs(t.reward) < 1e-150, 0.0), else_=t.reward)
         query = (
-            select(t.last_version, func.avg(t.reward), func.avg(t.reward * t.reward), func.count())
+            select(t.last_version, func.avg(t.reward), func.avg(near * near), func.count())
             .where(t.project == project, t.policy == policy, t.split == "train", t.reward.is_not(None))
             .group_by(t.last_version)
             .order_by(t.last_version)

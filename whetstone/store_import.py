@@ -17,7 +17,7 @@ from migrations.database import chunks, insert_all_new, insert_new
 from whetstone.ids import version_id
 from whetstone.imported_lines import IMPORTED_LOG
 from whetstone.imported_rows import IMPORTED, Chunk, One, Standing, figures, place, reward
-from whetstone.imported_threads import histories
+from whetstone.imported_threads import digest, histories
 from whetstone.privacy import pseudonym
 from whetstone.store_privacy import announce_writer, asked_since
 
@@ -25,6 +25,10 @@ c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.tr
 
 _IT = (c.project == bindparam("its_project"), c.id == bindparam("its_id"))
 _CONTINUE = schema.completions.update().where(*_IT, c.continued_by.is_(None)).values(continued_by=bindparam("by"))
+
+
+NEXT_TO_NOTHING = 1e-150
+"""A reward so small has a square that is 0."""
 
 
 class NotImportable(Exception):
@@ -51,17 +55,23 @@ def prepare(connection: Connection, project: str, policy: str, now: datetime) ->
         )
 
 
-def write(connection: Connection, project: str, policy: str, some: Sequence[One], now: datetime) -> Counter[str]:
+def write(
+    connection: Connection, project: str, policy: str, some: Sequence[One], now: datetime, gone: set[bytes]
+) -> Counter[str]:
     """Add some conversations, in one transaction of the caller's. How many trajectories and completions came of them,
-    and how many conversations were there already, were deleted on request, or are an app's own (`taken`)."""
+    and how many conversations were there already, were deleted on request, or are an app's own (`taken`).
+
+    `gone`: of one import, the histories of what was deleted; what goes on from there is left out, and added to it.
+    """
     chunk = Chunk(project, policy, now)
-    kept = _not_erased(connection, chunk, some)
+    kept = _not_erased(connection, chunk, some, gone)
     spoken = [(one, histories(one.logged.messages, one.logged.tags.end_user)) for one in kept]
     _look(connection, chunk, spoken)
     for one, said in spoken:
         place(chunk, one, said)
     new = (standing for standing in chunk.trajectories.values() if standing.row is not None)
     begun = [(standing.row or {}) | figures(standing) | reward(standing) for standing in new]
+    _apart(connection, chunk, begun)
     group_ids = _write_groups(connection, chunk, begun)
     if begun:
         insert_all_new(connection, schema.trajectories, begun)
@@ -113,17 +123,23 @@ def _some(wanted: Sequence[bytes], at_once: int = 5000) -> Iterable[Sequence[byt
     return (wanted[start : start + at_once] for start in range(0, len(wanted), at_once))
 
 
-def _not_erased(connection: Connection, chunk: Chunk, some: Sequence[One]) -> list[One]:
-    """Those that no deletion means which was asked for after they had been said."""
+def _not_erased(connection: Connection, chunk: Chunk, some: Sequence[One], gone: set[bytes]) -> list[One]:
+    """Those that no deletion means which was asked for after they had been said, and that go on from none of these:
+    each later call of a conversation repeats its words."""
     announce_writer(connection)
     asked = asked_since(connection, min(one.logged.tags.created_at or chunk.now for one in some))
     kept = []
     for one in some:
         tags = one.logged.tags
         user = (tags.end_user, pseudonym(tags.end_user)) if tags.end_user is not None else ()
-        named = [name for name in (tags.trajectory_id, f"imported-{one.key}", *user) if name is not None]
+        ids = [name for name in (tags.trajectory_id, f"imported-{one.key}") if name is not None]
+        siblings = [f"{name}.{one.logged.choice}" for name in ids if one.logged.choice]
+        named = [*ids, *siblings, *user]
         at = [asked[chunk.project, name] for name in named if (chunk.project, name) in asked]
-        if any(when >= (tags.created_at or chunk.now) for when in at):
+        said = histories(one.logged.messages, tags.end_user)
+        goes_on = one.logged.is_call and not gone.isdisjoint(said[: one.logged.answers[0]])
+        if goes_on or any(when >= (tags.created_at or chunk.now) for when in at):
+            gone.update(said[place] for place in one.logged.answers)
             chunk.counted["erased"] += 1
         else:
             kept.append(one)
@@ -138,6 +154,17 @@ def _update(connection: Connection, chunk: Chunk, trajectory_id: str, standing: 
         values |= {"last_seen_at": later, "ended_at": later}
     is_it = (t.project == chunk.project, t.id == trajectory_id)
     connection.execute(schema.trajectories.update().where(*is_it).values(values))
+
+
+def _apart(connection: Connection, chunk: Chunk, begun: Sequence[dict[str, Any]]) -> None:
+    """A group of an app's takes none of a log: it would close on it, and judges would rank it."""
+    taken: set[str] = set()
+    for some in chunks({row["group_id"] for row in begun if row["group_id"] is not None}):
+        apps = (g.project == chunk.project, g.id.in_(some), g.reason.is_distinct_from(IMPORTED))
+        taken.update(connection.execute(select(g.id).where(*apps)).scalars())
+    for row in begun:
+        if row["group_id"] in taken:
+            row["group_id"] = f"imported-{digest(chunk.policy, row['group_id'])}"
 
 
 def _write_groups(connection: Connection, chunk: Chunk, begun: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -171,7 +198,9 @@ def _write_groups(connection: Connection, chunk: Chunk, begun: Sequence[Mapping[
 def _count_groups(connection: Connection, project: str, group_ids: Sequence[str]) -> None:
     """Bring the figures of imported groups up to date."""
     for some in chunks(group_ids):
-        sums = (func.count(), func.count(t.reward), func.avg(t.reward), func.avg(t.reward * t.reward))
+        # PostgreSQL refuses a product that comes to 0.
+        near = case((func.abs(t.reward) < NEXT_TO_NOTHING, 0.0), else_=t.reward)
+        sums = (func.count(), func.count(t.reward), func.avg(t.reward), func.avg(near * near))
         query = select(t.group_id, *sums).where(t.project == project, t.group_id.in_(some)).group_by(t.group_id)
         for group_id, size, rewarded, mean, squares in connection.execute(query).all():
             spread = None if mean is None else max(0.0, squares - mean * mean) ** 0.5

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, column, func, select, table
 
 from migrations import schema
+from whetstone.imported_lines import IMPORTED_LOG
 
 th = table(
     "admin_trajectory_hours",
@@ -24,6 +25,7 @@ fh = table(
     "admin_feedback_hours",
     *(column(name) for name in ("project", "hour", "source", "state", "feedback")),
 ).c
+p = schema.policies.c
 d, j, g, t = schema.judge_days.c, schema.judgements.c, schema.groups.c, schema.trajectories.c
 
 NEWEST_JUDGEMENTS = 200
@@ -44,6 +46,12 @@ def reasons(
     return [(row[0], row[1], row[2], int(row[3])) for row in connection.execute(query)]
 
 
+def _is_asked(project: str) -> ColumnElement[bool]:
+    """What apps asked; a log that was imported is nobody's usage."""
+    logs = select(p.id).where(p.project == project, p.upstream == IMPORTED_LOG)
+    return ch.policy.not_in(logs)
+
+
 def usage_by_key(connection: Connection, project: str, since: datetime | None) -> list[dict[str, Any]]:
     """What was asked with each key since then; with None: without a key."""
     completions = func.sum(ch.completions)
@@ -52,7 +60,7 @@ def usage_by_key(connection: Connection, project: str, since: datetime | None) -
         .add_columns(
             func.sum(ch.prompt_tokens).label("prompt_tokens"), func.sum(ch.sampled_tokens).label("sampled_tokens")
         )
-        .where(ch.project == project, *_since(ch.hour, since))
+        .where(ch.project == project, _is_asked(project), *_since(ch.hour, since))
         .group_by(ch.key_id)
         .having(completions > 0)
     )
@@ -67,7 +75,7 @@ def usage_by_day(connection: Connection, project: str, since: datetime | None) -
         .add_columns(
             func.sum(ch.prompt_tokens).label("prompt_tokens"), func.sum(ch.sampled_tokens).label("sampled_tokens")
         )
-        .where(ch.project == project, *_since(ch.hour, since))
+        .where(ch.project == project, _is_asked(project), *_since(ch.hour, since))
         .group_by(ch.day)
         .having(completions > 0)
         .order_by(ch.day)

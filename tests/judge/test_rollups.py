@@ -66,6 +66,17 @@ def test_what_a_write_that_is_undone_would_have_counted_is_not_counted(engine: E
     holds(engine)
 
 
+def test_a_reward_whose_square_is_nothing_is_taken(engine: Engine, seed: Seed) -> None:
+    """PostgreSQL refuses a product that comes to 0: a trigger must not be what makes a write fail."""
+    seed.trajectory("t", reward=1e-200)
+    with engine.begin() as connection:
+        connection.execute(schema.trajectories.update().values(reward=-3e-170))
+    roll_up(engine)
+    with engine.connect() as connection:
+        told = connection.execute(text("SELECT sum(rewarded), sum(reward_squares) FROM admin_trajectory_hours")).one()
+    assert tuple(told) == (1, 0.0)
+
+
 def test_a_turn_that_changes_nothing_that_is_shown_leaves_one_note(engine: Engine, seed: Seed) -> None:
     seed.trajectory("t")
     roll_up(engine)

@@ -21,10 +21,13 @@ from whetstone.export import run as export
 from whetstone.imported import NotALog, Outcome, Wanted, check, run
 from whetstone.imported_lines import BadLine, read_line
 from whetstone.privacy import pseudonym
+from whetstone.privacy_erasing import erasing
+from whetstone.privacy_erasing import run as erase
 from whetstone.settings import GroupSettings, Settings, SettingsError
 from whetstone.store import Store
 from whetstone.store_export import Filter
 from whetstone.store_import import NotImportable
+from whetstone.store_privacy import Target
 
 Row = dict[str, Any]
 Importing = Callable[..., Outcome]
@@ -234,6 +237,30 @@ def test_who_asked_to_be_forgotten_does_not_come_back(engine: Engine, seed: Seed
                 ("2025-12-31T00:00:00Z", "2026-01-02T00:00:00Z"))  # fmt: skip
     outcome = imported(old, new)
     assert (outcome.counted["erased"], outcome.counted["trajectories"]) == (1, 1)
+
+
+def test_what_goes_on_from_something_deleted_does_not_bring_it_back(
+    engine: Engine, seed: Seed, imported: Importing
+) -> None:
+    """Each later call of a conversation repeats its words."""
+    times = [f"2025-12-31T00:00:0{second}Z" for second in range(3)]
+    asked = [([USER], "hello"), ([USER, ANSWER, USER], "again"), ([USER], "else")]
+    lines = [call(*one, timestamp=when) for one, when in zip(asked, times, strict=True)]
+    assert imported(*lines).counted["trajectories"] == 2
+    (first, _) = sorted(rows(engine, schema.trajectories), key=lambda row: -row.completions)
+    assert first.completions == 2
+    erase(engine, erasing(Target("default", "trajectory", first.id), datetime.now(UTC)))
+    again = imported(*lines)
+    assert (again.counted["erased"], again.counted["there"], again.counted["completions"]) == (2, 1, 0)
+
+
+def test_a_group_of_an_apps_takes_none_of_a_log(engine: Engine, seed: Seed, imported: Importing) -> None:
+    seed.trajectory("t", group_id=seed.group())
+    imported({"messages": [USER, ANSWER], "group_id": "g", "reward": 1e-200})
+    (mine,) = [row for row in rows(engine, schema.trajectories) if row.policy == "imported"]
+    assert mine.group_id not in (None, "g")
+    (group,) = [row for row in rows(engine, schema.groups) if row.id == mine.group_id]
+    assert (group.state, group.size, group.reward_spread) == ("discarded", 1, 0.0)
 
 
 def test_one_bad_line_keeps_the_whole_file_out(engine: Engine, imported: Importing) -> None:
