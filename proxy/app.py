@@ -253,6 +253,8 @@ def _others(settings: Settings) -> dict[str | None, Upstream]:
 def _key(name: str, server: UpstreamSettings) -> str | None:
     if server.api_key_env is None:
         return None
-    if key := os.environ.get(server.api_key_env):
+    if key := os.environ.get(server.api_key_env, "").strip():
+        if not (key.isascii() and key.isprintable()):
+            raise RuntimeError(f"upstreams.{name}: {server.api_key_env} is no key: it has what no header may have")
         return key
     raise RuntimeError(f"upstreams.{name}: the environment has no {server.api_key_env}")

@@ -4,6 +4,7 @@ One request at a time on each connection. Its errors are the proxy's own: this i
 """
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -77,6 +78,8 @@ class Response:
         connection, self._connection = self._connection, None
         if connection is not None and not self.done:
             connection.drop()
+        # Its traceback holds this response, and all that the call has on its stack.
+        self._error = None
         told, self.on_left = self.on_left, None
         if told is not None:
             told(broken)
@@ -175,8 +178,8 @@ class Client:
     def __init__(self, url: str, silence_timeout_s: float) -> None:
         """`url`: of the server, its path left out; `silence_timeout_s`: how long it may say nothing."""
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"no http(s) URL: {url!r}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.netloc.isascii():
+            raise ValueError(f"no http(s) URL, in ASCII: {url!r}")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self.server = (parts.hostname, parts.port or (443 if self._tls else 80))
         """Host and port."""
@@ -232,18 +235,32 @@ class Client:
     async def _connect(self) -> "_Connection":
         if self._closed:
             raise down(ConnectionError("the proxy stops"), NotReached)
-        host, port = self.server
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self.loop.create_connection(
-                    lambda: _Connection(self), host, port, ssl=self._tls, server_hostname=host if self._tls else None
-                )
-        except (OSError, TimeoutError) as error:
-            raise down(error, NotReached) from error
+        connection = await self._reach()
         self._open.add(connection)
         if self._looking is None:
             self._looking = self.loop.call_later(LOOK_EVERY_S, self._look)
         return connection
+
+    async def _reach(self) -> "_Connection":
+        """Connect to the first of the host's addresses that answers: one that does not must not take all the time."""
+        host, port = self.server
+        name = host if self._tls else None
+        error: Exception = OSError(f"{host} has no address")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for address in dict.fromkeys(str(one[4][0]) for one in found):
+                try:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S / len(found)):
+                        _, connection = await self.loop.create_connection(
+                            lambda: _Connection(self), address, port, ssl=self._tls, server_hostname=name
+                        )
+                        return connection
+                except (OSError, TimeoutError) as failed:
+                    error = failed
+        except (OSError, TimeoutError, UnicodeError) as failed:
+            error = failed
+        raise down(error, NotReached) from error
 
     def keep(self, connection: "_Connection") -> None:
         self._idle.append(connection)
@@ -282,6 +299,8 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._unasked = False
+        self._held = False
+        """The server had to wait: it may have hung up behind its answer, unseen."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -360,7 +379,7 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if self.response is not None and self.response.heard(body) and not self.paused:
-            self.paused = True
+            self.paused = self._held = True
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -371,11 +390,13 @@ class _Connection(asyncio.Protocol):
         self.response = None
         self.go_on()
         # vLLM's server closes a connection after an error of its own without saying so: nobody's request may go there.
-        if self._parser.should_keep_alive() and response.status < 500 and not self.transport.is_closing():
+        fit = self._parser.should_keep_alive() and response.status < 500 and not self.transport.is_closing()
+        # Nor where the server has answered before it had read all of what it was asked.
+        if fit and not self._held and not self.transport.get_write_buffer_size():
             self.client.keep(self)
         else:
             self.client.forget(self)
-            self.transport.close()
+            self.transport.abort()
 
 
 def too_long(most_bytes: int) -> UpstreamDown:

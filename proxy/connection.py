@@ -4,6 +4,7 @@ uvicorn's own protocol with what it leaves open. Knows HTTP's outside and the cl
 """
 
 import asyncio
+import contextvars
 import time
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +46,8 @@ class Connection(HttpToolsProtocol):
         """The request that is answered, or was last."""
         self._waiting: deque[Exchange] = deque()
         """Those that were sent ahead of its answer."""
+        self._again: bytes | None = None
+        """The head of a request that is read once more."""
         self._unclaimed = 0
         """Bytes since the last that were of use: a request's headers, or what stands around its body."""
         self._begun = False
@@ -77,7 +80,10 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unclaimed += len(data)
-        super().data_received(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
         if self.transport.is_closing():
             return
         if self._unclaimed > self._limits.max_header_bytes + self._limits.max_url_bytes:
@@ -87,12 +93,29 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.connections.discard(self)
-        for exchange in (self._answered, *self._waiting):
-            if exchange is not None:
-                exchange.lost()
+        if self._answered is not None:
+            self._answered.lost()
+        for exchange in self._waiting:
+            exchange.forget()
         self.flow.resume_writing()
         self.transport.close()
         self.parser = None  # type: ignore[assignment]
+
+    def _feed(self, data: bytes) -> None:
+        """Have the parser read. An offer to speak another protocol is not taken up (RFC 9110, 7.8): the parser takes
+        what follows it for that protocol, so the request is read once more without the offer.
+
+        Raises:
+            HttpParserError: it is no HTTP/1.1 request.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                head, self._again = self._again or b"", None
+                self.parser = _parser(self)
+                data = head + data[stopped.args[0] :]
 
     def on_message_begin(self) -> None:
         self._begun = True
@@ -102,6 +125,13 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         limits = self._limits
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop(NotHttp("there are no tunnels here"))
+            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            first = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self._again = b"%b %b HTTP/%b\r\n%b\r\n" % (*first, b"".join(lines))
+            return
         if len(self.url) > limits.max_url_bytes:
             self._stop(UrlTooLong(f"the URL is over {limits.max_url_bytes} bytes (setting proxy.max_url_bytes)"))
         # What came since the last request is at least what its headers have.
@@ -144,17 +174,20 @@ class Connection(HttpToolsProtocol):
             self.server_state.default_headers,
             self.on_response_complete,
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            expects_continue=self.expect_100_continue,
+            expects_continue=self.expect_100_continue and version != "1.0",
         )
         if self.serving:
-            self.flow.pause_reading()
             self._waiting.append(exchange)
+            # Not before: who is not read from is not seen to leave.
+            if len(self._waiting) > MOST_PIPELINED // 2:
+                self.flow.pause_reading()
         else:
             self._start(exchange)
 
     def _start(self, exchange: Exchange) -> None:
         self._answered = exchange
-        task = self.loop.create_task(exchange.run(self.app))
+        # In a context of its own: what was sent ahead begins within the request before it.
+        task = self.loop.create_task(exchange.run(self.app), context=contextvars.Context())
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -164,7 +197,7 @@ class Connection(HttpToolsProtocol):
             self._heard.heard(body)
 
     def on_message_complete(self) -> None:
-        if not self._heard.response_complete:
+        if self._again is None and not self._heard.response_complete:
             self._heard.end()
 
     def on_response_complete(self) -> None:
@@ -240,6 +273,13 @@ class Connection(HttpToolsProtocol):
             lines = [b"%s: %s\r\n" % header for header in headers]
             self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
         self.transport.close()
+
+
+def _parser(connection: Connection) -> httptools.HttpRequestParser:
+    made = httptools.HttpRequestParser(connection)
+    # As uvicorn's: an answer to what was sent behind a request that ends the connection.
+    made.set_dangerous_leniencies(lenient_data_after_close=True)
+    return made
 
 
 @lru_cache(URLS_KEPT)

@@ -54,10 +54,11 @@ class Exchange:
         self._head: bytes | None = None
         """What waits for the answer's first bytes."""
         self._started = False
-        self._chunked = False
+        self._chunked = self._bodiless = self._unframed = False
         self._left_bytes = 0
         """Of the length that the answer's headers tell."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._told: asyncio.Event | None = None
+        """For whoever waits for news; None until somebody does."""
         self._when_gone: Callable[[], object] | None = None
 
     async def run(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -75,7 +76,7 @@ class Exchange:
                 log.error("a request was left without its answer, or its end")
                 self._transport.close()
         finally:
-            self._on_response = _nothing
+            self.forget()
 
     # From the connection.
 
@@ -99,6 +100,12 @@ class Exchange:
             if self._when_gone is not None:
                 self._when_gone()
         self._tell()
+
+    def forget(self) -> None:
+        """Let go of everything: scope and exchange name one another, and nothing is to wait for the collector."""
+        self._on_response, self._when_gone = _nothing, None
+        self._parts, self._size = [], 0
+        self.scope.pop(EXCHANGE, None)
 
     # For the app.
 
@@ -128,8 +135,9 @@ class Exchange:
             self._expects_continue = False
         while not (self._news or self.disconnected or self.response_complete):
             self._flow.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._told = self._told or asyncio.Event()
+            self._told.clear()
+            await self._told.wait()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self._take(), "more_body": self.more_body}
@@ -159,6 +167,7 @@ class Exchange:
 
     def _begun(self, status: int, headers: Iterable[Header]) -> bytes:
         """The status line and the headers."""
+        self._expects_continue = False
         lines, length = [STATUS_LINE[status]], None
         for name, value in (*self._default_headers, *headers):
             if name in _FRAMING:
@@ -174,10 +183,13 @@ class Exchange:
             lines.append(b"%b: %b\r\n" % (name, value))
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        self._chunked = length is None and status not in (204, 304) and self.scope["method"] != "HEAD"
+        self._bodiless = status in (204, 304) or self.scope["method"] == "HEAD"
+        # Where there are no chunks, the end of the connection is that of the answer.
+        self._unframed = length is None and self.scope.get("http_version") == "1.0"
+        self._chunked = length is None and not self._bodiless and not self._unframed
         if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
-        self._left_bytes = 0 if length is None or self.scope["method"] == "HEAD" else length
+        self._left_bytes = 0 if length is None or self._bodiless else length
         head = b"".join(lines)
         # A line more than were made is somebody's who would say what comes next.
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
@@ -187,14 +199,14 @@ class Exchange:
     def _say(self, body: bytes, *, more: bool) -> None:
         if self.response_complete:
             raise RuntimeError("the answer is complete already")
-        if self.scope["method"] == "HEAD":
+        if self._bodiless:
             body = b""
         elif self._chunked:
             if body:
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if not more:
                 body += b"0\r\n\r\n"
-        else:
+        elif not self._unframed:
             self._left_bytes -= len(body)
             if self._left_bytes < 0 or (self._left_bytes and not more):
                 raise RuntimeError("the answer has another length than its headers say")
@@ -221,9 +233,8 @@ class Exchange:
 
     def _tell(self) -> None:
         self._news = True
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._told is not None:
+            self._told.set()
 
 
 def _nothing() -> None:

@@ -193,7 +193,11 @@ class Inference:
             raise
         except Exception as error:
             if not turn.recorded:
-                await self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+                try:
+                    await self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+                except asyncio.CancelledError:  # the app has gone meanwhile, which it does but once
+                    await self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+                    raise
             raise
 
     def _speaker(self, turn: Turn) -> Speaker:

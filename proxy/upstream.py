@@ -55,7 +55,7 @@ class Upstream:
 
     def __init__(self, base_url: str, silence_timeout_s: float, api_key: str | None = None) -> None:
         """`base_url` as clients write it, `/v1` included."""
-        self._base_path = urlsplit(base_url.rstrip("/")).path
+        self._base_path = urlsplit(base_url).path.rstrip("/")
         self._api_key = api_key
         self._client = Client(base_url, silence_timeout_s)
         # Of its own: what is asked all the time would keep every connection open that a rush of requests has left.

@@ -70,7 +70,8 @@ def served(answers: bytes | list[bytes] | Answer, do: Callable[[Served], Awaitab
             told.client.close()
             server.close()
             for writer in writers:
-                writer.transport.abort()
+                if not writer.transport.is_closing():
+                    writer.transport.abort()
             if writers:
                 await told.gone.wait()
             await asyncio.sleep(0.01)
@@ -235,6 +236,35 @@ def test_some_connections_are_not_used_again(answer: bytes) -> None:
         assert to.accepted == 3
 
     served(answer, do)
+
+
+def test_a_connection_whose_request_was_not_all_sent_is_not_used_again() -> None:
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(HEAD))
+        writer.write(OK)
+        await asyncio.sleep(0.3)
+
+    async def do(to: Served) -> None:
+        for _ in range(2):
+            with await to.client.send(HEAD, bytes(20 * 2**20)) as response:
+                assert await response.read(MOST) == b"said"
+        assert to.accepted == 2
+
+    served(hasty, do)
+
+
+def test_a_connection_that_was_held_up_is_not_used_again() -> None:
+    """Its server may have hung up behind the answer, unseen."""
+    size = 4 * MOST_UNREAD_BYTES
+
+    async def do(to: Served) -> None:
+        for _ in range(2):
+            with await to.ask() as response:
+                await asyncio.sleep(0.1)
+                assert len(await response.read(2 * size)) == size
+        assert to.accepted == 2
+
+    served(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size), do)
 
 
 def test_a_kept_connection_that_the_server_has_closed_is_not_used() -> None:

@@ -1,8 +1,10 @@
 """A request and its answer on a connection: how it is framed, what is refused, who is told that an app has gone."""
 
 import asyncio
+import gc
 import json
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -40,12 +42,12 @@ class Transport:
         self.reading = False
 
 
-def answered(answer: Answer, *, keep_alive: bool = True, method: str = "GET") -> Transport:
+def answered(answer: Answer, *, keep_alive: bool = True, method: str = "GET", version: str = "1.1") -> Transport:
     """What goes out where the app answers so."""
     transport: Any = Transport()
 
     async def run() -> None:
-        scope: Scope = {"type": "http", "method": method}
+        scope: Scope = {"type": "http", "method": method, "http_version": version}
         exchange = Exchange(
             scope,
             transport,
@@ -118,6 +120,36 @@ def test_no_header_makes_another(value: bytes) -> None:
 def test_an_answer_of_another_length_than_told_breaks_off(bodies: tuple[bytes, ...]) -> None:
     out = answered(say(200, LENGTH_4, *bodies))
     assert out.closing and not b"".join(out.written).endswith(b"said")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_without_a_body_has_none_whatever_is_said(status: int) -> None:
+    (out,) = answered(say(status, LENGTH_4, b"said")).written
+    assert out.endswith(b"\r\n\r\n")
+
+
+def test_who_speaks_http_1_0_gets_no_chunks() -> None:
+    out = answered(say(200, [], b"sa", b"id"), keep_alive=False, version="1.0")
+    assert (
+        b"transfer-encoding" not in out.written[0] and b"".join(out.written).endswith(b"\r\n\r\nsaid") and out.closing
+    )
+
+
+def test_nothing_waits_for_the_collector() -> None:
+    """A request that is refused before its body is read must not keep it."""
+    kept: list[weakref.ref[Exchange]] = []
+
+    async def answer(exchange: Exchange) -> None:
+        exchange.heard(b"x" * 10_000)
+        kept.append(weakref.ref(exchange))
+        await say(401, LENGTH_4, b"said")(exchange)
+
+    gc.disable()
+    try:
+        answered(answer)
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_an_app_that_answers_nothing_or_half_ends_the_connection() -> None:

@@ -5,6 +5,7 @@ import gzip
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -161,6 +162,40 @@ def test_a_websocket_is_not_opened(narrow: RunningProxy) -> None:
     answer = said(narrow, get("/v1/models", upgrade))
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert b" 101 " not in answer
+
+
+@pytest.mark.parametrize("offered", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_what_follows_an_offer_to_speak_another_protocol_is_the_requests_body(
+    plain_proxy: RunningProxy, fake_vllm: FakeVllm, offered: bytes, pause_s: float
+) -> None:
+    """Java's client makes one with the first request that it sends unencrypted. A body must not pass for a request."""
+    inner = get("/healthz").decode()
+    body = json.dumps({"model": "starter", "messages": [{"role": "user", "content": f"hi\r\n\r\n{inner}"}]}).encode()
+    offer = CHAT + b"connection: upgrade, http2-settings\r\nupgrade: " + offered + b"\r\nhttp2-settings: AAMAAABk\r\n"
+    with connect(plain_proxy) as connection:
+        connection.sendall(offer + b"content-length: %d\r\n\r\n" % len(body))
+        time.sleep(pause_s)
+        connection.sendall(body + get("/healthz", b"connection: close\r\n"))
+        answers = heard(connection)
+    assert [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]] == [200, 200]
+    assert [request["messages"][0]["content"] for request in fake_vllm.requests] == [f"hi\r\n\r\n{inner}"]
+
+
+def test_there_are_no_tunnels(narrow: RunningProxy) -> None:
+    assert error_of(said(narrow, b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n"))[0] == 400
+
+
+def test_an_app_that_goes_is_noticed_though_it_has_sent_a_request_ahead(
+    plain_proxy: RunningProxy, fake_vllm: FakeVllm
+) -> None:
+    fake_vllm.script = lambda handler, _: handler.until_hung_up()
+    with connect(plain_proxy) as connection:
+        connection.sendall(CHAT + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        wait_for(lambda: fake_vllm.requests)
+        connection.sendall(get("/healthz"))
+        time.sleep(0.05)
+    assert fake_vllm.hung_up.wait(30)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/feedback", "/v1/embeddings", "/v1/trajectories/t/end"])
