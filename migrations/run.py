@@ -18,7 +18,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from psycopg.errors import QueryCanceled
+from psycopg.errors import DependentObjectsStillExist, QueryCanceled
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
@@ -105,6 +105,13 @@ def _move(url: str, revision: str, mover: Callable[[Config, str], None]) -> None
             mover(config, revision)
         except CommandError as error:
             raise MigrationError(f"cannot go to revision {revision!r}: {error}") from error
+        except DBAPIError as error:
+            if not isinstance(error.orig, DependentObjectsStillExist):
+                raise
+            told = (error.orig.diag.message_detail or str(error.orig)).splitlines()[0]
+            raise MigrationError(
+                f"views of your own read ours, which are made anew: drop them, migrate, make them again ({told})"
+            ) from error
         now = set(MigrationContext.configure(connection).get_current_heads())
         if connection.dialect.name == "postgresql" and now != theirs:
             # A view that was made anew has lost both.

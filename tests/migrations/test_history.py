@@ -101,3 +101,16 @@ def test_an_upgrade_that_fails_leaves_nothing_behind(empty_database_url):
         upgrade(empty_database_url)
     assert set(inspect(engine).get_table_names()) == {"steps"}
     engine.dispose()
+
+
+def test_views_of_an_admins_own_that_are_in_the_way_are_named(database_kind, database_url, engine):
+    """PostgreSQL drops no view that another one reads; SQLite asks nobody."""
+    downgrade(database_url, "0007")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE VIEW of_mine AS SELECT trajectory_id FROM admin_trajectories"))
+    if database_kind == "postgresql":
+        with pytest.raises(MigrationError, match=r"drop them, migrate, make them again .*of_mine"):
+            upgrade(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP VIEW of_mine"))
+    upgrade(database_url)
