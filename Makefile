@@ -131,7 +131,7 @@ lock: $(INSTALLED)  ## Choose versions anew; FIND_LINKS names a folder with PyTo
 	$(BIN)/python requirements/parts.py
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(TRL) $(AUDIT) $(SYSTEM) data
+	rm -rf $(VENV) $(TRL) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 11) and f"the lock is for Python 3.11, this is {v[0]}.{v[1]}: install python3.11 or name one with PYTHON=...")'

@@ -44,6 +44,8 @@ from whetstone.tasks import ASSEMBLE, STEP
 
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects that came and did not go, and collections of the younger ones, before the garbage collector looks."""
+DASHBOARD_AT_ONCE = 64
+"""Forms of the dashboard."""
 THREADS = 32
 """Look-ups, reads of files and the like at once."""
 
@@ -142,7 +144,8 @@ class Proxy:
                 self._keys,
                 SessionTables(store.engine),
                 recorder.commit,
-                in_flight,
+                # Its own: who has not signed in must not keep apps out.
+                InFlight(settings.proxy.model_copy(update={"max_in_flight": DASHBOARD_AT_ONCE})),
                 settings.project,
                 lambda name: self.tenants[name].dashboard,
             ),

@@ -131,7 +131,9 @@ def reasons_of(reasons: Mapping[tuple[str, str], int]) -> list[Metric]:
 def steps_of(steps: Sequence[PolicySteps]) -> list[Metric]:
     """Steps so far, and each policy's last ended one."""
     merged = [("no", "completions"), ("yes", "rows")]
-    ended = [((one.policy, state), count) for one in steps for state, count in sorted(one.ended.items())]
+    # From 0 on: of a counter that begins at 1 nobody sees the first.
+    none = dict.fromkeys(("promoted", "rejected", "noop", "failed"), 0)
+    ended = [((one.policy, state), count) for one in steps for state, count in sorted((none | dict(one.ended)).items())]
     discarded = [((one.policy, why), count) for one in steps for why, count in sorted(one.discarded.items())]
     rows = [((one.policy, which), one.last.get(column)) for one in steps for which, column in merged]
     phases = [((one.policy, phase), seconds) for one in steps for phase, seconds in one.phases.items()]

@@ -5,7 +5,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FUNCTIONS = frozenset(
-    {"abs", "avg", "changes", "clamp_max", "clamp_min", "count", "delta", "histogram_quantile", "increase", "irate"}
+    {
+        "abs",
+        "absent",
+        "avg",
+        "changes",
+        "clamp_max",
+        "clamp_min",
+        "count",
+        "delta",
+        "histogram_quantile",
+        "increase",
+        "irate",
+    }
     | {"label_values", "max", "min", "rate", "sum", "time", "topk"}
 )
 KEYWORDS = frozenset(

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 from rich.markup import escape
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from migrations.database import connect, without_password
 from migrations.run import MigrationError, upgrade
@@ -154,7 +154,7 @@ def demo(
     try:
         outcome = run(settings, Plan(steps, games, connections, shuffle_rewards, untagged, pause_s), console)
     except AppFailed as error:
-        errors.print(f"[red]the demo failed:[/red] {error}\nlogs: {settings.data}/logs")
+        errors.print(f"[red]the demo failed:[/red] {escape(str(error))}\nlogs: {settings.data}/logs")
         raise typer.Exit(1) from error
     except _Stop:
         errors.print("stopped")
@@ -344,6 +344,10 @@ def main() -> None:
     except DBAPIError as error:
         told = f"the database does not answer: {str(error.orig).strip()}"
         errors.print(f"[red]whetstone:[/red] {escape(told)}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (ArgumentError, UnicodeEncodeError, OverflowError) as error:
+        # What no database or terminal can be asked: a number, a text or an address that is none.
+        errors.print(f"[red]whetstone:[/red] {escape(ascii(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except BrokenPipeError:
         # Who read what we say has read enough. Python would say so once more when it ends.

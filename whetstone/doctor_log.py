@@ -62,7 +62,7 @@ MIXED = Question(
     "Most comparisons prefer something.",
     "Members of most groups have equal rewards, and such a group teaches nothing (`group_uniform`): finer rewards, "
     "larger groups, or tasks that are neither too hard nor too easy.",
-    "No group was compared yet.",
+    "Fewer than 20 groups were compared so far.",
 )
 SAMPLED = Question(
     "sampled freely",
@@ -90,7 +90,7 @@ FRESH = Question(
     "Attempts are trained on soon after they were made.",
     "Steps come too slowly for the traffic, and what is older than trainer.max_staleness updates is given up: a faster "
     "trainer, larger steps (trainer.max_groups_per_step), or less traffic that trains (X-No-Train).",
-    "No step was taken yet.",
+    "Too few were trained on or given up to tell.",
 )
 
 

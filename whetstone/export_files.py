@@ -74,7 +74,7 @@ class Parquet:
             import pyarrow.parquet
         except ImportError as error:
             raise CannotWrite(
-                "Parquet needs pyarrow: pip install 'whetstone[export]', or name a file that ends with .jsonl"
+                "Parquet needs pyarrow (pip install -e '.[export]' in the repository), else name a .jsonl file"
             ) from error
         self._columns: Columns = columns(kind, ids=ids)
         self._table = pyarrow.Table

@@ -61,6 +61,8 @@ def check(wanted: Wanted, progress: Callable[[int], None]) -> Outcome:
     Raises:
         NotALog: it cannot be read, or a line of it cannot be imported.
     """
+    if wanted.file.exists() and not wanted.file.is_file():
+        raise NotALog(f"{wanted.file} is no file that can be read twice: write what it says to one first")
     found, problems = Outcome(), Counter[str]()
     told: list[str] = []
     for number, line in _lines(wanted.file):

@@ -4,7 +4,6 @@ Two shapes. A conversation, as fine-tuning files have them: `{"messages": [..., 
 turn, but those with `"weight": 0`. A served call, as gateways log them: `{"request": {...}, "response": {...}}`.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -194,7 +193,7 @@ def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: 
         group_id=_id(said, "group_id"),
         task=_text(said, "task") or task,
         split=split,
-        no_train=said.get("no_train") in (True, "true", "1"),
+        no_train=_flag(said, "no_train"),
         reward=_reward(row, field),
         metadata=metadata or None,
         end_user=_text(row, "end_user") or _text(request, "user"),
@@ -232,9 +231,20 @@ def _reward(row: Mapping[str, Any], field: str) -> float | None:
         value = value.get(part) if isinstance(value, Mapping) else None
     if value is None:
         return None
-    if not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_REWARD:
+    if not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:
         raise BadLine(f"{field} must be a finite number within ±{MAX_REWARD:g}, not {value!r}"[:200])
     return float(value)
+
+
+def _flag(said: Mapping[str, Any], name: str) -> bool:
+    """What is marked must not pass for what is not, however it is spelled."""
+    value = said.get(name)
+    text = str(value).strip().lower()
+    if value is None or text in ("false", "0"):
+        return False
+    if text not in ("true", "1"):
+        raise BadLine(f"{name} must be true or false, not {value!r}"[:200])
+    return True
 
 
 def _count(usage: Any, name: str) -> int | None:

@@ -48,7 +48,7 @@ def trajectories_table(rows: Sequence[Row], now: datetime, *, wide: bool = False
         version = row["policy"] if row["last_version"] is None else version_id(row["policy"], row["last_version"])
         task = (row["task"] or "",) if wide else ()
         cells = (row["trajectory_id"], version, *task, row["state"], number(row["reward"]))
-        table.add_row(*map(escape, cells), str(row["completions"]), escape(_why(row)), ago(row["created_at"], now))
+        table.add_row(*map(_cell, cells), str(row["completions"]), _cell(_why(row)), ago(row["created_at"], now))
     return table
 
 
@@ -67,7 +67,7 @@ def groups_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> R
         figures = (rewarded, number(row["reward_mean"]), number(row["reward_spread"]))
         policy = (row["policy"],) if wide else ()
         cells = (row["group_id"], *policy, row["formed_by"], row["state"], *figures, row["reason"] or "")
-        table.add_row(*map(escape, cells), ago(row["created_at"], now))
+        table.add_row(*map(_cell, cells), ago(row["created_at"], now))
     return table
 
 
@@ -95,7 +95,7 @@ def trajectory_shown(trajectory: Row) -> RenderableType:
     shown = {said.id for one in held for said in one.line}
     for turn in trajectory["turns"]:
         if turn["completion_id"] not in shown:
-            why = turn["error"] or turn["why_not_trained"] or turn["status"]
+            why = _plain(turn["error"] or turn["why_not_trained"] or turn["status"])
             told.append(Text(f"\nturn {turn['turn']} is no part of it: {why}", style="red"))
     for row in trajectory["feedback"]:
         told.append(Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta"))
@@ -126,8 +126,17 @@ def _said(one: Conversation) -> Iterator[RenderableType]:
         yield Padding(Text(_content(message)), (0, 0, 0, 2))
 
 
+def _plain(text: str) -> str:
+    """What apps said must not move the cursor of whoever reads it."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
+
+
 def _content(message: Any) -> str:
     """What a message says, its tool calls below."""
+    return _plain(_said_in(message))
+
+
+def _said_in(message: Any) -> str:
     if not isinstance(message, Mapping):
         return _text(message)
     content = message.get("content", message.get("prompt"))
@@ -140,6 +149,10 @@ def _content(message: Any) -> str:
     return "\n".join(lines)
 
 
+def _cell(text: str) -> str:
+    return escape(_plain(text))
+
+
 def _why(row: Row) -> str:
     if row["trained_in_step"] is not None:
         return f"step {row['trained_in_step']}"
@@ -148,7 +161,7 @@ def _why(row: Row) -> str:
 
 def _value(row: Row) -> str:
     told = [number(row["reward"]) if row["reward"] is not None else "", row["comment"] or ""]
-    return " ".join(part for part in told if part)
+    return _plain(" ".join(part for part in told if part))
 
 
 def _text(value: Any) -> str:
@@ -156,7 +169,7 @@ def _text(value: Any) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S} UTC"
     if isinstance(value, float):
         return number(value)
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return _plain(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def number(value: float | None) -> str:

@@ -25,7 +25,7 @@ def take_up(environment: MutableMapping[str, str], names: Iterable[str]) -> None
         path = environment.get(name + SUFFIX)
         if path is None:
             continue
-        if name in environment:
+        if environment.get(name):
             raise SecretUnreadable(f"{name} and {name}{SUFFIX} are both set; which one counts? Take one out")
         environment[name] = _read(name + SUFFIX, Path(path))
         del environment[name + SUFFIX]

@@ -105,7 +105,8 @@ def _head(facts: Facts) -> RenderableType:
 
 def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[str, str]]:
     logs = settings.data / "logs"
-    if not facts["running"]:
+    # Where the settings name servers, as in containers, nothing was started by `up`.
+    if not facts["running"] and not settings.vllm.urls:
         yield f"no stack runs on {settings.data}", "start it with `whetstone up`, or name its folder with --data"
     for one in facts["processes"]:
         if not one["alive"]:
@@ -113,7 +114,7 @@ def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple
     yield from _of_proxy(facts, logs)
     if not facts["database"]:
         yield f"the database does not answer: {facts['database_error']}", "start it, or correct `database`"
-    if facts["running"]:
+    if facts["running"] or settings.vllm.urls:
         serving = [one for one in facts["replicas"] if one["state"] == "serving"]
         for one in facts["replicas"]:
             if one not in serving:
@@ -126,7 +127,8 @@ def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple
     if share is not None and share < LEAST_COMPLETENESS:
         yield (
             f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
-            "let nobody ask vLLM past the proxy; answers on their way are not counted yet",
+            'let nobody ask vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
+            "counted yet",
         )
     yield from _of_policies(facts["policies"])
 

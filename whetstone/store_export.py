@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Text, and_, func, select, text
 
 from migrations import schema
+from migrations.database import chunks
 from whetstone.exporting import Attempt, Said
 
 AT_ONCE = 200
@@ -91,20 +92,18 @@ class Reading:
 
     def attempts(self, trajectory_ids: Collection[str]) -> dict[str, Attempt]:
         """These trajectories, by id."""
-        query = _attempts((t.project == self._project, t.id.in_(trajectory_ids)))
-        return {row.id: Attempt(*row) for row in self._connection.execute(query)}
+        queries = (_attempts((t.project == self._project, t.id.in_(some))) for some in chunks(trajectory_ids))
+        return {row.id: Attempt(*row) for query in queries for row in self._connection.execute(query)}
 
     def said(self, trajectory_ids: Collection[str], *, ids: bool = False) -> dict[str, list[Said]]:
         """What was said in each of these trajectories, turn by turn; `ids`: token by token too."""
         names = [field.name for field in fields(Said) if ids or field.name not in _IDS]
-        query = (
-            select(c.trajectory_id, *(c[name] for name in names))
-            .where(c.project == self._project, c.trajectory_id.in_(trajectory_ids))
-            .order_by(c.trajectory_id, c.turn)
-        )
+        columns = select(c.trajectory_id, *(c[name] for name in names)).where(c.project == self._project)
         found: dict[str, list[Said]] = {trajectory_id: [] for trajectory_id in trajectory_ids}
-        for trajectory_id, *values in self._connection.execute(query):
-            found[trajectory_id].append(Said(**dict(zip(names, values, strict=True))))
+        for some in chunks(trajectory_ids):
+            query = columns.where(c.trajectory_id.in_(some)).order_by(c.trajectory_id, c.turn)
+            for trajectory_id, *values in self._connection.execute(query):
+                found[trajectory_id].append(Said(**dict(zip(names, values, strict=True))))
         return found
 
     def _some(self, query: Select[Any]) -> Iterator[list[Attempt]]:

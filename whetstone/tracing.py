@@ -63,7 +63,7 @@ def start(settings: LogSettings, service: str, exporter: "SpanExporter | None" =
             return
         raise SettingsError(
             "log.otlp_endpoint and log.langfuse_url need OpenTelemetry, which is not installed: "
-            "pip install 'whetstone[tracing]'"
+            "pip install -e '.[tracing]' in the repository"
         ) from error
     # One of our own, and not the process's: what libraries trace of themselves may hold what apps said.
     provider = TracerProvider(resource=Resource.create({"service.name": f"whetstone-{service}"}))

@@ -25,7 +25,8 @@ def draw(folder: Path, of: Calibration) -> list[Path]:
     try:
         import matplotlib
     except ImportError as error:
-        raise NoMatplotlib("no pictures: matplotlib is not installed (pip install 'whetstone[demo]')") from error
+        told = "no pictures: matplotlib is not installed (pip install -e '.[demo]' in the repository)"
+        raise NoMatplotlib(told) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

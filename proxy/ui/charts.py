@@ -31,6 +31,12 @@ def points(became: Sequence[Became], worths: Sequence[Worth]) -> list[Point]:
     return [_point(one, by_version.get(one.version)) for one in became]
 
 
+def measured(worths: Sequence[Worth]) -> dict[int, Point]:
+    """What trajectories of each version were worth, however long ago that was."""
+    found = (_point(Became(one.version, "", was_live=False), one) for one in worths)
+    return {point.version: point for point in found if point.rewarded}
+
+
 def _point(became: Became, worth: Worth | None) -> Point:
     """The interval is the normal one of the mean: `mean ± z · s / √n`, s from the sample (n - 1)."""
     if worth is None or worth.rewarded < 1:

@@ -39,6 +39,8 @@ _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "function_cal
 _RESULTS = frozenset({"tool_result", "function_call_output", "custom_tool_call_output", "mcp_tool_result"})
 _ROLES = {"developer": "system", "function": "tool", "model": "assistant"}
 
+_PRETTY = json.JSONEncoder(ensure_ascii=False, indent=2)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -211,5 +213,20 @@ def _read_json(value: Any) -> Any:
 
 
 def _part(kind: Kind, value: Any, most: int, name: str = "") -> Part:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
-    return Part(kind, text[:most], name, max(0, len(text) - most))
+    if isinstance(value, str):
+        return Part(kind, value[:most], name, max(0, len(value) - most))
+    text = indented(value, most + 1)
+    more = max(1, len(json.dumps(value, ensure_ascii=False)) - most) if len(text) > most else 0
+    return Part(kind, text[:most], name, more)
+
+
+def indented(value: Any, most: int) -> str:
+    """The beginning of a value as JSON, indented: all of it may be a thousand times as long as what came."""
+    told: list[str] = []
+    size = 0
+    for piece in _PRETTY.iterencode(value):
+        told.append(piece)
+        size += len(piece)
+        if size >= most:
+            break
+    return "".join(told)[:most]

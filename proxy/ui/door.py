@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy import guard
 from proxy.asgi import Header, Receive, Scope, Send, headers_of, read_whole, send_whole, with_headers
-from proxy.errors import DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
+from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
 from proxy.in_flight import InFlight
 from proxy.keys import PRINCIPAL, Keys
 from proxy.ui import failing, session, store_sessions
@@ -30,6 +30,7 @@ VISITOR = "whetstone.visitor"
 FRESH = "whetstone.fresh"
 """Where it has the token that the answer is to set; nothing where the browser has one already."""
 MOST_FORM_BYTES = 256 * 2**10
+MOST_FIELDS = 50
 FORM_TIMEOUT_S = 30.0
 CLOSED: list[Header] = [
     # Nothing from elsewhere, nothing inline, in nobody's frame.
@@ -94,7 +95,7 @@ class DashboardDoor:
             return
         visitor = scope[VISITOR] = await self._visitor(scope)
         if FRESH in scope:
-            send = with_headers(send, [session.cookie(session.COOKIE, scope[FRESH], secure=_is_https(scope))])
+            send = with_headers(send, [session.cookie(session.FORM, scope[FRESH], secure=_is_https(scope))])
         if path == session.SIGN_IN:
             await self._sign_in(scope, receive, send)
         elif not visitor.may_look:
@@ -111,19 +112,22 @@ class DashboardDoor:
             WrongKey, MissingScope: a key came in a header, and is none, or goes not so far.
         """
         headers = headers_of(scope)
-        token = session.token_of(headers)
+        with_key = b"authorization" in headers or b"x-api-key" in headers
+        held = session.token_of(headers, session.COOKIE)
+        if self._keys.needed and not with_key and held is not None:
+            signed_in = await self._signed_in(held)
+            if signed_in is not None:
+                scope[PRINCIPAL] = signed_in
+                return Visitor(signed_in.project, signed_in.key_id, session.csrf_of(held), signed_in=True)
+        token = session.token_of(headers, session.FORM)
         if token is None:
             token = scope[FRESH] = session.new_token()
         csrf = session.csrf_of(token)
+        principal: Principal | None = None
         if not self._keys.needed:
-            principal: Principal | None = anybody(self._home)
-        elif b"authorization" in headers or b"x-api-key" in headers:
+            principal = anybody(self._home)
+        elif with_key:
             principal = self._keys.admit(headers, "admin")
-        else:
-            principal = None if FRESH in scope else await self._signed_in(token)
-            if principal is not None:
-                scope[PRINCIPAL] = principal
-                return Visitor(principal.project, principal.key_id, csrf, signed_in=True)
         if principal is None:
             return Visitor(self._home, None, csrf, signed_in=False, may_look=False)
         scope[PRINCIPAL] = principal
@@ -171,7 +175,7 @@ class DashboardDoor:
             await _go(send, session.FIRST)
             return
         await _form(receive, scope[VISITOR])
-        token = session.token_of(headers_of(scope))
+        token = session.token_of(headers_of(scope), session.COOKIE)
         if token is not None:
             await self._commit(lambda connection: store_sessions.end(connection, session.hash_of(token)))
         await _go(send, session.SIGN_IN, session.cookie(session.COOKIE, "", lives_s=0))
@@ -190,7 +194,10 @@ async def read_form(receive: Receive) -> list[tuple[str, str]]:
         TooLarge, TooSlow, Gone: as `read_whole`.
     """
     body = await read_whole(receive, MOST_FORM_BYTES, FORM_TIMEOUT_S)
-    return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+    try:
+        return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError as error:
+        raise BadRequest(f"a form of ours has at most {MOST_FIELDS} fields") from error
 
 
 def check_csrf(form: dict[str, str], visitor: Visitor) -> None:
@@ -231,7 +238,8 @@ async def _send_file(scope: Scope, send: Send, name: str) -> None:
     if found is None or scope["method"] not in ("GET", "HEAD"):
         raise NotFound(f"there is no file {name[:200]!r} here")
     # Its address has its version: it never changes under it.
-    kept = b"public, max-age=31536000, immutable" if scope["query_string"] else b"no-cache"
+    is_its = scope["query_string"] == f"v={found.version}".encode()
+    kept = b"public, max-age=31536000, immutable" if is_its else b"no-cache"
     headers = [(b"content-type", found.kind), (b"cache-control", kept)]
     await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else found.body)
 

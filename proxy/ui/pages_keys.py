@@ -23,6 +23,7 @@ def keys(asked: Asked) -> Mapping[str, Any]:
     usage = {row["key_id"]: row for row in store_counts.usage_by_key(at, project, since)}
     known = {row["key_id"] for row in rows}
     days = store_counts.judge_days(at, project, since)
+    calls, cost = store_counts.judged(at, project, since)
     policies = store_trajectories.policy_names(at, project)
     return {
         "keys": [{**row, "state": _state(row, asked), "usage": usage.get(row["key_id"])} for row in rows[:MOST_KEYS]],
@@ -34,8 +35,8 @@ def keys(asked: Asked) -> Mapping[str, Any]:
             for name in ("completions", "prompt_tokens", "sampled_tokens")
         },
         "days": days,
-        "cost": sum(row["cost_usd"] for row in days),
-        "judge_calls": sum(row["calls"] for row in days),
+        "cost": cost,
+        "judge_calls": calls,
         "by_task": store_counts.judged_by_task(at, project, policies),
         "newest_judgements": store_counts.NEWEST_JUDGEMENTS,
         "by_day": list(reversed(store_counts.usage_by_day(at, project, since)))[:60],

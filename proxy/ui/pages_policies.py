@@ -37,6 +37,8 @@ class Shown:
     """What the live version is worth; None while nothing of it is rewarded."""
     base: Point | None
     """Likewise version 0."""
+    worth: Mapping[int, Point]
+    """Likewise every version."""
     candidate: int | None
     last_step: Mapping[str, Any] | None
     recent: Recent
@@ -54,10 +56,10 @@ def show(asked: Asked, row: PolicyRow) -> Shown:
     """Read what a policy's card shows."""
     connection, project = asked.connection, asked.project
     became = store_policies.states(connection, project, row.name, DRAWN)
-    since = became[0].version if became else 0
-    worths = store_policies.worth(connection, project, row.name, since)
+    worths = store_policies.worth(connection, project, row.name, 0)
     points = charts.points(became, worths)
-    by_version = {point.version: point for point in points if point.rewarded}
+    # Of all that were ever measured, also those that the curve no longer shows.
+    by_version = charts.measured(worths)
     candidate = next((one.version for one in reversed(became) if one.state == "candidate"), None)
     recent = store_policies.recent(connection, project, row.name, asked.now, RECENT_H)
     steps = store_steps.newest(connection, project, row.name, None, 1)
@@ -67,6 +69,7 @@ def show(asked: Asked, row: PolicyRow) -> Shown:
         points=[point for point in reversed(points) if point.rewarded],
         live=by_version.get(row.live_version),
         base=by_version.get(0),
+        worth=by_version,
         candidate=candidate,
         last_step=steps[0] if steps else None,
         recent=recent,
@@ -95,14 +98,13 @@ def policy(asked: Asked) -> dict[str, Any]:
     steps = store_steps.newest(*told, before_step, LISTED + 1)
     drawn = store_steps.newest(*told, None, FIGURED)[::-1]
     shown = show(asked, row)
-    worth = {point.version: point for point in shown.points}
     return {
         "policy": shown,
         "states": tuple(STATES),
         "versions": versions[:LISTED],
         "older_versions": versions[LISTED - 1]["version"] if len(versions) > LISTED else None,
         "before_version": before_version,
-        "worth": worth,
+        "worth": shown.worth,
         "steps": steps[:LISTED],
         "older_steps": steps[LISTED - 1]["number"] if len(steps) > LISTED else None,
         "before_step": before_step,

@@ -140,4 +140,4 @@ def money(value: float | None) -> str:
 
 
 def _aware(when: datetime) -> datetime:
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
+    return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)

@@ -5,7 +5,6 @@ it. The forms' word comes of the token, so that all proxies agree on it and a pa
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -16,6 +15,9 @@ from datetime import timedelta
 from proxy.asgi import Header
 
 COOKIE = "whetstone_ui"
+FORM = "whetstone_form"
+"""Cookie that forms go by before anybody has signed in. A name of its own: a link from elsewhere brings no session's
+cookie, and must not put another in its place."""
 SAID = "whetstone_said"
 """Cookie with what an action came to, for the next page."""
 PATH = "/ui"
@@ -56,9 +58,9 @@ def cookies(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     return found
 
 
-def token_of(headers: Mapping[bytes, bytes]) -> str | None:
+def token_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
     """The token that a request came with; None where it has none, or what is none."""
-    token = cookies(headers).get(COOKIE, "")
+    token = cookies(headers).get(name, "")
     return token if _TOKEN.fullmatch(token) else None
 
 
@@ -79,7 +81,7 @@ def read_told(value: str) -> tuple[str, bool] | None:
     """What a page is to say, and whether it is of something that went wrong; None where it is not to be read."""
     try:
         text = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
     return (text[1:], text[0] == "!") if text[:1] in ("!", ".") else None
 

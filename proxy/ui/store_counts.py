@@ -107,6 +107,14 @@ def judge_days(connection: Connection, project: str, since: datetime | None) -> 
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
+def judged(connection: Connection, project: str, since: datetime | None) -> tuple[int, float]:
+    """Calls and cost of all judging since then."""
+    within = [] if since is None else [d.day >= f"{since:%Y-%m-%d}"]
+    query = select(func.sum(d.calls), func.sum(d.cost_usd)).where(d.project == project, *within)
+    row = connection.execute(query).one()
+    return int(row[0] or 0), float(row[1] or 0.0)
+
+
 def judged_by_task(connection: Connection, project: str, policies: Sequence[str]) -> list[dict[str, Any]]:
     """What the newest judgements took, by policy and the task of their group's attempts."""
     totals: dict[tuple[str, str | None], dict[str, Any]] = {}

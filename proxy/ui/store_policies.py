@@ -29,7 +29,7 @@ _RECENT = text("""
     WHERE project = :project AND policy = :policy AND hour >= :since
 """)
 _EVER = text("""
-    SELECT 1 FROM trajectories WHERE project = :project AND policy = :policy LIMIT 1
+    SELECT 1 FROM admin_trajectory_hours WHERE project = :project AND policy = :policy LIMIT 1
 """)
 
 

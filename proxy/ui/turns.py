@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.ui.conversation import MOST_CHARACTERS, Message, messages_of
+from proxy.ui.conversation import MOST_CHARACTERS, Message, indented, messages_of
 from proxy.ui.tinted import Tint, Token, tinted
 
 MOST_MESSAGES = 30
@@ -188,8 +188,7 @@ def _tools(values: Any, most: int) -> tuple[tuple[str, str], ...]:
     for tool in values if isinstance(values, list) else []:
         inner = tool.get("function", tool) if isinstance(tool, dict) else tool
         name = inner.get("name") or inner.get("type") if isinstance(inner, dict) else None
-        text = msgspec.json.format(msgspec.json.encode(inner), indent=2).decode()
-        told.append((str(name or "a tool"), text[:most]))
+        told.append((str(name or "a tool")[:most], indented(inner, most)))
     return tuple(told)
 
 

@@ -1,10 +1,11 @@
 """What was said, as pages show it: every dialect, within bounds, and nothing left out without a word."""
 
+import json
 from typing import Any
 
 import pytest
 
-from proxy.ui.conversation import MOST_CHARACTERS, MOST_NAME, Message, marked, messages_of, shortened, text_of
+from proxy.ui.conversation import MOST_CHARACTERS, MOST_NAME, Message, indented, marked, messages_of, shortened, text_of
 from tests.proxy.ui_scene import HOSTILE
 
 
@@ -136,3 +137,10 @@ def test_a_line_in_a_list_is_short() -> None:
 def test_no_message_is_none() -> None:
     assert messages_of(None) == []
     assert messages_of([]) == []
+
+
+def test_what_is_nested_deeply_is_not_written_out_to_be_cut_off() -> None:
+    """Indented, twelve kilobytes of brackets are ten megabytes."""
+    deep = "[" * 300 + "]" * 300
+    assert len(indented(json.loads(deep), 6_000)) == 6_000
+    assert indented({"a": [1, "é"]}, 6_000) == '{\n  "a": [\n    1,\n    "é"\n  ]\n}'

@@ -107,6 +107,22 @@ def test_the_cookie_is_a_random_token_of_which_only_a_hash_is_kept(plain_proxy: 
     assert row.expires_at - row.created_at == timedelta(hours=12)
 
 
+def test_a_link_from_another_site_signs_nobody_out(plain_proxy: RunningProxy, person: Person) -> None:
+    """It brings no session's cookie: the answer must not put another in its place."""
+    person.sign_in(make_key(plain_proxy, "admin"))
+    arrived = httpx.get(plain_proxy.url + "/ui/policies", trust_env=False)
+    assert arrived.status_code == 303
+    assert all(one.startswith(session.FORM) for one in arrived.headers.get_list("set-cookie"))
+    person.client.cookies.update(arrived.cookies)
+    assert person.get("/ui/policies").status_code == 200
+
+
+def test_a_form_of_countless_fields_is_not_read(plain_proxy: RunningProxy, person: Person) -> None:
+    make_key(plain_proxy, "admin")
+    answer = person.client.post("/ui/sign-in", content=b"a=%41&" * 40_000)
+    assert answer.status_code == 400
+
+
 def test_over_tls_the_cookie_is_secure(plain_proxy: RunningProxy, person: Person) -> None:
     key = make_key(plain_proxy, "admin")
     fields = {"csrf": person.csrf("/ui/sign-in"), "key": key}

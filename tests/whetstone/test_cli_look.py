@@ -1,5 +1,6 @@
 """`whetstone trajectories`, `groups`, `status`, `export`, `import`, `policies`: words, forms and exit codes."""
 
+import io
 import json
 import os
 import shutil
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from migrations import schema
 from migrations.database import connect
 from tests.conftest import NOW, Seed
 from whetstone.cli import app, main
+from whetstone.look import trajectory_shown
 from whetstone.settings import Settings
 from whetstone.status import examine
 
@@ -123,6 +126,16 @@ def test_one_trajectory_is_shown_as_the_conversation_it_was(here: Here) -> None:
     assert "token_ids" not in told["turns"][0]
     assert [len(one["messages"]) for one in told["conversations"]] == [6]
     assert here.told("trajectories", "good", "--ids")["turns"][0]["token_ids"] == [3, 4]
+
+
+def test_what_apps_said_does_not_move_the_readers_cursor() -> None:
+    feedback = {"source": "reward", "reward": 1.0, "comment": "a\x1b[1Ab", "state": "used"}
+    told = {"trajectory_id": "t", "task": "\x1b]52;c;eA==\x07", "turns": [], "feedback": [feedback]}
+    console = Console(file=io.StringIO(), force_terminal=False, width=80)
+    console.print(trajectory_shown(told))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "·]52;c;eA==·" in shown and "a·[1Ab" in shown
+    assert not any(character in shown for character in "\x1b\x07")
 
 
 def test_a_group_is_shown_with_its_members(here: Here) -> None:

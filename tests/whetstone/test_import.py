@@ -1,6 +1,7 @@
 """`whetstone import`: a log in OpenAI's format becomes trajectories, once, and none of it is trained on by weight."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -261,6 +262,12 @@ def test_a_group_of_an_apps_takes_none_of_a_log(engine: Engine, seed: Seed, impo
     assert mine.group_id not in (None, "g")
     (group,) = [row for row in rows(engine, schema.groups) if row.id == mine.group_id]
     assert (group.state, group.size, group.reward_spread) == ("discarded", 1, 0.0)
+
+
+def test_what_can_be_read_only_once_is_no_log(engine: Engine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotALog, match="read twice"):
+        check(Wanted(tmp_path / "pipe", "default", "imported"), lambda _: None)
 
 
 def test_one_bad_line_keeps_the_whole_file_out(engine: Engine, imported: Importing) -> None:
