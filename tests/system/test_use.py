@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime
 
 import pytest
+from playwright.sync_api import Route
 
 from tests.proxy.conftest import RunningProxy, wait_for
 from tests.proxy.ui_story import Story
@@ -43,6 +44,32 @@ def test_what_happens_is_seen_without_a_reload(look_at_own: Look, own: RunningPr
     assert page.evaluate("() => window.sameDocument") is True
     assert card.locator("details").get_attribute("open") is not None, "what was open stays open"
     assert card.get_by_role("row").filter(has_text="live").count() == 1
+
+
+def test_a_poll_that_fails_blanks_nothing_and_the_next_one_goes_on(look_at_own: Look, own: RunningProxy) -> None:
+    looking = look_at_own()
+    page = looking.go("/ui/policies")
+    looking.settled()
+    polled: list[str] = []
+
+    def fail(route: Route) -> None:
+        polled.append(route.request.url)
+        route.fulfill(status=503, content_type="text/html", body="<title>away</title><p>The database is away.</p>")
+
+    page.route("**/ui/policies*", fail)
+    page.wait_for_timeout(5000)
+    assert polled, "it asked again"
+    assert page.get_by_role("article", name="agent").is_visible()
+    assert "away" not in page.title()
+    page.unroute("**/ui/policies*")
+    # The browser itself tells of each such answer; nothing else is wrong.
+    assert all("503" in one for one in looking.wrong)
+    looking.wrong.clear()
+    story = Story(own.engine, datetime.now(UTC), policy="agent")
+    story.version(7, 6, story.now)
+    story.step(7, 6, story.now)
+    story.live(7, 7)
+    page.wait_for_function("() => document.querySelector(\"[data-fact='live version of agent']\").textContent === '7'")
 
 
 def test_everything_can_be_done_with_the_keyboard(look: Look) -> None:
