@@ -1,6 +1,5 @@
 """The dashboard of one project: its pages and actions as routes. Knows how they run; what they show is theirs."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from starlette.routing import Route
 
 from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError
 from proxy.ui import failing, session
+from proxy.ui.apart import apart
 from proxy.ui.door import VISITOR, check_csrf, read_form
 from proxy.ui.page import Acting, Action, Asked, Page, Parts, Visitor
 from proxy.ui.pages import ACTIONS, NAV, PAGES
@@ -59,7 +59,7 @@ async def _to_first(_request: Request) -> Response:
 
 async def _show(page: Page, parts: Parts, reader: Engine, request: Request) -> Response:
     started_s = time.perf_counter()
-    body = await asyncio.to_thread(_rendered, page, parts, reader, request)
+    body = await apart(_rendered, page, parts, reader, request)
     taken_ms = 1000 * (time.perf_counter() - started_s)
     response = HTMLResponse(
         body, headers={"cache-control": "no-store", "server-timing": f"total;dur={taken_ms:.1f}", "vary": "cookie"}

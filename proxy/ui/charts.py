@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.ui.store_policies import Became, Worth
-from whetstone.intervals import Z_95
+from whetstone.intervals import t_95
 
 DIGITS = 6
 """Significant digits that a chart is sent."""
+LEAST_ALIKE = 30
+"""Trajectories that have one reward, from which on their interval may have no width."""
+ROUNDING = 1e-12
+"""Of a variance that comes of sums."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A version's mean reward with its 95 % interval; all None where nothing of it was rewarded, the ends with one."""
+    """A version's mean reward with its 95 % interval; all None where nothing of it was rewarded, the ends where there
+    are too few."""
 
     version: int
     state: str
@@ -38,15 +43,16 @@ def measured(worths: Sequence[Worth]) -> dict[int, Point]:
 
 
 def _point(became: Became, worth: Worth | None) -> Point:
-    """The interval is the normal one of the mean: `mean ± z · s / √n`, s from the sample (n - 1)."""
+    """The interval is Student's: `mean ± t · s / √n`, s from the sample (n - 1). Of few that are all alike nothing is
+    known of how far others are."""
     if worth is None or worth.rewarded < 1:
         return Point(became.version, became.state, became.was_live, 0, None, None, None)
     n = worth.rewarded
     mean = worth.reward_sum / n
-    if n == 1:
+    variance = max(0.0, worth.reward_squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
+    if variance <= ROUNDING * mean * mean and n < LEAST_ALIKE:
         return Point(became.version, became.state, became.was_live, n, mean, None, None)
-    variance = max(0.0, worth.reward_squares - n * mean * mean) / (n - 1)
-    half = Z_95 * math.sqrt(variance / n)
+    half = t_95(n - 1) * math.sqrt(variance / n)
     return Point(became.version, became.state, became.was_live, n, mean, mean - half, mean + half)
 
 

@@ -3,7 +3,6 @@
 Stands in `proxy.door` before keys are asked for. Knows cookies and tokens; keys are looked up, pages are the projects'.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from hmac import compare_digest
@@ -19,6 +18,7 @@ from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKe
 from proxy.in_flight import InFlight
 from proxy.keys import PRINCIPAL, Keys
 from proxy.ui import failing, session, store_sessions
+from proxy.ui.apart import apart
 from proxy.ui.assets import URL
 from proxy.ui.page import Visitor
 from proxy.ui.rendering import renderer, static
@@ -136,7 +136,7 @@ class DashboardDoor:
     async def _signed_in(self, token: str) -> Principal | None:
         """Who signed in, as long as the key lives that did, and is an admin's."""
         try:
-            found = await asyncio.to_thread(self._sessions.find, session.hash_of(token), datetime.now(UTC))
+            found = await apart(self._sessions.find, session.hash_of(token), datetime.now(UTC))
         except SQLAlchemyError as error:
             raise DatabaseAway("the database does not answer; try again soon") from error
         principal = None if found is None else self._keys.by_id(found.project, found.key_id)

@@ -190,7 +190,7 @@ def test_a_step_is_asked_for_once(learned: RunningProxy, person: Person) -> None
 def test_the_interval_is_that_of_the_mean() -> None:
     """Rewards 0, 1, 1, 2: mean 1, sample variance 2/3, standard error sqrt(2/3/4)."""
     (point,) = charts.points([Became(3, "live", True)], [Worth(3, 4, 4.0, 6.0)])
-    half = 1.959963984540054 * (2 / 3 / 4) ** 0.5
+    half = 3.1824 * (2 / 3 / 4) ** 0.5
     assert (point.mean, point.low, point.high) == (1.0, pytest.approx(1 - half), pytest.approx(1 + half))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whetstone.intervals import Interval, gain, share
+from whetstone.intervals import Interval, gain, share, t_95
 
 
 def test_wilsons_interval_of_forty_in_a_hundred() -> None:
@@ -36,3 +36,15 @@ def test_what_is_no_pair_is_refused() -> None:
 def test_intervals_that_share_a_point_overlap() -> None:
     assert Interval(0.4, 0.3, 0.5).overlaps(Interval(0.55, 0.5, 0.6))
     assert not Interval(0.4, 0.3, 0.5).overlaps(Interval(0.6, 0.51, 0.7))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (9, 2.2622), (10, 2.2281), (30, 2.0423), (1000, 1.9623)]
+)
+def test_students_quantiles_are_those_of_the_tables(degrees: int, expected: float) -> None:
+    assert t_95(degrees) == pytest.approx(expected, abs=2e-4)
+
+
+def test_one_value_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="one value"):
+        t_95(0)
