@@ -74,7 +74,6 @@ class Server(uvicorn.Server):
             log_level="error",
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
         )
         super().__init__(config)
 

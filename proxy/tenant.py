@@ -131,14 +131,10 @@ class Tenant:
                 settings=settings,
                 policies=lambda: self.policies,
                 engine=shared.store.engine,
-                store=shared.store,
                 recorder=shared.recorder,
-                replicas=shared.replicas,
                 ledger=ledger,
                 take=take,
                 step_asked=shared.step_asked,
-                refresh=self.read_again,
-                keys_changed=shared.keys_changed,
             )
         )
         routes = api.build(

@@ -10,8 +10,6 @@ from sqlalchemy import Connection, Engine
 from proxy.ledger import Ledger
 from proxy.policies import Policies
 from proxy.recorder import Recorder
-from proxy.replicas import Replicas
-from proxy.store import Store
 from whetstone.settings import Settings
 
 Take = Callable[[list[dict[str, Any]], str | None], Awaitable[list[str]]]
@@ -25,17 +23,12 @@ class Parts:
     """As the project has them."""
     policies: Callable[[], Policies]
     engine: Engine
-    store: Store
     recorder: Recorder
-    replicas: Replicas
     ledger: Ledger
     take: Take
     """Take rows of feedback as `POST /v1/feedback` does: redacted, committed or journaled; their ids."""
     step_asked: Callable[[], None]
     """Tell the trainer that somebody asked for a step."""
-    refresh: Callable[[], Awaitable[None]]
-    """Read the policies again: what was committed counts from then on."""
-    keys_changed: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
