@@ -2,13 +2,16 @@
 
 import re
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Route
 
 from tests.proxy.conftest import RunningProxy, wait_for
 from tests.proxy.ui_story import Story
 from tests.system.conftest import Look, make_key
+
+if TYPE_CHECKING:  # the environment of the other tests has no Playwright
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.system
 
@@ -52,7 +55,7 @@ def test_a_poll_that_fails_blanks_nothing_and_the_next_one_goes_on(look_at_own: 
     looking.settled()
     polled: list[str] = []
 
-    def fail(route: Route) -> None:
+    def fail(route: "Route") -> None:
         polled.append(route.request.url)
         route.fulfill(status=503, content_type="text/html", body="<title>away</title><p>The database is away.</p>")
 
