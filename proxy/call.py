@@ -12,17 +12,24 @@ NULL = msgspec.Raw(b"null")
 Status = Literal["complete", "aborted", "error"]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one choice of a call said. None: vLLM did not tell."""
 
     index: int
     message: dict[str, Any]
-    text: str | None
-    finish_reason: str | None
-    token_ids: list[int] | None
-    logprobs: list[float] | None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
     sampled: int | None = None
     """How many tokens there were, where their ids are not kept."""
+    text_of_parts: str | None = msgspec.field(name="text", default=None)
+    """What a message of parts says, where its dialect knows."""
+
+    @property
+    def text(self) -> str | None:
+        """What it says, as text; None where that is no text."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else self.text_of_parts
 
     @property
     def tokens(self) -> int | None:
@@ -32,10 +39,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 def nothing_said(index: int) -> Choice:
     """A choice that came to nothing."""
-    return Choice(index=index, message={}, text=None, finish_reason=None, token_ids=None, logprobs=None)
+    return Choice(index=index, message={})
 
 
-class History(msgspec.Struct, frozen=True):
+class History(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a completion leaves to be found by. None: nothing extends it, or it made no tool call."""
 
     conversation: bytes | None = None
@@ -52,7 +59,7 @@ class History(msgspec.Struct, frozen=True):
 NO_HISTORY = History()
 
 
-class Call(msgspec.Struct, frozen=True):
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """A served call with all its choices."""
 
     id: str

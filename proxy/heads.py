@@ -6,10 +6,13 @@ import msgspec
 
 from proxy.pins import Pins
 
+FIRST = "/0"
 
-def names_of(answer_id: str, choice: int) -> tuple[str, ...]:
-    """What else feedback may call a choice of an answer: the answer's own id stands for its first one."""
-    return (f"{answer_id}/{choice}", *([answer_id] if choice == 0 else ()))
+
+def name_of(answer_id: str, choice: int) -> str:
+    """What else feedback may call a choice of an answer; its first one goes by the answer's own id, with or without
+    FIRST behind it."""
+    return answer_id if choice == 0 else f"{answer_id}/{choice}"
 
 
 class Head(msgspec.Struct):
@@ -19,23 +22,34 @@ class Head(msgspec.Struct):
     trajectory_id: str
     histories: tuple[bytes, ...] = ()
     """What it is found by."""
-    names: tuple[str, ...] = ()
-    """What else feedback may call it."""
+    name: str | None = None
+    """What else feedback may call it (`name_of`)."""
     taken_by: str | None = None
-    """The call that goes on from it; None while it is free."""
+    """The call that goes on from it; None: no call does."""
+    set_aside: bool = False
+    """It is not to be found as a free one, taken or not."""
     over: bool = False
     """Its trajectory is."""
     pins: Pins = ()
     """What spoke in its trajectory, up to it."""
 
+    @property
+    def free(self) -> bool:
+        """A call may go on from it."""
+        return self.taken_by is None and not self.set_aside
+
 
 class _Alike(msgspec.Struct):
-    """Heads with the same history."""
+    """Several heads with the same history."""
 
     free: OrderedDict[str, Head]
     """The oldest first."""
     last: Head
     """Free or not: where a fork leaves."""
+
+
+def _alike(head: Head) -> _Alike:
+    return _Alike(OrderedDict({head.completion_id: head} if head.free else {}), head)
 
 
 class Heads:
@@ -44,22 +58,25 @@ class Heads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._by_id: OrderedDict[str, Head] = OrderedDict()
-        self._by_history: dict[bytes, _Alike] = {}
+        self._by_history: dict[bytes, Head | _Alike] = {}
+        """Nearly every history is one head's alone, for which no list is made."""
         self._by_name: dict[str, Head] = {}
 
     def named(self, name: str) -> Head | None:
         """By its own id, or another that feedback may use."""
-        return self._by_id.get(name) or self._by_name.get(name)
+        return self._by_id.get(name) or self._by_name.get(name.removesuffix(FIRST))
 
     def alike(self, history: bytes) -> Head | None:
         """The last one with this history, free or not."""
         found = self._by_history.get(history)
-        return found.last if found else None
+        return found.last if isinstance(found, _Alike) else found
 
     def free(self, history: bytes) -> Head | None:
         """The oldest one with this history that is free."""
         found = self._by_history.get(history)
-        return next(iter(found.free.values()), None) if found else None
+        if isinstance(found, _Alike):
+            return next(iter(found.free.values()), None)
+        return found if found is not None and found.free else None
 
     def keep(self, head: Head) -> None:
         """Add one; in place of what was known under its id, but what was taken stays so."""
@@ -69,14 +86,16 @@ class Heads:
             self._unlink(before)
         self._by_id[head.completion_id] = head
         for history in head.histories:
-            found = self._by_history.get(history)
-            if found is None:
-                self._by_history[history] = found = _Alike(OrderedDict(), head)
+            found = self._by_history.setdefault(history, head)
+            if found is head:
+                continue
+            if not isinstance(found, _Alike):
+                found = self._by_history[history] = _alike(found)
             found.last = head
-            if head.taken_by is None:
+            if head.free:
                 found.free[head.completion_id] = head
-        for name in head.names:
-            self._by_name[name] = head
+        if head.name is not None:
+            self._by_name[head.name] = head
         while len(self._by_id) > self._most:
             self._unlink(self._by_id.popitem(last=False)[1])
 
@@ -106,22 +125,25 @@ class Heads:
         head = self._by_id.get(completion_id)
         if head is None or head.taken_by != call_id:
             return
-        head.taken_by = None
+        head.taken_by, head.set_aside = None, False
         for history in head.histories:
-            if found := self._by_history.get(history):
+            if isinstance(found := self._by_history.get(history), _Alike):
                 found.free[completion_id] = head
                 found.free.move_to_end(completion_id, last=False)
 
     def set_aside(self, head: Head) -> None:
         """It is no longer to be found as a free one."""
+        head.set_aside = True
         for history in head.histories:
-            if found := self._by_history.get(history):
+            if isinstance(found := self._by_history.get(history), _Alike):
                 found.free.pop(head.completion_id, None)
 
     def _unlink(self, head: Head) -> None:
         for history in head.histories:
             found = self._by_history.get(history)
-            if found is None:
+            if found is head:
+                del self._by_history[history]
+            if not isinstance(found, _Alike):
                 continue
             found.free.pop(head.completion_id, None)
             if found.last is head:
@@ -130,6 +152,5 @@ class Heads:
                     found.last = next(reversed(found.free.values()))
                 else:
                     del self._by_history[history]
-        for name in head.names:
-            if self._by_name.get(name) is head:
-                del self._by_name[name]
+        if head.name is not None and self._by_name.get(head.name) is head:
+            del self._by_name[head.name]

@@ -163,7 +163,7 @@ class Inference:
         asked = turn.asked
         turn.place = await self._threads.place(turn.id, turn.address, turn.conversation, turn.digest)
         upstream = self._upstreams[turn.speaker.upstream]
-        stream = asked.events()
+        stream: Stream | None = None
 
         def request() -> Request:
             """As it stands now: where it had to wait, another version may be to answer it."""
@@ -178,25 +178,26 @@ class Inference:
                 with await upstream.ask(request) as response:
                     turn.server = response.server
                     if response.status != 200:
-                        return await self._pass_error(turn, response, stream.heard, send)
+                        return await self._pass_error(turn, response, send)
                     if response.content_type != "text/event-stream":
                         return await self._plain(turn, await response.read(self._settings.max_answer_bytes), send)
+                    stream = asked.events()
                     await self._pass_events(turn, response, stream, send)
             except UpstreamDown as down:
                 # What upstream did after its last event harms nobody.
-                if not stream.done:
+                if stream is None or not stream.done:
                     return await self._broken(turn, stream, down)
             await self._finish(turn, stream, send)
         except asyncio.CancelledError:
             if not turn.recorded:
-                await self._record(turn, "aborted", stream.heard, stream.upstream_id)
+                await self._cut_off(turn, "aborted", stream)
             raise
         except Exception as error:
             if not turn.recorded:
                 try:
-                    await self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+                    await self._cut_off(turn, "error", stream, repr(error))
                 except asyncio.CancelledError:  # the app has gone meanwhile, which it does but once
-                    await self._record(turn, "error", stream.heard, stream.upstream_id, error=repr(error))
+                    await self._cut_off(turn, "error", stream, repr(error))
                     raise
             raise
 
@@ -255,7 +256,12 @@ class Inference:
         await _begin(turn, send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _broken(self, turn: Turn, stream: Stream, down: UpstreamDown) -> None:
+    async def _cut_off(self, turn: Turn, status: Status, stream: Stream | None, error: str | None = None) -> None:
+        """Record what came of an answer that is not whole; None: nothing did."""
+        stream = stream or turn.asked.events()
+        await self._record(turn, status, stream.heard, stream.upstream_id, error=error)
+
+    async def _broken(self, turn: Turn, stream: Stream | None, down: UpstreamDown) -> None:
         """Record what upstream broke off. Before the first byte the app gets an error; after it, as without us, no end.
 
         Raises:
@@ -263,17 +269,17 @@ class Inference:
         """
         try:
             if not turn.recorded:
-                await self._record(turn, "error", stream.heard, stream.upstream_id, error=stream.error or down.message)
+                await self._cut_off(turn, "error", stream, (stream and stream.error) or down.message)
         except NotRecorded:
             log.error("call %s broke off and was not recorded: %s", turn.id, down.message)
         if turn.ttft_ms is None:
             raise down
 
-    async def _pass_error(self, turn: Turn, response: Response, heard: Sequence[Heard], send: Send) -> None:
+    async def _pass_error(self, turn: Turn, response: Response, send: Send) -> None:
         """Record that upstream refused, and pass on why."""
         body = await response.read(self._settings.max_answer_bytes)
         told = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
-        await self._record(turn, "error", heard, None, error=f"{response.status}: {told}")
+        await self._cut_off(turn, "error", None, f"{response.status}: {told}")
         if error := refusal(response, body, turn.speaker):
             raise error
         if turn.speaker.upstream is None:

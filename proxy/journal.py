@@ -35,6 +35,7 @@ class Journal:
         self._in_memory = in_memory
         self._number = 0
         self._full: set[Segment] = set()
+        self._full_bytes = 0
         self._unsynced: set[Segment] = set()
         self._unsynced_folder = False
         self._failed_at: float | None = None
@@ -43,7 +44,7 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """What it takes on the disk, or in memory."""
-        return self._current.size_bytes + sum(segment.size_bytes for segment in self._full)
+        return self._current.size_bytes + self._full_bytes
 
     @property
     def full(self) -> bool:
@@ -105,6 +106,7 @@ class Journal:
             return
         if segment in self._full:
             self._full.remove(segment)
+            self._full_bytes -= segment.size_bytes
             self._unsynced.discard(segment)
             segment.close()
         elif segment is self._current:
@@ -122,6 +124,7 @@ class Journal:
     def _retire(self, segment: Segment) -> None:
         if segment.outstanding:
             self._full.add(segment)
+            self._full_bytes += segment.size_bytes
         else:
             segment.close()
 

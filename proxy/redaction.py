@@ -148,10 +148,10 @@ class _Text:
         before = self.pieces
         message = self.inside(choice.message)
         in_message = self.pieces
-        text = self.inside(choice.text)
+        text = self.inside(choice.text_of_parts)
         if in_message > before:
             self.pieces = in_message
-        return msgspec.structs.replace(choice, message=message, text=text)
+        return msgspec.structs.replace(choice, message=message, text_of_parts=text)
 
     def inside(self, value: Any, *, numbers: bool = True, keys: bool = False) -> Any:
         """A value with all texts in it redacted; `numbers`: long whole ones too; `keys`: those of objects too."""

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations import schema
 from migrations.database import insert_new
 from proxy.address import NAMED
-from proxy.heads import Head, names_of
+from proxy.heads import Head, name_of
 from proxy.pins import Pin, Pins, and_then
 from proxy.repeats import Repeatable
 from proxy.store_changes import Changes
@@ -125,7 +125,7 @@ class ThreadTables:
                 completion_id=row.id,
                 trajectory_id=row.trajectory_id,
                 histories=tuple(one for one in (row.history, row.tool_history) if one is not None),
-                names=names_of(row.upstream_id, row.choice),
+                name=name_of(row.upstream_id, row.choice),
                 taken_by=row.continued_by,
                 over=row.state != "open" or row.last_seen_at < since,
                 pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),

@@ -19,7 +19,7 @@ import msgspec
 
 from proxy.address import Address
 from proxy.call import Call
-from proxy.heads import Head, Heads, names_of
+from proxy.heads import Head, Heads, name_of
 from proxy.history import Conversation
 from proxy.pins import Pins, and_then
 from proxy.repeats import WINDOW_S, Repeatable, Repeats
@@ -90,7 +90,7 @@ class Peers(Protocol):
 class Threads:
     """Finds trajectories. A call is placed when it comes and told of when it is over, whatever came of it."""
 
-    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 50_000) -> None:
+    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 30_000) -> None:
         """`idle_s`: a trajectory is over so many seconds after its last completion. `most_kept`: completions, and
         trajectories, that stay in memory; what is older is found in SQL."""
         self._tables = tables
@@ -135,8 +135,8 @@ class Threads:
             trail.tail = completion_id
             trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
             if found_by := call.history(choice).found_by:
-                names = names_of(call.upstream_id, choice.index)
-                self._heads.keep(Head(completion_id, trajectory_id, found_by, names, pins=trail.pins))
+                name = name_of(call.upstream_id, choice.index)
+                self._heads.keep(Head(completion_id, trajectory_id, found_by, name, pins=trail.pins))
                 for history in found_by:
                     self._absent.pop(history, None)
         if call.status == "complete":

@@ -16,6 +16,7 @@ TRAINABLE = frozenset({"messages", "tools", "max_completion_tokens", "top_logpro
 
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
+_NONE = msgspec.Raw(b"[]")
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -48,16 +49,8 @@ class ChatAsked:
         """Whether the app sees the prompt's ids where the answer has any."""
         self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
         self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
-
-    @property
-    def messages(self) -> list[msgspec.Raw]:
+        self.messages = self.conversation = _messages(body)
         """The conversation, message by message; empty where the request has none."""
-        try:
-            return _list_decoder.decode(self._body.fields.get("messages", msgspec.Raw(b"[]")))
-        except msgspec.DecodeError:
-            return []
-
-    conversation = messages
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
@@ -102,6 +95,13 @@ class ChatAsked:
     def error(self, body: bytes, status: int) -> bytes:
         """An error of upstream's is in this dialect already."""
         return body
+
+
+def _messages(body: Body) -> list[msgspec.Raw]:
+    try:
+        return _list_decoder.decode(body.fields.get("messages", _NONE))
+    except msgspec.DecodeError:
+        return []
 
 
 def _strict_tools(values: dict[str, Any]) -> bool:

@@ -92,11 +92,6 @@ def strip_top(fields: dict[str, msgspec.Raw], wants: Wants) -> None:
         fields["model"] = raw(wants.model)
 
 
-def _text_of(content: Any) -> str | None:
-    """The text of a message; another server's parts are kept in the message alone."""
-    return content if isinstance(content, str) else None
-
-
 def read_answer(body: bytes, wants: Wants) -> Answer:
     """Take an answer apart.
 
@@ -113,7 +108,6 @@ def read_answer(body: bytes, wants: Wants) -> Answer:
             Choice(
                 index=read_index(piece["index"]),
                 message={key: value for key, value in message.items() if value is not None},
-                text=_text_of(message.get("content")),
                 finish_reason=read_text(piece.get("finish_reason", NULL)),
                 token_ids=read_ids(piece.get("token_ids")),
                 logprobs=read_logprobs(piece.get("logprobs")),

@@ -113,7 +113,6 @@ class _Spoken:
         return Choice(
             index=index,
             message=message,
-            text=message.get("content"),
             finish_reason=self.finish_reason,
             token_ids=self.token_ids,
             logprobs=self.logprobs,

@@ -192,11 +192,9 @@ class _Texts:
 
 
 def _choice(index: int, spoken: _Spoken) -> Choice:
-    text = "".join(spoken.texts)
     return Choice(
         index=index,
-        message={"role": "assistant", "content": text},
-        text=text,
+        message={"role": "assistant", "content": "".join(spoken.texts)},
         finish_reason=spoken.finish_reason,
         token_ids=spoken.token_ids,
         logprobs=spoken.logprobs,

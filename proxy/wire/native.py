@@ -113,10 +113,8 @@ def _heard(said: dict[str, Any]) -> Heard:
             Choice(
                 index=0,
                 message={"role": "assistant", "content": said.get("content") or said.get("output")},
-                text="".join(texts),
+                text_of_parts="".join(texts),
                 finish_reason=said.get("stop_reason") or said.get("status"),
-                token_ids=None,
-                logprobs=None,
             ),
         ),
     )

@@ -412,7 +412,7 @@ def make_call(call_id: str = "c0", trajectory_id: str = "t0", **values: Any) -> 
 
 def make_choice(index: int = 0, **values: Any) -> Choice:
     """A choice with ids and logprobs."""
-    row = {"message": {"role": "assistant", "content": "Hello"}, "text": "Hello", "finish_reason": "stop"}
+    row = {"message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
     return Choice(**({"index": index, "token_ids": ANSWER_IDS, "logprobs": LOGPROBS} | row | values))
 
 

@@ -4,7 +4,7 @@ HISTORY = b"h" * 16
 
 
 def head(name: str, *histories: bytes) -> Head:
-    return Head(name, f"t-{name}", histories or (HISTORY,), (f"chatcmpl-{name}",))
+    return Head(name, f"t-{name}", histories or (HISTORY,), f"chatcmpl-{name}")
 
 
 def taken_in_order(heads: Heads) -> list[str]:
@@ -69,3 +69,26 @@ def test_what_was_set_aside_is_still_where_a_fork_leaves() -> None:
     heads.set_aside(first)
     assert heads.free(HISTORY) is None
     assert heads.alike(HISTORY) is first
+
+
+def test_a_history_of_one_head_alone_is_found_freed_and_forgotten_like_one_of_several() -> None:
+    heads = Heads(1)
+    heads.keep(first := head("a"))
+    assert heads.free(HISTORY) is heads.alike(HISTORY) is first
+    heads.take("a", "call")
+    assert heads.free(HISTORY) is None
+    assert heads.alike(HISTORY) is first
+    heads.release("a", "call")
+    assert heads.free(HISTORY) is first
+    heads.keep(second := head("b"))
+    assert heads.free(HISTORY) is heads.alike(HISTORY) is second
+    heads.keep(head("c", b"another"))
+    assert heads.free(HISTORY) is heads.alike(HISTORY) is None
+
+
+def test_an_answer_goes_by_its_id_and_by_that_of_its_first_choice() -> None:
+    heads = Heads(10)
+    for name in ("chatcmpl-a", "chatcmpl-a/1"):
+        heads.keep(Head(name[-1], "t", (), name))
+    assert heads.named("chatcmpl-a") is heads.named("chatcmpl-a/0") is heads.named("a")
+    assert heads.named("chatcmpl-a/1") is heads.named("1")

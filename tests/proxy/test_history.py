@@ -19,8 +19,7 @@ def asked(*messages: Any, owner: str | None = None, normalise: tuple[str, ...] =
 
 def left(message: dict[str, Any], *messages: Any, owner: str | None = None, normalise: tuple[str, ...] = ()) -> Any:
     """What this answer to those messages leaves to be found by."""
-    text = message.get("content") if isinstance(message.get("content"), str) else None
-    choice = Choice(0, {"role": "assistant"} | message, text, "stop", None, None)
+    choice = Choice(0, {"role": "assistant"} | message, "stop")
     return Normaliser(normalise).history(asked(*messages, owner=owner, normalise=normalise), choice)
 
 
@@ -101,7 +100,7 @@ def test_an_empty_answer_may_be_gone_on_from_but_none_may_not() -> None:
     assert (
         left({"content": None}, QUESTION).conversation in asked(QUESTION, {"role": "assistant", "content": ""}).answers
     )
-    nothing = Choice(0, {}, None, None, None, None)
+    nothing = Choice(0, {})
     assert Normaliser().history(asked(QUESTION), nothing).found_by == ()
 
 

@@ -123,7 +123,7 @@ def calls(draw: st.DrawFn) -> Call:
         {"role": "tool", "tool_call_id": "c", "content": draw(arguments)},
     ]
     spoken = draw(text)
-    choice = make_choice(message={"role": "assistant", "content": spoken, "reasoning": draw(text)}, text=spoken)
+    choice = make_choice(message={"role": "assistant", "content": spoken, "reasoning": draw(text)})
     address = Address(trajectory_id="t0", metadata={"x": draw(values)}, task=draw(text))
     sampling = {"stop": [draw(text)], "user": draw(text), "metadata": {"y": draw(text)}, "guided_json": draw(values)}
     return make_call(

@@ -46,7 +46,7 @@ def _converse(store: Store) -> list[int]:
         logprobs = [float(np.float32(-abs(dice.gauss(0, 1)))) for _ in spoken]
         message = {"role": "assistant", "content": answer}
         messages, prompt = [*messages, {"role": "user", "content": question}], prompt + ids(ASKED)
-        choice = make_choice(message=message, text=answer, token_ids=spoken, logprobs=logprobs)
+        choice = make_choice(message=message, token_ids=spoken, logprobs=logprobs)
         call = make_call(
             f"c{turn:02}", messages=messages, prompt_token_ids=prompt, choices=(choice,), created_at_s=1.7e9 + turn
         )

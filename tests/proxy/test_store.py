@@ -206,7 +206,7 @@ def test_a_call_after_the_reward_is_not_trained_on(write: Any, rows: Any, engine
 
 
 def test_nul_is_stored_as_its_replacement(write: Any, rows: Any) -> None:
-    choice = make_choice(text="a\x00b", message={"role": "assistant", "content": "a\x00b"})
+    choice = make_choice(message={"role": "assistant", "content": "a\x00b"})
     write(make_call(messages=[{"role": "user", "content": "\x00", "\x00": 1}], choices=(choice,), end_user="\x00"))
     (row,) = rows()
     assert row.new_messages == [{"role": "user", "content": "\ufffd", "\ufffd": 1}]

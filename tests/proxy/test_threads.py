@@ -89,7 +89,7 @@ class Asking:
         """`n` choices: the text, then the text with a number behind it."""
         texts = [text, *(f"{text} {index}" for index in range(1, n))]
         choices: tuple[Choice, ...] = tuple(
-            make_choice(index, message={"role": "assistant", "content": said} | message, text=said)
+            make_choice(index, message={"role": "assistant", "content": said} | message)
             for index, said in enumerate(texts)
         )
         if status == "error":
