@@ -102,7 +102,7 @@ class Normaliser:
         if not choice.message:
             return History()
         self._left_s = self._timeout_s
-        message = self._read({"role": "assistant", **choice.message})
+        message = self._read(choice.message if "role" in choice.message else {"role": "assistant", **choice.message})
         extended = _hash(asked.whole + message.said)
         return History(_hash(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
 
@@ -171,7 +171,7 @@ def _text(content: Any) -> Any:
 
 def _made(message: dict[str, Any]) -> list[list[Any]]:
     """The tool calls of an answer: id, name, arguments."""
-    if not (CALLS & message.keys()):
+    if CALLS.isdisjoint(message):
         return []
     calls = message.get("tool_calls")
     made = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []

@@ -35,10 +35,10 @@ class Repeats:
 
     def add(self, digest: str, call_id: str, call: Repeatable) -> None:
         """A call has come."""
-        calls = self._by_digest.setdefault(digest, {})
-        for old in [one for one, known in calls.items() if known.at_s < call.at_s - WINDOW_S][:2]:
-            self._digests.pop(old, None)
-            del calls[old]
+        if calls := self._by_digest.setdefault(digest, {}):
+            for old in [one for one, known in calls.items() if known.at_s < call.at_s - WINDOW_S][:2]:
+                self._digests.pop(old, None)
+                del calls[old]
         calls[call_id] = call
         self._digests[call_id] = digest
         while len(calls) > MOST_ALIKE:

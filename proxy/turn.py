@@ -17,6 +17,8 @@ from proxy.wire.dialect import Asked, Heard
 from whetstone.ids import new_id
 from whetstone.keys import Principal
 
+_EMPTY = hashlib.sha256()
+"""Copied for each digest: to look the algorithm up takes longer than to hash."""
 MAX_END_USER = 256
 """Characters of a user's name; of a longer one, which no index could hold, the hash stands for it."""
 
@@ -127,8 +129,10 @@ class Turn(msgspec.Struct):
         end_user = self.asked.end_user
         if end_user is not None and len(end_user) > MAX_END_USER:
             end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
-        said = [
-            Call(
+        said = []
+        for one in heard:
+            conversation = self.conversation if alone else self._prompt(messages[one.prompt])
+            call = Call(
                 id=self.id if one.prompt == 0 else new_id(),
                 project=self.project,
                 policy=self.speaker.policy,
@@ -161,9 +165,7 @@ class Turn(msgspec.Struct):
                 prompt_hash=prompt_hash(conversation, tools, self.address.task),
                 histories=tuple([self.normaliser.history(conversation, choice) for choice in one.choices]),
             )
-            for one in heard
-            for conversation in (self.conversation if alone else self._prompt(messages[one.prompt]),)
-        ]
+            said.append(call)
         return said if self.redactor is None else await self.redactor.apart(said)
 
     @property
@@ -188,4 +190,6 @@ def owner_of(key_id: str | None, end_user: str | None) -> str | None:
 
 def digest_of(path: str, body: bytes, key_id: str | None = None) -> str:
     """What two requests of one key share that ask the same."""
-    return hashlib.sha256(b"\0".join((path.encode(), (key_id or "").encode(), body))).hexdigest()
+    made = _EMPTY.copy()
+    made.update(b"\0".join((path.encode(), (key_id or "").encode(), body)))
+    return made.hexdigest()

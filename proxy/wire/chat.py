@@ -17,6 +17,7 @@ TRAINABLE = frozenset({"messages", "tools", "max_completion_tokens", "top_logpro
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
 _NONE = msgspec.Raw(b"[]")
+_FLAG = (bool, type(None))
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -106,9 +107,9 @@ def _messages(body: Body) -> list[msgspec.Raw]:
 
 def _strict_tools(values: dict[str, Any]) -> bool:
     """Whether a tool's arguments are held by a grammar: vLLM (0.32) does so for `strict` ones, with `auto` too."""
-    if values.get("tool_choice") == "none":
-        return False
     tools = values.get("tools")
+    if not tools or values.get("tool_choice") == "none":
+        return False
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return any(isinstance(function, dict) and bool(function.get("strict")) for function in functions)
 
@@ -116,7 +117,7 @@ def _strict_tools(values: dict[str, Any]) -> bool:
 def _capturable(body: Body) -> bool:
     logprobs, token_ids = body.values.get("logprobs"), body.values.get("return_token_ids")
     needs_logprobs = bool(body.values.get("top_logprobs") or body.values.get("logprob_token_ids"))
-    known = all(flag is None or isinstance(flag, bool) for flag in (logprobs, token_ids))
+    known = isinstance(logprobs, _FLAG) and isinstance(token_ids, _FLAG)
     return known and (logprobs is True or not needs_logprobs) and not _thinks_within_grammar(body)
 
 
