@@ -20,7 +20,7 @@ REVIEWS = 40
 _MEMBERS = text("""
     INSERT INTO step_trajectories (project, step_id, trajectory_id, policy, group_id, reward, advantage, staleness)
     SELECT project, :step_id, id, policy, group_id, reward, reward - 0.5, 0 FROM trajectories
-    WHERE project = :project AND id LIKE :block AND state = 'trained' LIMIT :members
+    WHERE project = :project AND id LIKE :block AND state = 'trained' AND reward IS NOT NULL LIMIT :members
 """)
 
 
