@@ -4,7 +4,7 @@ Each key is resolved on its own, the first that says it counts: headers, URL, bo
 headers of agent programs. What nobody says is found by the conversation (`threads`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -122,12 +122,16 @@ def address_of(
 
 def _plain(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> Address:
     """Of a call that says nothing of itself but what agent programs and clients say by themselves."""
-    session = _session(headers, session_headers)
-    return Address(session, "agent" if session else None, retry=_retries(headers))
+    session, retry = _session(headers, session_headers), _retries(headers)
+    return Address(session, "agent" if session else None, retry=retry) if session or retry else _NOTHING_SAID
+
+
+_NOTHING_SAID = Address()
 
 
 def _retries(headers: Mapping[bytes, bytes]) -> bool:
-    return headers.get(b"x-stainless-retry-count", b"0").strip(b"0 ").isdigit()
+    told = headers.get(b"x-stainless-retry-count")
+    return told is not None and told.strip(b"0 ").isdigit()
 
 
 def _said(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]) -> Said | None:
@@ -148,8 +152,12 @@ def _said(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own
 
 def _session(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> str | None:
     """The session an agent program names. What is no id of ours is not meant for us."""
-    candidates: Iterator[str] = (headers[name].decode("latin-1").strip() for name in session_headers if name in headers)
-    return next((text for text in candidates if ID.fullmatch(text)), None)
+    for name in session_headers:
+        if name in headers:
+            text = headers[name].decode("latin-1").strip()
+            if ID.fullmatch(text):
+                return text
+    return None
 
 
 def _id(said: Said) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -60,14 +60,13 @@ class Proxy:
         self.tenants: dict[str, Tenant] = {}
         self._opened = AsyncExitStack()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """One ASGI connection."""
+        if scope["type"] == "http":
+            return request_id.named(self._door.serve, scope, receive, send)
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await request_id.named(self._door, scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1000})
+            return self._lifespan(receive, send)
+        return send({"type": "websocket.close", "code": 1000})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -139,7 +138,7 @@ class Proxy:
             in_flight,
             settings.project,
             settings.proxy.cors_origins,
-            lambda name: self.tenants[name],
+            lambda name: self.tenants[name].serve,
             DashboardDoor(
                 self._keys,
                 SessionTables(store.engine),

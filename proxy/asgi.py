@@ -1,7 +1,7 @@
 """ASGI by hand: reading a request's body, sending an answer. Knows the protocol's messages; no route."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from proxy.errors import BadRequest, Gone, TooLarge, TooSlow
@@ -26,6 +26,10 @@ class Exchanged(Protocol):
         ...
 
     @property
+    def task(self) -> "asyncio.Task[None] | None":
+        """Who serves it, where that is known."""
+        ...
+
     def whole_bytes(self) -> int | None:
         """Size of the request's body, if all of it is there and nobody has received any."""
         ...
@@ -47,9 +51,9 @@ def exchange_of(scope: Scope) -> Exchanged | None:
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
     """The request's headers by name, which is in lower case; of one that comes twice the last."""
-    if HEADERS not in scope:
-        scope[HEADERS] = dict(scope["headers"])
-    headers: Mapping[bytes, bytes] = scope[HEADERS]
+    headers: Mapping[bytes, bytes] | None = scope.get(HEADERS)
+    if headers is None:
+        headers = scope[HEADERS] = dict(scope["headers"])
     return headers
 
 
@@ -85,10 +89,13 @@ def check_json(headers: Mapping[bytes, bytes]) -> None:
     Raises:
         BadRequest: the content type is another one, or none.
     """
-    kind = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+    told = headers.get(b"content-type", b"")
+    if told == b"application/json":  # as nearly everybody says it
+        return
+    kind = told.split(b";", 1)[0].strip().lower()
     if kind != b"application/json":
-        told = kind.decode("latin-1")[:100] or "none"
-        raise BadRequest(f"the content type must be application/json, not {told}", param="content-type")
+        other = kind.decode("latin-1")[:100] or "none"
+        raise BadRequest(f"the content type must be application/json, not {other}", param="content-type")
 
 
 async def until_disconnected(receive: Receive) -> None:
@@ -100,7 +107,7 @@ async def until_disconnected(receive: Receive) -> None:
 async def body_of(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
     """The request's whole body, at once where it has come already (`read_whole`)."""
     exchange = exchange_of(scope)
-    size = None if exchange is None else exchange.whole_bytes
+    size = None if exchange is None else exchange.whole_bytes()
     if exchange is None or size is None or size > limit_bytes:
         return await read_whole(receive, limit_bytes, timeout_s)
     return exchange.whole_body()
@@ -111,7 +118,8 @@ async def unless_disconnected(serving: Awaitable[None], scope: Scope, receive: R
     exchange = exchange_of(scope)
     if exchange is None:
         return await _unless_received(serving, receive)
-    task = asyncio.current_task()
+    # Finding it out asks the kernel for the process's number each time.
+    task = exchange.task or asyncio.current_task()
     assert task is not None
     exchange.when_gone(task.cancel)
     try:
@@ -153,15 +161,15 @@ def with_headers(send: Send, headers: list[Header]) -> Send:
     return sending
 
 
-async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Send an answer in one piece."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*headers, (b"content-length", str(len(body)).encode())],
-        }
-    )
+def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> Coroutine[Any, Any, None]:
+    """Send an answer in one piece; where `send` has a `whole` for that, as a connection of ours does, by that."""
+    whole: Callable[[int, list[Header], bytes], Coroutine[Any, Any, None]] | None = getattr(send, "whole", None)
+    return _send_both(send, status, headers, body) if whole is None else whole(status, headers, body)
+
+
+async def _send_both(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
 
 

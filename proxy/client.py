@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httptools
@@ -26,6 +27,10 @@ LOOK_EVERY_S = 1.0
 """How exactly connections are found to be silent or idle for too long."""
 JOINED_BYTES = 64 * 2**10
 """A body up to this size goes out in one piece with its headers: copied sooner than written twice."""
+TYPES_KEPT = 64
+"""Content types that are known with their meaning: a server says the same few again and again."""
+_PLAIN = (b"", b"identity")
+"""Content encodings that are none."""
 
 
 class Response:
@@ -66,7 +71,7 @@ class Response:
     @property
     def content_type(self) -> str:
         """What its body is, in lower case and without parameters."""
-        return self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower().decode("latin-1")
+        return _without_parameters(self.headers.get(b"content-type", b""))
 
     @property
     def unread_bytes(self) -> int:
@@ -93,7 +98,7 @@ class Response:
         self._whole = True
         while not self.done and self._size <= most_bytes:
             self._go_on()
-            await self._wait()
+            await self.news()
         if self._size > most_bytes:
             raise too_long(most_bytes)
         if len(self._parts) != 1:
@@ -109,7 +114,7 @@ class Response:
         while not self._parts:
             if self.done:
                 return b""
-            await self._wait()
+            await self.news()
         parts, self._parts = self._parts, []
         self._size = 0
         if not self.done:
@@ -122,10 +127,6 @@ class Response:
     def any(self) -> bool:
         """Something of it has come."""
         return self.begun or bool(self.headers)
-
-    def header(self, name: bytes, value: bytes) -> None:
-        if not self.begun:
-            self.headers[name.lower()] = value
 
     def begin(self, status: int) -> None:
         self.status = status
@@ -154,18 +155,17 @@ class Response:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def wait_begun(self) -> None:
-        while not self.begun:
-            await self._wait()
+    def news(self) -> "asyncio.Future[None]":
+        """To be awaited until more of it has come, or is known never to come.
 
-    async def _wait(self) -> None:
+        Raises:
+            UpstreamDown: it was broken off.
+        """
         if self._error is not None:
             raise self._error
         assert self._connection is not None
         self._waiter = self._connection.client.loop.create_future()
-        await self._waiter
-        if self._error is not None and not self._parts:
-            raise self._error
+        return self._waiter
 
     def _go_on(self) -> None:
         if self._connection is not None:
@@ -200,12 +200,14 @@ class Client:
 
         Raises:
             NotReached: nothing was sent.
-            UpstreamDown: it hung up, was silent for too long, or speaks no HTTP.
+            UpstreamDown: it hung up, was silent for too long, speaks no HTTP, or compresses its answer, to whatever
+                size.
         """
         kept = self._kept()
         response = (kept or await self._connect()).ask(head, body)
         try:
-            await response.wait_begun()
+            while not response.begun:
+                await response.news()
         except UpstreamDown:
             response.leave()
             if not repeatable or kept is None or response.any:
@@ -214,6 +216,10 @@ class Client:
         except BaseException:
             response.leave()
             raise
+        encoding = response.headers.get(b"content-encoding")
+        if encoding is not None and encoding.lower() not in _PLAIN:
+            response.leave()
+            raise UpstreamDown("the model server compresses its answers, unasked; have it send them plain")
         return response
 
     def close(self) -> None:
@@ -365,8 +371,9 @@ class _Connection(asyncio.Protocol):
         self._unasked = self.response is None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.response is not None:
-            self.response.header(name, value)
+        response = self.response
+        if response is not None and not response.begun:
+            response.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -397,6 +404,11 @@ class _Connection(asyncio.Protocol):
         else:
             self.client.forget(self)
             self.transport.abort()
+
+
+@lru_cache(TYPES_KEPT)
+def _without_parameters(content_type: bytes) -> str:
+    return content_type.split(b";", 1)[0].strip().lower().decode("latin-1")
 
 
 def too_long(most_bytes: int) -> UpstreamDown:

@@ -62,7 +62,6 @@ class Connection(HttpToolsProtocol):
         self._read_at_s = 0.0
         """When it was last seen to take some in (monotonic)."""
 
-    @property
     def serving(self) -> bool:
         """A request is being answered."""
         return self._answered is not None and not self._answered.response_complete
@@ -74,6 +73,15 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+        }
+        """What the scopes of all its requests have in common."""
         self._heads_since_s = time.monotonic()
         if len(self.connections) > self._limits.max_connections:
             self._make_room()
@@ -88,7 +96,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._unclaimed > self._limits.max_header_bytes + self._limits.max_url_bytes:
             self._refuse(_headers_too_large(self._limits))
-        elif self._heads_since_s is None and not self.serving:
+        elif self._heads_since_s is None and not self.serving():
             self._heads_since_s = time.monotonic()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -150,23 +158,12 @@ class Connection(HttpToolsProtocol):
 
     def _take(self) -> None:
         """Have the request answered, after those before it."""
-        path, raw_path, query = _parts_of(self.url)
-        version = self.parser.get_http_version()
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": version,
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme,
-            "root_path": "",
-            "method": self.parser.get_method().decode("ascii"),
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": self.headers,
-            "state": {},
-        }
+        scope = self._scope.copy()
+        scope["path"], scope["raw_path"], scope["query_string"] = _parts_of(self.url)
+        scope["http_version"] = version = self.parser.get_http_version()
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["headers"] = self.headers
+        scope["state"] = {}
         self._heard = exchange = Exchange(
             scope,
             self.transport,
@@ -176,7 +173,7 @@ class Connection(HttpToolsProtocol):
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             expects_continue=self.expect_100_continue and version != "1.0",
         )
-        if self.serving:
+        if self.serving():
             self._waiting.append(exchange)
             # Not before: who is not read from is not seen to leave.
             if len(self._waiting) > MOST_PIPELINED // 2:
@@ -186,10 +183,14 @@ class Connection(HttpToolsProtocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._answered = exchange
-        # In a context of its own: what was sent ahead begins within the request before it.
-        task = self.loop.create_task(exchange.run(self.app), context=contextvars.Context())
-        task.add_done_callback(self.tasks.discard)
+        # In a context of its own: what was sent ahead begins within the request before it. With one name for all, or a
+        # name would be made for each.
+        context = contextvars.Context()
+        task = asyncio.Task(exchange.run(self.app), loop=self.loop, name="request", context=context)
+        exchange.task = task
         self.tasks.add(task)
+        # Not a callback of the task's: the loop would have to make a turn for it.
+        exchange.on_end = self.tasks.discard
 
     def on_body(self, body: bytes) -> None:
         self._unclaimed = 0
@@ -207,7 +208,7 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
             if self._waiting:
                 self._start(self._waiting.popleft())
-        if self._begun and not self.serving:
+        if self._begun and not self.serving():
             self._heads_since_s = self._answered_s
 
     def shutdown(self) -> None:
@@ -267,7 +268,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ProxyError) -> None:
         """Answer, and hang up. What is wrong behind a request that is being served only ends the connection."""
-        if not self.serving and not self.transport.is_closing():
+        if not self.serving() and not self.transport.is_closing():
             body = error.body()
             headers = [*self.server_state.default_headers, *error.headers(), (b"content-length", b"%d" % len(body))]
             lines = [b"%s: %s\r\n" % header for header in headers]

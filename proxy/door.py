@@ -38,7 +38,7 @@ class Door:
         self._tenant = tenant
         self._dashboard = dashboard
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: by the routes of its key's project, or why it may not come in."""
         if is_dashboard(scope["path"]):
             await self._dashboard(scope, receive, send)

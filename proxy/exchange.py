@@ -16,6 +16,8 @@ from proxy.asgi import EXCHANGE, Header, Scope
 
 Message = MutableMapping[str, Any]
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_LF, _CR, _NUL = b"\n\r\0"
+"""As numbers: looking for bytes in bytes, Python first raises an error and drops it."""
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,10 @@ class Exchange:
         self._default_headers = default_headers
         self._on_response = on_response
         self._expects_continue = expects_continue
+        self.task: asyncio.Task[None] | None = None
+        """Who runs it, where its connection has told."""
+        self.on_end: Callable[[Any], object] = _nothing
+        """Told of that task when the app has done with it."""
         self.keep_alive = keep_alive
         self._parts: list[bytes] = []
         self._size = 0
@@ -64,7 +70,7 @@ class Exchange:
     async def run(self, app: Callable[..., Awaitable[None]]) -> None:
         """Have the app answer."""
         try:
-            await app(self.scope, self.receive, self.send)
+            await app(self.scope, self.receive, self)
         except BaseException as error:
             log.error("an exception in the app", exc_info=error)
             if self._started or self.disconnected:
@@ -76,6 +82,7 @@ class Exchange:
                 log.error("a request was left without its answer, or its end")
                 self._transport.close()
         finally:
+            self.on_end(self.task)
             self.forget()
 
     # From the connection.
@@ -103,7 +110,7 @@ class Exchange:
 
     def forget(self) -> None:
         """Let go of everything: scope and exchange name one another, and nothing is to wait for the collector."""
-        self._on_response, self._when_gone = _nothing, None
+        self._on_response, self.on_end, self._when_gone, self.task = _nothing, _nothing, None, None
         self._parts, self._size = [], 0
         self.scope.pop(EXCHANGE, None)
 
@@ -119,7 +126,6 @@ class Exchange:
         if self.disconnected:
             do()
 
-    @property
     def whole_bytes(self) -> int | None:
         """Size of the request's body, if all of it is there and nobody has received any."""
         return None if self.more_body or self.disconnected or not self._news else self._size
@@ -159,6 +165,23 @@ class Exchange:
         else:
             raise RuntimeError(f"ASGI message {message['type']!r} is out of turn")
 
+    __call__ = send
+
+    async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
+        """Send an answer in one piece: what it takes ASGI two messages to say.
+
+        Raises:
+            RuntimeError: it has begun already, or its headers are none.
+        """
+        if self._flow.write_paused and not self.disconnected:
+            await self._flow.drain()
+        if self.disconnected:
+            return
+        if self._head is not None or self._started:
+            raise RuntimeError("the answer has begun already")
+        self._head = self._begun(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._say(body, more=False)
+
     def _take(self) -> bytes:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts, self._size = [], 0
@@ -168,33 +191,30 @@ class Exchange:
     def _begun(self, status: int, headers: Iterable[Header]) -> bytes:
         """The status line and the headers."""
         self._expects_continue = False
-        lines, length = [STATUS_LINE[status]], None
+        length: int | None = None
+        lines: list[bytes] = []
         for name, value in (*self._default_headers, *headers):
             if name in _FRAMING:
-                if name == b"content-length":
-                    length = int(value)
-                elif name == b"connection":
-                    if b"close" not in value.lower():
-                        continue
+                if name == b"connection" and b"close" in value.lower():
                     self.keep_alive = False
+                if name != b"content-length":
                     continue
-                else:
-                    continue
-            lines.append(b"%b: %b\r\n" % (name, value))
+                length = int(value)
+            lines.append(name + b": " + value)
+        # What would begin a line of its own is somebody's who would say what comes next.
+        said = b"".join(lines)
+        if _LF in said or _CR in said or _NUL in said:
+            raise RuntimeError("a header has a line break or a NUL")
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
+            lines.append(b"connection: close")
         self._bodiless = status in (204, 304) or self.scope["method"] == "HEAD"
         # Where there are no chunks, the end of the connection is that of the answer.
         self._unframed = length is None and self.scope.get("http_version") == "1.0"
         self._chunked = length is None and not self._bodiless and not self._unframed
         if self._chunked:
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         self._left_bytes = 0 if length is None or self._bodiless else length
-        head = b"".join(lines)
-        # A line more than were made is somebody's who would say what comes next.
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
-            raise RuntimeError("a header has a line break or a NUL")
-        return head + b"\r\n"
+        return STATUS_LINE[status] + b"\r\n".join((*lines, b"", b""))
 
     def _say(self, body: bytes, *, more: bool) -> None:
         if self.response_complete:
@@ -237,5 +257,5 @@ class Exchange:
             self._told.set()
 
 
-def _nothing() -> None:
+def _nothing(*_told: object) -> None:
     pass

@@ -30,45 +30,62 @@ class InFlight:
         if scope["method"] in READS:
             await app(scope, receive, send)
             return
-        _check_encoding(scope)
+        if b"content-encoding" in headers_of(scope):
+            _check_encoding(scope)
         most = self._settings.max_in_flight
         if self.requests >= most:
             raise Busy(f"{most} requests are in flight (setting proxy.max_in_flight); try again soon")
         exchange = exchange_of(scope)
         # Of a body that is there already nothing more will come.
-        whole = None if exchange is None else exchange.whole_bytes
-        counted = _Counted(self, self._settings.max_in_flight_bytes, receive)
+        whole = None if exchange is None else exchange.whole_bytes()
         self.requests += 1
         try:
-            if whole is not None:
-                counted.take(whole)
-                await app(scope, receive, send)
+            if whole is None:
+                await self._serve_coming(app, scope, receive, send)
             else:
-                await app(scope, counted.receive, send)
+                try:
+                    self.take(whole)
+                    await app(scope, receive, send)
+                finally:
+                    self.bytes -= whole
         finally:
             self.requests -= 1
+
+    def take(self, size: int) -> None:
+        """Count so much of a body.
+
+        Raises:
+            Busy: that is too much, together; it counts all the same, until its request is over.
+        """
+        self.bytes += size
+        most_bytes = self._settings.max_in_flight_bytes
+        if size and self.bytes > most_bytes:
+            told = f"the bodies of all requests are over {most_bytes} bytes"
+            raise Busy(f"{told} (setting proxy.max_in_flight_bytes); try again soon")
+
+    async def _serve_coming(self, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a request served whose body is counted as it comes."""
+        counted = _Counted(self, receive)
+        try:
+            await app(scope, counted.receive, send)
+        finally:
             self.bytes -= counted.held
 
 
 class _Counted:
     """A request's body, as far as it came."""
 
-    __slots__ = ("_all", "_most_bytes", "_receive", "held")
+    __slots__ = ("_all", "_receive", "held")
 
-    def __init__(self, all_: InFlight, most_bytes: int, receive: Receive) -> None:
-        self._all, self._most_bytes, self._receive = all_, most_bytes, receive
+    def __init__(self, all_: InFlight, receive: Receive) -> None:
+        self._all, self._receive = all_, receive
         self.held = 0
-
-    def take(self, size: int) -> None:
-        self.held += size
-        self._all.bytes += size
-        if size and self._all.bytes > self._most_bytes:
-            told = f"the bodies of all requests are over {self._most_bytes} bytes"
-            raise Busy(f"{told} (setting proxy.max_in_flight_bytes); try again soon")
 
     async def receive(self) -> MutableMapping[str, Any]:
         message = await self._receive()
-        self.take(len(message.get("body", b"")))
+        size = len(message.get("body", b""))
+        self.held += size
+        self._all.take(size)
         return message
 
 

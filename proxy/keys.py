@@ -7,7 +7,7 @@ that are another project's. Used from one event loop.
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hmac import compare_digest
 from typing import Any, Protocol
 
@@ -56,11 +56,10 @@ class Keys:
         self._living: dict[str, tuple[str, Principal | None, datetime | None]] = {}
         self._used: dict[tuple[str, str], datetime] = {}
         self._told: dict[tuple[str, str], datetime] = {}
-
-    @property
-    def needed(self) -> bool:
+        self._minute = self._next_minute = datetime.min.replace(tzinfo=UTC)
+        """The minute that it was at the last look, and the one after it: made once a minute, not for each request."""
+        self.needed = True
         """Whoever asks needs a key: but on loopback, where none was ever made."""
-        return not self._on_loopback or self._state is None or self._state[0] > 0
 
     async def refresh(self) -> None:
         """Read the keys if any has changed, and write down which were used. While the database is away the last ones
@@ -75,6 +74,7 @@ class Keys:
                 living = await asyncio.to_thread(self._table.living, self._now())
                 self._living = {key_hash: (key_hash, *key) for key_hash, key in living.items()}
                 self._state = state
+                self.needed = not self._on_loopback or state[0] > 0
         used, self._used = self._used, {}
         if used:
             self._told.update(used)
@@ -112,7 +112,7 @@ class Keys:
         lives = expires_at is None or now < expires_at
         if not (is_it and lives) or principal is None or principal.key_id is None:
             raise WrongKey(f"this API key opens nothing here: it is wrong, revoked or expired; {_REMEDY}")
-        self._note(principal.project, principal.key_id, now.replace(second=0, microsecond=0))
+        self._note(principal.project, principal.key_id, now)
         return principal
 
     def by_id(self, project: str, key_id: str) -> Principal | None:
@@ -122,7 +122,7 @@ class Keys:
             if principal is not None and (principal.project, principal.key_id) == (project, key_id):
                 if expires_at is not None and now >= expires_at:
                     return None
-                self._note(project, key_id, now.replace(second=0, microsecond=0))
+                self._note(project, key_id, now)
                 return principal
         return None
 
@@ -132,9 +132,12 @@ class Keys:
             return self.find(headers)
         return None
 
-    def _note(self, project: str, key_id: str, minute: datetime) -> None:
-        if self._told.get((project, key_id)) != minute:
-            self._used[project, key_id] = minute
+    def _note(self, project: str, key_id: str, now: datetime) -> None:
+        if not self._minute <= now < self._next_minute:
+            self._minute = now.replace(second=0, microsecond=0)
+            self._next_minute = self._minute + timedelta(minutes=1)
+        if self._told.get((project, key_id)) != self._minute:
+            self._used[project, key_id] = self._minute
 
 
 def _presented(headers: Mapping[bytes, bytes]) -> bytes:

@@ -113,10 +113,9 @@ class Policies:
         Raises:
             UnknownModel: as `resolve`.
         """
-        speaker = self.resolve(model)
         policy = self._by_name.get(model)
         if policy is None or policy.upstream is not None:
-            return speaker
+            return self.resolve(model)
         return Speaker(policy.name, policy.version_for(trajectory_id, pin, now_s, pin_lifetime_s))
 
     def resolve(self, model: str) -> Speaker:

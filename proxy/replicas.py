@@ -5,7 +5,7 @@ Knows who is well, what each has loaded and how much each is doing here; asks no
 
 import asyncio
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -81,7 +81,7 @@ class Replica:
         """Tokens that prompt and answer may have together; None until it has told."""
         self.in_flight = 0
         """Calls that it is answering for this process, control calls that take the accelerator among them."""
-        self.using: Counter[str] = Counter()
+        self.using: defaultdict[str, int] = defaultdict(int)
         """Requests in flight, by name."""
         self.look_now = asyncio.Event()
         """Somebody needs to know at once how it is."""
@@ -151,8 +151,12 @@ class Replicas:
     @property
     def max_model_len(self) -> int | None:
         """Tokens that prompt and answer may have together, wherever it is answered; None until somebody has told."""
-        told = [replica.max_model_len for replica in self._replicas if replica.max_model_len is not None]
-        return min(told) if told else None
+        least: int | None = None
+        for replica in self._replicas:
+            length = replica.max_model_len
+            if length is not None and (least is None or length < least):
+                least = length
+        return least
 
     def ready(self, names: Sequence[str]) -> bool:
         """Whether one of them answers under each of these names, or will when it wakes."""

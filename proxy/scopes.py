@@ -30,8 +30,9 @@ them."""
 
 def needed(method: str, path: str) -> KeyScope | None:
     """The scope that a request needs; None where everybody may ask."""
-    if (method, path) in ROUTES:
-        return ROUTES[method, path]
+    scope = ROUTES.get((method, path))
+    if scope is not None or (method, path) in ROUTES:
+        return scope
     for known, pattern, scope in _PATTERNS:
         if known == method and pattern.fullmatch(path):
             return scope

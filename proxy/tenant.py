@@ -172,18 +172,18 @@ class Tenant:
         admin_privacy.add(routes, project=self.project, recorder=shared.recorder)
         return routes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request.
 
         Raises:
             ProxyError: before anything was sent; the caller answers it.
         """
-        if scope["method"] == "POST" and scope["path"] in dialects.PATHS:
-            await self.inference(scope, receive, send)
-        elif scope["method"] == "POST" and scope["path"] in passed.PATHS:
-            await self._passed(scope, receive, send)
-        else:
-            await self.api(scope, receive, send)
+        if scope["method"] == "POST":
+            if scope["path"] in dialects.PATHS:
+                return self.inference(scope, receive, send)
+            if scope["path"] in passed.PATHS:
+                return self._passed(scope, receive, send)
+        return self.api(scope, receive, send)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the requests, for ever."""

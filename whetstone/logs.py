@@ -51,8 +51,12 @@ class about:  # noqa: N801 - it is said like a word: `with about(step=3):`
         self._fields = fields
 
     def __enter__(self) -> None:
-        told = {name: value for name, value in self._fields.items() if value is not None}
-        self._token = _about.set({**_about.get(), **told})
+        outer = _about.get()
+        if outer:  # what is None here must not hide what was said further out
+            told = {name: value for name, value in self._fields.items() if value is not None}
+            self._token = _about.set({**outer, **told})
+        else:
+            self._token = _about.set(self._fields)
 
     def __exit__(self, *_error: object) -> None:
         _about.reset(self._token)
@@ -126,7 +130,7 @@ _FORMATTERS: dict[Format, type[logging.Formatter]] = {"text": _Text, "json": _Js
 def _fields(record: logging.LogRecord) -> Mapping[str, Value]:
     """What the line is about; never in the place of what every line has."""
     reserved = ("time", "level", "logger", "message", "exception")
-    return {name: value for name, value in _about.get().items() if name not in reserved}
+    return {name: value for name, value in _about.get().items() if value is not None and name not in reserved}
 
 
 def _time(record: logging.LogRecord) -> str:

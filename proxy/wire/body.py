@@ -85,8 +85,9 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
     if values.get("prompt_logprobs") is not None:
         raise deadly("prompt_logprobs")
     _check_choices(values, max_choices)
-    # JSON may spell a letter as \\u0075: what has an escape is looked through too.
-    if b"url" in data or b"\\u" in data:
+    # JSON may spell a letter as \\u0075: what has an escape is looked through too. (Python's `in` asks first whether
+    # the bytes are a number, and makes an error of it for nobody.)
+    if data.find(b"url") >= 0 or data.find(b"\\u") >= 0:
         for url in _media(values):
             _check_media(url, media_domains)
     model = values.get("model")

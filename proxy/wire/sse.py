@@ -19,7 +19,7 @@ class Events:
             ValueError: an event has no end.
         """
         data = self._rest + data
-        if b"\r" in data:
+        if data.find(b"\r") >= 0:
             # Another server may end its lines so; what is cut in the middle of one is put right with what follows.
             held = data.endswith(b"\r")
             data = data[:-1].replace(b"\r\n", b"\n") + b"\r" if held else data.replace(b"\r\n", b"\n")
