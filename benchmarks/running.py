@@ -28,8 +28,8 @@ UNHANDLED = ("Traceback (most recent call last)", "never retrieved", "Unclosed",
 """Signs in the log of an exception that nobody handled."""
 CONTROL_CONNECTIONS = 2
 """To each model server, at once, for what the proxy itself asks: how it is, and what is to be loaded."""
-POOLED = 16
-"""Connections to the database at most: the pool's, and the one that tells whether anything was written."""
+POOLED = 17
+"""Connections to the database at most: the pool's, the writer's, and one that tells whether anything was written."""
 LISTENING = "0A"
 """The kernel's code of that state, in /proc/net/tcp."""
 WHEN_QUIET = {

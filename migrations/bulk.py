@@ -9,26 +9,40 @@ databases have: text, numbers, truth, bytes. All rows of a statement have the sa
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import ARRAY, BindParameter, ColumnElement, Connection, LargeBinary, Table, Text, any_, bindparam, func
+from msgspec.structs import asdict, astuple
+from sqlalchemy import (
+    ARRAY,
+    BindParameter,
+    Boolean,
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    func,
+)
 from sqlalchemy import select as select_
 from sqlalchemy.schema import Column
 
 from migrations.types import Utc, as_json, as_json_bytes, is_json
 
-Row = Mapping[str, Any]
+Row = Mapping[str, Any] | msgspec.Struct
+"""Columns and their values. Structs are made and taken apart in a third of the time."""
 ROWS_AT_ONCE = (50, 10)
 """Rows in one statement of SQLite, as long as there are so many; the rest goes one by one. Few sizes, for it keeps what
 it has prepared; and a row that is a step of its own has Python's lock given up and taken again."""
 ROWS = "$rows"
 
+_EPOCH, _EPOCH_TEXT = datetime(1970, 1, 1, tzinfo=UTC), "1970-01-01 00:00:00"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -41,22 +55,28 @@ def raw_json(value: Any) -> msgspec.Raw:
     return msgspec.Raw(as_json_bytes(value))
 
 
+def raw_ids(ids: Sequence[int]) -> msgspec.Raw:
+    """Whole numbers as rows hold them."""
+    return msgspec.Raw(_encode(ids))
+
+
 def insert_many(connection: Connection, table: Table, rows: Sequence[Row], on: tuple[str, ...] = ()) -> None:
     """Insert those rows that no unique key (of the columns `on`; none: any) forbids."""
     if not rows:
         return
-    statement = _insert(connection.dialect.name, table, tuple(rows[0]), on)
     if connection.dialect.name != "sqlite":
-        connection.exec_driver_sql(statement.sql, statement.fill(rows))
+        connection.exec_driver_sql(_insert("postgresql", table, _names(rows[0]), on), _array(table, rows))
         return
-    left = statement.fill(rows)
+    told = _columns(table, _names(rows[0]), rows)
+    sql = _insert("sqlite", table, tuple(told), on)
+    left = list(zip(*told.values(), strict=True))
     for count in ROWS_AT_ONCE:
         while len(left) >= count:
             values = tuple(chain.from_iterable(left[:count]))
-            connection.exec_driver_sql(_of_rows(statement.sql, len(rows[0]), count), values)
+            connection.exec_driver_sql(_of_rows(sql, len(told), count), values)
             left = left[count:]
     if left:
-        connection.exec_driver_sql(_of_rows(statement.sql, len(rows[0]), 1), left)
+        connection.exec_driver_sql(_of_rows(sql, len(told), 1), left)
 
 
 def insert_absent(connection: Connection, table: Table, rows: Sequence[Row]) -> set[tuple[Any, ...]]:
@@ -69,9 +89,9 @@ def insert_absent(connection: Connection, table: Table, rows: Sequence[Row]) -> 
     keys = tuple(column.name for column in table.primary_key)
     if connection.dialect.name == "sqlite":
         insert_many(connection, table, rows, keys)
-        return set(map(itemgetter(*keys), rows))
-    statement = _insert("postgresql", table, tuple(rows[0]), ())
-    inserted = connection.exec_driver_sql(f"{statement.sql} RETURNING {', '.join(keys)}", statement.fill(rows))
+        return set(_values(rows, keys))
+    sql = _insert("postgresql", table, _names(rows[0]), ())
+    inserted = connection.exec_driver_sql(f"{sql} RETURNING {', '.join(keys)}", _array(table, rows))
     return {tuple(row) for row in inserted}
 
 
@@ -80,9 +100,16 @@ def update_many(connection: Connection, table: Table, rows: Sequence[Row], only_
 
     `only_null`: a column; where the table has it filled, nothing is set.
     """
-    if rows:
-        statement = _update(connection.dialect.name, table, tuple(rows[0]), only_null)
-        connection.exec_driver_sql(statement.sql, statement.fill(rows))
+    if not rows:
+        return
+    keys = tuple(column.name for column in table.primary_key)
+    told = tuple(name for name in _names(rows[0]) if name not in keys)
+    sql = _update(connection.dialect.name, table, told, keys, only_null)
+    if connection.dialect.name == "sqlite":
+        columns = _columns(table, told + keys, rows, all_null=True)
+        connection.exec_driver_sql(sql, list(zip(*columns.values(), strict=True)))
+    else:
+        connection.exec_driver_sql(sql, _array(table, rows))
 
 
 def among(dialect: str, column: Column[Any], ids: str = "ids") -> ColumnElement[bool]:
@@ -98,24 +125,17 @@ def listed(dialect: str, ids: Iterable[str]) -> Any:
     return list(ids) if dialect == "postgresql" else as_json(list(ids))
 
 
-@dataclass(frozen=True)
-class _Statement:
-    sql: str
-    fill: Callable[[Sequence[Row]], Any]
-    """The driver's parameters of rows."""
-
-
-@cache
-def _insert(dialect: str, table: Table, columns: tuple[str, ...], on: tuple[str, ...]) -> _Statement:
+# Of the columns that are not NULL in all rows there may be many sets; nearly all batches have one of a few.
+@lru_cache(64)
+def _insert(dialect: str, table: Table, columns: tuple[str, ...], on: tuple[str, ...]) -> str:
     names, unique = ", ".join(columns), f"({', '.join(on)}) " if on else ""
     conflict = f"ON CONFLICT {unique}DO NOTHING"
     if dialect == "sqlite":
-        return _Statement(f"INSERT INTO {table.name} ({names}) VALUES {ROWS} {conflict}", _tuples(table, columns))
-    source = f"SELECT {names} FROM {_rows_of(table)} AS n"
-    return _Statement(f"INSERT INTO {table.name} ({names}) {source} {conflict}", _array(table, columns))
+        return f"INSERT INTO {table.name} ({names}) VALUES {ROWS} {conflict}"
+    return f"INSERT INTO {table.name} ({names}) SELECT {names} FROM {_rows_of(table)} AS n {conflict}"
 
 
-@cache
+@lru_cache(64)
 def _of_rows(sql: str, columns: int, count: int) -> str:
     """An insert of so many rows."""
     marks = f"({', '.join('?' * columns)})"
@@ -123,68 +143,105 @@ def _of_rows(sql: str, columns: int, count: int) -> str:
 
 
 @cache
-def _update(dialect: str, table: Table, columns: tuple[str, ...], only_null: str | None) -> _Statement:
-    keys = tuple(column.name for column in table.primary_key)
-    told = tuple(column for column in columns if column not in keys)
+def _update(dialect: str, table: Table, told: tuple[str, ...], keys: tuple[str, ...], only_null: str | None) -> str:
     and_null = f" AND {table.name}.{only_null} IS NULL" if only_null else ""
     if dialect == "sqlite":
         changes, here = ", ".join(f"{one} = ?" for one in told), " AND ".join(f"{one} = ?" for one in keys)
-        sql = f"UPDATE {table.name} SET {changes} WHERE {here}{and_null}"
-        return _Statement(sql, _tuples(table, told + keys))
+        return f"UPDATE {table.name} SET {changes} WHERE {here}{and_null}"
     changes = ", ".join(f"{one} = n.{one}" for one in told)
     here = " AND ".join(f"{table.name}.{one} = n.{one}" for one in keys)
-    sql = f"UPDATE {table.name} SET {changes} FROM {_rows_of(table)} AS n WHERE {here}{and_null}"
-    return _Statement(sql, _array(table, columns))
+    return f"UPDATE {table.name} SET {changes} FROM {_rows_of(table)} AS n WHERE {here}{and_null}"
 
 
 def _rows_of(table: Table) -> str:
     return f"json_populate_recordset(NULL::{table.name}, %s::json)"
 
 
-def _tuples(table: Table, columns: tuple[str, ...]) -> Callable[[Sequence[Row]], list[tuple[Any, ...]]]:
-    """Rows as sqlite3 takes them."""
-    picked = itemgetter(*columns)
-    types = [table.c[column].type for column in columns]
-    instants = [place for place, kind in enumerate(types) if isinstance(kind, Utc)]
+def _names(row: Row) -> tuple[str, ...]:
+    return row.__struct_fields__ if isinstance(row, msgspec.Struct) else tuple(row)
+
+
+def _values(rows: Sequence[Row], names: tuple[str, ...]) -> Iterable[tuple[Any, ...]]:
+    """Some columns of rows, in that order."""
+    picked: Callable[[Any], Any] = itemgetter(*names)
+    if isinstance(rows[0], msgspec.Struct):
+        picked = astuple if names == rows[0].__struct_fields__ else attrgetter(*names)
+    return map(picked, rows)
+
+
+def _columns(
+    table: Table, names: tuple[str, ...], rows: Sequence[Row], *, all_null: bool = False
+) -> dict[str, Sequence[Any]]:
+    """Rows, column by column, as sqlite3 takes them; `all_null`: with those columns that are NULL in all of them.
+
+    Of a call's columns half are, and to bind NULL takes sqlite3 longer than to bind a text.
+    """
+    nothing = (None,) * len(rows)
+    told: dict[str, Sequence[Any]] = {}
+    columns = zip(*_values(rows, names), strict=True)
+    for name, (form, may_go), values in zip(names, _forms(table, names), columns, strict=True):
+        if values != nothing:
+            told[name] = form(values) if form else values
+        elif all_null or not may_go:
+            told[name] = values
+    return told
+
+
+@cache
+def _forms(table: Table, names: tuple[str, ...]) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]] | None, bool]]:
+    """How the values of columns become sqlite3's, where they are not already; whether a column is NULL where an insert
+    does not tell it."""
+    columns = [table.c[name] for name in names]
+    return [(_form(column), bool(column.nullable) and column.server_default is None) for column in columns]
+
+
+def _form(column: Column[Any]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
     # Whatever both databases have is bound as it is; all else must have come as JSON.
-    pieces = [place for place, kind in enumerate(types) if is_json(kind)]
-
-    def fill(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-        filled = []
-        last, text = None, ""
-        for row in rows:
-            values = list(picked(row))
-            for place in instants:
-                if (instant := values[place]) is not None:
-                    if instant is not last:  # most rows have theirs several times
-                        last, text = instant, _utc_text(instant)
-                    values[place] = text
-            for place in pieces:
-                if (piece := values[place]) is not None:
-                    values[place] = bytes(piece).decode()
-            filled.append(tuple(values))
-        return filled
-
-    return fill
+    if is_json(column.type):
+        return _texts
+    if isinstance(column.type, Utc):
+        return _utc_texts
+    # sqlite3 asks whether it can adapt them: it takes numbers, texts and bytearrays at once.
+    if isinstance(column.type, Boolean):
+        return _numbers
+    return _bytearrays if isinstance(column.type, LargeBinary) else None
 
 
-def _array(table: Table, columns: tuple[str, ...]) -> Callable[[Sequence[Row]], tuple[str]]:
+def _texts(pieces: Sequence[msgspec.Raw | None]) -> list[str | None]:
+    return [None if piece is None else str(piece, "utf-8") for piece in pieces]
+
+
+def _numbers(flags: Sequence[bool | None]) -> list[int | None]:
+    return [None if flag is None else int(flag) for flag in flags]
+
+
+def _bytearrays(blobs: Sequence[bytes | None]) -> list[bytearray | None]:
+    return [None if blob is None else bytearray(blob) for blob in blobs]
+
+
+def _array(table: Table, rows: Sequence[Row]) -> tuple[str]:
     """Rows as PostgreSQL's `json_populate_recordset` takes them."""
-    binary = [column for column in columns if isinstance(table.c[column].type, LargeBinary)]
-    instants = [column for column in columns if isinstance(table.c[column].type, Utc)]
-
-    def fill(rows: Sequence[Row]) -> tuple[str]:
-        for row in rows:
-            for column in instants:
-                _check_zone(row[column])
-        told = [_hex(row, binary) for row in rows] if binary else rows
-        return (_encode(told).decode(),)
-
-    return fill
+    instants, binary = _to_look_at(table, _names(rows[0]))
+    for row in rows:
+        for column in instants:
+            _check_zone(getattr(row, column) if isinstance(row, msgspec.Struct) else row[column])
+    told = [_hex(row, binary) for row in rows] if binary else rows
+    return (_encode(told).decode(),)
 
 
-def _hex(row: Row, binary: Sequence[str]) -> Row:
-    return {**row, **{column: f"\\x{row[column].hex()}" for column in binary if row[column] is not None}}
+@cache
+def _to_look_at(table: Table, names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Columns with instants, and with bytes."""
+    instants = [name for name in names if isinstance(table.c[name].type, Utc)]
+    return instants, [name for name in names if isinstance(table.c[name].type, LargeBinary)]
+
+
+def _hex(row: Row, binary: Sequence[str]) -> Mapping[str, Any]:
+    told = asdict(row) if isinstance(row, msgspec.Struct) else dict(row)
+    for column in binary:
+        if told[column] is not None:
+            told[column] = f"\\x{told[column].hex()}"
+    return told
 
 
 def _check_zone(instant: datetime | None) -> None:
@@ -192,13 +249,23 @@ def _check_zone(instant: datetime | None) -> None:
         raise ValueError(f"{instant!r} has no time zone")
 
 
-def _utc_text(instant: datetime) -> str:
-    """As SQLAlchemy stores it on SQLite.
+def _utc_texts(instants: Sequence[datetime | None]) -> list[str | None]:
+    """As SQLAlchemy stores them on SQLite.
 
     Raises:
-        ValueError: it has no zone.
+        ValueError: one has no zone.
     """
-    if instant.tzinfo is not UTC:
+    texts: list[str | None] = []
+    second, told = _EPOCH, _EPOCH_TEXT
+    for instant in instants:
+        if instant is None:
+            texts.append(None)
+            continue
         _check_zone(instant)
-        instant = instant.astimezone(UTC)
-    return instant.isoformat(" ", "microseconds")[:26]
+        # Most are of the same second as the one before, and nothing takes as long as to write out a second.
+        since = instant - second
+        if since.seconds or since.days:
+            second = instant.astimezone(UTC).replace(microsecond=0)
+            told, since = second.isoformat(" ")[:19], instant - second
+        texts.append(f"{told}.{str(since.microseconds).zfill(6)}")
+    return texts

@@ -1,13 +1,14 @@
 """The engine: how every program reaches the database. Knows SQLite's and PostgreSQL's manners; no table of ours."""
 
 import re
+import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, ExceptionContext, Table, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, ExceptionContext, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 
 from migrations.types import as_json
@@ -30,6 +31,8 @@ _SQLITE_POOL = {"pool_size": 15, "max_overflow": 0}
 """As many as SQLAlchemy opens at once, but kept: to open and close files again and again leaves holes in memory."""
 _SQLITE_CACHE_KIB = 512
 """Pages of each connection: the kernel has them anyway."""
+_SQLITE_WRITER_CACHE_KIB = 4096
+"""Of one that writes much: all pages that a large transaction changes, or they are written several times over."""
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     # A server that drops packets must not hold the writer for the kernel's two minutes.
     "connect_timeout": 5,
@@ -38,11 +41,15 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "prepare_threshold": None,
 }
 
+# sqlite3 asks of whatever is no number and no text whether it can be adapted, which for NULL takes longer than SQLite
+# takes for the value, unless somebody has said how.
+sqlite3.register_adapter(type(None), lambda _: None)
+
 _PASSWORDS = re.compile(r"(?:^|(?<=//))([^:@/\s]*):(?!//)\S*@|\b(password|passwd)=[^&\s]*")
 """In a URL, also one that is none: whoever mistyped it must not find their password in a log."""
 
 
-def connect(url: str) -> Engine:
+def connect(url: str | URL) -> Engine:
     """Open an engine on `url` (`sqlite:///…`, a file, or `postgresql+psycopg://…`); connects lazily.
 
     SQLite runs in WAL mode with `BEGIN IMMEDIATE`, so that a transaction that will write never fails half-way because
@@ -66,6 +73,19 @@ def connect(url: str) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
     return engine
+
+
+def of_one_writer(engine: Engine) -> Engine:
+    """An engine on the same database for the one thread that writes most; on PostgreSQL it is the same engine.
+
+    On SQLite it has one connection, of its own, with room for what a transaction changes, and for what a statement
+    would have to change back: SQLite keeps a copy of that, which beyond 64 KB would be a file.
+    """
+    if engine.dialect.name != "sqlite":
+        return engine
+    own = connect(engine.url)
+    event.listen(own, "connect", _prepare_writer)
+    return own
 
 
 @contextmanager
@@ -156,6 +176,11 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.execute(f"PRAGMA cache_size=-{_SQLITE_CACHE_KIB}")
     cursor.close()
+
+
+def _prepare_writer(connection: Any, _record: Any) -> None:
+    connection.execute(f"PRAGMA cache_size=-{_SQLITE_WRITER_CACHE_KIB}").close()
+    connection.execute("PRAGMA temp_store=MEMORY").close()
 
 
 def _begin_immediate(connection: Any) -> None:

@@ -127,8 +127,19 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def tokens(self) -> int:
         """Those of its prompt and those sampled, as far as vLLM told."""
-        read = self.prompt_tokens or len(self.prompt_token_ids or ())
-        return read + sum([choice.tokens or 0 for choice in self.choices])
+        return self.read_tokens + self.sampled_tokens
+
+    @property
+    def read_tokens(self) -> int:
+        """Those of its prompt, likewise."""
+        return self.prompt_tokens or len(self.prompt_token_ids or ())
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Those of all its choices, likewise."""
+        if len(self.choices) == 1:
+            return self.choices[0].tokens or 0
+        return sum([choice.tokens or 0 for choice in self.choices])
 
     def completion_id(self, choice: Choice) -> str:
         """The request's first choice carries its call's id, a further one its place behind that."""
@@ -146,9 +157,9 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def history(self, choice: Choice) -> History:
         """By what a choice may be gone on from."""
-        for one, history in zip(self.choices, self.histories, strict=False):
-            if one is choice:
-                return history
+        for place, one in enumerate(self.choices):
+            if one is choice and place < len(self.histories):
+                return self.histories[place]
         return NO_HISTORY
 
     def why_not_trained(self, choice: Choice) -> str | None:

@@ -45,8 +45,7 @@ class Completeness:
     def note(self, calls: Sequence[Call]) -> None:
         """Note what was committed. Called by the writer thread."""
         # What a dead process left behind was sampled before.
-        calls = [call for call in calls if call.created_at_s >= self._began_at_s]
-        self.written += sum(choice.tokens or 0 for call in calls for choice in call.choices)
+        self.written += sum([call.sampled_tokens for call in calls if call.created_at_s >= self._began_at_s])
 
     async def share(self) -> float | None:
         """Recorded tokens over sampled ones; None where none were sampled, or no server or database tells."""

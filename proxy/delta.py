@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -28,31 +29,37 @@ class Tail(msgspec.Struct, frozen=True):
 
 
 class Asked:
-    """A request's messages, each read once at most, and only where their bytes do not tell."""
+    """A request's messages, which are read only where their bytes do not tell."""
+
+    __slots__ = ("_hash", "_hashed", "_said", "messages")
 
     def __init__(self, messages: Sequence[msgspec.Raw]) -> None:
         self.messages = messages
-        self._digests: list[bytes | None] = [None] * len(messages)
+        self._said: dict[int, tuple[list[Any], list[bytes]]] = {}
+        self._hash, self._hashed = hashlib.blake2b(digest_size=16), 0
 
-    def digests(self, start: int = 0) -> list[bytes]:
-        """Of the messages from that one on."""
-        return [self._digest(place) for place in range(start, len(self.messages))]
+    def said(self, start: int = 0) -> tuple[list[Any], list[bytes]]:
+        """The messages from that one on, read, and their digests."""
+        known = self._said.get(start)
+        if known is None:
+            read = [msgspec.json.decode(message) for message in self.messages[start:]]
+            known = self._said[start] = read, [_digest(message) for message in read]
+        return known
 
     def begins_with(self, tail: Tail) -> bool:
         """Whether its messages go on from the tail's, whatever stands for the answers in between."""
         if tail.asked and self.hash_of(len(tail.digests)) == tail.asked:
             return True
-        return all(known in (ANSWER, self._digest(place)) for place, known in enumerate(tail.digests))
+        _, digests = self.said()
+        return all(known in (ANSWER, ours) for known, ours in zip(tail.digests, digests, strict=False))
 
     def hash_of(self, count: int) -> bytes:
-        """Of so many messages from the first, as they came."""
-        return hashlib.blake2b(b",".join(self.messages[:count]), digest_size=16).digest()
-
-    def _digest(self, place: int) -> bytes:
-        known = self._digests[place]
-        if known is None:
-            known = self._digests[place] = digest(self.messages[place])
-        return known
+        """Of so many messages from the first, as they came; who asks for fewer than were asked for is told of these."""
+        if count > self._hashed:
+            # A comma behind each, wherever it was left off.
+            self._hash.update(b",".join((*self.messages[self._hashed : count], b"")))
+            self._hashed = count
+        return self._hash.digest()
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -64,11 +71,17 @@ class Added(msgspec.Struct, frozen=True):
     tools: msgspec.Raw | None
     digests: list[bytes]
     """For the tail this turn leaves."""
+    said: list[Any]
+    """The messages, read."""
 
 
 def digest(message: msgspec.Raw) -> bytes:
     """The same for messages that differ only in white space or the order of keys."""
-    return hashlib.blake2b(_sorted(msgspec.json.decode(message)), digest_size=16).digest()
+    return _digest(msgspec.json.decode(message))
+
+
+def _digest(message: Any) -> bytes:
+    return hashlib.blake2b(_sorted(message), digest_size=16).digest()
 
 
 def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> Added:
@@ -87,16 +100,17 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
         and asked.begins_with(tail)
     ):
         answered = len(tail.digests)
+        said, digests = asked.said(answered + 1)
         return Added(
-            follows=tail.completion_id,
-            messages=asked.messages[answered + 1 :],
-            prompt_token_ids=prompt_token_ids[len(tail.token_ids) :],
-            tools=None if tools is not None and _canonical(tools) == tail.tools else tools,
-            digests=[*tail.digests, ANSWER, *asked.digests(answered + 1)],
+            tail.completion_id,
+            asked.messages[answered + 1 :],
+            prompt_token_ids[len(tail.token_ids) :],
+            None if tools is not None and _canonical(tools) == tail.tools else tools,
+            [*tail.digests, ANSWER, *digests],
+            said,
         )
-    return Added(
-        follows=None, messages=asked.messages, prompt_token_ids=prompt_token_ids, tools=tools, digests=asked.digests()
-    )
+    said, digests = asked.said()
+    return Added(None, asked.messages, prompt_token_ids, tools, digests, said)
 
 
 def tail_of(

@@ -7,6 +7,7 @@ import msgspec
 from sqlalchemy import Connection, Table
 
 from migrations.database import insert_new
+from migrations.types import has
 
 _encode = msgspec.json.Encoder().encode
 _NUL = b"\\u0000"
@@ -35,15 +36,12 @@ def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def storable_json(value: Any) -> msgspec.Raw:
     """What came as JSON, as JSON that both databases can hold."""
     told = _encode(value)
-    return msgspec.Raw(_encode(storable(value)) if _NUL in told else told)
+    return msgspec.Raw(_encode(storable(value)) if has(told, _NUL) else told)
 
 
-def storable_texts(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with texts that both databases can hold; its JSON is `storable_json` already."""
-    for value in row.values():
-        if type(value) is str and "\x00" in value:
-            return {column: storable(one) if isinstance(one, str) else one for column, one in row.items()}
-    return row
+def storable_text(text: str | None) -> str | None:
+    """A text as both databases can hold it."""
+    return text.replace("\x00", "\ufffd") if text is not None and "\x00" in text else text
 
 
 def storable(value: Any) -> Any:

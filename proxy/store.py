@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, and_, bindparam, event, func, or_, select, text
 
 from migrations import schema
-from migrations.database import insert_all_new
+from migrations.database import insert_all_new, of_one_writer
 from migrations.types import Json, Utc
 from proxy.feedback_rows import Taken
 from proxy.policies import Canary, Policy
@@ -51,6 +51,8 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.writing = of_one_writer(engine)
+        """For the thread that writes."""
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.calls = CallRows()
         """How calls are written."""
@@ -175,12 +177,14 @@ class Store:
     def sync_commits(self) -> None:
         """Have a commit be on the disk when it is done. PostgreSQL's are; SQLite's would follow when it likes."""
         if self.engine.dialect.name == "sqlite":
-            event.listen(self.engine, "connect", lambda one, _: one.execute("PRAGMA synchronous=FULL").close())
-            self.engine.dispose()
+            for engine in (self.engine, self.writing):
+                event.listen(engine, "connect", lambda one, _: one.execute("PRAGMA synchronous=FULL").close())
+                engine.dispose()
 
     def close(self) -> None:
         """Close every connection."""
         self.changes.close()
+        self.writing.dispose()
         self.engine.dispose()
 
     def _row(self, table: Table, project: str, row_id: str) -> dict[str, Any] | None:

@@ -6,17 +6,16 @@ begins here comes into the table as its calls leave it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from typing import Any
 
+import msgspec
 from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
 
 from migrations import schema
-from migrations.bulk import Row, among, insert_absent, insert_many, listed, update_many
+from migrations.bulk import among, insert_absent, insert_many, listed, update_many
 from proxy.call import Call
-from proxy.call_rows import Key, Spoken, completion_row, group_row, spoken, trajectory_row
+from proxy.call_rows import CompletionRow, Counted, Key, Spoken, completion_row, group_row, spoken, trajectory_row
 from proxy.delta import Tail, added, tail_of
 from proxy.store_erased import not_erased
 from proxy.store_retries import asked_again, supersede
@@ -30,7 +29,7 @@ _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
 @cache
 def _lock(dialect: str) -> Select[Any]:
     return (
-        select(t.project, t.id, t.state, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
+        select(t.project, t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at, t.state)
         .where(t.project == _ITS_PROJECT, among(dialect, t.id))
         # In one order, whoever locks several.
         .order_by(t.id)
@@ -43,32 +42,13 @@ def _there(dialect: str, table: Table) -> Select[Any]:
     return select(table.c.project, table.c.id).where(table.c.project == _ITS_PROJECT, among(dialect, table.c.id))
 
 
-@dataclass(slots=True)
-class _Standing:
-    """Where a trajectory stands, with what is about to be written to it. Its row is locked, or is to begin."""
+class _Standing(msgspec.Struct):
+    """A trajectory with what is about to be written to it. Its row is locked, or is to begin."""
 
-    project: str
-    id: str
-    state: str
-    completions: int
-    sampled_tokens: int
-    tail_completion_id: str | None
-    last_seen_at: datetime
+    counted: Counted
+    state: str = "open"
     tail: Tail | None = None
     tail_known: bool = False
-    last_version: int | None = None
-    """Of what is about to be written; None while nothing is."""
-
-    @property
-    def counted(self) -> dict[str, Any]:
-        """What its calls have made of its row."""
-        return {
-            "completions": self.completions,
-            "sampled_tokens": self.sampled_tokens,
-            "last_version": self.last_version,
-            "tail_completion_id": self.tail_completion_id,
-            "last_seen_at": self.last_seen_at,
-        }
 
 
 class CallRows:
@@ -82,44 +62,48 @@ class CallRows:
         that was to be deleted before it came here is left out."""
         batch: list[Spoken] = []
         for call in not_erased(connection, calls):
-            # What it asks again may be among those that are about to be written.
-            if call.request_digest and any(one.call.request_digest == call.request_digest for one in batch):
-                self._write(connection, batch)
-                batch = []
-            if retried := asked_again(connection, call):
-                self._write(connection, batch)
-                batch = []
-                supersede(connection, call, retried)
-            batch += spoken(call, {row.choice: row.id for row in retried})
+            retried: Sequence[Any] = ()
+            if call.request_digest is not None:
+                # What it asks again may be among those that are about to be written.
+                if any(one.call.request_digest == call.request_digest for one in batch):
+                    self._write(connection, batch)
+                    batch = []
+                if retried := asked_again(connection, call):
+                    self._write(connection, batch)
+                    batch = []
+                    supersede(connection, call, retried)
+            batch += spoken(call, {row.choice: row.id for row in retried} if retried else {})
         self._write(connection, batch)
 
     def _write(self, connection: Connection, batch: Sequence[Spoken]) -> None:
         if not batch:
             return
-        first = {one.group: one for one in reversed(batch) if one.group_id}
-        _insert(connection, schema.groups, {group: group_row(one) for group, one in first.items()})
+        if first := {one.group: one for one in reversed(batch) if one.group_id}:
+            # In one order, whoever inserts several.
+            insert_many(connection, schema.groups, [group_row(first[group]) for group in sorted(first)])
         of_each: defaultdict[Key, list[Spoken]] = defaultdict(list)
         for one in batch:
             of_each[one.trajectory].append(one)
         begun = self._begin(connection, of_each)
         gone_on = self._go_on(connection, {key: ones for key, ones in of_each.items() if key not in begun})
-        rows = begun | gone_on
         # On its id only: a turn that another writer took must be an error, not a record lost in silence.
-        told = [row for of_one in rows.values() for row in of_one]
+        told = [row for of_one in (*begun.values(), *gone_on.values()) for row in of_one]
         insert_many(connection, schema.completions, told, on=("project", "id"))
         _continue(connection, batch, told)
 
-    def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[Row]]:
+    def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
         """Insert the trajectories that are not there, counted to the end; the rows of their completions."""
         unknown = [key for key in of_each if not self.tails.knows(*key)]
         known = _present(connection, schema.trajectories, unknown)
-        fresh = {key: of_each[key] for key in sorted(unknown) if key not in known}
-        completions, trajectories = {}, []
-        for key, ones in fresh.items():
-            row = trajectory_row(ones[0])
-            standing = _Standing(*key, "open", 0, 0, None, ones[0].created_at)
-            completions[key] = self._added(connection, ones, standing, set())
-            trajectories.append(row | standing.counted)
+        completions: dict[Key, list[CompletionRow]] = {}
+        trajectories = []
+        # In one order, whoever inserts several.
+        for key in sorted(unknown):
+            if key not in known:
+                ones = of_each[key]
+                standing = _new(ones[0])
+                completions[key] = self._added(connection, ones, standing, set())
+                trajectories.append(trajectory_row(ones[0], standing.counted))
         inserted = insert_absent(connection, schema.trajectories, trajectories)
         for key in [key for key in completions if key not in inserted]:
             # Another writer began it meanwhile.
@@ -127,58 +111,66 @@ class CallRows:
             del completions[key]
         return completions
 
-    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[Row]]:
+    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
         """Count to the trajectories that are there, which are locked: their turns are numbered one after the other,
         whoever else writes to them. The rows of their completions."""
         if not of_each:
             return {}
         standings = _locked(connection, of_each)
-        if gone := {key: trajectory_row(ones[0]) for key, ones in of_each.items() if key not in standings}:
+        if gone := sorted(key for key in of_each if key not in standings):
             # Deleted meanwhile.
-            _insert(connection, schema.trajectories, gone)
+            firsts = [of_each[key][0] for key in gone]
+            insert_many(connection, schema.trajectories, [trajectory_row(one, _new(one).counted) for one in firsts])
             standings |= _locked(connection, gone)
         asked = (one.key for ones in of_each.values() for one in ones)
         there = _present(connection, schema.completions, asked)
         completions = {key: self._added(connection, ones, standings[key], there) for key, ones in of_each.items()}
-        changed = [standing for standing in standings.values() if standing.last_version is not None]
-        told = [{"project": one.project, "id": one.id, **one.counted} for one in changed]
+        told = [standing.counted for standing in standings.values() if standing.counted.last_version is not None]
         update_many(connection, schema.trajectories, told)
         return completions
 
-    def _added(self, connection: Connection, ones: Sequence[Spoken], to: _Standing, there: set[Key]) -> list[Row]:
+    def _added(
+        self, connection: Connection, ones: Sequence[Spoken], to: _Standing, there: set[Key]
+    ) -> list[CompletionRow]:
         """The rows of those completions of a trajectory that are not there."""
-        rows: list[Row] = []
+        rows: list[CompletionRow] = []
         for one in ones:
             if one.key not in there:
                 there.add(one.key)
                 rows.append(self._add(connection, one, to))
         return rows
 
-    def _add(self, connection: Connection, one: Spoken, to: _Standing) -> Row:
+    def _add(self, connection: Connection, one: Spoken, to: _Standing) -> CompletionRow:
         """The row of a completion, counted to its trajectory."""
-        call, choice = one.call, one.choice
+        call, choice, counted = one.call, one.choice, to.counted
         _, completion_id = one.key
         if not to.tail_known:
-            to.tail, to.tail_known = self.tails.of(connection, *one.trajectory, to.tail_completion_id), True
+            to.tail, to.tail_known = self.tails.of(connection, *one.trajectory, counted.tail_completion_id), True
         new = added(to.tail, one.asked, call.prompt_token_ids, call.tools)
-        row = completion_row(one, new, to.completions, over=to.state not in ("open", "ended"))
+        row = completion_row(one, new, counted.completions, over=to.state not in ("open", "ended"))
         # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
-        if call.status == "complete" or to.tail_completion_id is None or completion_id > to.tail_completion_id:
-            to.tail_completion_id = completion_id
+        before = counted.tail_completion_id
+        if call.status == "complete" or before is None or completion_id > before:
+            counted.tail_completion_id = completion_id
             asked = one.asked.hash_of(len(call.messages))
             to.tail = tail_of(completion_id, new.digests, call.prompt_token_ids, choice.token_ids, call.tools, asked)
             self.tails.keep(*one.trajectory, to.tail)
-        to.completions += 1
-        to.sampled_tokens += choice.tokens or 0
-        to.last_version = call.policy_version
+        counted.completions += 1
+        counted.sampled_tokens += choice.tokens or 0
+        counted.last_version = call.policy_version
         # A slow call that began earlier must not make it look idle.
-        to.last_seen_at = max(to.last_seen_at, one.created_at)
+        counted.last_seen_at = max(counted.last_seen_at, one.created_at)
         return row
 
 
-def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[Row]) -> None:
+def _new(one: Spoken) -> _Standing:
+    """Of a trajectory that begins with this, which is not counted yet."""
+    return _Standing(Counted(*one.trajectory, 0, 0, None, one.created_at))
+
+
+def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[CompletionRow]) -> None:
     """Note which completions are gone on from by what was written; the first that does counts."""
-    new = {(row["project"], row["id"]) for row in written}
+    new = {(row.project, row.id) for row in written}
     by: dict[Key, str] = {}
     for one in batch:
         call = one.call
@@ -188,14 +180,9 @@ def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable
     update_many(connection, schema.completions, rows, only_null="continued_by")
 
 
-def _insert(connection: Connection, table: Table, rows: Mapping[Key, Row]) -> None:
-    """Insert those that are not there, in one order, whoever inserts several."""
-    insert_many(connection, table, [row for _, row in sorted(rows.items())])
-
-
 def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _Standing]:
     rows = _rows(connection, _lock(connection.dialect.name), trajectories)
-    return {(row[0], row[1]): _Standing(*row) for row in rows}
+    return {(row[0], row[1]): _Standing(Counted(*row[:-1]), row[-1]) for row in rows}
 
 
 def _present(connection: Connection, table: Table, keys: Iterable[Key]) -> set[Key]:

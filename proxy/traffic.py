@@ -76,9 +76,8 @@ class Traffic:
                 _of(told.first_token, policy, FIRST_TOKEN_S).note(call.ttft_ms / 1000)
             if call.status == "complete":
                 _of(told.whole, policy, WHOLE_S).note(call.total_ms / 1000)
-        sampled = sum(choice.tokens or 0 for choice in call.choices)
-        told.sampled_tokens[policy] += sampled
-        told.prompt_tokens[policy] += call.tokens - sampled
+        told.sampled_tokens[policy] += call.sampled_tokens
+        told.prompt_tokens[policy] += call.read_tokens
 
     def told(self) -> Told:
         """What was counted up to now, for one reader."""

@@ -179,7 +179,7 @@ class Writer:
         others: list[Asked | Spooled] = []
         done: list[tuple[Asked, Any]] = []
         try:
-            with self._store.engine.begin() as connection:
+            with self._store.writing.begin() as connection:
                 for item in items:
                     value = item if isinstance(item, Asked) else item.value
                     if isinstance(value, Call):

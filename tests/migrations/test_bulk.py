@@ -1,8 +1,9 @@
 """Rows written past SQLAlchemy are the rows that SQLAlchemy writes."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, Table, select
 
@@ -100,6 +101,52 @@ def test_each_row_changes_its_own_and_what_is_filled_may_stay(engine: Engine) ->
         named = [{"project": "default", "id": f"t{number}", "task": "x"} for number in (0, 1)]
         update_many(connection, schema.trajectories, named, only_null="task")
         assert connection.execute(select(t.task).order_by(t.id)).scalars().all() == ["x", "11", "22"]
+
+
+class Counted(msgspec.Struct):
+    project: str
+    id: str
+    task: str | None
+    completions: int
+    last_seen_at: datetime
+
+
+@pytest.mark.usefixtures("seed")
+def test_structs_are_rows_and_null_is_written_too(engine: Engine) -> None:
+    row = msgspec.defstruct("Begun", list(trajectory("t", task=None)))
+    begun = [row(**trajectory(f"t{number}", task=task)) for number, task in enumerate(("a", "b", None))]
+    told = [Counted("default", f"t{number}", task, number, NOW) for number, task in ((0, None), (1, None))]
+    with engine.begin() as connection:
+        assert len(insert_absent(connection, schema.trajectories, begun)) == 3
+        insert_many(connection, schema.trajectories, begun)
+        update_many(connection, schema.trajectories, told)
+        assert connection.execute(select(t.task, t.completions).order_by(t.id)).all() == [
+            (None, 0),
+            (None, 1),
+            (None, 0),
+        ]
+        update_many(connection, schema.trajectories, [Counted("default", "t2", "c", 2, NOW)])
+        assert connection.execute(select(t.task, t.completions).where(t.id == "t2")).all() == [("c", 2)]
+
+
+@pytest.mark.usefixtures("seed")
+def test_instants_of_one_second_and_of_others_are_as_sqlalchemy_writes_them(engine: Engine) -> None:
+    zones = UTC, timezone(timedelta(hours=-3, minutes=-30))
+    steps = (0, 1, 999_999, 1_000_000, 1_000_001, -1, -999_999, 60_000_000, 86_400_000_000, -(10**15), 7)
+    instants = [datetime(1970, 1, 1, 0, 0, tzinfo=UTC), datetime(1970, 1, 1, 0, 0, 0, 5, UTC)]
+    instants += [(NOW + timedelta(microseconds=step)).astimezone(zone) for step in steps for zone in zones]
+    rows = [trajectory(f"t{number:02d}", last_seen_at=instant) for number, instant in enumerate(instants)]
+    column = "last_seen_at" if engine.dialect.name == "sqlite" else "extract(epoch FROM last_seen_at)"
+    found = []
+    for write in (
+        lambda connection: insert_many(connection, schema.trajectories, rows),
+        lambda connection: connection.execute(schema.trajectories.insert(), rows),
+    ):
+        with engine.begin() as connection:
+            write(connection)
+            found.append(connection.exec_driver_sql(f"SELECT {column} FROM trajectories ORDER BY id").scalars().all())
+            connection.execute(schema.trajectories.delete())
+    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("seed")

@@ -213,6 +213,19 @@ def test_nul_is_stored_as_its_replacement(write: Any, rows: Any) -> None:
     assert (row.response_text, row.end_user, row.token_ids) == ("a\ufffdb", "\ufffd", ANSWER_IDS)
 
 
+def test_who_writes_has_a_connection_with_room_on_sqlite(store: Store) -> None:
+    if store.engine.dialect.name != "sqlite":
+        assert store.writing is store.engine
+        return
+    told = []
+    for engine in (store.engine, store.writing):
+        with engine.connect() as connection:
+            told.append(
+                [connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in ("cache_size", "temp_store")]
+            )
+    assert told == [[-512, 0], [-4096, 2]]
+
+
 def test_a_turn_that_another_writer_took_is_an_error_and_no_silence(write: Any, engine: Engine) -> None:
     first, second = talk(2)
     write(first)
