@@ -25,7 +25,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-gpu test-system check audit secrets static unit fix serve bench scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs site lock install clean
+.PHONY: help demo test test-gpu test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -72,6 +72,9 @@ serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model 
 
 bench: $(INSTALLED)  ## What the proxy costs, beside nginx and LiteLLM: BENCH_ARGS="--litellm PATH", "--check"; ten minutes
 	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+instructions: $(INSTALLED)  ## What a request takes in instructions, which no other work changes: two minutes; needs valgrind; INSTRUCTIONS_ARGS="--kind stream"
+	$(BIN)/python -m benchmarks.instructions $(INSTRUCTIONS_ARGS)
 
 scale: $(INSTALLED)  ## Whether queries stay as fast on 2,000,000 completions; SCALE_ARGS="--database postgresql"
 	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)

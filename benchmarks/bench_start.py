@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,8 +87,17 @@ def tally(address: str) -> dict[str, int]:
 
 
 @contextmanager
-def proxy(form: str, model_server: str, broker: str, folder: Path, cores: list[set[int]]) -> Iterator[Side]:
-    """Whetstone in one of FORMS, a worker on each of `cores`, with a key for its apps."""
+def proxy(
+    form: str,
+    model_server: str,
+    broker: str,
+    folder: Path,
+    cores: list[set[int]],
+    under: Sequence[str] = (),
+    **more: Any,
+) -> Iterator[Side]:
+    """Whetstone in one of FORMS, a worker on each of `cores`, with a key for its apps; `under`: a command that runs it,
+    `more`: settings."""
     captured = form != "capture off"
     other = {"rest": {"url": model_server + "/v1", "models": {"bench": "bench"}}}
     settings = load(
@@ -102,7 +111,7 @@ def proxy(form: str, model_server: str, broker: str, folder: Path, cores: list[s
         proxy__max_in_flight=ROOM,
         # No line for each call: the peers write none either.
         log__level="warning",
-        **FORMS[form],
+        **FORMS[form] | more,
     )
     folder.mkdir(parents=True, exist_ok=True)
     upgrade(settings.database_url)
@@ -117,7 +126,7 @@ def proxy(form: str, model_server: str, broker: str, folder: Path, cores: list[s
         targets, pids = [], []
         for place, of_worker in enumerate(cores):
             with on_cores(of_worker):
-                started = running_proxy(settings, folder / f"proxy-{place}.log")
+                started = running_proxy(settings, folder / f"proxy-{place}.log", under)
                 url, process = stack.enter_context(started)
             targets.append(_target(url, "bench", f"authorization: Bearer {key}\r\n"))
             pids.append(process.pid)

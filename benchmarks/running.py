@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,12 @@ def unhandled(log: str) -> list[str]:
 
 
 @contextmanager
-def running_proxy(settings: Settings, log: Path, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A proxy as `whetstone up` starts it: its address and its process."""
+def running_proxy(
+    settings: Settings, log: Path, under: Sequence[str] = (), **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A proxy as `whetstone up` starts it: its address and its process. `under`: a command that runs it."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "proxy"]
+    command = [*under, sys.executable, "-m", "proxy"]
     ours = as_environment(settings, config=Path(os.devnull)) | {"WHETSTONE_PROXY__PORT": str(port)}
     environment = {**os.environ, **ours, "PYTHONASYNCIODEBUG": "", **environment}
     with log.open("wb") as out:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_upstream
+from benchmarks import bench_upstream, instructions
 from benchmarks.bench_client import Target, wrong_with
 from benchmarks.bench_figures import Bar, Figures, Measured, bars, percentile, worse
 from benchmarks.bench_load import Held, Ticks, Took, closed_loop, open_loop
@@ -223,3 +223,10 @@ def test_ticks_are_due_one_interval_apart() -> None:
     ticks.start()
     assert ticks.due_s(3) - ticks.due_s(2) == pytest.approx(0.002)
     ticks.close()
+
+
+def test_instructions_are_read_thread_by_thread(tmp_path: Path) -> None:
+    (tmp_path / "callgrind.1-01").write_text("version: 1\nsummary: 0\n\nfn=(1) f\n1 5\n\ntotals: 500\n")
+    (tmp_path / "callgrind.1-03").write_text("version: 1\nsummary: 0\n\ntotals: 700\n")
+    (tmp_path / "callgrind").write_text("")
+    assert [(one.thread, one.instructions) for one in instructions.read(tmp_path)] == [("03", 700), ("01", 500)]
