@@ -42,6 +42,9 @@ ROWS_AT_ONCE = (50, 10)
 it has prepared; and a row that is a step of its own has Python's lock given up and taken again."""
 ROWS = "$rows"
 
+_filled: dict[Table, set[str]] = {}
+"""Columns of SQLite's tables that were once not NULL in a whole batch: they are told from then on, or each set of them
+would be a statement of its own, and sqlite3 keeps what it last bound to each."""
 _EPOCH, _EPOCH_TEXT = datetime(1970, 1, 1, tzinfo=UTC), "1970-01-01 00:00:00"
 _encode = msgspec.json.Encoder().encode
 
@@ -125,7 +128,6 @@ def listed(dialect: str, ids: Iterable[str]) -> Any:
     return list(ids) if dialect == "postgresql" else as_json(list(ids))
 
 
-# Of the columns that are not NULL in all rows there may be many sets; nearly all batches have one of a few.
 @lru_cache(64)
 def _insert(dialect: str, table: Table, columns: tuple[str, ...], on: tuple[str, ...]) -> str:
     names, unique = ", ".join(columns), f"({', '.join(on)}) " if on else ""
@@ -174,15 +176,16 @@ def _columns(
 ) -> dict[str, Sequence[Any]]:
     """Rows, column by column, as sqlite3 takes them; `all_null`: with those columns that are NULL in all of them.
 
-    Of a call's columns half are, and to bind NULL takes sqlite3 longer than to bind a text.
+    Of a call's columns half always are, and to bind NULL takes sqlite3 longer than to bind a text.
     """
-    nothing = (None,) * len(rows)
+    nothing, filled = (None,) * len(rows), _filled.setdefault(table, set())
     told: dict[str, Sequence[Any]] = {}
     columns = zip(*_values(rows, names), strict=True)
     for name, (form, may_go), values in zip(names, _forms(table, names), columns, strict=True):
         if values != nothing:
             told[name] = form(values) if form else values
-        elif all_null or not may_go:
+            filled.add(name)
+        elif all_null or not may_go or name in filled:
             told[name] = values
     return told
 

@@ -255,7 +255,7 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         storable_text(call.address.turn_key),
         call.reply if choice.index == 0 else None,
         call.threaded_by,
-        why_not_trained,
+        storable_text(why_not_trained),
         one.created_at,
         history.conversation,
         history.tool_calls,

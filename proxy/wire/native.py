@@ -63,7 +63,7 @@ class NativeAsked:
         pieces = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if "model" in pieces:
             pieces["model"] = raw(self.model)
-        return Answer(msgspec.json.encode(pieces), said.get("id"), (_heard(said),))
+        return Answer(msgspec.json.encode(pieces), _text(said.get("id")), (_heard(said),))
 
     def events(self) -> "NativeStream":
         """Take a streamed one apart."""
@@ -96,6 +96,11 @@ def conversation(body: Body) -> list[msgspec.Raw]:
         return [*messages, raw({"role": "user", "content": msgspec.json.decode(given)})]
 
 
+def _text(told: Any) -> str | None:
+    """A text, of what another server may tell as something else."""
+    return told if told is None or isinstance(told, str) else str(told)
+
+
 def _heard(said: dict[str, Any]) -> Heard:
     """What a message or a response says, as one choice."""
     parts = said.get("content") or [
@@ -114,7 +119,7 @@ def _heard(said: dict[str, Any]) -> Heard:
                 index=0,
                 message={"role": "assistant", "content": said.get("content") or said.get("output")},
                 text_of_parts="".join(texts),
-                finish_reason=said.get("stop_reason") or said.get("status"),
+                finish_reason=_text(said.get("stop_reason") or said.get("status")),
             ),
         ),
     )
@@ -172,7 +177,7 @@ class NativeStream:
         return msgspec.json.encode(pieces)
 
     def _hear_whole(self, whole: dict[str, Any]) -> None:
-        self.upstream_id = self.upstream_id or whole.get("id")
+        self.upstream_id = self.upstream_id or _text(whole.get("id"))
         self._said |= {name: value for name, value in whole.items() if value is not None and name != "content"}
 
     def _hear(self, fields: dict[str, Any]) -> None:

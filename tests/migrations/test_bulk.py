@@ -1,14 +1,16 @@
 """Rows written past SQLAlchemy are the rows that SQLAlchemy writes."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, Table, select
+from sqlalchemy import Column, Engine, MetaData, Table, Text, event, select
 
 from migrations import schema
 from migrations.bulk import among, insert_absent, insert_many, listed, raw_json, update_many
+from migrations.database import connect
 from migrations.types import is_json
 from tests.conftest import NOW
 
@@ -127,6 +129,18 @@ def test_structs_are_rows_and_null_is_written_too(engine: Engine) -> None:
         ]
         update_many(connection, schema.trajectories, [Counted("default", "t2", "c", 2, NOW)])
         assert connection.execute(select(t.task, t.completions).where(t.id == "t2")).all() == [("c", 2)]
+
+
+def test_sqlite_is_told_a_column_from_when_it_was_filled_once(tmp_path: Path) -> None:
+    table = Table("few", MetaData(), Column("id", Text, primary_key=True), Column("task", Text), Column("error", Text))
+    engine, told = connect(f"sqlite:///{tmp_path / 'few.db'}"), []
+    table.create(engine)
+    event.listen(engine, "before_cursor_execute", lambda *given: told.append(given[2].partition(" VALUES")[0]))
+    with engine.begin() as connection:
+        for row in ({"id": "a"}, {"id": "b", "error": "e"}, {"id": "c"}, {"id": "d", "task": "t"}, {"id": "e"}):
+            insert_many(connection, table, [dict.fromkeys(table.c.keys()) | row])
+    columns = ("id", "id, error", "id, error", "id, task, error", "id, task, error")
+    assert [one for one in told if "few" in one] == [f"INSERT INTO few ({names})" for names in columns]
 
 
 @pytest.mark.usefixtures("seed")

@@ -207,8 +207,10 @@ def test_a_call_after_the_reward_is_not_trained_on(write: Any, rows: Any, engine
 
 def test_nul_is_stored_as_its_replacement(write: Any, rows: Any) -> None:
     choice = make_choice(message={"role": "assistant", "content": "a\x00b"})
-    write(make_call(messages=[{"role": "user", "content": "\x00", "\x00": 1}], choices=(choice,), end_user="\x00"))
+    asked = {"messages": [{"role": "user", "content": "\x00", "\x00": 1}], "end_user": "\x00"}
+    write(make_call(**asked, bent="sampling_bent: a\x00b", choices=(choice,)))
     (row,) = rows()
+    assert row.why_not_trained == "sampling_bent: a\ufffdb"
     assert row.new_messages == [{"role": "user", "content": "\ufffd", "\ufffd": 1}]
     assert (row.response_text, row.end_user, row.token_ids) == ("a\ufffdb", "\ufffd", ANSWER_IDS)
 

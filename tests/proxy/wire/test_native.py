@@ -96,6 +96,15 @@ def test_an_answer_passes_but_for_the_models_name_and_its_text_is_heard(endpoint
     assert choice.finish_reason == (said.get("stop_reason") or said["status"])
 
 
+def test_what_another_server_tells_as_a_number_is_a_text() -> None:
+    taken = ask("messages").read(json.dumps(MESSAGE | {"id": 7, "stop_reason": 200}).encode())
+    assert (taken.upstream_id, taken.heard[0].choices[0].finish_reason) == ("7", "200")
+    stream = ask("messages", stream=True).events()
+    stream.feed(event("message_start", message={"id": 7, "content": []}))
+    stream.feed(event("message_delta", delta={"stop_reason": 200}))
+    assert (stream.upstream_id, stream.heard[0].choices[0].finish_reason) == ("7", "200")
+
+
 def test_a_streamed_message_passes_and_its_end_is_held_back() -> None:
     events = [
         event(
