@@ -64,7 +64,7 @@ class Heads:
 
     def named(self, name: str) -> Head | None:
         """By its own id, or another that feedback may use."""
-        return self._by_id.get(name) or self._by_name.get(name.removesuffix(FIRST))
+        return self._by_id.get(name) or self._by_name.get(name) or self._by_name.get(name.removesuffix(FIRST))
 
     def alike(self, history: bytes) -> Head | None:
         """The last one with this history, free or not."""
@@ -127,9 +127,13 @@ class Heads:
             return
         head.taken_by, head.set_aside = None, False
         for history in head.histories:
-            if isinstance(found := self._by_history.get(history), _Alike):
-                found.free[completion_id] = head
-                found.free.move_to_end(completion_id, last=False)
+            found = self._by_history.get(history)
+            if found is None or found is head:
+                continue
+            if not isinstance(found, _Alike):
+                found = self._by_history[history] = _alike(found)
+            found.free[completion_id] = head
+            found.free.move_to_end(completion_id, last=False)
 
     def set_aside(self, head: Head) -> None:
         """It is no longer to be found as a free one."""

@@ -258,7 +258,7 @@ class Reconciler:
         over = {name for name in loaded & replica.names if self._is_ours(name) and name not in wanted.kept}
         self._over_since = {name: self._over_since.get(name, now_s) for name in over}
         for name, since_s in self._over_since.items():
-            if now_s - since_s < self._drain_s or replica.using[name]:
+            if now_s - since_s < self._drain_s or replica.using.get(name):
                 continue
             replica.names -= {name}
             body = {"lora_name": name}

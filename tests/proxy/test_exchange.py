@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from proxy.asgi import Header, Scope, unless_disconnected
+from proxy.asgi import Header, Scope, send_whole, unless_disconnected
 from proxy.exchange import Exchange
 from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
 
@@ -85,6 +85,32 @@ def test_an_answer_in_one_piece_is_one_write() -> None:
     out = answered(say(200, LENGTH_4, b"said"))
     assert out.written == [b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-length: 4\r\n\r\nsaid"]
     assert not out.closing
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize(("method", "version"), [("GET", "1.1"), ("HEAD", "1.1"), ("GET", "1.0")])
+@pytest.mark.parametrize("status", [200, 204, 404])
+@pytest.mark.parametrize("header", [(b"x-said", b"it"), (b"connection", b"close"), (b"x-said", b"a\r\nb: c")])
+def test_an_answer_told_whole_is_the_same_as_in_two_messages(
+    status: int, header: Header, method: str, version: str, keep_alive: bool
+) -> None:
+    async def whole(exchange: Exchange) -> None:
+        await send_whole(exchange, status, [header], b"said")
+
+    outs = [
+        answered(answer, keep_alive=keep_alive, method=method, version=version)
+        for answer in (whole, say(status, [header, *LENGTH_4], b"said"))
+    ]
+    assert outs[0].written == outs[1].written and outs[0].closing == outs[1].closing
+
+
+def test_what_has_begun_is_not_told_whole_as_well() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await say(200, [], b"sa", b"id")(exchange)
+        await exchange.whole(200, [], b"again")
+
+    out = answered(answer)
+    assert b"".join(out.written).endswith(b"2\r\nid\r\n0\r\n\r\n") and out.closing
 
 
 def test_pieces_without_a_length_are_chunks() -> None:

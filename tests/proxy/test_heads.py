@@ -92,3 +92,14 @@ def test_an_answer_goes_by_its_id_and_by_that_of_its_first_choice() -> None:
         heads.keep(Head(name[-1], "t", (), name))
     assert heads.named("chatcmpl-a") is heads.named("chatcmpl-a/0") is heads.named("a")
     assert heads.named("chatcmpl-a/1") is heads.named("1")
+
+
+def test_what_is_freed_is_found_beside_one_that_was_told_again_meanwhile() -> None:
+    heads = Heads(10)
+    heads.keep(first := head("a"))
+    heads.take("a", "call")
+    heads.keep(second := head("b"))
+    heads.take("b", "another")
+    heads.keep(second)
+    heads.release("a", "call")
+    assert heads.free(HISTORY) is first
