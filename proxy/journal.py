@@ -119,7 +119,7 @@ class Journal:
 
     @property
     def _over(self) -> bool:
-        return self._max_bytes is not None and self._current.size_bytes + self._full_bytes >= self._max_bytes
+        return self._max_bytes is not None and self.size_bytes >= self._max_bytes
 
     def _retire(self, segment: Segment) -> None:
         if segment.outstanding:

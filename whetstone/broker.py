@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from celery import Celery, signals
-from celery.worker import state
 
 from whetstone import logs, tasks, tracing
 from whetstone.settings import LogSettings, Settings, SettingsError
@@ -171,12 +170,17 @@ class _Sweeper:
         self._sent_at: float | None = None
         self._stopped = threading.Event()
         self._consumer: Any = None
+        self._state: Any = None
+        """What the worker works on, as Celery counts it."""
         self._full = False
         """At the last look it took nothing, and nobody worked."""
 
     def start(self, sender: Any = None, **_: Any) -> None:
         """Begin; for the signal `worker_ready`, which the worker's consumer sends."""
-        self._consumer = sender
+        # Not above: who only sends does not need all that makes a worker.
+        from celery.worker import state
+
+        self._consumer, self._state = sender, state
         self._stopped.clear()
         threading.Thread(target=self._run, name=f"sweep {self._task_name}", daemon=True).start()
 
@@ -196,9 +200,9 @@ class _Sweeper:
         counts it for ever; with as many as may be worked on at once it does not even see that its connection is gone.
         """
         channel = getattr(getattr(self._consumer, "task_consumer", None), "channel", None)
-        qos = getattr(channel, "qos", None)
-        idle = not state.active_requests and not state.reserved_requests
-        before, self._full = self._full, qos is not None and idle and not qos.can_consume()
+        qos: Any = getattr(channel, "qos", None)
+        idle = qos is not None and not self._state.active_requests and not self._state.reserved_requests
+        before, self._full = self._full, idle and not qos.can_consume()
         if before and self._full:
             self._full = False
             self._consumer.call_soon(_lost)

@@ -8,6 +8,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select
@@ -236,3 +237,30 @@ def test_a_worker_that_sends_to_another_queue_does_not_come_to_consume_it(tmp_pa
     assert app.amqp.router.route({}, tasks.STEP)["queue"].name == tasks.TRAINER_QUEUE
     assert list(app.amqp.queues.consume_from) == [tasks.JUDGE_QUEUE]
     app.close()
+
+
+def test_a_consumer_that_is_full_of_nothing_connects_anew(tmp_path):
+    from celery.worker import state
+
+    from whetstone.broker import _Sweeper
+
+    asked, room = [], []
+    qos = SimpleNamespace(can_consume=lambda: bool(room))
+    channel = SimpleNamespace(qos=qos)
+    consumer = SimpleNamespace(task_consumer=SimpleNamespace(channel=channel), call_soon=asked.append)
+    app = celery_app("judge", Settings(data=tmp_path, broker="redis://127.0.0.1:1/0"))
+    sweeper = _Sweeper(app, tasks.ASSEMBLE, 60.0)
+    sweeper._consumer, sweeper._state = consumer, state
+    works = type("Works", (), {})()
+    state.active_requests.add(works)
+    sweeper._look(), sweeper._look()
+    state.active_requests.discard(works)
+    sweeper._look()
+    assert not asked
+    sweeper._look()
+    (lost,) = asked
+    with pytest.raises(ConnectionError):
+        lost()
+    room.append(1)
+    sweeper._look(), sweeper._look()
+    assert len(asked) == 1
