@@ -145,9 +145,15 @@ def _stat(path: Path) -> list[str]:
 
 def _cpu_s(pid: int) -> float:
     fields = _stat(Path(f"/proc/{pid}/stat"))
+    if len(fields) < 13:
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_bytes(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+    """Of a process that has ended meanwhile, as a worker of another proxy's may, none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), 0)
