@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.segments import FileSegment, MemorySegment, Record, Segment
+from proxy.segments import KEPT_BYTES, FileSegment, MemorySegment, Record, Segment
 
-SEGMENT_BYTES = 16 * 2**20
+SEGMENT_BYTES = KEPT_BYTES
 PROBE_EVERY_S = 1.0
 """How often a journal that could not be written is asked whether it can be again."""
 
@@ -123,6 +123,7 @@ class Journal:
 
     def _retire(self, segment: Segment) -> None:
         if segment.outstanding:
+            segment.seal()
             self._full.add(segment)
             self._full_bytes += segment.size_bytes
         else:

@@ -1,11 +1,17 @@
 """The pieces of the journal: files, locked while they are open, or memory. Bytes in, bytes out, a frame a record.
 
-A frame is length and CRC-32 (little endian, 4 bytes each) and the payload; a torn last frame was never acknowledged and
-is dropped. Knows nothing of what records mean, nor of the segments beside it.
+A frame is length and CRC-32 (little endian, 4 bytes each) and the payload, and no payload is empty; zeros follow the
+last. A torn last frame was never acknowledged and is dropped. Knows nothing of what records mean, nor of the segments
+beside it.
+
+A file is written by memory that is shared with the page cache: no system call, so no other thread gets the interpreter
+meanwhile, and nothing waits for a disk that is busy with SQL. Its blocks are asked for before, in large steps, where a
+full disk can still say so: of a page without a block the kernel says so with a signal that ends the process.
 """
 
 import errno
 import fcntl
+import mmap
 import os
 import struct
 import zlib
@@ -14,7 +20,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 PROBE_BYTES = 64 * 2**10
+STEP_BYTES = 2**20
+"""By so much a file grows, where a record needs no more."""
+KEPT_BYTES = 4 * STEP_BYTES
+"""What a file has of the disk and of memory once SQL has all of it; of one that grew further nothing is kept."""
 _HEAD = struct.Struct("<II")
+_ZEROS = memoryview(bytes(KEPT_BYTES))
 
 
 class Segment(Protocol):
@@ -51,6 +62,10 @@ class Segment(Protocol):
         """Forget all records: SQL has them."""
         ...
 
+    def seal(self) -> None:
+        """Nothing more is written to it: it takes no more room than it needs."""
+        ...
+
     def descriptor(self) -> int | None:
         """A descriptor by which it can be brought to the disk, for the caller to close; None: it has no disk."""
         ...
@@ -71,7 +86,7 @@ class FileSegment:
             OSError: it cannot be opened.
         """
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -79,13 +94,23 @@ class FileSegment:
             raise
         self.size_bytes = os.fstat(self._file).st_size
         self.outstanding = 0
+        self._memory: mmap.mmap | None = None
+        """What is written to; None while nothing is."""
+        self._room_bytes = 0
 
     def append(self, payload: bytes) -> "Record":
-        self._write(_HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
-        record = Record(self, self.size_bytes + _HEAD.size, len(payload))
-        self.size_bytes += _HEAD.size + len(payload)
+        start, length = self.size_bytes + _HEAD.size, len(payload)
+        end = start + length
+        if end > self._room_bytes:
+            self._grow(end)
+        memory = self._memory
+        assert memory is not None and length
+        memory[start:end] = payload
+        # The head last: whoever dies before that leaves zeros there, where reading ends.
+        _HEAD.pack_into(memory, self.size_bytes, length, zlib.crc32(payload))
+        self.size_bytes = end
         self.outstanding += 1
-        return record
+        return Record(self, start, length)
 
     def records(self) -> list["Record"]:
         """Every whole record in it; all of them count as outstanding from now on."""
@@ -98,30 +123,49 @@ class FileSegment:
         return os.pread(self._file, length, start)
 
     def probe(self) -> None:
-        # No frame begins so: whoever dies in between leaves a torn one.
-        self._write(b"\xff" * PROBE_BYTES)
-        os.ftruncate(self._file, self.size_bytes)
+        if self.size_bytes + PROBE_BYTES > self._room_bytes:
+            self._grow(self.size_bytes + PROBE_BYTES)
 
     def clear(self) -> None:
-        os.ftruncate(self._file, 0)
-        self.size_bytes = 0
+        if self._room_bytes > KEPT_BYTES:
+            self.size_bytes = 0
+            self.seal()
+        elif self._memory is not None:
+            self._memory[: self.size_bytes] = _ZEROS[: self.size_bytes]
+            self.size_bytes = 0
 
     def descriptor(self) -> int | None:
         return os.dup(self._file)
 
+    def seal(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory, self._room_bytes = None, 0
+            os.ftruncate(self._file, self.size_bytes)
+
     def close(self) -> None:
+        self.seal()
         if not self.outstanding:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def _write(self, data: bytes) -> None:
+    def _grow(self, least_bytes: int) -> None:
+        """Have room for so much.
+
+        Raises:
+            OSError: the disk has not; it is as it was.
+        """
+        room_bytes = -(-least_bytes // STEP_BYTES) * STEP_BYTES
         try:
-            written = os.write(self._file, data)
-            if written != len(data):
-                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written", str(self.path))
+            os.posix_fallocate(self._file, self._room_bytes, room_bytes - self._room_bytes)
+            if self._memory is None:
+                self._memory = mmap.mmap(self._file, room_bytes)
+            else:
+                self._memory.resize(room_bytes)
         except OSError:
-            os.ftruncate(self._file, self.size_bytes)
+            os.ftruncate(self._file, self._room_bytes)
             raise
+        self._room_bytes = room_bytes
 
 
 class MemorySegment:
@@ -147,6 +191,9 @@ class MemorySegment:
 
     def clear(self) -> None:
         self._data, self.size_bytes = bytearray(), 0
+
+    def seal(self) -> None:
+        pass
 
     def descriptor(self) -> int | None:
         return None
@@ -191,6 +238,8 @@ def _frames(data: bytes) -> Iterator[tuple[int, int]]:
     start = 0
     while start + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, start)
+        if not length:
+            return
         start += _HEAD.size
         payload = data[start : start + length]
         if len(payload) != length:

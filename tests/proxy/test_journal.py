@@ -33,8 +33,8 @@ def killed(folder: Path, *records: bytes) -> Path:
 
 
 def test_what_sql_does_not_have_is_found_at_the_next_start(tmp_path: Path) -> None:
-    killed(tmp_path, b"a", b"", b"b" * 100_000)
-    assert frames(tmp_path) == [b"a", b"", b"b" * 100_000]
+    killed(tmp_path, b"a", b"b" * 100_000, b"c" * 3 * segments.STEP_BYTES, b"d")
+    assert frames(tmp_path) == [b"a", b"b" * 100_000, b"c" * 3 * segments.STEP_BYTES, b"d"]
 
 
 def test_it_is_found_until_sql_has_it(tmp_path: Path) -> None:
@@ -62,7 +62,31 @@ def test_a_torn_last_frame_is_dropped_and_those_before_it_stay(tmp_path: Path, c
     assert frames(tmp_path) == [b"first"]
 
 
-@given(st.lists(st.binary(max_size=50)), st.binary(max_size=60))
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from proxy.journal import Journal
+
+journal = Journal(Path(sys.argv[1]))
+for number in range(2000):
+    journal.append(b"%d" % number * 300)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_whoever_is_killed_leaves_every_record_and_nothing_behind_the_last(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", DYING, str(tmp_path)], timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert frames(tmp_path) == [b"%d" % number * 300 for number in range(2000)]
+
+
+def test_a_record_whose_head_was_not_written_yet_is_none(tmp_path: Path) -> None:
+    path = killed(tmp_path, b"first")
+    path.write_bytes(path.read_bytes() + bytes(segments._HEAD.size) + b"second" + bytes(1000))
+    assert frames(tmp_path) == [b"first"]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50)), st.binary(max_size=60))
 def test_no_rubbish_at_the_end_hides_or_invents_a_record(records: list[bytes], rubbish: bytes) -> None:
     data = b"".join(segments._HEAD.pack(len(r), segments.zlib.crc32(r)) + r for r in records)
 
@@ -112,14 +136,16 @@ FILL = """
 import os, resource, signal, sys
 from pathlib import Path
 from proxy.journal import Journal
+from proxy.segments import STEP_BYTES
 
 journal = Journal(Path(sys.argv[1]))
 journal.append(b"before")
 # No file may grow past this: the disk is full, half-way into the next frame.
-resource.setrlimit(resource.RLIMIT_FSIZE, (journal._current.size_bytes + 20, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (STEP_BYTES + STEP_BYTES // 2, resource.RLIM_INFINITY))
 try:
-    journal.append(b"x" * 100)
+    journal.append(b"x" * STEP_BYTES)
 except OSError:
+    journal.append(b"meanwhile")
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     journal.append(b"after")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +155,7 @@ except OSError:
 def test_a_full_disk_leaves_nothing_half_written_and_passes(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", FILL, str(tmp_path)], timeout=30)
     assert process.returncode == -signal.SIGKILL
-    assert frames(tmp_path) == [b"before", b"after"]
+    assert frames(tmp_path) == [b"before", b"meanwhile", b"after"]
 
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
@@ -155,7 +181,7 @@ def test_what_sql_has_is_gone_from_the_disk_as_soon_as_nothing_waits(tmp_path: P
     journal.settled(second)
     assert b"first" in path.read_bytes()
     journal.settled(first)
-    assert (path.read_bytes(), journal.size_bytes) == (b"", 0)
+    assert (path.read_bytes().strip(b"\0"), journal.size_bytes) == (b"", 0)
     journal.append(b"third")
     journal.close()
     assert frames(tmp_path) == [b"third"]
@@ -190,14 +216,15 @@ PROBED = """
 import os, resource, signal, sys
 from pathlib import Path
 from proxy import journal as module
+from proxy.segments import STEP_BYTES
 
 module.PROBE_EVERY_S = 0.0
 journal = module.Journal(Path(sys.argv[1]))
-journal.append(b"before")
-resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size_bytes, resource.RLIM_INFINITY))
+journal.append(b"before" * (STEP_BYTES // 6 - 2))
+resource.setrlimit(resource.RLIMIT_FSIZE, (STEP_BYTES, resource.RLIM_INFINITY))
 assert not journal.full, "nobody has tried"
 try:
-    journal.append(b"x")
+    journal.append(b"x" * 100)
 except OSError:
     assert journal.full and journal.full
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -210,14 +237,25 @@ except OSError:
 def test_a_disk_that_was_full_is_asked_again_before_anything_is_refused_for_it(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", PROBED, str(tmp_path)], timeout=30)
     assert process.returncode == -signal.SIGKILL
-    assert frames(tmp_path) == [b"before", b"after"]
+    assert [record[-6:] for record in frames(tmp_path)] == [b"before", b"after"]
 
 
-def test_whoever_dies_while_it_asks_the_disk_leaves_no_record_of_it(tmp_path: Path) -> None:
-    path = killed(tmp_path, b"kept")
-    with path.open("ab") as file:
-        file.write(b"\xff" * segments.PROBE_BYTES)
-    assert frames(tmp_path) == [b"kept"]
+def test_what_grew_large_takes_nothing_once_sql_has_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.settled(journal.append(b"x" * (segments.KEPT_BYTES + 1)))
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size == 0
+    journal.append(b"next")
+    journal.close()
+    assert frames(tmp_path) == [b"next"]
+
+
+def test_a_full_segment_takes_no_more_than_its_records(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    first = journal.append(b"x" * (module.SEGMENT_BYTES + 1))
+    journal.append(b"next")
+    assert first.segment.path.stat().st_size == first.segment.size_bytes
+    journal.close()
 
 
 # --- what is on the disk, and what is in memory
