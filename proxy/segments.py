@@ -9,7 +9,6 @@ meanwhile, and nothing waits for a disk that is busy with SQL. Its blocks are as
 full disk can still say so: of a page without a block the kernel says so with a signal that ends the process.
 """
 
-import errno
 import fcntl
 import mmap
 import os
