@@ -222,10 +222,9 @@ def test_who_writes_has_a_connection_with_room_on_sqlite(store: Store) -> None:
     told = []
     for engine in (store.engine, store.writing):
         with engine.connect() as connection:
-            told.append(
-                [connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in ("cache_size", "temp_store")]
-            )
-    assert told == [[-512, 0], [-4096, 2]]
+            names = ("cache_size", "temp_store", "wal_autocheckpoint")
+            told.append([connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in names])
+    assert told == [[-512, 0, 1000], [-4096, 2, 4000]]
 
 
 def test_a_turn_that_another_writer_took_is_an_error_and_no_silence(write: Any, engine: Engine) -> None:
