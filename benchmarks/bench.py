@@ -212,9 +212,11 @@ def main() -> int:
     load = set(cores) - set().union(*own) or set(cores)
     machine = {"cores": len(cores), "side": [*map(list, own)], "load": sorted(load), "seconds": args.seconds}
     console.print(bench_report.where(own, load), highlight=False)
-    peers = dict(one.split("=", 1) for one in args.peer)
+    peers = {name: bench_start.Peer(command) for name, command in (one.split("=", 1) for one in args.peer)}
     if args.litellm:
         peers["litellm"] = bench_start.litellm(args.litellm)
+    if args.rllm:
+        peers["rllm"] = bench_start.rllm(args.rllm)
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as temporary,
         on_cores(load),
@@ -246,6 +248,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--held", type=int, default=HELD, help="silent streams at once; 0: none")
     parser.add_argument("--nginx", default=shutil.which("nginx"), help="its binary; without it the one on PATH")
     parser.add_argument("--litellm", help="its binary, of an environment with litellm[proxy]")
+    parser.add_argument("--rllm", help="rLLM's, of an environment with rllm-model-gateway")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=COMMAND", help="another proxy; {port}, {upstream}"
     )
@@ -255,7 +258,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="seconds: the proxy and the upstream alone, once each")
     args = parser.parse_args()
     if args.short:
-        args.seconds, args.rounds, args.held, args.nginx, args.litellm = 0.5, 1, 200, None, None
+        args.seconds, args.rounds, args.held, args.nginx, args.litellm, args.rllm = 0.5, 1, 200, None, None, None
     args.only = _names(args.only, SHORT if args.short else tuple(MEASURES), tuple(MEASURES), parser)
     forms = tuple(bench_start.FORMS)
     args.forms = _names(args.forms, forms[:1] if args.short else forms, forms, parser)

@@ -34,6 +34,8 @@ class Target:
     model: str
     headers: str = ""
     """More headers, each ended by CRLF."""
+    base: str = "/v1"
+    """What stands before `/chat/completions`."""
 
     def request(self, kind: str) -> bytes:
         """A request, of a prompt that nobody asked before."""
@@ -49,7 +51,8 @@ def _template(target: Target, kind: str) -> bytes:
     fields: dict[str, Any] = {"model": target.model, "messages": talk, "max_tokens": 256}
     body = json.dumps(fields | ({} if kind in WHOLE else {"stream": True}), separators=(",", ":"))
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n{target.headers}"
+        f"POST {target.base}/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        f"content-type: application/json\r\n{target.headers}"
     )
     return f"{head}content-length: {len(body.encode() % 0)}\r\n\r\n{body}".encode()
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -150,29 +151,44 @@ def nginx(binary: str, model_server: str, folder: Path, cores: set[int]) -> Iter
         yield Side("nginx", (_target(f"http://127.0.0.1:{port}", "bench"),), (process.pid,))
 
 
+@dataclass(frozen=True)
+class Peer:
+    """How any other proxy is started and asked."""
+
+    command: str
+    """Names {port} and {upstream}, perhaps {folder}, which is its own and has a configuration for LiteLLM."""
+    base: str = "/v1"
+    """What stands before `/chat/completions`."""
+
+
 @contextmanager
-def peer(name: str, command: str, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
-    """Any other proxy: `command` names {port} and {upstream}. In {folder} is a configuration for LiteLLM,
-    which asks for a key, as ours does."""
+def peer(name: str, proxy: Peer, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
+    """Any other proxy. LiteLLM asks for a key, as ours does."""
     (port,) = free_ports(1)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(LITELLM.format(upstream=model_server))
-    words = [one.format(port=port, upstream=model_server, folder=folder) for one in shlex.split(command)]
+    words = [one.format(port=port, upstream=model_server, folder=folder) for one in shlex.split(proxy.command)]
     url, key = f"http://127.0.0.1:{port}", f"sk-{secrets.token_hex(32)}"
     environment = QUIET_LITELLM | {"LITELLM_MASTER_KEY": key}
     with on_cores(cores), _process(words, url, folder / "log", **environment) as process:
-        yield Side(name, (_target(url, "bench", f"authorization: Bearer {key}\r\n"),), (process.pid,))
+        yield Side(name, (_target(url, "bench", f"authorization: Bearer {key}\r\n", proxy.base),), (process.pid,))
 
 
-def litellm(binary: str) -> str:
-    """The command of LiteLLM's proxy, with one worker and no database."""
-    return f"{shlex.quote(binary)} --config {{folder}}/{CONFIG} --host 127.0.0.1 --port {{port}} --num_workers 1"
+def litellm(binary: str) -> Peer:
+    """LiteLLM's proxy, with one worker and no database."""
+    return Peer(f"{shlex.quote(binary)} --config {{folder}}/{CONFIG} --host 127.0.0.1 --port {{port}} --num_workers 1")
 
 
-def _target(url: str, model: str, headers: str = "") -> Target:
+def rllm(binary: str) -> Peer:
+    """rLLM's model gateway with SQLite. Without a session in the path it would keep nothing."""
+    options = "--host 127.0.0.1 --port {port} --worker {upstream}/v1 --db-path {folder}/rllm.db --log-level warning"
+    return Peer(f"{shlex.quote(binary)} {options}", "/sessions/bench/v1")
+
+
+def _target(url: str, model: str, headers: str = "", base: str = "/v1") -> Target:
     parts = urlsplit(url)
     assert parts.hostname and parts.port
-    return Target(parts.hostname, parts.port, model, headers)
+    return Target(parts.hostname, parts.port, model, headers, base)
 
 
 @contextmanager
@@ -208,10 +224,10 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextmanager
 def started(
-    forms: list[str], nginx_binary: str | None, peers: Mapping[str, str], folder: Path, own: list[set[int]]
+    forms: list[str], nginx_binary: str | None, peers: Mapping[str, Peer], folder: Path, own: list[set[int]]
 ) -> Iterator[tuple[str, list[Side]]]:
     """The upstream's address, and every side: ours on the first of `own`, with two workers on the first two if there
-    are as many; peers beside them. `peers` gives the command of each."""
+    are as many; peers beside them."""
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker())
         direct = stack.enter_context(upstream())
@@ -220,5 +236,5 @@ def started(
         if len(own) > 1 and "whetstone" in forms:
             ours.append(proxy("whetstone", address, broker, folder / "workers", own))
         others = [nginx(nginx_binary, address, folder / "nginx", own[0])] if nginx_binary else []
-        others += [peer(name, command, address, folder / name, own[0]) for name, command in peers.items()]
+        others += [peer(name, proxy, address, folder / name, own[0]) for name, proxy in peers.items()]
         yield address, [direct, *map(stack.enter_context, [*ours, *others])]
