@@ -7,6 +7,7 @@ all of it, and emptied before that when nothing in it waits. Knows nothing of wh
 
 import contextlib
 import errno
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Journal:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._max_bytes = max_bytes
+        self._max_bytes = math.inf if max_bytes is None else max_bytes
         self._in_memory = in_memory
         self._number = 0
         self._full: set[Segment] = set()
@@ -49,13 +50,16 @@ class Journal:
     @property
     def full(self) -> bool:
         """Whether the next record would not be taken, as far as is known: for its bound, or by what the disk said."""
-        if self._failed_at is not None and time.monotonic() - self._failed_at > PROBE_EVERY_S:
+        if self._failed_at is not None:
+            if time.monotonic() - self._failed_at <= PROBE_EVERY_S:
+                return True
             try:
                 self._current.probe()
                 self._failed_at = None
             except OSError:
                 self._failed_at = time.monotonic()
-        return self._failed_at is not None or self._over
+                return True
+        return self._current.size_bytes + self._full_bytes >= self._max_bytes
 
     def append(self, payload: bytes) -> Record:
         """Write a record; hand it back to `settled` once SQL has it.
@@ -63,18 +67,20 @@ class Journal:
         Raises:
             OSError: nothing was written.
         """
-        if self._over:
+        current = self._current
+        if current.size_bytes + self._full_bytes >= self._max_bytes:
             raise OSError(errno.EDQUOT, f"the journal has its {self._max_bytes} bytes")
         try:
-            if self._current.size_bytes > SEGMENT_BYTES:
-                full, self._current = self._current, self._new_segment()
+            if current.size_bytes > SEGMENT_BYTES:
+                full, current = current, self._new_segment()
+                self._current = current
                 self._retire(full)
-            record = self._current.append(payload)
+            record = current.append(payload)
         except OSError:
             self._failed_at = time.monotonic()
             raise
         self._failed_at = None
-        self._unsynced.add(self._current)
+        self._unsynced.add(current)
         return record
 
     def to_sync(self) -> list[int]:
@@ -116,10 +122,6 @@ class Journal:
         """Leave only what SQL does not have."""
         for segment in (self._current, *self._full):
             segment.close()
-
-    @property
-    def _over(self) -> bool:
-        return self._max_bytes is not None and self.size_bytes >= self._max_bytes
 
     def _retire(self, segment: Segment) -> None:
         if segment.outstanding:

@@ -227,7 +227,7 @@ class Recorder:
 
     def _enqueue(self, value: Call | Spooled, record: Record) -> None:
         self._recorded_s.append(time.time())
-        self._writer.put(Recorded(value if self.unwritten <= MOST_KEPT else None, record))
+        self._writer.put(Recorded(value if len(self._recorded_s) <= MOST_KEPT else None, record))
 
     def _settle(self, items: Sequence[Recorded]) -> None:
         self._loop.call_soon_threadsafe(self._settled, items)
