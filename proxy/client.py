@@ -1,5 +1,7 @@
 """HTTP/1.1 to one server, over connections that are kept. Knows sockets and HTTP's framing; no route, no dialect.
 
+What comes of an answer its `Response` keeps.
+
 One request at a time on each connection. Its errors are the proxy's own: this is the edge to the servers that answer.
 """
 
@@ -7,13 +9,12 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httptools
 
+from proxy.client_response import Response, down
 from proxy.errors import NotReached, UpstreamDown
 
 CONNECT_TIMEOUT_S = 5.0
@@ -21,155 +22,12 @@ KEEPALIVE_S = 4.0
 """Idle connections are closed by us: vLLM closes them after 5 s, and a request on its way then would be lost."""
 MAX_HEAD_BYTES = 64 * 2**10
 """Of an answer's headers."""
-MOST_UNREAD_BYTES = 256 * 2**10
-"""Of an answer that its app does not take in; beyond it the server has to wait."""
 LOOK_EVERY_S = 1.0
 """How exactly connections are found to be silent or idle for too long."""
 JOINED_BYTES = 64 * 2**10
 """A body up to this size goes out in one piece with its headers: copied sooner than written twice."""
-TYPES_KEPT = 64
-"""Content types that are known with their meaning: a server says the same few again and again."""
 _PLAIN = (b"", b"identity")
 """Content encodings that are none."""
-
-
-class Response:
-    """An answer, its headers read. `with` gives it up: what was not read to its end closes the connection, and the
-    server aborts."""
-
-    __slots__ = (
-        "_connection", "_error", "_framed", "_parts", "_size", "_waiter", "_whole", "begun", "done", "headers",
-        "on_left", "server", "status",
-    )  # fmt: skip
-
-    def __init__(self, connection: "_Connection") -> None:
-        self._connection: _Connection | None = connection
-        self._error: UpstreamDown | None = None
-        self._framed = False
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._whole = False
-        self.begun = False
-        """Its headers are there."""
-        self.done = False
-        """All of it is."""
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        """By their names in lower case; of one that comes twice the last."""
-        self.server = connection.client.server
-        """Host and port of who answers."""
-        self.on_left: Callable[[bool], None] | None = None
-        """Told once when it is given up: whether the server broke it off."""
-
-    def __enter__(self) -> "Response":
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self.leave(broken=isinstance(error, UpstreamDown))
-
-    @property
-    def content_type(self) -> str:
-        """What its body is, in lower case and without parameters."""
-        return _without_parameters(self.headers.get(b"content-type", b""))
-
-    @property
-    def unread_bytes(self) -> int:
-        """What has come of its body and was not taken in."""
-        return self._size
-
-    def leave(self, *, broken: bool = False) -> None:
-        """Have done with it."""
-        connection, self._connection = self._connection, None
-        if connection is not None and not self.done:
-            connection.drop()
-        # Its traceback holds this response, and all that the call has on its stack.
-        self._error = None
-        told, self.on_left = self.on_left, None
-        if told is not None:
-            told(broken)
-
-    async def read(self, most_bytes: int) -> bytes:
-        """All of its body; also once more.
-
-        Raises:
-            UpstreamDown: it has more than `most_bytes`, or was broken off.
-        """
-        self._whole = True
-        while not self.done and self._size <= most_bytes:
-            self._go_on()
-            await self.news()
-        if self._size > most_bytes:
-            raise too_long(most_bytes)
-        if len(self._parts) != 1:
-            self._parts = [b"".join(self._parts)]
-        return self._parts[0]
-
-    async def next(self) -> bytes:
-        """What has come of its body since the last time; nothing at its end.
-
-        Raises:
-            UpstreamDown: it was broken off.
-        """
-        while not self._parts:
-            if self.done:
-                return b""
-            await self.news()
-        parts, self._parts = self._parts, []
-        self._size = 0
-        if not self.done:
-            self._go_on()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    # For the connection.
-
-    @property
-    def any(self) -> bool:
-        """Something of it has come."""
-        return self.begun or bool(self.headers)
-
-    def begin(self, status: int) -> None:
-        self.status = status
-        self.begun = True
-        self._framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
-
-    def heard(self, part: bytes) -> bool:
-        """Keep a piece of the body; whether the next is to wait."""
-        self._parts.append(part)
-        self._size += len(part)
-        return self._size > MOST_UNREAD_BYTES and not self._whole
-
-    def end(self) -> None:
-        self.done = True
-
-    def broke(self, error: Exception | None) -> None:
-        """The connection is gone. Without a length that is how an answer ends."""
-        if self.begun and not self._framed and error is None:
-            self.done = True
-        elif not self.done:
-            self._error = down(error or ConnectionResetError("it hung up"))
-        self.wake()
-
-    def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def news(self) -> "asyncio.Future[None]":
-        """To be awaited until more of it has come, or is known never to come.
-
-        Raises:
-            UpstreamDown: it was broken off.
-        """
-        if self._error is not None:
-            raise self._error
-        assert self._connection is not None
-        self._waiter = self._connection.client.loop.create_future()
-        return self._waiter
-
-    def _go_on(self) -> None:
-        if self._connection is not None:
-            self._connection.go_on()
 
 
 class Client:
@@ -187,7 +45,7 @@ class Client:
         """As its header says it."""
         self._silence_timeout_s = silence_timeout_s
         self.loop = asyncio.get_running_loop()
-        self._idle: list[_Connection] = []
+        self.idle: list[_Connection] = []
         """The one used last at the end: those that are not needed grow old at the front."""
         self._open: set[_Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
@@ -231,8 +89,8 @@ class Client:
             connection.drop()
 
     def _kept(self) -> "_Connection | None":
-        while self._idle:
-            connection = self._idle.pop()
+        while self.idle:
+            connection = self.idle.pop()
             if time.monotonic() - connection.heard_s < KEEPALIVE_S and not connection.transport.is_closing():
                 return connection
             connection.drop()
@@ -268,13 +126,10 @@ class Client:
             error = failed
         raise down(error, NotReached) from error
 
-    def keep(self, connection: "_Connection") -> None:
-        self._idle.append(connection)
-
     def forget(self, connection: "_Connection") -> None:
         self._open.discard(connection)
         with suppress(ValueError):
-            self._idle.remove(connection)
+            self.idle.remove(connection)
 
     def _look(self) -> None:
         """Give up on who is silent, hang up on who is idle."""
@@ -296,6 +151,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.server, self.loop = client.server, client.loop
         self.response: Response | None = None
         """What is being answered; None while it is idle."""
         self.heard_s = time.monotonic()
@@ -343,8 +199,6 @@ class _Connection(asyncio.Protocol):
             self.drop()
             return
         self.heard_s = time.monotonic()
-        if not response.begun:
-            self._head_bytes += len(data)
         fault: Exception | None = None
         try:
             self._parser.feed_data(data)
@@ -352,12 +206,14 @@ class _Connection(asyncio.Protocol):
             fault = error
         except httptools.HttpParserUpgrade:
             fault = ConnectionError("it speaks another protocol")
-        if not response.begun and self._head_bytes > MAX_HEAD_BYTES:
-            fault = ConnectionError(f"its headers are over {MAX_HEAD_BYTES} bytes")
+        if not response.begun:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                fault = ConnectionError(f"its headers are over {MAX_HEAD_BYTES} bytes")
         if fault is not None or self._unasked:
             self.drop(fault)
         # Also where what came behind a whole answer is none.
-        response.wake()
+        response.tell()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.client.forget(self)
@@ -376,13 +232,13 @@ class _Connection(asyncio.Protocol):
             response.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if self.response is None:
+        status, response = self._parser.get_status_code(), self.response
+        if response is None:
             return
         if status < 200:  # something to expect, and then the answer
-            self.response.headers.clear()
+            response.headers.clear()
         else:
-            self.response.begin(status)
+            response.status, response.begun = status, True
 
     def on_body(self, body: bytes) -> None:
         if self.response is not None and self.response.heard(body) and not self.paused:
@@ -390,34 +246,18 @@ class _Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        response = self.response
+        response, transport = self.response, self.transport
         if response is None or not response.begun:
             return
-        response.end()
+        response.done = True
         self.response = None
-        self.go_on()
+        if self.paused:
+            self.go_on()
         # vLLM's server closes a connection after an error of its own without saying so: nobody's request may go there.
-        fit = self._parser.should_keep_alive() and response.status < 500 and not self.transport.is_closing()
+        fit = self._parser.should_keep_alive() and response.status < 500 and not transport.is_closing()
         # Nor where the server has answered before it had read all of what it was asked.
-        if fit and not self._held and not self.transport.get_write_buffer_size():
-            self.client.keep(self)
+        if fit and not self._held and not transport.get_write_buffer_size():
+            self.client.idle.append(self)
         else:
             self.client.forget(self)
-            self.transport.abort()
-
-
-@lru_cache(TYPES_KEPT)
-def _without_parameters(content_type: bytes) -> str:
-    return content_type.split(b";", 1)[0].strip().lower().decode("latin-1")
-
-
-def too_long(most_bytes: int) -> UpstreamDown:
-    """The error for an answer that does not end."""
-    return UpstreamDown(f"the model server's answer is over {most_bytes} bytes (setting proxy.max_answer_bytes)")
-
-
-def down(error: Exception, kind: type[UpstreamDown] = UpstreamDown) -> UpstreamDown:
-    """The error for what has gone wrong on the way to the server."""
-    made = kind(f"the model server does not answer ({type(error).__name__}); it may be starting, try again soon")
-    made.__cause__ = error
-    return made
+            transport.abort()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -25,12 +26,12 @@ from proxy.asgi import (
     unless_disconnected,
 )
 from proxy.call import Status
-from proxy.client import Response, too_long
+from proxy.client_response import EVENT_STREAM, Response, too_long
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.history import Normaliser
 from proxy.keys import PRINCIPAL
 from proxy.pins import pin_of
-from proxy.policies import Policies, Speaker
+from proxy.policies import Policies
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
 from proxy.replays import Replays, Reply
@@ -48,6 +49,7 @@ from whetstone.settings import ProxySettings
 JSON = (b"content-type", b"application/json")
 SAID = "whetstone.said"
 """Where a request's scope has what its URL said of the call."""
+_NOTHING_SAID: Mapping[str, str] = {}
 MAX_ERROR_CHARACTERS = 2000
 """Of an error of upstream's, kept with the record."""
 
@@ -106,18 +108,31 @@ class Inference:
         """
         self._in_flight += 1
         try:
-            await self._take(scope, receive, send)
+            created_at_s, began = time.time(), time.perf_counter()
+            headers = headers_of(scope)
+            check_json(headers)
+            data = await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
+            turn = self._read(scope, headers, data, created_at_s, began)
+            serve = self._answer if turn.address.turn_key is None else self._answer_once
+            # Cancelling the answer closes the connection to upstream, which then aborts the generation.
+            await watched(turn, headers, unless_disconnected(serve(turn, headers, send), scope, receive))
         finally:
             self._in_flight -= 1
             self._last_ended = time.monotonic()
 
-    async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
-        created_at_s, began = time.time(), time.perf_counter()
-        path, headers = scope["path"], headers_of(scope)
-        check_json(headers)
-        data = await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
-        body = read_body(data, self._settings.media_domains, self._settings.max_choices)
-        address = address_of(headers, scope.get(SAID, {}), body.values.get("metadata"), self._session_headers)
+    def _read(
+        self, scope: Scope, headers: Mapping[bytes, bytes], data: bytes, created_at_s: float, began: float
+    ) -> Turn:
+        """What is asked, by whom, and who would answer it.
+
+        Raises:
+            ProxyError: it cannot be served.
+        """
+        path, settings = scope["path"], self._settings
+        body = read_body(data, settings.media_domains, settings.max_choices)
+        address = address_of(
+            headers, scope.get(SAID, _NOTHING_SAID), body.values.get("metadata"), self._session_headers
+        )
         if self._no_train:
             address = msgspec.structs.replace(address, no_train=True)
         principal: Principal | None = scope.get(PRINCIPAL)
@@ -128,7 +143,7 @@ class Inference:
         speaker = self._policies().resolve(body.model)
         asked = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
         owner = owner_of(key_id, asked.end_user)
-        turn = Turn(
+        return Turn(
             project=self._project,
             id=new_id(),
             asked=asked,
@@ -136,6 +151,7 @@ class Inference:
             normaliser=self._normaliser,
             conversation=self._normaliser.conversation(asked.conversation, owner),
             principal=principal,
+            key_id=key_id,
             owner=owner,
             speaker=speaker,
             digest=digest_of(path, data, key_id),
@@ -143,14 +159,11 @@ class Inference:
             began=began,
             redactor=self._redactor,
         )
-        # Cancelling the answer closes the connection to upstream, which then aborts the generation.
-        await watched(turn, headers, unless_disconnected(self._serve(turn, headers, send), scope, receive))
 
-    async def _serve(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
+    async def _answer_once(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
+        """Of a turn that has a key: what was answered before is said again."""
         key = turn.address.turn_key
-        if key is None:
-            await self._answer(turn, headers, send)
-            return
+        assert key is not None
         async with self._answered.turn(key, turn.digest) as reply:
             if reply is None:
                 turn.sent = []
@@ -160,28 +173,19 @@ class Inference:
 
     async def _answer(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
         self._recorder.check_room()
-        asked = turn.asked
         turn.place = await self._threads.place(turn.id, turn.address, turn.conversation, turn.digest)
         upstream = self._upstreams[turn.speaker.upstream]
         stream: Stream | None = None
-
-        def request() -> Request:
-            """As it stands now: where it had to wait, another version may be to answer it."""
-            turn.speaker = self._speaker(turn)
-            name = turn.speaker.served_name
-            body = asked.for_upstream(name, cache_salt=self._project)
-            trace = turn.trace_headers if turn.speaker.upstream is None else {}
-            return Request(asked.path, body, turn.id, name, turn.placed.trajectory_id, headers, trace)
-
         try:
             try:
-                with await upstream.ask(request) as response:
-                    turn.server = response.server
+                response = await upstream.ask(partial(self._request, turn, headers))
+                turn.server = response.server
+                if response.status == 200 and response.content_type != EVENT_STREAM:
+                    return await self._plain(turn, response, send)
+                with response:
                     if response.status != 200:
                         return await self._pass_error(turn, response, send)
-                    if response.content_type != "text/event-stream":
-                        return await self._plain(turn, await response.read(self._settings.max_answer_bytes), send)
-                    stream = asked.events()
+                    stream = turn.asked.events()
                     await self._pass_events(turn, response, stream, send)
             except UpstreamDown as down:
                 # What upstream did after its last event harms nobody.
@@ -201,27 +205,45 @@ class Inference:
                     raise
             raise
 
-    def _speaker(self, turn: Turn) -> Speaker:
-        """Who answers this call where it is placed, as the database last told.
+    def _request(self, turn: Turn, headers: Mapping[bytes, bytes]) -> Request:
+        """As it stands now: where it had to wait, another version may be to answer it, as the database last told.
 
         Raises:
             UnknownModel: the version that it asks for by name has just gone.
         """
-        place = turn.placed
-        pin = pin_of(place.pins, turn.speaker.policy)
-        return self._policies().choose(turn.asked.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s)
+        place, asked = turn.place, turn.asked
+        assert place is not None
+        pin = pin_of(place.pins, turn.speaker.policy) if place.pins else None
+        speaker = turn.speaker = self._policies().choose(
+            asked.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
+        )
+        name = speaker.served_name
+        body = asked.for_upstream(name, cache_salt=self._project)
+        trace = turn.trace_headers if speaker.upstream is None else {}
+        return Request(asked.path, body, turn.id, name, place.trajectory_id, headers, trace)
 
-    async def _plain(self, turn: Turn, body: bytes, send: Send) -> None:
+    async def _plain(self, turn: Turn, response: Response, send: Send) -> None:
+        """Record a whole answer and send it; then give up the response, as `with` would, which costs more."""
+        most_bytes = self._settings.max_answer_bytes
         try:
-            answer = turn.asked.read(body)
-        except UNREADABLE as error:
-            raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
-        reply = _reply(turn, [JSON, *turn.headers()], answer.for_app) if turn.sent is not None else None
-        if answer.status != 200:
-            reply = None
-        await self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
-        await self._recorder.durable()
-        await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
+            body = response.whole(most_bytes)
+            if body is None:
+                body = await response.read(most_bytes)
+            try:
+                answer = turn.asked.read(body)
+            except UNREADABLE as error:
+                raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
+            reply: bytes | None = None
+            if turn.sent is not None and answer.status == 200:
+                reply = _reply(turn, [JSON, *turn.headers()], answer.for_app)
+            await self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
+            await self._recorder.durable()
+            await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
+        except UpstreamDown:
+            response.leave(broken=True)
+            raise
+        finally:
+            response.leave()
 
     async def _pass_events(self, turn: Turn, response: Response, stream: Stream, send: Send) -> None:
         size, most = 0, self._settings.max_answer_bytes
@@ -303,7 +325,9 @@ class Inference:
         if status != "complete":
             reply = None
         try:
-            calls = await turn.calls(status, heard, answer_id, error, reply)
+            calls = turn.calls(status, heard, answer_id, error, reply)
+            if turn.redactor is not None:
+                calls = await turn.redactor.apart(calls)
             # Not before: an app that hangs up while it is redacted leaves a call to record.
             turn.recorded, turn.ended = True, Ended(status, heard, answer_id)
             for call in calls:
@@ -311,15 +335,19 @@ class Inference:
                     self._threads.over(call)
                 else:
                     turn.dropped = True
-                    self._threads.unrecorded(turn.id, turn.placed)
+                    self._unrecorded(turn)
                 if turn.principal is not None:
                     self._charge(turn.principal, call.tokens)
         except Exception:
             turn.recorded = True
-            self._threads.unrecorded(turn.id, turn.placed)
+            self._unrecorded(turn)
             raise
         if reply is not None and turn.address.turn_key is not None and not turn.dropped:
             self._answered.keep(turn.address.turn_key, reply)
+
+    def _unrecorded(self, turn: Turn) -> None:
+        assert turn.place is not None
+        self._threads.unrecorded(turn.id, turn.place)
 
 
 def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:

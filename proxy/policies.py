@@ -84,11 +84,12 @@ class Speaker(msgspec.Struct, frozen=True):
     version: int
     upstream: str | None = None
     upstream_model: str | None = None
+    served_name: str = ""
+    """What the server that answers calls it."""
 
-    @property
-    def served_name(self) -> str:
-        """What the server that answers calls it."""
-        return self.upstream_model or version_id(self.policy, self.version)
+    def __post_init__(self) -> None:
+        name = self.upstream_model or version_id(self.policy, self.version)
+        msgspec.structs.force_setattr(self, "served_name", name)
 
 
 class Policies:
@@ -98,6 +99,10 @@ class Policies:
         self._policies = tuple(policies)
         self._by_name = {alias: policy for policy in self._policies for alias in policy.aliases}
         self._by_name |= {policy.name: policy for policy in self._policies}
+        self._live = {
+            name: Speaker(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
+            for name, policy in self._by_name.items()
+        }
 
     def __iter__(self) -> Iterator[Policy]:
         return iter(self._policies)
@@ -116,7 +121,8 @@ class Policies:
         policy = self._by_name.get(model)
         if policy is None or policy.upstream is not None:
             return self.resolve(model)
-        return Speaker(policy.name, policy.version_for(trajectory_id, pin, now_s, pin_lifetime_s))
+        version = policy.version_for(trajectory_id, pin, now_s, pin_lifetime_s)
+        return self._live[model] if version == policy.live_version else Speaker(policy.name, version)
 
     def resolve(self, model: str) -> Speaker:
         """Find the version that `model` means: a policy's live one, by its name or an alias, or `policy@vN`.
@@ -124,8 +130,8 @@ class Policies:
         Raises:
             UnknownModel: nobody has that name; the message lists those that exist.
         """
-        if policy := self._by_name.get(model):
-            return Speaker(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
+        if speaker := self._live.get(model):
+            return speaker
         if named := _NAMED_VERSION.fullmatch(model):
             policy = self._by_name.get(named["policy"])
             if policy and not policy.upstream and int(named["version"]) in policy.served_versions:

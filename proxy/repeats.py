@@ -52,10 +52,12 @@ class Repeats:
     def answered(self, call_id: str) -> None:
         """It was answered whole, or repeated: nobody asks it again."""
         digest = self._digests.pop(call_id, None)
-        calls = self._by_digest.get(digest, {}) if digest is not None else {}
-        calls.pop(call_id, None)
-        if digest is not None and not calls:
-            self._by_digest.pop(digest, None)
+        if digest is None:
+            return
+        calls = self._by_digest[digest]
+        del calls[call_id]
+        if not calls:
+            del self._by_digest[digest]
 
     def of(self, digest: str, turn_key: str | None, now_s: float) -> dict[str, Repeatable]:
         """Those with this body, and this turn key if one is given, by call id."""

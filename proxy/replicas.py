@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
-from proxy.client import Response
+from proxy.client_response import Response
 from proxy.errors import AdapterLoading, NotReached, TooManyWaiting, Training, UpstreamDown
 from proxy.upstream import Request, Upstream, engine_died, lacks_model, why
 
@@ -218,10 +218,14 @@ class Replicas:
         """Choose one and count the request; None where nobody can be asked."""
         if self.held_by is not None:
             return None
-        replica = choose(request.trajectory_id, [one for one in self._replicas if one.has(request.model)])
+        model, replicas = request.model, self._replicas
+        if len(replicas) == 1:
+            replica = replicas[0] if replicas[0].has(model) else None
+        else:
+            replica = choose(request.trajectory_id, [one for one in replicas if one.has(model)])
         if replica is not None:
             replica.in_flight += 1
-            replica.using[request.model] += 1
+            replica.using[model] += 1
         return replica
 
     async def _wait(self, asking: Callable[[], Request], request: Request, until_s: float) -> tuple[Replica, Request]:

@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.address import Address
 from proxy.asgi import Header
-from proxy.call import Call, Status
+from proxy.call import Call, Choice, History, Status
 from proxy.history import Conversation, Normaliser, prompt_hash
 from proxy.policies import Speaker
 from proxy.redaction import Redactor
@@ -59,6 +59,8 @@ class Turn(msgspec.Struct):
     conversation: Conversation
     principal: Principal | None
     """Who asks, by its key; None where none was looked for."""
+    key_id: str | None
+    """The key that asked; None where none was needed."""
     owner: str | None
     """Who goes on with its conversation (`owner_of`)."""
     speaker: Speaker
@@ -85,14 +87,10 @@ class Turn(msgspec.Struct):
     trace_headers: dict[str, str] = {}
     """What the server that answers is to go on from, where calls are traced."""
 
-    @property
-    def key_id(self) -> str | None:
-        """The key that asked; None where none was needed."""
-        return None if self.principal is None else self.principal.key_id
-
     def headers(self) -> list[Header]:
         """What the answer says about itself."""
-        place = self.placed
+        place = self.place
+        assert place is not None
         headers = [
             (b"x-completion-id", self.id.encode()),
             (b"x-trajectory-id", place.trajectory_id.encode()),
@@ -109,7 +107,7 @@ class Turn(msgspec.Struct):
         """Milliseconds since the request arrived."""
         return (time.perf_counter() - self.began) * 1000
 
-    async def calls(
+    def calls(
         self,
         status: Status,
         heard: Sequence[Heard],
@@ -117,33 +115,31 @@ class Turn(msgspec.Struct):
         error: str | None,
         reply: bytes | None,
     ) -> list[Call]:
-        """What to record: a call for each prompt, the first under the turn's own id; what hashes tell is of all that
-        was said."""
-        messages = self.asked.messages
-        place = self.placed
-        alone = len(heard) == 1
-        may_be_a_retry = self.address.retry or self.address.turn_key is not None
-        keeps_digest = may_be_a_retry or status != "complete"
-        sampling, bent = msgspec.Raw(self.asked.sampling()), self.asked.why_not_trained()
-        tools, total_ms = self.asked.tools_or_null, self.elapsed_ms()
-        end_user = self.asked.end_user
+        """What to record, before anything is redacted: a call for each prompt, the first under the turn's own id."""
+        asked, address, place, total_ms = self.asked, self.address, self.place, self.elapsed_ms()
+        assert place is not None
+        messages, alone = asked.messages, len(heard) == 1
+        keeps_digest = address.retry or address.turn_key is not None or status != "complete"
+        sampling, bent, tools = msgspec.Raw(asked.sampling()), asked.why_not_trained(), asked.tools_or_null
+        end_user = asked.end_user
         if end_user is not None and len(end_user) > MAX_END_USER:
             end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
         said = []
         for one in heard:
+            first = one.prompt == 0
             conversation = self.conversation if alone else self._prompt(messages[one.prompt])
             call = Call(
-                id=self.id if one.prompt == 0 else new_id(),
+                id=self.id if first else new_id(),
                 project=self.project,
                 policy=self.speaker.policy,
                 policy_version=self.speaker.version,
-                endpoint=self.asked.endpoint,
-                streamed=self.asked.stream,
+                endpoint=asked.endpoint,
+                streamed=asked.stream,
                 status=status,
                 error=error,
                 trajectory_id=place.trajectory_id,
                 threaded_by=place.by,
-                address=self.address,
+                address=address,
                 key_id=self.key_id,
                 end_user=end_user,
                 messages=messages if alone else messages[one.prompt : one.prompt + 1],
@@ -157,27 +153,21 @@ class Turn(msgspec.Struct):
                 ttft_ms=self.ttft_ms,
                 total_ms=total_ms,
                 answer_id=answer_id,
-                first_id="" if one.prompt == 0 else self.id,
-                request_digest=self.digest if keeps_digest and one.prompt == 0 else None,
-                reply=reply if one.prompt == 0 else None,
+                first_id="" if first else self.id,
+                request_digest=self.digest if keeps_digest and first else None,
+                reply=reply if first else None,
                 extends=place.extends,
                 continues=place.continues,
-                prompt_hash=prompt_hash(conversation, tools, self.address.task),
-                histories=tuple([self.normaliser.history(conversation, choice) for choice in one.choices]),
+                prompt_hash=prompt_hash(conversation, tools, address.task),
+                histories=self._histories(conversation, one.choices),
             )
             said.append(call)
-        return said if self.redactor is None else await self.redactor.apart(said)
+        return said
 
-    @property
-    def placed(self) -> Place:
-        """Where it belongs.
-
-        Raises:
-            RuntimeError: nobody has looked yet.
-        """
-        if self.place is None:
-            raise RuntimeError(f"call {self.id} has no place yet")
-        return self.place
+    def _histories(self, conversation: Conversation, choices: Sequence[Choice]) -> tuple[History, ...]:
+        if len(choices) == 1:
+            return (self.normaliser.history(conversation, choices[0]),)
+        return tuple([self.normaliser.history(conversation, choice) for choice in choices])
 
     def _prompt(self, message: msgspec.Raw) -> Conversation:
         return self.normaliser.conversation([message], self.owner)
@@ -191,5 +181,5 @@ def owner_of(key_id: str | None, end_user: str | None) -> str | None:
 def digest_of(path: str, body: bytes, key_id: str | None = None) -> str:
     """What two requests of one key share that ask the same."""
     made = _EMPTY.copy()
-    made.update(b"\0".join((path.encode(), (key_id or "").encode(), body)))
+    made.update(f"{path}\0{key_id or ''}\0".encode() + body)
     return made.hexdigest()

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.client import Client, Response, down
+from proxy.client import Client
+from proxy.client_response import Response, down
 from proxy.errors import ProxyError, UpstreamDown, UpstreamRefused
 from proxy.policies import Speaker
 
@@ -17,6 +18,7 @@ MAX_CONTROL_BYTES = 64 * 2**20
 """Of an answer to that: metrics of many adapters are some megabytes."""
 DIALECT_HEADERS = (b"anthropic-version", b"anthropic-beta")
 """Headers that say what a body means; other servers ask for them."""
+_DIALECT = frozenset(DIALECT_HEADERS)
 _ENGINE_DEAD = b"EngineCore encountered an issue"
 """What vLLM (0.32) answers to everybody once its engine has died."""
 
@@ -59,7 +61,8 @@ class Upstream:
         self._client = Client(base_url, silence_timeout_s)
         # Of its own: what is asked all the time would keep every connection open that a rush of requests has left.
         self._control = Client(base_url, silence_timeout_s)
-        self._heads: dict[str, bytes] = {}
+        self._heads: dict[str, str] = {}
+        """By path: the same for each of its requests."""
 
     def ask(self, asking: Callable[[], Request]) -> Awaitable[Response]:
         """Send a request and give its response, headers read (`send`). Nothing waits here."""
@@ -78,16 +81,11 @@ class Upstream:
         head = self._heads.get(request.path)
         if head is None:
             head = self._heads[request.path] = self._head("POST", request.path)
-        asked, more = request.headers, b""
-        for name in DIALECT_HEADERS:
-            if name in asked:
-                more += b"%b: %b\r\n" % (name, asked[name])
-        for told, value in request.trace.items():
-            more += f"{told}: {value}\r\n".encode("latin-1")
-        head = b"%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            head, request.id.encode(), more, len(request.body),
-        )  # fmt: skip
-        return self._client.send(head, request.body)
+        body, more = request.body, ""
+        if request.trace or not _DIALECT.isdisjoint(request.headers):
+            more = _more(request)
+        head = f"{head}x-request-id: {request.id}\r\n{more}content-length: {len(body)}\r\n\r\n"
+        return self._client.send(head.encode("latin-1"), body)
 
     async def control(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = CONTROL_TIMEOUT_S
@@ -99,7 +97,7 @@ class Upstream:
             UpstreamDown: it hung up, or took longer than `timeout_s`.
         """
         data = b"" if body is None else msgspec.json.encode(body)
-        head = self._head(method, path) + b"content-length: %d\r\n\r\n" % len(data)
+        head = f"{self._head(method, path)}content-length: {len(data)}\r\n\r\n".encode("latin-1")
         try:
             async with asyncio.timeout(timeout_s):
                 with await self._control.send(head, data, repeatable=method == "GET") as response:
@@ -120,7 +118,7 @@ class Upstream:
         self._client.close()
         self._control.close()
 
-    def _head(self, method: str, path: str) -> bytes:
+    def _head(self, method: str, path: str) -> str:
         """A request's first line, and the headers that are always the same."""
         if path.startswith("/v1/"):
             path = self._base_path + path.removeprefix("/v1")
@@ -131,7 +129,14 @@ class Upstream:
             lines.append(f"x-api-key: {self._api_key}")
         elif self._api_key:
             lines.append(f"authorization: Bearer {self._api_key}")
-        return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+        return "".join(f"{line}\r\n" for line in lines)
+
+
+def _more(request: Request) -> str:
+    """Headers that only some requests have: those of the app's that pass, then the trace's."""
+    asked = request.headers
+    told = [(name.decode(), asked[name].decode("latin-1")) for name in DIALECT_HEADERS if name in asked]
+    return "".join(f"{name}: {value}\r\n" for name, value in (*told, *request.trace.items()))
 
 
 def why(error: UpstreamDown) -> str:

@@ -18,10 +18,10 @@ def new_id() -> str:
     try:
         ending = _endings.pop()
     except IndexError:
-        drawn = os.urandom(10 * _AT_ONCE).hex()
-        ending = drawn[:20]
-        _endings.extend(drawn[start : start + 20] for start in range(20, len(drawn), 20))
-    return f"{time.time_ns() // 1_000_000:012x}{ending}"
+        drawn = os.urandom(10 * _AT_ONCE).hex(" ", 10).split()
+        ending = drawn.pop()
+        _endings.extend(drawn)
+    return (time.time_ns() // 1_000_000).to_bytes(6, "big").hex() + ending
 
 
 # A child must not go on with its parent's.

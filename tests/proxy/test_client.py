@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.client import MAX_HEAD_BYTES, MOST_UNREAD_BYTES, Client, Response
+from proxy.client import MAX_HEAD_BYTES, Client
+from proxy.client_response import MOST_UNREAD_BYTES, Response
 from proxy.errors import NotReached, UpstreamDown
 
 HEAD = b"POST /v1 HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n"
@@ -120,6 +121,54 @@ def test_without_a_length_the_answer_ends_with_the_connection() -> None:
         assert await to.answer() == (200, b"all of it")
 
     served([b"HTTP/1.1 200 OK\r\n\r\nall of it"], do)
+
+
+def test_a_short_answer_is_told_of_once_when_all_of_it_is_there() -> None:
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(HEAD) + 2)
+        writer.write(OK.removesuffix(b"said"))
+        await asyncio.sleep(0.1)
+        writer.write(b"said")
+        await reader.read()
+
+    async def do(to: Served) -> None:
+        with await to.ask() as response:
+            assert (response.whole(MOST), response.whole(3)) == (b"said", None)
+
+    served(slowly, do)
+
+
+@pytest.mark.parametrize("head", [b"content-type: text/event-stream\r\ncontent-length: 4", b"content-length: 100000"])
+def test_what_is_long_or_a_stream_is_told_of_as_it_comes(head: bytes) -> None:
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(HEAD) + 2)
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\nsa")
+        await taken.wait()
+        writer.write(b"id")
+        await reader.read()
+
+    async def do(to: Served) -> None:
+        with await to.ask() as response:
+            assert response.whole(MOST) is None
+            assert await response.next() == b"sa"
+            taken.set()
+            assert await response.next() == b"id"
+
+    taken = asyncio.Event()
+    served(slowly, do)
+
+
+def test_a_short_answer_that_stays_out_is_an_error() -> None:
+    async def halfway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(HEAD) + 2)
+        writer.write(OK.removesuffix(b"id"))
+        await reader.read()
+
+    async def do(to: Served) -> None:
+        with pytest.raises(UpstreamDown, match="TimeoutError"):
+            await to.answer()
+
+    served(halfway, do, silence_s=0.1)
 
 
 def test_a_body_can_be_read_twice() -> None:

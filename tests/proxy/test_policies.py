@@ -35,6 +35,7 @@ def test_a_policy_speaks_by_its_live_version() -> None:
     assert POLICIES.resolve("starter") == Speaker("starter", 3)
     assert POLICIES.resolve("starter").served_name == "starter@v3"
     assert POLICIES.resolve("other.policy").served_name == "other.policy@v0"
+    assert POLICIES.resolve("gpt-4o@v2").served_name == "starter@v2"
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, 4])

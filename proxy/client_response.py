@@ -1,0 +1,198 @@
+"""An answer of a server's as it comes: what of it is there, and who waits for more. Knows no socket and no framing.
+
+Its connection fills it, one request's asker reads it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Protocol
+
+from proxy.errors import UpstreamDown
+
+MOST_UNREAD_BYTES = 256 * 2**10
+"""Of an answer that its app does not take in; beyond it the server has to wait."""
+SHORT_BYTES = 64 * 2**10
+"""Up to this length nobody is told of an answer before all of it is there: its end follows at once, and whoever waits
+is woken once and not twice."""
+EVENT_STREAM = "text/event-stream"
+TYPES_KEPT = 64
+"""Content types that are known with their meaning: a server says the same few again and again."""
+
+
+class Source(Protocol):
+    """What an answer comes over."""
+
+    server: tuple[str, int]
+    """Host and port of who answers."""
+    loop: asyncio.AbstractEventLoop
+
+    def drop(self) -> None:
+        """Hang up at once."""
+        ...
+
+    def go_on(self) -> None:
+        """Have the server go on, if it was to wait."""
+        ...
+
+
+class Response:
+    """An answer, its headers read. `with` gives it up: what was not read to its end closes the connection, and the
+    server aborts."""
+
+    __slots__ = (
+        "_error", "_parts", "_size", "_source", "_waiter", "_whole", "begun", "done", "headers", "on_left", "server",
+        "status",
+    )  # fmt: skip
+
+    def __init__(self, source: Source) -> None:
+        self._source: Source | None = source
+        self._error: UpstreamDown | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._whole = False
+        self.begun = False
+        """Its headers are there."""
+        self.done = False
+        """All of it is."""
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        """By their names in lower case; of one that comes twice the last."""
+        self.server = source.server
+        """Host and port of who answers."""
+        self.on_left: Callable[[bool], None] | None = None
+        """Told once when it is given up: whether the server broke it off."""
+
+    def __enter__(self) -> "Response":
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self.leave(broken=isinstance(error, UpstreamDown))
+
+    @property
+    def content_type(self) -> str:
+        """What its body is, in lower case and without parameters."""
+        return _without_parameters(self.headers.get(b"content-type", b""))
+
+    @property
+    def unread_bytes(self) -> int:
+        """What has come of its body and was not taken in."""
+        return self._size
+
+    def leave(self, *, broken: bool = False) -> None:
+        """Have done with it; once more does nothing."""
+        source, self._source = self._source, None
+        if source is not None and not self.done:
+            source.drop()
+        # Its traceback holds this response, and all that the call has on its stack.
+        self._error = None
+        told, self.on_left = self.on_left, None
+        if told is not None:
+            told(broken)
+
+    def whole(self, most_bytes: int) -> bytes | None:
+        """All of its body, as `read` gives it, where it is there in one piece; None where it is not."""
+        return self._parts[0] if self.done and len(self._parts) == 1 and self._size <= most_bytes else None
+
+    async def read(self, most_bytes: int) -> bytes:
+        """All of its body; also once more.
+
+        Raises:
+            UpstreamDown: it has more than `most_bytes`, or was broken off.
+        """
+        self._whole = True
+        while not self.done and self._size <= most_bytes:
+            self._go_on()
+            await self.news()
+        if self._size > most_bytes:
+            raise too_long(most_bytes)
+        if len(self._parts) != 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0]
+
+    async def next(self) -> bytes:
+        """What has come of its body since the last time; nothing at its end.
+
+        Raises:
+            UpstreamDown: it was broken off.
+        """
+        while not self._parts:
+            if self.done:
+                return b""
+            await self.news()
+        parts, self._parts = self._parts, []
+        self._size = 0
+        if not self.done:
+            self._go_on()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # For the connection.
+
+    @property
+    def any(self) -> bool:
+        """Something of it has come."""
+        return self.begun or bool(self.headers)
+
+    def heard(self, part: bytes) -> bool:
+        """Keep a piece of the body; whether the next is to wait."""
+        self._parts.append(part)
+        self._size += len(part)
+        return self._size > MOST_UNREAD_BYTES and not self._whole
+
+    def broke(self, error: Exception | None) -> None:
+        """The connection is gone. Without a length that is how an answer ends."""
+        framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        if self.begun and not framed and error is None:
+            self.done = True
+        elif not self.done:
+            self._error = down(error or ConnectionResetError("it hung up"))
+        self.wake()
+
+    def tell(self) -> None:
+        """Wake whoever waits, where there is something for it."""
+        if self.done or (self.begun and not self._is_short()):
+            self.wake()
+
+    def wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def news(self) -> "asyncio.Future[None]":
+        """To be awaited until more of it has come, or is known never to come.
+
+        Raises:
+            UpstreamDown: it was broken off.
+        """
+        if self._error is not None:
+            raise self._error
+        assert self._source is not None
+        waiter = self._waiter = self._source.loop.create_future()
+        return waiter
+
+    def _is_short(self) -> bool:
+        """And no stream of events, each of which is passed on as it comes."""
+        length = self.headers.get(b"content-length", b"")
+        return length.isdigit() and int(length) <= SHORT_BYTES and self.content_type != EVENT_STREAM
+
+    def _go_on(self) -> None:
+        if self._source is not None:
+            self._source.go_on()
+
+
+@lru_cache(TYPES_KEPT)
+def _without_parameters(content_type: bytes) -> str:
+    return content_type.split(b";", 1)[0].strip().lower().decode("latin-1")
+
+
+def too_long(most_bytes: int) -> UpstreamDown:
+    """The error for an answer that does not end."""
+    return UpstreamDown(f"the model server's answer is over {most_bytes} bytes (setting proxy.max_answer_bytes)")
+
+
+def down(error: Exception, kind: type[UpstreamDown] = UpstreamDown) -> UpstreamDown:
+    """The error for what has gone wrong on the way to the server."""
+    made = kind(f"the model server does not answer ({type(error).__name__}); it may be starting, try again soon")
+    made.__cause__ = error
+    return made
