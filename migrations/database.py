@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, ExceptionContext, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from migrations.types import as_json
 
@@ -89,6 +90,25 @@ def of_one_writer(engine: Engine) -> Engine:
     own = connect(engine.url)
     event.listen(own, "connect", _prepare_writer)
     return own
+
+
+def run_sqlite(connection: Connection, sql: str, values: Sequence[Any] = (), *, many: bool = False) -> sqlite3.Cursor:
+    """Run a statement on SQLite within a transaction, past SQLAlchemy, which takes five times as long as the driver.
+
+    `many`: once for each of `values`.
+
+    Raises:
+        DBAPIError: what SQLAlchemy would have made of the driver's.
+    """
+    driver: Any = connection.connection.dbapi_connection
+    try:
+        cursor: sqlite3.Cursor = (driver.executemany if many else driver.execute)(sql, values)
+    except sqlite3.Error as error:
+        dialect = connection.dialect
+        raise DBAPIError.instance(
+            sql, values, error, sqlite3.Error, hide_parameters=True, dialect=dialect, ismulti=many
+        ) from error
+    return cursor
 
 
 @contextmanager
@@ -187,6 +207,6 @@ def _prepare_writer(connection: Any, _record: Any) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint={_SQLITE_WRITER_LOG_PAGES}").close()
 
 
-def _begin_immediate(connection: Any) -> None:
+def _begin_immediate(connection: Connection) -> None:
     if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        run_sqlite(connection, "BEGIN IMMEDIATE")

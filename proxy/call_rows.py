@@ -22,7 +22,8 @@ Key = tuple[str, str]
 """Project and id."""
 
 
-# Rows are made value by value in the order of their columns: by name it takes three times as long.
+# Rows are made value by value in the order of their columns: by name it takes three times as long. Most texts are not
+# there, and to ask takes a tenth of a call.
 
 
 class GroupRow(msgspec.Struct, frozen=True):
@@ -192,7 +193,7 @@ def trajectory_row(one: Spoken, counted: Counted) -> TrajectoryRow:
         counted.id,
         one.group_id,
         call.policy,
-        storable_text(address.task),
+        address.task and storable_text(address.task),
         address.split,
         address.no_train,
         state,
@@ -207,7 +208,7 @@ def trajectory_row(one: Spoken, counted: Counted) -> TrajectoryRow:
         call.prompt_hash,
         # A further choice leaves the trajectory that the first one goes on with.
         call.continues if one.choice.index == 0 else call.extends or call.continues,
-        storable_text(call.end_user),
+        call.end_user and storable_text(call.end_user),
     )
 
 
@@ -233,9 +234,9 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         call.endpoint,
         call.streamed,
         call.status,
-        storable_text(call.error),
+        call.error and storable_text(call.error),
         new.follows,
-        storable_text(call.end_user),
+        call.end_user and storable_text(call.end_user),
         call.key_id,
         storable_json(new.said),
         None if new.tools is None else _told_again(new.tools),
@@ -245,17 +246,17 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         None if choice.token_ids is None else raw_ids(choice.token_ids),
         None if choice.logprobs is None else raw_json(choice.logprobs),
         _told_again(call.sampling),
-        storable_text(choice.finish_reason),
+        choice.finish_reason and storable_text(choice.finish_reason),
         call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
         choice.tokens,
         call.ttft_ms,
         call.total_ms,
         one.retry_of,
         None if call.status == "complete" else call.request_digest,
-        storable_text(call.address.turn_key),
+        call.address.turn_key and storable_text(call.address.turn_key),
         call.reply if choice.index == 0 else None,
         call.threaded_by,
-        storable_text(why_not_trained),
+        why_not_trained and storable_text(why_not_trained),
         one.created_at,
         history.conversation,
         history.tool_calls,

@@ -1,14 +1,13 @@
 """What a turn adds to the one before: a conversation's growing prefix is stored once. Pure; knows no table."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-ANSWER = b""
-"""Stands for an echoed answer: however the app wrote it down, its token ids were compared."""
+ANSWER = msgspec.Raw(b"")
+"""Stands for an echoed answer that nobody has as the app wrote it down."""
 LARGEST_KNOWN = 32 * 1024
 """Tools up to this size are remembered once they were read, in bytes."""
 
@@ -21,45 +20,36 @@ class Tail(msgspec.Struct, frozen=True):
     completion_id: str
     token_ids: list[int]
     """The whole prompt and the answer."""
-    digests: list[bytes]
-    """One per message of the request, ANSWER where it echoes an earlier answer; its own answer is not there."""
+    messages: list[msgspec.Raw]
+    """Those of the request; its own answer is not there."""
+    answers: tuple[int, ...]
+    """Places of those that echo an earlier answer: however the app wrote it down, its token ids were compared."""
     tools: bytes | None
-    asked: bytes = b""
-    """Hash of the request's messages as they came: most apps send the same bytes again. Empty where nobody has them."""
 
 
 class Asked:
     """A request's messages, which are read only where their bytes do not tell."""
 
-    __slots__ = ("_hash", "_hashed", "_said", "messages")
+    __slots__ = ("_said", "messages")
 
-    def __init__(self, messages: Sequence[msgspec.Raw]) -> None:
+    def __init__(self, messages: list[msgspec.Raw]) -> None:
         self.messages = messages
-        self._said: dict[int, tuple[list[Any], list[bytes]]] = {}
-        self._hash, self._hashed = hashlib.blake2b(digest_size=16), 0
+        self._said: dict[int, list[Any]] = {}
 
-    def said(self, start: int = 0) -> tuple[list[Any], list[bytes]]:
-        """The messages from that one on, read, and their digests."""
+    def said(self, start: int = 0) -> list[Any]:
+        """The messages from that one on, read."""
         known = self._said.get(start)
         if known is None:
-            read = [msgspec.json.decode(message) for message in self.messages[start:]]
-            known = self._said[start] = read, [_digest(message) for message in read]
+            known = self._said[start] = [msgspec.json.decode(message) for message in self.messages[start:]]
         return known
 
     def begins_with(self, tail: Tail) -> bool:
         """Whether its messages go on from the tail's, whatever stands for the answers in between."""
-        if tail.asked and self.hash_of(len(tail.digests)) == tail.asked:
+        # Most apps send the same bytes again.
+        if self.messages[: len(tail.messages)] == tail.messages:
             return True
-        _, digests = self.said()
-        return all(known in (ANSWER, ours) for known, ours in zip(tail.digests, digests, strict=False))
-
-    def hash_of(self, count: int) -> bytes:
-        """Of so many messages from the first, as they came; who asks for fewer than were asked for is told of these."""
-        if count > self._hashed:
-            # A comma behind each, wherever it was left off.
-            self._hash.update(b",".join((*self.messages[self._hashed : count], b"")))
-            self._hashed = count
-        return self._hash.digest()
+        pairs = enumerate(zip(tail.messages, self.messages, strict=False))
+        return all(place in tail.answers or same(known, ours) for place, (known, ours) in pairs)
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -69,19 +59,17 @@ class Added(msgspec.Struct, frozen=True):
     messages: Sequence[msgspec.Raw]
     prompt_token_ids: list[int] | None
     tools: msgspec.Raw | None
-    digests: list[bytes]
-    """For the tail this turn leaves."""
     said: list[Any]
     """The messages, read."""
+    whole: Sequence[msgspec.Raw]
+    """All messages up to here, for the tail this turn leaves."""
+    answers: tuple[int, ...] = ()
+    """Places of answers among them."""
 
 
-def digest(message: msgspec.Raw) -> bytes:
-    """The same for messages that differ only in white space or the order of keys."""
-    return _digest(msgspec.json.decode(message))
-
-
-def _digest(message: Any) -> bytes:
-    return hashlib.blake2b(_sorted(message), digest_size=16).digest()
+def same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
+    """Whether messages differ in nothing but white space or the order of keys."""
+    return one == other or _canonical_of(one) == _canonical_of(other)
 
 
 def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> Added:
@@ -94,43 +82,38 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
         tail is not None
         and prompt_token_ids is not None
         and len(tail.token_ids) <= len(prompt_token_ids)
-        and len(tail.digests) < len(asked.messages)
+        and len(tail.messages) < len(asked.messages)
         and not (tools is None and tail.tools is not None)  # NULL in SQL means "as before", not "no more"
         and prompt_token_ids[: len(tail.token_ids)] == tail.token_ids
         and asked.begins_with(tail)
     ):
-        answered = len(tail.digests)
-        said, digests = asked.said(answered + 1)
+        answered = len(tail.messages)
         return Added(
             tail.completion_id,
             asked.messages[answered + 1 :],
             prompt_token_ids[len(tail.token_ids) :],
             None if tools is not None and _canonical(tools) == tail.tools else tools,
-            [*tail.digests, ANSWER, *digests],
-            said,
+            asked.said(answered + 1),
+            [*tail.messages, *asked.messages[answered:]],
+            (*tail.answers, answered),
         )
-    said, digests = asked.said()
-    return Added(None, asked.messages, prompt_token_ids, tools, digests, said)
+    return Added(None, asked.messages, prompt_token_ids, tools, asked.said(), asked.messages)
 
 
 def tail_of(
     completion_id: str,
-    digests: list[bytes],
+    new: Added,
     prompt_token_ids: list[int] | None,
     token_ids: list[int] | None,
     tools: msgspec.Raw | None,
-    asked: bytes = b"",
 ) -> Tail | None:
     """The tail a completion leaves; None where its ids are unknown and nothing can follow it."""
     if prompt_token_ids is None or token_ids is None:
         return None
-    return Tail(
-        completion_id=completion_id,
-        token_ids=prompt_token_ids + token_ids,
-        digests=digests,
-        tools=None if tools is None else _canonical(tools),
-        asked=asked,
-    )
+    # Each by itself: as they came, they keep all of the request in memory.
+    messages = [message.copy() for message in new.whole]
+    told = None if tools is None else _canonical(tools)
+    return Tail(completion_id, prompt_token_ids + token_ids, messages, new.answers, told)
 
 
 def _canonical(raw: msgspec.Raw) -> bytes:

@@ -5,7 +5,7 @@ begins here comes into the table as its calls leave it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
 
 from migrations import schema
-from migrations.bulk import among, insert_absent, insert_many, listed, update_many
+from migrations.bulk import among, insert_absent, insert_many, listed, present, update_many
 from proxy.call import Call
 from proxy.call_rows import CompletionRow, Counted, Key, Spoken, completion_row, group_row, spoken, trajectory_row
 from proxy.delta import Tail, added, tail_of
@@ -35,11 +35,6 @@ def _lock(dialect: str) -> Select[Any]:
         .order_by(t.id)
         .with_for_update()
     )
-
-
-@cache
-def _there(dialect: str, table: Table) -> Select[Any]:
-    return select(table.c.project, table.c.id).where(table.c.project == _ITS_PROJECT, among(dialect, table.c.id))
 
 
 class _Standing(msgspec.Struct):
@@ -152,20 +147,20 @@ class CallRows:
         before = counted.tail_completion_id
         if call.status == "complete" or before is None or completion_id > before:
             counted.tail_completion_id = completion_id
-            asked = one.asked.hash_of(len(call.messages))
-            to.tail = tail_of(completion_id, new.digests, call.prompt_token_ids, choice.token_ids, call.tools, asked)
+            to.tail = tail_of(completion_id, new, call.prompt_token_ids, choice.token_ids, call.tools)
             self.tails.keep(*one.trajectory, to.tail)
         counted.completions += 1
         counted.sampled_tokens += choice.tokens or 0
         counted.last_version = call.policy_version
         # A slow call that began earlier must not make it look idle.
-        counted.last_seen_at = max(counted.last_seen_at, one.created_at)
+        if one.created_at > counted.last_seen_at:
+            counted.last_seen_at = one.created_at
         return row
 
 
 def _new(one: Spoken) -> _Standing:
     """Of a trajectory that begins with this, which is not counted yet."""
-    return _Standing(Counted(*one.trajectory, 0, 0, None, one.created_at))
+    return _Standing(Counted(*one.trajectory, 0, 0, None, one.created_at), tail_known=True)
 
 
 def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[CompletionRow]) -> None:
@@ -181,20 +176,22 @@ def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable
 
 
 def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _Standing]:
-    rows = _rows(connection, _lock(connection.dialect.name), trajectories)
-    return {(row[0], row[1]): _Standing(Counted(*row[:-1]), row[-1]) for row in rows}
+    dialect = connection.dialect.name
+    standings: dict[Key, _Standing] = {}
+    for project, ids in _by_project(trajectories):
+        for row in connection.execute(_lock(dialect), {"its_project": project, "ids": listed(dialect, ids)}):
+            standings[row[0], row[1]] = _Standing(Counted(*row[:-1]), row[-1])
+    return standings
 
 
 def _present(connection: Connection, table: Table, keys: Iterable[Key]) -> set[Key]:
     """Those of them that are there."""
-    return {(row[0], row[1]) for row in _rows(connection, _there(connection.dialect.name, table), keys)}
+    return {key for project, ids in _by_project(keys) for key in present(connection, table, project, ids)}
 
 
-def _rows(connection: Connection, query: Select[Any], keys: Iterable[Key]) -> Iterator[Any]:
-    """What a query finds, project by project."""
+def _by_project(keys: Iterable[Key]) -> list[tuple[str, list[str]]]:
+    """The ids of each project, all in order."""
     ids = defaultdict(set)
     for project, its_id in keys:
         ids[project].add(its_id)
-    dialect = connection.dialect.name
-    for project, of_project in sorted(ids.items()):
-        yield from connection.execute(query, {"its_project": project, "ids": listed(dialect, sorted(of_project))})
+    return [(project, sorted(of_project)) for project, of_project in sorted(ids.items())]

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Column, Engine, MetaData, Table, Text, event, select
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text, select
+from sqlalchemy.exc import OperationalError
 
-from migrations import schema
+from migrations import database, schema
 from migrations.bulk import among, insert_absent, insert_many, listed, raw_json, update_many
-from migrations.database import connect
+from migrations.database import connect, run_sqlite
 from migrations.types import is_json
 from tests.conftest import NOW
 
@@ -67,7 +68,7 @@ def test_rows_of_every_kind_of_value_are_as_sqlalchemy_writes_them(engine: Engin
 
 
 @pytest.mark.usefixtures("seed")
-@pytest.mark.parametrize("count", [1, 9, 10, 49, 50, 51, 163])
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 26, 49, 50, 51, 163])
 def test_however_many_rows_come_all_are_there_and_those_that_were_there_stay(engine: Engine, count: int) -> None:
     rows = [as_bulk(schema.trajectories, trajectory(f"t{number:03d}", task="new")) for number in range(count)]
     with engine.begin() as connection:
@@ -135,8 +136,8 @@ def test_sqlite_is_told_a_column_from_when_it_was_filled_once(tmp_path: Path) ->
     table = Table("few", MetaData(), Column("id", Text, primary_key=True), Column("task", Text), Column("error", Text))
     engine, told = connect(f"sqlite:///{tmp_path / 'few.db'}"), []
     table.create(engine)
-    event.listen(engine, "before_cursor_execute", lambda *given: told.append(given[2].partition(" VALUES")[0]))
     with engine.begin() as connection:
+        connection.connection.dbapi_connection.set_trace_callback(lambda sql: told.append(sql.partition(" VALUES")[0]))
         for row in ({"id": "a"}, {"id": "b", "error": "e"}, {"id": "c"}, {"id": "d", "task": "t"}, {"id": "e"}):
             insert_many(connection, table, [dict.fromkeys(table.c.keys()) | row])
     columns = ("id", "id, error", "id, error", "id, task, error", "id, task, error")
@@ -168,3 +169,32 @@ def test_an_instant_without_a_zone_is_refused(engine: Engine) -> None:
     row = as_bulk(schema.trajectories, trajectory("t", created_at=datetime(2026, 1, 1)))  # noqa: DTZ001
     with engine.begin() as connection, pytest.raises(ValueError, match="has no time zone"):
         insert_many(connection, schema.trajectories, [row])
+
+
+@pytest.mark.parametrize(
+    ("sql", "values"),
+    [
+        ("INSERT INTO few VALUES (?)", (None,)),
+        ("INSERT INTO few VALUES (?)", (object(),)),
+        ("INSERT INTO few VALUES (?)", (2**70,)),
+        ("INSERT INTO few VALUES (?)", ("secret", 2)),
+        ("nonsense", ()),
+    ],
+)
+def test_an_error_past_sqlalchemy_is_the_one_that_it_would_raise(tmp_path: Path, sql: str, values: Any) -> None:
+    engine, raised = connect(f"sqlite:///{tmp_path / 'few.db'}"), []
+    Table("few", MetaData(), Column("id", Text, nullable=False)).create(engine)
+    for run in (run_sqlite, Connection.exec_driver_sql):
+        with pytest.raises(Exception) as caught, engine.begin() as connection:
+            run(connection, sql, values)
+        raised.append((caught.type, str(caught.value), type(caught.value.__cause__)))
+    assert raised[0] == raised[1]
+
+
+def test_a_file_that_another_writes_to_is_busy_as_sqlalchemy_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(database._SQLITE_ARGUMENTS, "timeout", 0)
+    url = f"sqlite:///{tmp_path / 'busy.db'}"
+    with connect(url).begin(), pytest.raises(OperationalError, match="database is locked"), connect(url).begin():
+        pass

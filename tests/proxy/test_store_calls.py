@@ -8,8 +8,10 @@ import pytest
 from sqlalchemy import Engine, select
 
 from migrations import schema
+from proxy import store_tails
 from proxy.address import Address
 from proxy.call import Call
+from proxy.delta import Tail
 from proxy.store import Store
 from tests.proxy.conftest import make_call, make_choice
 
@@ -76,6 +78,17 @@ def test_a_batch_leaves_what_its_calls_leave_one_by_one(engine: Engine, seed: An
         assert at_once == one_by_one
     whys = {row.why_not_trained for row in _rows(engine, select(schema.completions.c.why_not_trained))}
     assert {None, "superseded", "aborted", "no_token_ids"} <= whys
+
+
+def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_tails, "BYTES_KEPT", 1000)
+    tails = store_tails.Tails()
+    half = Tail("c", [1] * 5, [msgspec.Raw(b" " * 300)], (), None)
+    for number in (0, 1, 2, 2, 1):
+        tails.keep("default", f"t{number}", half)
+    assert [tails.knows("default", f"t{number}") for number in range(3)] == [False, True, True]
+    tails.keep("default", "t3", Tail("c", [], [msgspec.Raw(b" " * 501)], (), None))
+    assert [tails.knows("default", f"t{number}") for number in range(4)] == [False, False, False, True]
 
 
 def _rows(engine: Engine, query: Any) -> list[Any]:
