@@ -15,12 +15,16 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from proxy.asgi import Scope
 from proxy.errors import HeadersTooLarge, HeadersTooSlow, NotHttp, ProxyError, TooManyConnections, UrlTooLong
 from proxy.exchange import Exchange
+from proxy.known_head import KnownHead, learn
 from whetstone.settings import ProxySettings
 
 MOST_PIPELINED = 16
 """Requests that a client may send before it has read its answers."""
+LESSONS = 8
+"""Heads of a connection that are learned in turn without one of them coming again: then each of its is another."""
 URLS_KEPT = 64
 """URLs that are known with their parts: an app asks the same ones again and again."""
 
@@ -48,6 +52,16 @@ class Connection(HttpToolsProtocol):
         """Those that were sent ahead of its answer."""
         self._again: bytes | None = None
         """The head of a request that is read once more."""
+        self._heard: Exchange | None = None
+        """The request that came last."""
+        self._between = True
+        """The parser has read requests to their end, and nothing of another."""
+        self._known: KnownHead | None = None
+        """What is taken without the parser."""
+        self._missing = 0
+        """Bytes of the body of what was taken so."""
+        self._lessons = LESSONS
+        """How many heads it may still learn."""
         self._unclaimed = 0
         """Bytes since the last that were of use: a request's headers, or what stands around its body."""
         self._begun = False
@@ -87,9 +101,14 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        if self._known is not None and self._take_known(self._known, data):
+            return
         self._unclaimed += len(data)
         try:
-            self._feed(data)
+            if self._missing:
+                data = self._hear(data)
+            if data:
+                self._parse(data)
         except httptools.HttpParserError:
             self.send_400_response("")
         if self.transport.is_closing():
@@ -109,6 +128,45 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
         self.parser = None  # type: ignore[assignment]
 
+    def _take_known(self, known: KnownHead, data: bytes) -> bool:
+        """Take a request whose head is known, past the parser, which stands between two others; whether it was one."""
+        # Who asks before it has its answer is left to the parser.
+        if not self._between or self._missing or self.serving() or (found := known.match(data)) is None:
+            return False
+        scope, body, self._missing = found
+        if self._lessons < LESSONS:
+            self._lessons += 1
+        self._heads_since_s, self._unclaimed = None, 0
+        exchange = self._take(scope, keep_alive=True, expects_continue=False)
+        if body:
+            exchange.heard(body)
+        if not self._missing:
+            exchange.end()
+        return True
+
+    def _hear(self, data: bytes) -> bytes:
+        """Take what is missing of a body whose head was known; what is behind it."""
+        body, rest = data[: self._missing], data[self._missing :]
+        self._missing -= len(body)
+        self.on_body(body)
+        if not self._missing:
+            self._end()
+        return rest
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read; a head that begins with it is known the next time, while there are lessons left."""
+        if not self._lessons:
+            self._feed(data)
+            return
+        begins, before = self._between, self._heard
+        self._feed(data)
+        heard = self._heard
+        if begins and heard is not None and heard is not before and heard.keep_alive:
+            self._known = learn(data, self.url, heard.scope, self._limits.max_header_bytes) or self._known
+            self._lessons -= 1
+            if not self._lessons:
+                self._known = None
+
     def _feed(self, data: bytes) -> None:
         """Have the parser read. An offer to speak another protocol is not taken up (RFC 9110, 7.8): the parser takes
         what follows it for that protocol, so the request is read once more without the offer.
@@ -126,7 +184,7 @@ class Connection(HttpToolsProtocol):
                 data = head + data[stopped.args[0] :]
 
     def on_message_begin(self) -> None:
-        self._begun = True
+        self._begun, self._between = True, False
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -150,28 +208,37 @@ class Connection(HttpToolsProtocol):
             self._stop(_headers_too_large(limits))
         if len(self._waiting) >= MOST_PIPELINED:
             self._stop(NotHttp(f"more than {MOST_PIPELINED} requests were sent ahead; read the answers first"))
-        self._take()
+        version = self.parser.get_http_version()
+        self._take(
+            self._parsed(version),
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            expects_continue=self.expect_100_continue and version != "1.0",
+        )
         # What comes as trailers after a body must not pass as headers, which the scope shares with the parser.
         self.headers = []
         self._unclaimed, self._begun = 0, False
         self._heads_since_s = None
 
-    def _take(self) -> None:
-        """Have the request answered, after those before it."""
+    def _parsed(self, version: str) -> Scope:
+        """The scope of the request that the parser has read the head of."""
         scope = self._scope.copy()
         scope["path"], scope["raw_path"], scope["query_string"] = _parts_of(self.url)
-        scope["http_version"] = version = self.parser.get_http_version()
+        scope["http_version"] = version
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["headers"] = self.headers
         scope["state"] = {}
+        return scope
+
+    def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> Exchange:
+        """Have the request answered, after those before it."""
         self._heard = exchange = Exchange(
             scope,
             self.transport,
             self.flow,
             self.server_state.default_headers,
             self.on_response_complete,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            expects_continue=self.expect_100_continue and version != "1.0",
+            keep_alive=keep_alive,
+            expects_continue=expects_continue,
         )
         if self.serving():
             self._waiting.append(exchange)
@@ -180,6 +247,7 @@ class Connection(HttpToolsProtocol):
                 self.flow.pause_reading()
         else:
             self._start(exchange)
+        return exchange
 
     def _start(self, exchange: Exchange) -> None:
         self._answered = exchange
@@ -194,11 +262,18 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unclaimed = 0
-        if not self._heard.response_complete:
+        if self._heard is not None and not self._heard.response_complete:
             self._heard.heard(body)
 
     def on_message_complete(self) -> None:
-        if self._again is None and not self._heard.response_complete:
+        if self._again is None and self._heard is not None:
+            # Behind a request that ends the connection the parser reads nothing any more.
+            self._between = self._heard.keep_alive
+            self._end()
+
+    def _end(self) -> None:
+        """The request that came last is whole."""
+        if self._heard is not None and not self._heard.response_complete:
             self._heard.end()
 
     def on_response_complete(self) -> None:

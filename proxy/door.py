@@ -40,7 +40,8 @@ class Door:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: by the routes of its key's project, or why it may not come in."""
-        if is_dashboard(scope["path"]):
+        path = scope["path"]
+        if is_dashboard(path):
             await self._dashboard(scope, receive, send)
             return
         try:
@@ -51,21 +52,29 @@ class Door:
                 if cors.is_preflight(scope, headers):
                     await cors.answer_preflight(send, headers)
                     return
-            if "\0" in scope["path"] and scope["method"] in ("GET", "DELETE"):
+            method = scope["method"]
+            if "\0" in path and method in ("GET", "DELETE"):
                 raise NotFound("no path has a NUL")  # nor has a text of PostgreSQL's
-            if scope["path"].startswith("/r/"):
-                scope[SAID], scope["path"] = split_url(scope["path"])
-                scope["raw_path"] = scope["path"].encode()
-            needs = scopes.needed(scope["method"], scope["path"])
+            if path.startswith("/r/"):
+                scope[SAID], path = split_url(path)
+                scope["path"], scope["raw_path"] = path, path.encode()
+            needs = scopes.needed(method, path)
             principal = self._keys.known(headers) if needs is None else self._keys.admit(headers, needs)
-            if scope["path"] in health.PATHS:
+            if path in health.PATHS:
                 principal = self._of_home(principal, needs)
             scope[PRINCIPAL] = principal
             if principal is not None and needs == "inference":
                 left = self._quotas.take(principal)
                 send = with_headers(send, left) if left else send
             tenant = self._tenant(self._home if principal is None else principal.project)
-            await self._in_flight.serve(tenant, scope, receive, send)
+            size = self._in_flight.enter(scope)
+            if size is None:
+                await self._in_flight.serve(tenant, scope, receive, send)
+                return
+            try:
+                await tenant(scope, receive, send)
+            finally:
+                self._in_flight.leave(size)
         except ProxyError as error:
             refusals.note(error)
             await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})

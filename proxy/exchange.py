@@ -7,6 +7,7 @@ that hangs up is told at once to whoever serves it.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from operator import itemgetter
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -15,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from proxy.asgi import EXCHANGE, Header, Scope
 
 Message = MutableMapping[str, Any]
+_LINE, _NAME = b": ".join, itemgetter(0)
+"""Of a header."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _LF, _CR, _NUL = b"\n\r\0"
 """As numbers: looking for bytes in bytes, Python first raises an error and drops it."""
@@ -179,7 +182,7 @@ class Exchange:
             return
         if self._head is not None or self._started:
             raise RuntimeError("the answer has begun already")
-        self._head = self._begun(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._head = self._begun(status, headers, len(body))
         self._say(body, more=False)
 
     def _take(self) -> bytes:
@@ -188,19 +191,17 @@ class Exchange:
         self._news = False
         return body
 
-    def _begun(self, status: int, headers: Iterable[Header]) -> bytes:
-        """The status line and the headers."""
+    def _begun(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
+        """The status line and the headers; behind them that the answer has this size, if that is given."""
         self._expects_continue = False
-        length: int | None = None
-        lines: list[bytes] = []
-        for name, value in (*self._default_headers, *headers):
-            if name in _FRAMING:
-                if name == b"connection" and b"close" in value.lower():
-                    self.keep_alive = False
-                if name != b"content-length":
-                    continue
-                length = int(value)
-            lines.append(name + b": " + value)
+        length = size
+        every = [*self._default_headers, *headers]
+        if not _FRAMING.isdisjoint(map(_NAME, every)):
+            every, told = self._framed(every)
+            length = told if size is None else size
+        lines = [*map(_LINE, every)]
+        if size is not None:
+            lines.append(b"content-length: %d" % size)
         # What would begin a line of its own is somebody's who would say what comes next.
         said = b"".join(lines)
         if _LF in said or _CR in said or _NUL in said:
@@ -208,13 +209,28 @@ class Exchange:
         if not self.keep_alive:
             lines.append(b"connection: close")
         self._bodiless = status in (204, 304) or self.scope["method"] == "HEAD"
-        # Where there are no chunks, the end of the connection is that of the answer.
-        self._unframed = length is None and self.scope.get("http_version") == "1.0"
-        self._chunked = length is None and not self._bodiless and not self._unframed
-        if self._chunked:
-            lines.append(b"transfer-encoding: chunked")
+        self._unframed = self._chunked = False
+        if length is None:
+            # Where there are no chunks, the end of the connection is that of the answer.
+            self._unframed = self.scope.get("http_version") == "1.0"
+            self._chunked = not self._bodiless and not self._unframed
+            if self._chunked:
+                lines.append(b"transfer-encoding: chunked")
         self._left_bytes = 0 if length is None or self._bodiless else length
         return STATUS_LINE[status] + b"\r\n".join((*lines, b"", b""))
+
+    def _framed(self, headers: list[Header]) -> tuple[list[Header], int | None]:
+        """Do as the headers tell that say how the answer is framed: those of them that go out, and its length."""
+        kept: list[Header] = []
+        length: int | None = None
+        for name, value in headers:
+            if name == b"connection" and b"close" in value.lower():
+                self.keep_alive = False
+            if name == b"content-length":
+                length = int(value)
+            if name == b"content-length" or name not in _FRAMING:
+                kept.append((name, value))
+        return kept, length
 
     def _say(self, body: bytes, *, more: bool) -> None:
         if self.response_complete:

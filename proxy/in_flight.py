@@ -51,6 +51,28 @@ class InFlight:
         finally:
             self.requests -= 1
 
+    def enter(self, scope: Scope) -> int | None:
+        """Count a request as nearly all are, whose body is there, and for which there is room: its size, until `leave`.
+        None: it is not counted, and is to be served by `serve`, which also tells why not."""
+        settings, exchange = self._settings, exchange_of(scope)
+        size = None if exchange is None else exchange.whole_bytes()
+        if (
+            size is None
+            or self.requests >= settings.max_in_flight
+            or self.bytes + size > settings.max_in_flight_bytes
+            or scope["method"] in READS
+            or b"content-encoding" in headers_of(scope)
+        ):
+            return None
+        self.requests += 1
+        self.bytes += size
+        return size
+
+    def leave(self, size: int) -> None:
+        """The request that entered with this size is over."""
+        self.requests -= 1
+        self.bytes -= size
+
     def take(self, size: int) -> None:
         """Count so much of a body.
 

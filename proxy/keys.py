@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from hmac import compare_digest
 from typing import Any, Protocol
 
@@ -18,6 +19,11 @@ from whetstone.keys import KeyScope, Principal, anybody, hash_of
 
 PRINCIPAL = "whetstone.principal"
 """Where a request's scope has who asks."""
+
+HASHES_KEPT = 256
+"""Keys whose hash is known as they are sent: only that, what they open is looked up each time."""
+LONGEST_KEPT = 256
+"""Bytes of what is sent so: strangers may send anything."""
 
 _BEARER = b"bearer "
 _NOBODY = ("0" * 64, None, None)
@@ -103,10 +109,11 @@ class Keys:
         """
         if not self.needed:
             return self._anybody
-        presented = _presented(headers)
-        if not presented:
+        sent = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_KEPT else _hash_of.__wrapped__)(*sent)
+        if key_hash is None:
             raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
-        now, key_hash = self._now(), hash_of(presented)
+        now = self._now()
         known_hash, principal, expires_at = self._living.get(key_hash, _NOBODY)
         is_it = compare_digest(known_hash, key_hash)
         lives = expires_at is None or now < expires_at
@@ -140,12 +147,14 @@ class Keys:
             self._used[project, key_id] = self._minute
 
 
-def _presented(headers: Mapping[bytes, bytes]) -> bytes:
-    """The key as OpenAI's clients send it, or as Anthropic's do; empty where none is."""
-    authorization = headers.get(b"authorization", b"")
+@lru_cache(HASHES_KEPT)
+def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
+    """Of the key as OpenAI's clients send it, or as Anthropic's do; None where none is."""
     if authorization[: len(_BEARER)].lower() == _BEARER:
-        return authorization[len(_BEARER) :].strip()
-    return headers.get(b"x-api-key", b"").strip()
+        presented = authorization[len(_BEARER) :].strip()
+    else:
+        presented = x_api_key.strip()
+    return hash_of(presented) if presented else None
 
 
 def key_of(scope: Mapping[str, Any]) -> str | None:

@@ -26,13 +26,16 @@ async def watched(turn: Turn, headers: Mapping[bytes, bytes], serving: Awaitable
     """Around the serving of a call: every line inside says which, and in the end all of it is told."""
     tracer = tracing.tracer()
     span = None if tracer is None else _begun(tracer, turn, headers)
-    with logs.about(call=turn.id, project=turn.project, key=turn.key_id):
-        try:
-            await serving
-        except BaseException as error:
-            _tell(turn, span, type(error).__name__)
-            raise
+    saying = logs.begin({"call": turn.id, "project": turn.project, "key": turn.key_id})
+    try:
+        await serving
+    except BaseException as error:
+        _tell(turn, span, type(error).__name__)
+        raise
+    else:
         _tell(turn, span, None)
+    finally:
+        logs.end(saying)
 
 
 def _tell(turn: Turn, span: "Span | None", error: str | None) -> None:

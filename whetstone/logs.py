@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
@@ -51,15 +51,23 @@ class about:  # noqa: N801 - it is said like a word: `with about(step=3):`
         self._fields = fields
 
     def __enter__(self) -> None:
-        outer = _about.get()
-        if outer:  # what is None here must not hide what was said further out
-            told = {name: value for name, value in self._fields.items() if value is not None}
-            self._token = _about.set({**outer, **told})
-        else:
-            self._token = _about.set(self._fields)
+        self._token = begin(self._fields)
 
     def __exit__(self, *_error: object) -> None:
-        _about.reset(self._token)
+        end(self._token)
+
+
+def begin(fields: Mapping[str, Value]) -> Token[Mapping[str, Value]]:
+    """As `about`, until `end`: for what every request passes, which is to cost little."""
+    outer = _about.get()
+    if outer:  # what is None here must not hide what was said further out
+        fields = {**outer, **{name: value for name, value in fields.items() if value is not None}}
+    return _about.set(fields)
+
+
+def end(token: Token[Mapping[str, Value]]) -> None:
+    """Say no longer what `begin` gave this for."""
+    _about.reset(token)
 
 
 def hidden(text: str) -> str:

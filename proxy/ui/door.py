@@ -53,7 +53,7 @@ Commit = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 def is_dashboard(path: str) -> bool:
     """Whether a request is for the dashboard."""
-    return path == session.PATH or path.startswith(session.PATH + "/")
+    return path.startswith(session.PATH) and (path == session.PATH or path[len(session.PATH)] == "/")
 
 
 class DashboardDoor:

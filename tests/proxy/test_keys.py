@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from migrations import schema
 from proxy.errors import MissingScope, NoKey, ProxyError, WrongKey
-from proxy.keys import Keys, Table
+from proxy.keys import LONGEST_KEPT, Keys, Table, _hash_of
 from proxy.store_keys import KeyTables
 from tests.conftest import NOW, Seed
 from tests.whetstone.test_keys import make
@@ -142,6 +142,16 @@ def test_beside_a_bearer_the_other_header_counts_nothing(engine: Engine, keys: K
     refresh(keys)
     assert isinstance(error(keys, bearer("wrong") | {b"x-api-key": key.encode()}), WrongKey)
     assert keys.find({b"authorization": b"Basic dTpw", b"x-api-key": key.encode()})
+
+
+def test_what_is_sent_at_length_with_a_key_is_not_kept_in_memory(engine: Engine, keys: Keys) -> None:
+    key_id, key = make(engine)
+    refresh(keys)
+    kept = _hash_of.cache_info().currsize
+    long = {b"authorization": b"Bearer " + key.encode() + b" " * LONGEST_KEPT}
+    assert keys.find(long).key_id == key_id
+    assert isinstance(error(keys, {b"x-api-key": b"x" * (LONGEST_KEPT + 1)}), WrongKey)
+    assert _hash_of.cache_info().currsize == kept
 
 
 @pytest.mark.parametrize(

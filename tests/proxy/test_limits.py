@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.asgi import EXCHANGE
 from proxy.connection import MOST_PIPELINED, Connection, connections
+from proxy.in_flight import InFlight
 from proxy.repeats import MOST_ALIKE, Repeatable, Repeats
 from proxy.wire.sse import MAX_EVENT_BYTES, Events
 from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, chunk, settings_for, wait_for
@@ -258,6 +261,24 @@ def test_more_than_may_be_served_at_once_is_told_to_come_again(
         held.go.set()
         assert first.recv(65536).startswith(b"HTTP/1.1 200 OK")
     assert wait_for(lambda: proxy.chat().status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [({}, 5), ({}, 0), ({"method": "GET"}, 5), ({"headers": [(b"content-encoding", b"")]}, 5), ({}, 11), ({}, None)],
+)
+def test_what_enters_leaves_as_it_came_and_what_cannot_is_counted_nowhere(
+    more: dict[str, Any], size: int | None
+) -> None:
+    in_flight = InFlight(ProxySettings().model_copy(update={"max_in_flight": 1, "max_in_flight_bytes": 10}))
+    scope = {"method": "POST", "headers": [], EXCHANGE: SimpleNamespace(whole_bytes=lambda: size)} | more
+    enters = not more and size is not None and size <= 10
+    assert in_flight.enter(scope) == (size if enters else None)
+    if size is not None and enters:
+        assert (in_flight.requests, in_flight.bytes) == (1, size)
+        assert in_flight.enter(scope) is None  # one is enough
+        in_flight.leave(size)
+    assert (in_flight.requests, in_flight.bytes) == (0, 0)
 
 
 def test_one_connection_too_many_takes_the_place_of_an_idle_one(limited: Callable[..., RunningProxy]) -> None:
