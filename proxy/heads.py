@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from proxy.forgetting import oldest
 from proxy.pins import Pins
 
 FIRST = "/0"
@@ -15,7 +16,7 @@ def name_of(answer_id: str, choice: int) -> str:
     return answer_id if choice == 0 else f"{answer_id}/{choice}"
 
 
-class Head(msgspec.Struct):
+class Head(msgspec.Struct, gc=False):
     """A completion that may be gone on from."""
 
     completion_id: str
@@ -57,7 +58,7 @@ class Heads:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_id: OrderedDict[str, Head] = OrderedDict()
+        self._by_id: dict[str, Head] = {}
         self._by_history: dict[bytes, Head | _Alike] = {}
         """Nearly every history is one head's alone, for which no list is made."""
         self._by_name: dict[str, Head] = {}
@@ -80,8 +81,8 @@ class Heads:
 
     def keep(self, head: Head) -> None:
         """Add one; in place of what was known under its id, but what was taken stays so."""
-        before = self._by_id.pop(head.completion_id, None)
-        if before is not None:
+        if head.completion_id in self._by_id:
+            before = self._by_id.pop(head.completion_id)
             head.taken_by = head.taken_by or before.taken_by
             self._unlink(before)
         self._by_id[head.completion_id] = head
@@ -96,8 +97,9 @@ class Heads:
                 found.free[head.completion_id] = head
         if head.name is not None:
             self._by_name[head.name] = head
-        while len(self._by_id) > self._most:
-            self._unlink(self._by_id.popitem(last=False)[1])
+        if len(self._by_id) > self._most:
+            for completion_id in oldest(self._by_id, self._most):
+                self._unlink(self._by_id.pop(completion_id))
 
     def keep_taken(self, head: Head, call_id: str) -> None:
         """Note that a head is taken, of which so far nothing else may be known."""

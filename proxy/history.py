@@ -10,17 +10,26 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import regex
 
 from proxy.call import NULL, Choice, History
+from proxy.forgetting import oldest
 
 HASH_BYTES = 16
 MOST_PLACES = 32
 """Answers in a conversation, from its end, by which its earlier completion is looked for: an app that went back
 further than that begins anew."""
+SHORT_BYTES, LONG_BYTES = 512, 4096
+"""Messages up to this size are known by themselves, longer ones by a hash of them, which takes longer to make; that of
+the latest up to the other size is remembered."""
+KNOWN_TOOLS_BYTES = 32 * 1024
+"""Tools up to this size are remembered once they were read."""
+MOST_OWNER_BYTES = 256
+"""Longest name of an owner whose places are remembered."""
 
 THINKING = ("thinking", "redacted_thinking")
 _RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
@@ -29,8 +38,6 @@ _RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
 log = logging.getLogger(__name__)
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 _NO_TASK = _canonical([None])
-CALLS = frozenset({"tool_calls", "function_call"})
-"""Where a message has the tool calls that it makes."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -46,11 +53,11 @@ class Conversation(msgspec.Struct, frozen=True):
 
     @property
     def found_by(self) -> tuple[bytes, ...]:
-        """All that its earlier completion may be found by."""
+        """All that its earlier completion may be found by, the surest first."""
         return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _Message(msgspec.Struct, frozen=True, gc=False):
     """What a message comes to."""
 
     said: bytes
@@ -81,20 +88,34 @@ class Normaliser:
         self._timed_out = False
         self._most_kept = most_kept
         self._read_before: dict[bytes, _Message] = {}
+        # A turn makes the hashes that the turns before it made, and a few of its own.
+        self._link = lru_cache(most_kept)(_hash)
+        self._hash_of = lru_cache(most_kept // 16)(_hash)
 
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
         """Hash a conversation, message by message. `owner`: whom the app serves, if it says so."""
         self._left_s = self._timeout_s
+        known, link = self._read_before, self._link
         whole, owned_by = b"", (owner or "").encode()
         answers: list[bytes] = []
         last = NOTHING
         for raw in messages:
-            message = self._known(raw)
-            whole = _hash(whole + message.said)
+            length = len(raw)
+            # As long as a hash is only what is one.
+            if HASH_BYTES < length <= SHORT_BYTES:
+                key = bytes(raw)
+            else:
+                key = self._hash_of(bytes(raw)) if length <= LONG_BYTES else _hash(raw)
+            # One that was read before need not be read again: every turn brings all that was said so far.
+            message = known.get(key) or self._learn(key, raw)
+            whole = link(whole + message.said)
             if message.is_answer:
                 answers.append(whole)
                 last = message
-        places = tuple(_hash(one + owned_by) for one in answers[: -MOST_PLACES - 1 : -1])
+        if not answers:
+            return Conversation(owned_by, whole, (), None)
+        owned = link if len(owned_by) <= MOST_OWNER_BYTES else _hash
+        places = tuple([owned(one + owned_by) for one in answers[: -MOST_PLACES - 1 : -1]])
         return Conversation(owned_by, whole, places, last.tool_calls and _hash(last.tool_calls + owned_by))
 
     def history(self, asked: Conversation, choice: Choice) -> History:
@@ -103,32 +124,31 @@ class Normaliser:
             return History()
         self._left_s = self._timeout_s
         message = self._read(choice.message if "role" in choice.message else {"role": "assistant", **choice.message})
-        extended = _hash(asked.whole + message.said)
-        return History(_hash(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
+        # The next turn asks for these two.
+        extended = self._link(asked.whole + message.said)
+        owned = self._link if len(asked.owner) <= MOST_OWNER_BYTES else _hash
+        return History(owned(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
 
-    def _known(self, raw: msgspec.Raw) -> _Message:
-        """A message that was read before need not be read again: every turn brings all that was said so far."""
-        key = _hash(raw)
-        found = self._read_before.get(key)
-        if found is None:
-            found = self._read_before[key] = self._read(msgspec.json.decode(raw))
-            if len(self._read_before) > self._most_kept:
-                del self._read_before[next(iter(self._read_before))]
-        return found
+    def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
+        message = self._read_before[key] = self._read(msgspec.json.decode(raw))
+        if len(self._read_before) > self._most_kept:
+            for forgotten in oldest(self._read_before, self._most_kept):
+                del self._read_before[forgotten]
+        return message
 
     def _read(self, message: Any) -> _Message:
-        is_answer = isinstance(message, dict) and message.get("role") == "assistant"
-        return _Message(_hash(_canonical(self._normal(message))), is_answer, _tool_hash(message) if is_answer else None)
-
-    def _normal(self, message: Any) -> Any:
         if not isinstance(message, dict):
-            return message
-        role, text = message.get("role"), _text(message.get("content"))
-        if isinstance(text, str) and self._matches is not None:
+            return _Message(_hash(_canonical(message)), False, None)
+        role, text = message.get("role"), message.get("content")
+        if not isinstance(text, str):
+            text = _text(text)
+        if self._matches is not None and isinstance(text, str):
             text = self._without_matches(self._matches, text)
         if role != "assistant":
-            return [role, text, message.get("name")]
-        return [role, text.strip() if isinstance(text, str) else text, [made[1:] for made in _made(message)]]
+            return _Message(_hash(_canonical([role, text, message.get("name")])), False, None)
+        made = _made(message) if "tool_calls" in message or "function_call" in message else []
+        said = [role, text.strip() if isinstance(text, str) else text, [call[1:] for call in made] if made else made]
+        return _Message(_hash(_canonical(said)), True, _tool_hash(made) if made else None)
 
     def _without_matches(self, matches: Any, text: str) -> str:
         if self._left_s <= 0:
@@ -153,8 +173,19 @@ class Normaliser:
 
 def prompt_hash(asked: Conversation, tools: msgspec.Raw, task: str | None) -> str:
     """What trajectories share that begin with the same prompt, tools and task: 32 hex digits."""
-    told = b"" if tools == NULL else _canonical(msgspec.json.decode(tools))
+    told = b"" if tools == NULL else _tools(tools)
     return _hash(asked.whole + (_NO_TASK if task is None else _canonical([task])) + told).hex()
+
+
+def _tools(raw: msgspec.Raw) -> bytes:
+    return _known_tools(bytes(raw)) if len(raw) <= KNOWN_TOOLS_BYTES else _read_tools(raw)
+
+
+def _read_tools(raw: msgspec.Raw | bytes) -> bytes:
+    return _canonical(msgspec.json.decode(raw))
+
+
+_known_tools = lru_cache(64)(_read_tools)
 
 
 def _text(content: Any) -> Any:
@@ -171,8 +202,6 @@ def _text(content: Any) -> Any:
 
 def _made(message: dict[str, Any]) -> list[list[Any]]:
     """The tool calls of an answer: id, name, arguments."""
-    if CALLS.isdisjoint(message):
-        return []
     calls = message.get("tool_calls")
     made = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     functions = [(call.get("id"), call.get("function")) for call in made]
@@ -195,10 +224,9 @@ def _arguments(text: Any) -> Any:
         return text
 
 
-def _tool_hash(message: dict[str, Any]) -> bytes | None:
-    """None as well where an id is no random one: `functions.search:0` is everybody's."""
-    made = _made(message)
-    if not made or not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
+def _tool_hash(made: list[list[Any]]) -> bytes | None:
+    """None where an id is no random one: `functions.search:0` is everybody's."""
+    if not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
         return None
     return _hash(b"tool calls" + _canonical(made))
 

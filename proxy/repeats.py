@@ -4,9 +4,9 @@ A client that lost its connection asks again while the first call may still be r
 nobody listens any more. So what is in flight counts as well.
 """
 
-from collections import OrderedDict
-
 import msgspec
+
+from proxy.forgetting import oldest
 
 WINDOW_S = 15 * 60
 """How long a client may take to ask again; the official ones give up after seconds."""
@@ -15,7 +15,7 @@ MOST_ALIKE = 16
 """Calls with one body that are kept, the latest: of more than one nobody can tell which is repeated."""
 
 
-class Repeatable(msgspec.Struct, frozen=True):
+class Repeatable(msgspec.Struct, frozen=True, gc=False):
     """A call that may be asked again."""
 
     trajectory_id: str
@@ -30,24 +30,28 @@ class Repeats:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_digest: OrderedDict[str, dict[str, Repeatable]] = OrderedDict()
+        self._by_digest: dict[str, dict[str, Repeatable]] = {}
         self._digests: dict[str, str] = {}
 
     def add(self, digest: str, call_id: str, call: Repeatable) -> None:
         """A call has come."""
-        if calls := self._by_digest.setdefault(digest, {}):
+        calls = self._by_digest.get(digest)
+        if calls is None:
+            calls = self._by_digest[digest] = {}
+        else:
             for old in [one for one, known in calls.items() if known.at_s < call.at_s - WINDOW_S][:2]:
                 self._digests.pop(old, None)
                 del calls[old]
         calls[call_id] = call
         self._digests[call_id] = digest
         while len(calls) > MOST_ALIKE:
-            oldest = next(iter(calls))
-            self._digests.pop(oldest, None)
-            del calls[oldest]
-        while len(self._by_digest) > self._most:
-            for forgotten in self._by_digest.popitem(last=False)[1]:
-                self._digests.pop(forgotten, None)
+            earliest = next(iter(calls))
+            self._digests.pop(earliest, None)
+            del calls[earliest]
+        if len(self._by_digest) > self._most:
+            for forgotten in oldest(self._by_digest, self._most):
+                for known_id in self._by_digest.pop(forgotten):
+                    self._digests.pop(known_id, None)
 
     def answered(self, call_id: str) -> None:
         """It was answered whole, or repeated: nobody asks it again."""

@@ -11,14 +11,15 @@ trajectory. A trajectory that takes up an ended one's name alone is a new attemp
 """
 
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from proxy.address import Address
 from proxy.call import Call
+from proxy.forgetting import oldest
 from proxy.heads import Head, Heads, name_of
 from proxy.history import Conversation
 from proxy.pins import Pins, and_then
@@ -29,7 +30,7 @@ MOST_HOPS = 1000
 """Trajectories that may follow on one another under one name."""
 
 
-class Trail(msgspec.Struct):
+class Trail(msgspec.Struct, gc=False):
     """Where a trajectory stands."""
 
     tail: str | None = None
@@ -43,7 +44,7 @@ class Trail(msgspec.Struct):
     """What spoke in it, as far as known."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a call belongs."""
 
     trajectory_id: str
@@ -96,13 +97,18 @@ class Threads:
         self._tables = tables
         self._peers = peers
         self._idle_s = idle_s
-        self.placed: Counter[str] = Counter()
-        """Calls by the rule that found their trajectory."""
+        self._placed: dict[str, int] = {}
         self._most_kept = most_kept
         self._heads = Heads(most_kept)
-        self._trails: OrderedDict[str, Trail] = OrderedDict()
+        self._trails: dict[str, Trail] = {}
+        """What was seen last stands last."""
         self._repeats = Repeats(most_kept)
-        self._absent: OrderedDict[bytes, None] = OrderedDict()
+        self._absent: dict[bytes, None] = {}
+
+    @property
+    def placed(self) -> Counter[str]:
+        """Calls by the rule that found their trajectory."""
+        return Counter(self._placed)
 
     async def place(self, call_id: str, address: Address, asked: Conversation, digest: str) -> Place:
         """Find the trajectory of a call that has just come. `digest`: of its whole body."""
@@ -116,14 +122,14 @@ class Threads:
             left_at = again.extends or await self._left_at(again, asked)
             place = Place(again.trajectory_id, "retry", extends=left_at, pins=trail.pins if trail else ())
         else:
-            place = await self._by_conversation(asked, arrived_s)
+            place = self._at_once(asked) or await self._elsewhere(asked, arrived_s)
         if place.extends is not None:
             self._heads.take(place.extends, call_id, instead_of=repeats)
         if address.trajectory_id is None:
             call = Repeatable(place.trajectory_id, place.extends, address.turn_key, arrived_s)
             self._repeats.add(digest, call_id, call)
         self._see(place.trajectory_id)
-        self.placed[place.by] += 1
+        self._placed[place.by] = self._placed.get(place.by, 0) + 1
         return place
 
     def over(self, call: Call) -> None:
@@ -210,16 +216,19 @@ class Threads:
 
     async def _left_at(self, again: Repeatable, asked: Conversation) -> str | None:
         """What the repeated call went on from, where only the conversation tells."""
-        place = await self._by_conversation(asked, 0.0)
+        place = self._at_once(asked) or await self._elsewhere(asked, 0.0)
         return place.extends if place.trajectory_id == again.trajectory_id else None
 
     # By conversation.
 
-    async def _by_conversation(self, asked: Conversation, arrived_s: float) -> Place:
-        if not asked.answers:
-            return Place(new_id(), "new")
-        place = self._free(asked)
-        if place is None and not (self._peers.alone and all(one in self._absent for one in asked.found_by)):
+    def _at_once(self, asked: Conversation) -> Place | None:
+        """Where it is clear without SQL; None where it is not."""
+        return self._free(asked) if asked.answers else Place(new_id(), "new")
+
+    async def _elsewhere(self, asked: Conversation, arrived_s: float) -> Place:
+        """Of one that goes on from no head which is known here and free."""
+        place = None
+        if not (self._peers.alone and all(one in self._absent for one in asked.found_by)):
             place = await self._look_up(asked)
             # Where SQL does not answer, what others write there could not be read either.
             if place is None and self._looked_for(asked) and not self._peers.alone and self._branch(asked) is None:
@@ -243,19 +252,21 @@ class Threads:
             # Few-shot prompts hold answers that nobody here gave: not to be looked for at every call.
             if not self._heads.alike(history):
                 self._absent[history] = None
-        _bound(self._absent, self._most_kept)
+        for forgotten in oldest(self._absent, self._most_kept):
+            del self._absent[forgotten]
         return self._free(asked)
 
     def _free(self, asked: Conversation) -> Place | None:
         """The oldest free head with the longest history that is known at all; None too where SQL is to be asked first,
         which may know a longer one."""
-        for by, history in _keys(asked):
+        for history in asked.found_by:
             if not self._heads.alike(history):
                 if history not in self._absent:
                     return None
                 continue
             while head := self._heads.free(history):
                 if not self._is_over(self._trails.get(head.trajectory_id)):
+                    by = "tool_calls" if history == asked.tool_calls else "content"
                     return Place(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
                 self._heads.set_aside(head)
             return None
@@ -263,7 +274,7 @@ class Threads:
 
     def _branch(self, asked: Conversation) -> Place | None:
         """A trajectory of its own for what goes on from a head that is not free."""
-        for _, history in _keys(asked):
+        for history in asked.found_by:
             if head := self._heads.alike(history):
                 by = "after" if self._is_over(self._trails.get(head.trajectory_id)) else "fork"
                 return Place(new_id(), by, continues=head.completion_id, pins=head.pins)
@@ -278,18 +289,7 @@ class Threads:
         trail = self._trails.pop(trajectory_id, None) or Trail()
         trail.seen_s = time.time()
         self._trails[trajectory_id] = trail
-        _bound(self._trails, self._most_kept)
+        if len(self._trails) > self._most_kept:
+            for forgotten in oldest(self._trails, self._most_kept):
+                del self._trails[forgotten]
         return trail
-
-
-def _keys(asked: Conversation) -> Iterable[tuple[str, bytes]]:
-    """What a conversation may be found by, the surest first."""
-    if asked.tool_calls is not None:
-        yield "tool_calls", asked.tool_calls
-    for history in asked.answers:
-        yield "content", history
-
-
-def _bound(kept: OrderedDict[str, Trail] | OrderedDict[bytes, None], most: int) -> None:
-    while len(kept) > most:
-        kept.popitem(last=False)

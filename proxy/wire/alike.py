@@ -6,14 +6,14 @@ in any other way is left to whoever reads every field.
 """
 
 from functools import lru_cache
-from keyword import iskeyword
 from typing import Any
 
 import msgspec
 
 from proxy.call import NULL
-from proxy.wire.chat_answer import ChoiceLogprobs
 from proxy.wire.dialect import Number
+from proxy.wire.forms import may_be_named
+from proxy.wire.sampled import ChoiceLogprobs
 
 MOST_TRIES = 8
 """Chunks in a row that were like none before: then this is no stream of such."""
@@ -29,12 +29,16 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Alike:
     """What the last chunk that was read field by field has in common with those that follow."""
 
-    __slots__ = ("_after", "_before", "_decode", "_hidden", "_left", "_said_after", "_said_before")
+    __slots__ = ("_after", "_before", "_begins", "_decode", "_ends", "_hidden", "_left", "_said_after", "_said_before",
+                 "tells_ids")  # fmt: skip
 
     def __init__(self, hidden: frozenset[str]) -> None:
         """`hidden`: fields of a choice that do not go on to the app."""
         self._hidden = hidden
         self._before, self._after = b"", b""
+        self._begins, self._ends = 0, 0
+        self.tells_ids = False
+        """The choices that are alike have a field for their ids."""
         self._said_before, self._said_after = b"", b""
         self._decode: Any = None
         self._left = MOST_TRIES
@@ -43,13 +47,15 @@ class Alike:
         """Take a chunk with one choice as the model of those that follow. `event`: as it came; `said`: as it goes out,
         both without the empty line; `names`: of the choice's fields, in the order in which they came."""
         self._decode = None
-        if self._left <= 0 or not NEEDED.issubset(names) or not all(map(_may_be_named, names)):
+        if self._left <= 0 or not NEEDED.issubset(names) or not all(map(may_be_named, names)):
             return
         self._left -= 1
         came, goes = _parts(event), _parts(said)
         if came is not None and goes is not None:
             self._before, self._after = came
-            self._said_before, self._said_after = goes
+            self._begins, self._ends = len(self._before), -len(self._after)
+            self._said_before, self._said_after = goes[0], goes[1] + b"\n\n"
+            self.tells_ids = "token_ids" in names
             self._decode = _decoder(names, self._hidden)
 
     def read(self, event: bytes) -> Any:
@@ -58,7 +64,7 @@ class Alike:
         if self._decode is None or not (event.startswith(self._before) and event.endswith(self._after)):
             return None
         try:
-            choice = self._decode(event[len(self._before) : -len(self._after)])
+            choice = self._decode(event[self._begins : self._ends])
         except msgspec.DecodeError:
             return None
         self._left = MOST_TRIES
@@ -66,7 +72,7 @@ class Alike:
 
     def said(self, choice: Any) -> bytes:
         """The event for a choice, the empty line included."""
-        return b"%b%b%b\n\n" % (self._said_before, _encode(choice), self._said_after)
+        return self._said_before + _encode(choice) + self._said_after
 
 
 def _parts(event: bytes) -> tuple[bytes, bytes] | None:
@@ -87,10 +93,6 @@ def _parts(event: bytes) -> tuple[bytes, bytes] | None:
         return None
     after = b"]" + b"".join(b",%b:null" % _encode(name) for name in behind) + b"}"
     return (before, after) if event.endswith(b"}" + after) else None
-
-
-def _may_be_named(name: str) -> bool:
-    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
 
 
 @lru_cache(64)

@@ -7,18 +7,23 @@ import msgspec
 from proxy.wire.body import Body, deadly
 from proxy.wire.chat_answer import read_answer
 from proxy.wire.chat_events import ChatStream
-from proxy.wire.dialect import Answer, raw
-from proxy.wire.sampling import why_bent
+from proxy.wire.dialect import Answer, raw_name
+from proxy.wire.sampling import ALWAYS, why_bent
 from whetstone.reasons import WhyNotTrained
 
-TRAINABLE = frozenset({"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"})
+HARMLESS = ALWAYS | {"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"}
 """Fields of a chat that bend no logprobs."""
+TELLING = frozenset(
+    {"echo", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids", "include_reasoning"}
+)  # fmt: skip
+"""Fields that say what else is told than the answer."""
 
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
 _NONE = msgspec.Raw(b"[]")
 _FLAG = (bool, type(None))
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_encode = msgspec.json.Encoder().encode
 
 
 class ChatAsked:
@@ -36,27 +41,27 @@ class ChatAsked:
         values = body.values
         self._body = body
         self._for_vllm = captured
+        telling = not TELLING.isdisjoint(values)
         # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
-        if captured and values.get("echo"):
+        if captured and telling and values.get("echo"):
             raise deadly("echo")
         self.model = body.model
         self.stream = body.stream
         self.end_user = body.user
-        self.capturable = captured and _capturable(body)
+        self.capturable = captured and (not telling or _capturable(body))
         """False where capture fields would make a request valid that is not: it then goes as it came."""
-        self.hides_reasoning = captured and values.get("include_reasoning") is False
+        self.hides_reasoning = captured and telling and values.get("include_reasoning") is False
         """The app wants no reasoning; vLLM then tells no ids and no logprobs either."""
-        self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
+        self.wants_prompt_token_ids = not self.capturable or (telling and values.get("return_token_ids") is True)
         """Whether the app sees the prompt's ids where the answer has any."""
         self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
-        self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
+        self.wants_logprobs = not self.capturable or (
+            telling and values.get("logprobs") is True and not self.hides_reasoning
+        )
         self.messages = self.conversation = _messages(body)
         """The conversation, message by message; empty where the request has none."""
-
-    @property
-    def tools_or_null(self) -> msgspec.Raw:
+        self.tools_or_null = body.tools_or_null
         """The request's tools, as they came; JSON null when it has none."""
-        return self._body.tools_or_null
 
     def sampling(self) -> bytes:
         """Every other field, as one JSON object."""
@@ -66,15 +71,15 @@ class ChatAsked:
         """Which field bends its logprobs; None when none does."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
-        bent = why_bent(self._body.values, TRAINABLE)
+        bent = why_bent(self._body.values, HARMLESS)
         return bent or ("sampling_bent: tools" if _strict_tools(self._body.values) else None)
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
         """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""
         fields = dict(self._body.fields)
-        fields["model"] = raw(served_name)
+        fields["model"] = raw_name(served_name)
         if self._for_vllm:
-            fields["cache_salt"] = raw(cache_salt)
+            fields["cache_salt"] = raw_name(cache_salt)
         if self.capturable:
             fields["return_token_ids"] = _TRUE
             if self.hides_reasoning:
@@ -83,7 +88,7 @@ class ChatAsked:
             # Absent would do, null would not: vLLM then computes no logprobs.
             if not self._body.given("top_logprobs"):
                 fields["top_logprobs"] = _ZERO
-        return msgspec.json.encode(fields)
+        return _encode(fields)
 
     def read(self, body: bytes) -> Answer:
         """Take a whole answer apart."""
@@ -108,10 +113,13 @@ def _messages(body: Body) -> list[msgspec.Raw]:
 def _strict_tools(values: dict[str, Any]) -> bool:
     """Whether a tool's arguments are held by a grammar: vLLM (0.32) does so for `strict` ones, with `auto` too."""
     tools = values.get("tools")
-    if not tools or values.get("tool_choice") == "none":
+    if not tools or not isinstance(tools, list) or values.get("tool_choice") == "none":
         return False
-    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    return any(isinstance(function, dict) and bool(function.get("strict")) for function in functions)
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and function.get("strict"):
+            return True
+    return False
 
 
 def _capturable(body: Body) -> bool:

@@ -5,7 +5,9 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.call import NULL, Choice
-from proxy.wire.dialect import Answer, Heard, Number, raw, read_index, read_text
+from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
+from proxy.wire.forms import Form, form_of
+from proxy.wire.sampled import prompt_tokens_of, read_ids, read_logprobs
 
 
 class Wants(Protocol):
@@ -18,50 +20,11 @@ class Wants(Protocol):
     wants_prompt_token_ids: bool
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: Number | None = None
-
-
-class TokenLogprob(msgspec.Struct):
-    """Of one sampled token, in nats."""
-
-    logprob: float
-
-
-class ChoiceLogprobs(msgspec.Struct):
-    """As much of a choice's logprobs as is kept."""
-
-    content: list[TokenLogprob] | None = None
-
-
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
-_ids = msgspec.json.Decoder(list[Number] | None)
-_logprobs = msgspec.json.Decoder(ChoiceLogprobs | None)
-_usage = msgspec.json.Decoder(_Usage | None)
-
-
-def read_ids(piece: msgspec.Raw | None) -> list[int] | None:
-    """Token ids as vLLM sends them; None where it sent none."""
-    return None if piece is None else _ids.decode(piece)
-
-
-def read_logprobs(piece: msgspec.Raw | None) -> list[float] | None:
-    """One logprob per sampled token, in nats; None where vLLM sent none."""
-    return None if piece is None else logprobs_of(_logprobs.decode(piece))
-
-
-def logprobs_of(logprobs: ChoiceLogprobs | None) -> list[float] | None:
-    """Those of a choice, one per sampled token; None where vLLM sent none."""
-    if logprobs is None or logprobs.content is None:
-        return None
-    return [token.logprob for token in logprobs.content]
-
-
-def prompt_tokens_of(piece: msgspec.Raw | None) -> int | None:
-    """How many tokens the prompt has, by the usage; None where it was not told."""
-    usage = None if piece is None else _usage.decode(piece)
-    return None if usage is None else usage.prompt_tokens
+_CAPTURED = ("logprobs", "token_ids", "prompt_token_ids")
+_last_forms: dict[tuple[bool, ...], Form | None] = {}
+"""Of the last answer that was read field by field, by which of _CAPTURED the app wants: eight at most."""
 
 
 def strip_choice(choice: dict[str, msgspec.Raw], wants: Wants) -> None:
@@ -98,8 +61,20 @@ def read_answer(body: bytes, wants: Wants) -> Answer:
     Raises:
         UNREADABLE: it is not the answer of a chat completion.
     """
+    wanted = wants.wants_logprobs, wants.wants_token_ids, wants.wants_prompt_token_ids
+    form = None if wants.hides_reasoning else _last_forms.get(wanted)
+    answer = None if form is None else form.read(body, wants.model)
+    return _read_fields(body, wants, wanted) if answer is None else answer
+
+
+def _read_fields(body: bytes, wants: Wants, wanted: tuple[bool, ...]) -> Answer:
+    """The same, field by field; what comes next may be of the same form."""
     fields = _object.decode(body)
     pieces = _objects.decode(fields["choices"])
+    names = {tuple(piece) for piece in pieces}
+    if len(names) == 1 and not wants.hides_reasoning:
+        hidden = frozenset(name for name, asked_for in zip(_CAPTURED, wanted, strict=True) if not asked_for)
+        _last_forms[wanted] = form_of(tuple(fields), names.pop(), hidden)
     prompt_token_ids = read_ids(fields.get("prompt_token_ids"))
     choices = []
     for piece in pieces:

@@ -9,20 +9,15 @@ import msgspec
 
 from proxy.call import NULL, Choice
 from proxy.wire.alike import Alike
-from proxy.wire.chat_answer import (
-    Wants,
-    logprobs_of,
-    prompt_tokens_of,
-    read_ids,
-    read_logprobs,
-    strip_choice,
-    strip_top,
-)
+from proxy.wire.chat_answer import Wants, strip_choice, strip_top
 from proxy.wire.chunks import ChunkStream
 from proxy.wire.dialect import Heard, raw, read_index, read_text
+from proxy.wire.sampled import logprobs_of, prompt_tokens_of, read_ids, read_logprobs
 
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _EMPTY_DELTAS = (b"{}", b"null")
+LONGEST_EMPTY = 4
+"""Bytes of the longest of them."""
 
 
 class _Function(msgspec.Struct):
@@ -88,14 +83,16 @@ class _Spoken:
             self._more("reasoning", delta.reasoning)
         if delta.refusal is not None:
             self._more("refusal", delta.refusal)
-        for call in delta.tool_calls or ():
-            self._hear_tool_call(call)
+        if delta.tool_calls:
+            for call in delta.tool_calls:
+                self._hear_tool_call(call)
 
     def _more(self, part: str, text: str) -> None:
-        if part in self.texts:
-            self.texts[part].append(text)
-        else:
+        texts = self.texts.get(part)
+        if texts is None:
             self.texts[part] = [text]
+        else:
+            texts.append(text)
 
     def _hear_tool_call(self, piece: _ToolCall) -> None:
         call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
@@ -125,6 +122,8 @@ class ChatStream(ChunkStream):
     def __init__(self, wants: Wants) -> None:
         super().__init__()
         self._wants = wants
+        self._shows_more = wants.wants_logprobs or wants.wants_token_ids
+        """The app sees what adds nothing to the text too."""
         self._spoken: dict[int, _Spoken] = {}
         self._prompt_token_ids: list[int] | None = None
         self._prompt_tokens: int | None = None
@@ -154,12 +153,12 @@ class ChatStream(ChunkStream):
         spoken = self._spoken.get(choice.index)
         if spoken is None:
             spoken = self._spoken[choice.index] = _Spoken()
-        ids, logprobs = getattr(choice, "token_ids", None), choice.logprobs
-        if isinstance(ids, msgspec.Raw):
+        ids, logprobs = choice.token_ids if self._alike.tells_ids else None, choice.logprobs
+        if self._wants.wants_token_ids:
             ids = read_ids(ids)
         elif ids is not None:
             choice.token_ids = None
-        if isinstance(logprobs, msgspec.Raw):
+        if self._wants.wants_logprobs:
             told = read_logprobs(logprobs)
         else:
             told = logprobs_of(logprobs)
@@ -168,10 +167,11 @@ class ChatStream(ChunkStream):
         ends = choice.finish_reason != NULL
         if ends:
             spoken.finish_reason = read_text(choice.finish_reason) or spoken.finish_reason
-        spoken.said(choice.delta)
-        shown = self._wants.wants_logprobs or self._wants.wants_token_ids
-        silent = not ends and bytes(choice.delta) in _EMPTY_DELTAS
-        return b"" if silent and not shown else self._alike.said(choice)
+        delta = choice.delta
+        spoken.said(delta)
+        if not ends and not self._shows_more and len(delta) <= LONGEST_EMPTY and bytes(delta) in _EMPTY_DELTAS:
+            return b""
+        return self._alike.said(choice)
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []

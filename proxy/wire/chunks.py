@@ -22,7 +22,7 @@ class ChunkStream(ABC):
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they come; return the events for the app, possibly none."""
-        return b"".join(self._pass(event) for event in self._events.feed(data))
+        return b"".join(map(self._pass, self._events.feed(data)))
 
     def last(self) -> bytes:
         """`[DONE]`, as vLLM says it."""

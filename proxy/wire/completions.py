@@ -10,13 +10,13 @@ import msgspec
 
 from proxy.call import NULL, Choice, nothing_said
 from proxy.wire.body import Body, deadly, whole
-from proxy.wire.chat_answer import prompt_tokens_of, read_ids
 from proxy.wire.chunks import ChunkStream
 from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
-from proxy.wire.sampling import why_bent
+from proxy.wire.sampled import prompt_tokens_of, read_ids
+from proxy.wire.sampling import ALWAYS, why_bent
 from whetstone.reasons import WhyNotTrained
 
-TRAINABLE = frozenset({"prompt"})
+HARMLESS = ALWAYS | {"prompt"}
 """Fields of a completion that bend no logprobs."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -92,7 +92,7 @@ class TextAsked:
         """Which field bends its logprobs; None when none does."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
-        return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values, TRAINABLE)
+        return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values, HARMLESS)
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
         """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""

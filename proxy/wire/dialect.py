@@ -1,5 +1,6 @@
 """What every dialect gives: a request as asked, its answer taken apart, its events one by one. Only the shapes."""
 
+from functools import lru_cache
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -141,4 +142,9 @@ read_index = msgspec.json.Decoder(Number).decode
 
 def raw(value: Any) -> msgspec.Raw:
     """A piece of JSON."""
-    return msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.Raw(_encode(value))
+
+
+_encode = msgspec.json.Encoder().encode
+raw_name = lru_cache(256)(raw)
+"""The same of a name that is said again and again."""

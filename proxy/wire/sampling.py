@@ -38,8 +38,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values at which a field bends nothing: the same as leaving it out."""
 
 
-def why_bent(values: Mapping[str, Any], trainable: frozenset[str]) -> str | None:
-    """Why these values bend the logprobs; None when they do not. `trainable`: the dialect's own harmless fields.
+def why_bent(values: Mapping[str, Any], harmless: frozenset[str]) -> str | None:
+    """Why these values bend the logprobs; None when they do not. `harmless`: ALWAYS and the dialect's own such fields.
 
     Returns `greedy`, or `sampling_bent: <field>` with the first field that bends. What is not known to be harmless
     bends.
@@ -50,8 +50,9 @@ def why_bent(values: Mapping[str, Any], trainable: frozenset[str]) -> str | None
             return "sampling_bent: temperature"
         if temperature == 0:
             return "greedy"
+    if values.keys() <= harmless:
+        return None
     for field, value in values.items():
-        harmless = field in ALWAYS or field in trainable or value is None or value in NEUTRAL.get(field, ())
-        if not harmless:
+        if not (field in harmless or value is None or value in NEUTRAL.get(field, ())):
             return f"sampling_bent: {field[:100]}"
     return None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.call import Choice
-from proxy.history import MOST_PLACES, Conversation, Normaliser, prompt_hash
+from proxy.history import LONG_BYTES, MOST_OWNER_BYTES, MOST_PLACES, SHORT_BYTES, Conversation, Normaliser, prompt_hash
 from tests.proxy.conftest import raw
 
 QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
@@ -152,3 +152,44 @@ def test_a_pattern_that_takes_too_long_leaves_the_text_as_it_stands(caplog: pyte
     assert normaliser.conversation(messages, None) == Normaliser().conversation(messages, None)
     assert normaliser.conversation(messages[:1], None) == Normaliser().conversation(messages[:1], None)
     assert caplog.text.count("proxy.normalise") == 1
+
+
+def test_hashes_are_those_that_databases_have() -> None:
+    echo = {"role": "assistant", "content": " Cold. ", "tool_calls": [WEATHER]}
+    found, tools = asked(QUESTION, echo, owner="ann"), raw([{"type": "function", "function": {"name": "weather"}}])
+    assert found.whole.hex() == "1594851c56dd1be7a19a23fc7cc19799"
+    assert [one.hex() for one in found.found_by] == [
+        "0911501a8cf2cdd126e69a9fd342ef86",
+        "b739fbb624df48d6211c41d75c9e9f4f",
+    ]
+    assert prompt_hash(found, tools, "weather") == "71051fea235b969c0aa11107f9a2acb9"
+
+
+@pytest.mark.parametrize("length", [0, 10, SHORT_BYTES - 50, SHORT_BYTES + 50, LONG_BYTES - 50, LONG_BYTES + 50])
+@pytest.mark.parametrize("owner", ["ann", "a" * (MOST_OWNER_BYTES + 1)])
+def test_a_conversation_that_grows_comes_to_the_same_as_one_that_is_new(length: int, owner: str) -> None:
+    """Whatever is remembered of the turns before, and however little may be."""
+    turns: list[Any] = []
+    for place in range(6):
+        turns += [{"role": "user", "content": f"{place}" * length}, {"role": "assistant", "content": "C" * length}]
+    for most_kept in (0, 3, 1000):
+        normaliser = Normaliser(most_kept=most_kept)
+        for end in range(1, len(turns) + 1):
+            messages = [raw(message) for message in turns[:end]]
+            grown, new = normaliser.conversation(messages, owner), Normaliser().conversation(messages, owner)
+            assert grown == new
+            left_by = Choice(0, {"role": "assistant", "content": f"{end}"}, "stop")
+            assert normaliser.history(grown, left_by) == Normaliser().history(new, left_by)
+
+
+def test_what_is_known_of_messages_stays_bounded() -> None:
+    normaliser = Normaliser(most_kept=32)
+    for place in range(100):
+        normaliser.conversation([raw({"role": "user", "content": str(place)})], None)
+    assert 16 < len(normaliser._read_before) <= 32
+
+
+def test_what_one_normaliser_knows_another_with_other_patterns_does_not() -> None:
+    late, early = ({"role": "user", "content": f"It is {time}."} for time in ("17:45", "09:30"))
+    assert asked(late, normalise=(r"\d\d:\d\d",)) == asked(early, normalise=(r"\d\d:\d\d",))
+    assert asked(late) != asked(early)
