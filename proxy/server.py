@@ -41,9 +41,9 @@ ARENAS = 2
 OWN_BYTES = 256 * 2**10
 """What is as large as this is given back as soon as it is free. By itself malloc raises that to whatever it has given
 back before: the tables of what is kept of calls, which are made anew again and again, then leave holes in an arena."""
-SWITCH_S = 0.0005
-"""How long a thread goes on while another waits for the interpreter: the event loop gives it up at each write, and an
-app waits while the thread that writes to SQL has it. Python's default is ten times that."""
+SWITCH_S = 0.0001
+"""How long a thread goes on while another waits for the interpreter: an app waits while the thread that writes to SQL
+has it. Python's default is fifty times that."""
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 """glibc's names for both (malloc.h)."""
 LOOK_EVERY = 10

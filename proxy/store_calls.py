@@ -4,6 +4,7 @@ Many calls cost few statements: what they write to is locked at once, counted on
 begins here comes into the table as its calls leave it.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -20,6 +21,10 @@ from proxy.delta import Tail, added, tail_of
 from proxy.store_erased import not_erased
 from proxy.store_retries import asked_again, supersede
 from proxy.store_tails import Tails
+
+PAUSE_EVERY, PAUSE_S = 3, 0.00005
+"""After so many rows, so long: whoever serves apps in this process has the interpreter then, and need not wait for a
+whole transaction's rows."""
 
 c, t = schema.completions.c, schema.trajectories.c
 _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
@@ -51,10 +56,14 @@ class CallRows:
 
     def __init__(self) -> None:
         self.tails = Tails()
+        self._pauses = False
+        self._made = 0
+        """Rows."""
 
-    def write(self, connection: Connection, calls: Sequence[Call]) -> None:
+    def write(self, connection: Connection, calls: Sequence[Call], *, pauses: bool = False) -> None:
         """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays; one
-        that was to be deleted before it came here is left out."""
+        that was to be deleted before it came here is left out. `pauses`: let others go first again and again."""
+        self._pauses = pauses
         batch: list[Spoken] = []
         for call in not_erased(connection, calls):
             retried: Sequence[Any] = ()
@@ -155,6 +164,9 @@ class CallRows:
         # A slow call that began earlier must not make it look idle.
         if one.created_at > counted.last_seen_at:
             counted.last_seen_at = one.created_at
+        self._made += 1
+        if self._pauses and self._made % PAUSE_EVERY == 0:
+            time.sleep(PAUSE_S)
         return row
 
 

@@ -27,6 +27,8 @@ from proxy.store import Store
 BATCH = 200
 BATCH_BYTES = 8 * 2**20
 """Of records in one transaction, which has all of them in memory at once; one that is larger goes alone."""
+FEW = 100
+"""A transaction of no more lets the event loop go first; with more the writer has to keep up."""
 EVERY_S = 0.05
 """From one transaction to the next where nobody waits for it: each costs more than what ten calls add to it."""
 RETRY_S = 1.0
@@ -191,7 +193,7 @@ class Writer:
                         done.append((one, one.write(connection)))
                     else:
                         self._store.insert_feedback(connection, one.rows)
-                self._store.calls.write(connection, calls)
+                self._store.calls.write(connection, calls, pauses=len(items) <= FEW)
         except Exception:
             self._store.calls.tails.forget()
             raise
