@@ -79,7 +79,7 @@ class Normaliser:
         regex.error: one is no regular expression.
     """
 
-    def __init__(self, patterns: Iterable[str] = (), timeout_s: float = 0.05, most_kept: int = 20_000) -> None:
+    def __init__(self, patterns: Iterable[str] = (), timeout_s: float = 0.05, most_kept: int = 16_000) -> None:
         """`timeout_s`: for all that is searched in one conversation, or one answer; what is not done by then is taken
         as it stands. `most_kept`: messages that are known by their bytes."""
         joined = "|".join(f"(?:{pattern})" for pattern in patterns)

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 PROBE_BYTES = 64 * 2**10
 STEP_BYTES = 2**20
 """By so much a file grows, where a record needs no more."""
-KEPT_BYTES = 4 * STEP_BYTES
+KEPT_BYTES = 2 * STEP_BYTES
 """What a file has of the disk and of memory once SQL has all of it; of one that grew further nothing is kept."""
 _HEAD = struct.Struct("<II")
 _ZEROS = memoryview(bytes(KEPT_BYTES))

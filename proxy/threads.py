@@ -91,7 +91,7 @@ class Peers(Protocol):
 class Threads:
     """Finds trajectories. A call is placed when it comes and told of when it is over, whatever came of it."""
 
-    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 20_000) -> None:
+    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 16_000) -> None:
         """`idle_s`: a trajectory is over so many seconds after its last completion. `most_kept`: completions, and
         trajectories, that stay in memory; what is older is found in SQL."""
         self._tables = tables
