@@ -160,7 +160,7 @@ class Response:
             waiter.set_result(None)
 
     def news(self) -> "asyncio.Future[None]":
-        """To be awaited until more of it has come, or is known never to come.
+        """To be awaited until more of it has come, of a short one all, or is known never to come.
 
         Raises:
             UpstreamDown: it was broken off.

@@ -64,6 +64,10 @@ class Connection(HttpToolsProtocol):
         """How many heads it may still learn."""
         self._unclaimed = 0
         """Bytes since the last that were of use: a request's headers, or what stands around its body."""
+        self._came = 0
+        """Bytes that came last."""
+        self._head_bytes = 0
+        """What came since a request's headers began, with what stood before them: they are no more."""
         self._begun = False
         """A request's headers have begun to come and are not whole."""
         self._heads_since_s: float | None = None
@@ -103,7 +107,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._known is not None and self._take_known(self._known, data):
             return
-        self._unclaimed += len(data)
+        self._came = size = len(data)
+        self._unclaimed += size
+        self._head_bytes += size
         try:
             if self._missing:
                 data = self._hear(data)
@@ -185,6 +191,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._begun, self._between = True, False
+        self._head_bytes = self._came
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -200,9 +207,8 @@ class Connection(HttpToolsProtocol):
             return
         if len(self.url) > limits.max_url_bytes:
             self._stop(UrlTooLong(f"the URL is over {limits.max_url_bytes} bytes (setting proxy.max_url_bytes)"))
-        # What came since the last request is at least what its headers have.
         if len(self.headers) > limits.max_headers or (
-            self._unclaimed > limits.max_header_bytes
+            self._head_bytes > limits.max_header_bytes
             and sum(len(name) + len(value) for name, value in self.headers) > limits.max_header_bytes
         ):
             self._stop(_headers_too_large(limits))

@@ -80,6 +80,7 @@ class Keys:
                 living = await asyncio.to_thread(self._table.living, self._now())
                 self._living = {key_hash: (key_hash, *key) for key_hash, key in living.items()}
                 self._state = state
+                _hash_of.cache_clear()  # what opens nothing any more is not to stay
                 self.needed = not self._on_loopback or state[0] > 0
         used, self._used = self._used, {}
         if used:

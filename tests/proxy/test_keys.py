@@ -154,6 +154,17 @@ def test_what_is_sent_at_length_with_a_key_is_not_kept_in_memory(engine: Engine,
     assert _hash_of.cache_info().currsize == kept
 
 
+def test_a_key_that_is_revoked_is_not_kept_in_memory_either(engine: Engine, keys: Keys) -> None:
+    key_id, key = make(engine)
+    refresh(keys)
+    assert keys.find(bearer(key)).key_id == key_id
+    assert _hash_of.cache_info().currsize
+    with engine.begin() as connection:
+        store_keys.revoke(connection, key_id, NOW)
+    refresh(keys)
+    assert _hash_of.cache_info().currsize == 0
+
+
 @pytest.mark.parametrize(
     "headers", [{}, {b"authorization": b"Bearer "}, {b"authorization": b"Basic dTpw"}, {b"x-api-key": b" "}]
 )

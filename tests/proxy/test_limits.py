@@ -99,6 +99,13 @@ def test_a_head_out_of_bounds_is_refused_and_the_connection_ends(
     assert setting in error["message"]
 
 
+def test_a_head_behind_another_request_is_bounded_as_well(narrow: RunningProxy) -> None:
+    large = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 2100 + b"\r\n\r\n"
+    asked = b"POST /v1/nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    assert b" 200 OK" not in said(narrow, asked + large)
+    assert b" 200 OK" in said(narrow, asked + get("/healthz", b"connection: close\r\n"))
+
+
 def test_headers_that_do_not_come_are_not_waited_for(narrow: RunningProxy) -> None:
     status, error = error_of(said(narrow, CHAT))
     assert (status, error["code"]) == (408, "headers_too_slow")
