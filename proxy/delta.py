@@ -30,11 +30,12 @@ class Tail(msgspec.Struct, frozen=True):
 class Asked:
     """A request's messages, which are read only where their bytes do not tell."""
 
-    __slots__ = ("_said", "messages")
+    __slots__ = ("_own", "_said", "messages")
 
     def __init__(self, messages: list[msgspec.Raw]) -> None:
         self.messages = messages
         self._said: dict[int, list[Any]] = {}
+        self._own: list[msgspec.Raw] | None = None
 
     def said(self, start: int = 0) -> list[Any]:
         """The messages from that one on, read."""
@@ -42,6 +43,12 @@ class Asked:
         if known is None:
             known = self._said[start] = [msgspec.json.decode(message) for message in self.messages[start:]]
         return known
+
+    def own(self) -> list[msgspec.Raw]:
+        """The messages, each by itself: as they came, they keep all of the request in memory."""
+        if self._own is None:
+            self._own = [message.copy() for message in self.messages]
+        return self._own
 
     def begins_with(self, tail: Tail) -> bool:
         """Whether its messages go on from the tail's, whatever stands for the answers in between."""
@@ -61,8 +68,8 @@ class Added(msgspec.Struct, frozen=True):
     tools: msgspec.Raw | None
     said: list[Any]
     """The messages, read."""
-    whole: Sequence[msgspec.Raw]
-    """All messages up to here, for the tail this turn leaves."""
+    asked: Asked
+    """All messages, for the tail this turn leaves."""
     answers: tuple[int, ...] = ()
     """Places of answers among them."""
 
@@ -94,10 +101,10 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
             prompt_token_ids[len(tail.token_ids) :],
             None if tools is not None and _canonical(tools) == tail.tools else tools,
             asked.said(answered + 1),
-            [*tail.messages, *asked.messages[answered:]],
+            asked,
             (*tail.answers, answered),
         )
-    return Added(None, asked.messages, prompt_token_ids, tools, asked.said(), asked.messages)
+    return Added(None, asked.messages, prompt_token_ids, tools, asked.said(), asked)
 
 
 def tail_of(
@@ -110,10 +117,8 @@ def tail_of(
     """The tail a completion leaves; None where its ids are unknown and nothing can follow it."""
     if prompt_token_ids is None or token_ids is None:
         return None
-    # Each by itself: as they came, they keep all of the request in memory.
-    messages = [message.copy() for message in new.whole]
     told = None if tools is None else _canonical(tools)
-    return Tail(completion_id, prompt_token_ids + token_ids, messages, new.answers, told)
+    return Tail(completion_id, prompt_token_ids + token_ids, new.asked.own(), new.answers, told)
 
 
 def _canonical(raw: msgspec.Raw) -> bytes:

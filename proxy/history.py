@@ -79,13 +79,21 @@ class Normaliser:
         regex.error: one is no regular expression.
     """
 
-    def __init__(self, patterns: Iterable[str] = (), timeout_s: float = 0.05, most_kept: int = 16_000) -> None:
+    def __init__(
+        self,
+        patterns: Iterable[str] = (),
+        timeout_s: float = 0.05,
+        most_kept: int = 16_000,
+        *,
+        keeps_texts: bool = True,
+    ) -> None:
         """`timeout_s`: for all that is searched in one conversation, or one answer; what is not done by then is taken
-        as it stands. `most_kept`: messages that are known by their bytes."""
+        as it stands. `most_kept`: messages that are known; without `keeps_texts` by hashes alone."""
         joined = "|".join(f"(?:{pattern})" for pattern in patterns)
         self._matches = regex.compile(joined) if joined else None
         self._timeout_s = self._left_s = timeout_s
         self._timed_out = False
+        self._short_bytes, self._long_bytes = (SHORT_BYTES, LONG_BYTES) if keeps_texts else (0, 0)
         self._most_kept = most_kept
         self._read_before: dict[bytes, _Message] = {}
         # A turn makes the hashes that the turns before it made, and a few of its own.
@@ -95,17 +103,17 @@ class Normaliser:
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
         """Hash a conversation, message by message. `owner`: whom the app serves, if it says so."""
         self._left_s = self._timeout_s
-        known, link = self._read_before, self._link
+        known, link, short_bytes = self._read_before, self._link, self._short_bytes
         whole, owned_by = b"", (owner or "").encode()
         answers: list[bytes] = []
         last = NOTHING
         for raw in messages:
             length = len(raw)
             # As long as a hash is only what is one.
-            if HASH_BYTES < length <= SHORT_BYTES:
+            if HASH_BYTES < length <= short_bytes:
                 key = bytes(raw)
             else:
-                key = self._hash_of(bytes(raw)) if length <= LONG_BYTES else _hash(raw)
+                key = self._hash_of(bytes(raw)) if length <= self._long_bytes else _hash(raw)
             # One that was read before need not be read again: every turn brings all that was said so far.
             message = known.get(key) or self._learn(key, raw)
             whole = link(whole + message.said)

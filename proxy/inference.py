@@ -89,7 +89,9 @@ class Inference:
         self._answered = answered
         self._threads = threads
         self._settings = settings
-        self._normaliser = Normaliser(settings.normalise, settings.normalise_timeout_s, settings.kept_calls)
+        self._normaliser = Normaliser(
+            settings.normalise, settings.normalise_timeout_s, settings.kept_calls, keeps_texts=redactor is None
+        )
         self._in_flight = 0
         self._last_ended = time.monotonic()
         self._pin_lifetime_s = settings.pin_lifetime_s if settings.pin == "trajectory" else 0.0

@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.segments import KEPT_BYTES, FileSegment, MemorySegment, Record, Segment
+from proxy.segments import FileSegment, MemorySegment, Record, Segment
 
-SEGMENT_BYTES = KEPT_BYTES
+SEGMENT_BYTES = 8 * 2**20
+"""Each is an open file, as long as SQL lacks some of it."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 PROBE_EVERY_S = 1.0
 """How often a journal that could not be written is asked whether it can be again."""
 
@@ -28,7 +30,7 @@ class Journal:
         the folder; what the dead left there is still read.
 
         Raises:
-            OSError: the folder cannot be made or written.
+            OSError: the folder cannot be made or written, or its file system reserves no blocks or maps no files.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -41,10 +43,16 @@ class Journal:
         self._unsynced_folder = False
         self._failed_at: float | None = None
         self._current = self._new_segment()
+        try:
+            self._current.probe()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._failed_at = time.monotonic()
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on the disk, or in memory."""
+        """What its records take, on the disk or in memory; the file that is written has up to 1 MiB more."""
         return self._current.size_bytes + self._full_bytes
 
     @property
@@ -125,9 +133,9 @@ class Journal:
 
     def _retire(self, segment: Segment) -> None:
         if segment.outstanding:
-            segment.seal()
             self._full.add(segment)
             self._full_bytes += segment.size_bytes
+            segment.seal()
         else:
             segment.close()
 

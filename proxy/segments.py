@@ -5,8 +5,9 @@ last. A torn last frame was never acknowledged and is dropped. Knows nothing of 
 beside it.
 
 A file is written by memory that is shared with the page cache: no system call, so no other thread gets the interpreter
-meanwhile, and nothing waits for a disk that is busy with SQL. Its blocks are asked for before, in large steps, where a
-full disk can still say so: of a page without a block the kernel says so with a signal that ends the process.
+meanwhile, and next to nothing waits for a disk that is busy with SQL. Its blocks are asked for before, in large steps,
+where a full disk can still say so: of a page without a block the kernel says so with a signal that ends the process. So
+it does on file systems that write to another block each time (btrfs, ZFS), which keep none back.
 """
 
 import fcntl
@@ -115,6 +116,7 @@ class FileSegment:
         """Every whole record in it; all of them count as outstanding from now on."""
         found = _frames(os.pread(self._file, self.size_bytes, 0))
         records = [Record(self, start, length) for start, length in found]
+        self.size_bytes = records[-1].start + records[-1].length if records else 0
         self.outstanding = len(records)
         return records
 

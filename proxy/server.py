@@ -24,6 +24,7 @@ import uvicorn
 
 from proxy.app import Proxy
 from proxy.connection import Connection, connections
+from proxy.journal import SEGMENT_BYTES
 from proxy.writer import CLOSE_TIMEOUT_S
 from whetstone import tracing
 from whetstone.logs import set_up
@@ -161,12 +162,14 @@ def _allow_files(settings: ProxySettings) -> None:
     Raises:
         SettingsError: this process may not have so many.
     """
-    needed = settings.max_connections + settings.max_in_flight + FILES_BESIDE
+    segments = settings.max_journal_bytes // SEGMENT_BYTES
+    needed = settings.max_connections + settings.max_in_flight + segments + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise SettingsError(
-            f"proxy.max_connections = {settings.max_connections} and proxy.max_in_flight = {settings.max_in_flight} "
-            f"need {needed} open files, this process may have {hard}: lower them, or raise `ulimit -n`"
+            f"proxy.max_connections = {settings.max_connections}, proxy.max_in_flight = {settings.max_in_flight} and "
+            f"proxy.max_journal_bytes = {settings.max_journal_bytes} need "
+            f"{needed} open files, this process may have {hard}: lower them, or raise `ulimit -n`"
         )
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -12,7 +12,8 @@ KEPT = 4096
 BYTES_KEPT = 320_000_000
 """Trajectories whose tail stays in memory, and the size of all of them; another one's is read from the database when it
 goes on."""
-TOKEN_BYTES = 40
+TOKEN_BYTES, MESSAGE_BYTES = 40, 100
+"""Of a token's id, and of a message beside its text."""
 
 
 class Tails:
@@ -51,7 +52,7 @@ class Tails:
 
 
 def _size_bytes(tail: Tail) -> int:
-    return TOKEN_BYTES * len(tail.token_ids) + sum(map(len, tail.messages))
+    return TOKEN_BYTES * len(tail.token_ids) + MESSAGE_BYTES * len(tail.messages) + sum(map(len, tail.messages))
 
 
 def _read(connection: Connection, project: str, tail_id: str) -> Tail | None:

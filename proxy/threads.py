@@ -248,12 +248,12 @@ class Threads:
             if self._heads.learn(head):
                 trail = Trail(head.completion_id, now_s, over=head.over, pins=head.pins)
                 self._trails.setdefault(head.trajectory_id, trail)
+        for forgotten in oldest(self._absent, self._most_kept):
+            del self._absent[forgotten]
         for history in asked.found_by:
             # Few-shot prompts hold answers that nobody here gave: not to be looked for at every call.
             if not self._heads.alike(history):
                 self._absent[history] = None
-        for forgotten in oldest(self._absent, self._most_kept):
-            del self._absent[forgotten]
         return self._free(asked)
 
     def _free(self, asked: Conversation) -> Place | None:

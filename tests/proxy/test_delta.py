@@ -84,6 +84,14 @@ def test_a_tail_keeps_its_messages_and_not_the_request_that_they_came_in() -> No
     assert bytes(tail.messages[0]) == b'{"role":"user","content":"u"}'
 
 
+def test_a_tail_read_from_sql_is_compared_by_what_it_says_but_once() -> None:
+    read = Tail("c0", [1, 2, 3, 4], [msgspec.Raw(json.dumps(USER, indent=1).encode())], (), None)
+    new = turn(read, [USER, SAID, MORE], [1, 2, 3, 4, 5])
+    tail = tail_after(new, [1, 2, 3, 4, 5], [6])
+    assert tail is not None
+    assert (tail.messages, tail.answers) == ([raw(USER), raw(SAID), raw(MORE)], (1,))
+
+
 def test_other_token_ids_follow_nothing() -> None:
     for prompt in ([1, 2, 3], [1, 2, 3, 9, 5], [], None):
         new = turn(first(), [SYSTEM, USER, SAID, MORE], prompt)

@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from proxy.call import Choice
-from proxy.history import LONG_BYTES, MOST_OWNER_BYTES, MOST_PLACES, SHORT_BYTES, Conversation, Normaliser, prompt_hash
+from proxy.history import (
+    HASH_BYTES,
+    LONG_BYTES,
+    MOST_OWNER_BYTES,
+    MOST_PLACES,
+    SHORT_BYTES,
+    Conversation,
+    Normaliser,
+    prompt_hash,
+)
 from tests.proxy.conftest import raw
 
 QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
@@ -172,8 +181,8 @@ def test_a_conversation_that_grows_comes_to_the_same_as_one_that_is_new(length: 
     turns: list[Any] = []
     for place in range(6):
         turns += [{"role": "user", "content": f"{place}" * length}, {"role": "assistant", "content": "C" * length}]
-    for most_kept in (0, 3, 1000):
-        normaliser = Normaliser(most_kept=most_kept)
+    for most_kept, keeps_texts in ((0, True), (3, True), (1000, True), (1000, False)):
+        normaliser = Normaliser(most_kept=most_kept, keeps_texts=keeps_texts)
         for end in range(1, len(turns) + 1):
             messages = [raw(message) for message in turns[:end]]
             grown, new = normaliser.conversation(messages, owner), Normaliser().conversation(messages, owner)
@@ -187,6 +196,14 @@ def test_what_is_known_of_messages_stays_bounded() -> None:
     for place in range(100):
         normaliser.conversation([raw({"role": "user", "content": str(place)})], None)
     assert 16 < len(normaliser._read_before) <= 32
+
+
+def test_where_texts_are_not_to_be_kept_messages_are_known_by_hashes_alone() -> None:
+    for length in (1, SHORT_BYTES - 50, LONG_BYTES - 50):
+        normaliser = Normaliser(keeps_texts=False)
+        normaliser.conversation([raw({"role": "user", "content": "s" * length})], None)
+        assert [len(key) for key in normaliser._read_before] == [HASH_BYTES]
+        assert normaliser._hash_of.cache_info().currsize == 0
 
 
 def test_what_one_normaliser_knows_another_with_other_patterns_does_not() -> None:

@@ -240,6 +240,34 @@ def test_a_disk_that_was_full_is_asked_again_before_anything_is_refused_for_it(t
     assert [record[-6:] for record in frames(tmp_path)] == [b"before", b"after"]
 
 
+def test_a_folder_that_maps_no_files_says_so_before_anything_is_recorded(tmp_path: Path) -> None:
+    code = """
+import errno, mmap, sys
+from pathlib import Path
+from proxy.journal import Journal
+
+def no_map(*_):
+    raise OSError(errno.ENODEV, "no map")
+
+mmap.mmap = no_map
+try:
+    Journal(Path(sys.argv[1]))
+except OSError as error:
+    sys.exit(0 if error.errno == errno.ENODEV else 1)
+sys.exit(2)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=30).returncode == 0
+
+
+def test_what_a_killed_process_left_takes_what_its_records_do(tmp_path: Path) -> None:
+    path = killed(tmp_path, b"x" * 92)
+    path.write_bytes(path.read_bytes() + bytes(segments.STEP_BYTES))
+    journal = Journal(tmp_path)
+    ((segment, _),) = journal.left_behind()
+    assert (segment.size_bytes, journal.size_bytes) == (100, 100)
+    journal.close()
+
+
 def test_what_grew_large_takes_nothing_once_sql_has_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.settled(journal.append(b"x" * (segments.KEPT_BYTES + 1)))

@@ -83,11 +83,11 @@ def test_a_batch_leaves_what_its_calls_leave_one_by_one(engine: Engine, seed: An
 def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_tails, "BYTES_KEPT", 1000)
     tails = store_tails.Tails()
-    half = Tail("c", [1] * 5, [msgspec.Raw(b" " * 300)], (), None)
+    half = Tail("c", [1] * 5, [msgspec.Raw(b" " * 200)], (), None)
     for number in (0, 1, 2, 2, 1):
         tails.keep("default", f"t{number}", half)
     assert [tails.knows("default", f"t{number}") for number in range(3)] == [False, True, True]
-    tails.keep("default", "t3", Tail("c", [], [msgspec.Raw(b" " * 501)], (), None))
+    tails.keep("default", "t3", Tail("c", [], [msgspec.Raw(b" " * 401)], (), None))
     assert [tails.knows("default", f"t{number}") for number in range(4)] == [False, False, False, True]
 
 
