@@ -106,7 +106,7 @@ def files_not_flat(samples: list[Sample], connections: int) -> list[str]:
     most = WHEN_QUIET | {
         "clients": connections + 1,
         "model servers": connections + CONTROL_CONNECTIONS,
-        "journal": 1 + SYNCED,
+        "journal": WHEN_QUIET["journal"] + SYNCED,
         "database's log": POOLED,
         "rest": tenths[0]["rest"],
     }
