@@ -124,8 +124,7 @@ class FileSegment:
         return os.pread(self._file, length, start)
 
     def probe(self) -> None:
-        if self.size_bytes + PROBE_BYTES > self._room_bytes:
-            self._grow(self.size_bytes + PROBE_BYTES)
+        self._grow(self._room_bytes + PROBE_BYTES)  # what it has already tells nothing of the disk
 
     def clear(self) -> None:
         if self._room_bytes > KEPT_BYTES:

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from migrations import schema
 from proxy.app import Proxy
+from proxy.segments import STEP_BYTES
 from tests.proxy.conftest import (
     ANSWER_IDS,
     LOGPROBS,
@@ -156,7 +157,9 @@ def test_a_journal_that_cannot_be_written_is_503_and_works_again(
     body = STREAM | {"stream": stream}
     with own_process(settings, **environment) as (url, process), httpx.Client(base_url=url, trust_env=False) as app:
         process.send_signal(signal.SIGUSR2)
-        wait_for(lambda: app.post("/v1/chat/completions", json=STREAM | {"stream": False}).status_code == 503)
+        # Too long for what the journal has reserved.
+        long = STREAM | {"stream": False, "messages": [{"role": "user", "content": "x" * 2 * STEP_BYTES}]}
+        wait_for(lambda: app.post("/v1/chat/completions", json=long).status_code == 503)
         asked = len(fake_vllm.requests)
         refused = app.post("/v1/chat/completions", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_recorded")
