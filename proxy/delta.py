@@ -99,7 +99,7 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
             tail.completion_id,
             asked.messages[answered + 1 :],
             prompt_token_ids[len(tail.token_ids) :],
-            None if tools is not None and _canonical(tools) == tail.tools else tools,
+            None if tools is not None and canonical(tools) == tail.tools else tools,
             asked.said(answered + 1),
             asked,
             (*tail.answers, answered),
@@ -117,11 +117,12 @@ def tail_of(
     """The tail a completion leaves; None where its ids are unknown and nothing can follow it."""
     if prompt_token_ids is None or token_ids is None:
         return None
-    told = None if tools is None else _canonical(tools)
+    told = None if tools is None else canonical(tools)
     return Tail(completion_id, prompt_token_ids + token_ids, new.asked.own(), new.answers, told)
 
 
-def _canonical(raw: msgspec.Raw) -> bytes:
+def canonical(raw: msgspec.Raw) -> bytes:
+    """The same for tools that differ in nothing but white space or the order of keys; the latest are remembered."""
     return _canonical_known(bytes(raw)) if len(raw) <= LARGEST_KNOWN else _canonical_of(raw)
 
 

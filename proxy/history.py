@@ -17,6 +17,7 @@ import msgspec
 import regex
 
 from proxy.call import NULL, Choice, History
+from proxy.delta import canonical
 from proxy.forgetting import oldest
 
 HASH_BYTES = 16
@@ -26,8 +27,6 @@ further than that begins anew."""
 SHORT_BYTES, LONG_BYTES = 512, 4096
 """Messages up to this size are known by themselves, longer ones by a hash of them, which takes longer to make; that of
 the latest up to the other size is remembered."""
-KNOWN_TOOLS_BYTES = 32 * 1024
-"""Tools up to this size are remembered once they were read."""
 MOST_OWNER_BYTES = 256
 """Longest name of an owner whose places are remembered."""
 
@@ -181,19 +180,8 @@ class Normaliser:
 
 def prompt_hash(asked: Conversation, tools: msgspec.Raw, task: str | None) -> str:
     """What trajectories share that begin with the same prompt, tools and task: 32 hex digits."""
-    told = b"" if tools == NULL else _tools(tools)
+    told = b"" if tools == NULL else canonical(tools)
     return _hash(asked.whole + (_NO_TASK if task is None else _canonical([task])) + told).hex()
-
-
-def _tools(raw: msgspec.Raw) -> bytes:
-    return _known_tools(bytes(raw)) if len(raw) <= KNOWN_TOOLS_BYTES else _read_tools(raw)
-
-
-def _read_tools(raw: msgspec.Raw | bytes) -> bytes:
-    return _canonical(msgspec.json.decode(raw))
-
-
-_known_tools = lru_cache(64)(_read_tools)
 
 
 def _text(content: Any) -> Any:

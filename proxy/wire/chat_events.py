@@ -16,8 +16,7 @@ from proxy.wire.sampled import logprobs_of, prompt_tokens_of, read_ids, read_log
 
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _EMPTY_DELTAS = (b"{}", b"null")
-LONGEST_EMPTY = 4
-"""Bytes of the longest of them."""
+LONGEST_EMPTY = max(map(len, _EMPTY_DELTAS))
 
 
 class _Function(msgspec.Struct):
