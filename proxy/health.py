@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.completeness import Completeness
 from proxy.keys import is_admin
 from proxy.metrics import exposition, queues_of, reasons_of, records_of, redaction_of, servers_of, steps_of, traffic_of
-from proxy.policies import Policy
+from proxy.policies import Policy, live_names
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
 from proxy.relayed import relayed
@@ -25,7 +25,6 @@ from proxy.store_queues import QueueTables
 from proxy.store_steps import StepTables
 from proxy.threads import Threads
 from proxy.traffic import Traffic
-from whetstone.ids import version_id
 
 PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -66,7 +65,7 @@ def add(
     @api.get("/readyz")
     async def readyz(request: Request) -> Response:
         """It can serve: there is a policy, and a vLLM that has the live versions. More is told to admins alone."""
-        live = [version_id(policy.name, policy.live_version) for policy in policies() if policy.upstream is None]
+        live = live_names(policies())
         ready = bool(live) and replicas.ready(live)
         servers = {one.url: {"state": one.state, "reason": one.reason} for one in replicas}
         state = {

@@ -141,3 +141,8 @@ class Policies:
         if len(known) > MAX_LISTED:
             listed += f" and {len(known) - MAX_LISTED} more (GET /v1/models)"
         raise UnknownModel(f"the model {model[:200]!r} does not exist; there are: {listed}", param="model")
+
+
+def live_names(policies: Iterable[Policy]) -> list[str]:
+    """What vLLM is to answer under: the live version of each policy that is its."""
+    return [version_id(one.name, one.live_version) for one in policies if one.upstream is None]

@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol, TypeVar
@@ -25,6 +25,8 @@ MISLEADING = (404, 500)
 """Answers that may mean that a server has not the model, or is no more."""
 MAX_ERROR_BYTES = 2**20
 """Of such an answer."""
+FIND_S = 0.5
+"""How long what goes live waits for a server that is seen to have it: as long as the next look at them would take."""
 
 
 class Loaded(Protocol):
@@ -161,6 +163,17 @@ class Replicas:
     def ready(self, names: Sequence[str]) -> bool:
         """Whether one of them answers under each of these names, or will when it wakes."""
         return any(replica.healthy and replica.names.issuperset(names) for replica in self._replicas)
+
+    async def find(self, names: Sequence[str]) -> None:
+        """Look at the servers at once, where none that is well is known to have these names; return when one has them,
+        after FIND_S in any case."""
+        if self.ready(names) or not any(replica.healthy for replica in self._replicas):
+            return
+        self._look_now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIND_S):
+                while not self.ready(names):
+                    await self._changed.wait()
 
     def nobody_takes(self, name: str) -> bool:
         """Whether an adapter was refused by every server that is well."""

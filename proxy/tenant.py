@@ -23,7 +23,7 @@ from proxy.inference import Inference
 from proxy.ledger import Ledger
 from proxy.passed import Passed
 from proxy.peers import Peers
-from proxy.policies import Policies, Policy
+from proxy.policies import Policies, Policy, live_names
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
 from proxy.replays import Replays
@@ -194,6 +194,8 @@ class Tenant:
         async with self._reading:
             policies = await asyncio.to_thread(self._read_policies)
             if list(policies) != list(self.policies):
+                # Whoever has loaded a version promotes it then: it is there, and no server was looked at since.
+                await self._replicas.find(live_names(policies))
                 self.policies = policies
                 self._replicas.changed()
 

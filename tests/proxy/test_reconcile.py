@@ -396,3 +396,18 @@ def test_servers_that_the_settings_no_longer_name_are_forgotten(
         first.stop()
         second = start(moved)
         wait_for(lambda: replicas(second).keys() == {other.url})
+
+
+def test_a_promotion_leaves_the_proxy_ready(fake_vllm: FakeVllm, sqlite_url: str, tmp_path: Path, start: Start) -> None:
+    """Whoever made a version loads it and promotes it at once, sooner than the proxy looks at its servers again."""
+    proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path))
+    versions = Versions(proxy, tmp_path)
+    for version in range(1, 6):
+        fake_vllm.adapters[f"starter@v{version}"] = str(tmp_path / f"starter@v{version}")
+        versions.add(version)
+        versions.live(version)
+        ready = []
+        while proxy.chat().headers["x-policy-version"] != str(version):
+            ready.append(proxy.client.get("/readyz").status_code)
+        ready.append(proxy.client.get("/readyz").status_code)
+        assert set(ready) == {200}
