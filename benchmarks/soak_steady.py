@@ -52,7 +52,8 @@ from benchmarks.running import (
 from migrations.database import connect
 from migrations.run import upgrade
 from proxy.journal import SEGMENT_BYTES
-from whetstone.settings import ProxySettings, load
+from whetstone.serving import ProxySettings
+from whetstone.settings import load
 from whetstone.store import Store
 
 RATE = 1000 / 3

@@ -17,7 +17,7 @@ from proxy.responses import as_json
 from proxy.step_asked import StepAsked, read_step
 from proxy.versions_asked import State, read_asked
 from whetstone import store_lines
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 
 def known(policies: Policies, policy: str) -> list[str]:

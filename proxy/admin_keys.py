@@ -20,7 +20,7 @@ from proxy.responses import as_json
 from proxy.versions_asked import read_asked
 from whetstone import store_keys
 from whetstone.keys import MOST_PER_MIN, NAME, KeyScope, hash_of, new_key, read_lifetime, read_scopes
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 NO_STORE = {"cache-control": "no-store"}
 """What is told here is for nobody's cache."""

@@ -24,7 +24,7 @@ from proxy.responses import as_json
 from proxy.scopes import CONTENT
 from proxy.store import Store
 from proxy.taking import Taking
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,8 @@ from proxy.upstream import Upstream
 from proxy.writer import AWAY
 from whetstone import first_key
 from whetstone.broker import celery_app, hint
-from whetstone.settings import Settings, UpstreamSettings
+from whetstone.serving import UpstreamSettings
+from whetstone.settings import Settings
 from whetstone.tasks import ASSEMBLE, STEP
 
 COLLECT_AFTER = (50_000, 20, 50)

@@ -19,7 +19,7 @@ from proxy.asgi import Scope
 from proxy.errors import HeadersTooLarge, HeadersTooSlow, NotHttp, ProxyError, TooManyConnections, UrlTooLong
 from proxy.exchange import Exchange
 from proxy.known_head import KnownHead, learn
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 MOST_PIPELINED = 16
 """Requests that a client may send before it has read its answers."""

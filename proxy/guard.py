@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from proxy.errors import Forbidden
-from whetstone.settings import LOOPBACK
+from whetstone.serving import LOOPBACK
 
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.asgi import Receive, Routes, Scope, Send, exchange_of, headers_of
 from proxy.errors import Busy, Encoded
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods without a body that anybody reads: what asks how the proxy is must pass when nothing else does."""

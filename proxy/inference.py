@@ -44,7 +44,7 @@ from proxy.wire.dialect import UNREADABLE, Heard, Server, Stream
 from proxy.wire.dialects import ask
 from whetstone.ids import new_id
 from whetstone.keys import Principal
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 JSON = (b"content-type", b"application/json")
 SAID = "whetstone.said"

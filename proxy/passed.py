@@ -10,7 +10,7 @@ from proxy.upstream import Answering, Request, refusal
 from proxy.wire.body import Body, read_body
 from proxy.wire.dialect import raw
 from whetstone.ids import new_id
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 PATHS = frozenset(
     {"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/messages/count_tokens", "/tokenize", "/detokenize"}

@@ -27,7 +27,7 @@ from proxy.records import Spooled, decode, encode
 from proxy.segments import FileSegment, Record, sync
 from proxy.store import Store
 from proxy.writer import AWAY, BATCH, Asked, Recorded, Writer
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 MOST_KEPT = 1000
 """Records that stay in memory while they wait for SQL; the journal has the rest, however slow the database is."""

@@ -28,7 +28,8 @@ from proxy.journal import SEGMENT_BYTES
 from proxy.writer import CLOSE_TIMEOUT_S
 from whetstone import tracing
 from whetstone.logs import set_up
-from whetstone.settings import ProxySettings, SettingsError, load
+from whetstone.serving import ProxySettings
+from whetstone.settings import SettingsError, load
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BREAK_OFF_S = 2.0

@@ -13,7 +13,8 @@ from migrations.run import upgrade
 from whetstone.cli_shared import ConfigOption, DataOption, errors, policy_names
 from whetstone.doctor import of_running
 from whetstone.imported import Outcome, Wanted, check, run
-from whetstone.settings import POLICY_NAME, Settings, load
+from whetstone.serving import POLICY_NAME
+from whetstone.settings import Settings, load
 
 DEFAULT_POLICY = "imported"
 

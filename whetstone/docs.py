@@ -15,7 +15,8 @@ from migrations.views import VIEWS
 from whetstone import docs_metrics
 from whetstone.privacy import PrivacySettings
 from whetstone.reasons import WhyNotTrained
-from whetstone.settings import PREFIX, ProjectSettings, Settings, UpstreamSettings
+from whetstone.serving import UpstreamSettings
+from whetstone.settings import PREFIX, ProjectSettings, Settings
 from whetstone.worth import JudgeSettings, LearningSettings, RewardFunction, RulerSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

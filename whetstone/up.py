@@ -19,7 +19,8 @@ from migrations.database import connect, without_password
 from migrations.run import upgrade
 from whetstone import doctor, first_key, servers
 from whetstone.alone import alone
-from whetstone.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, VllmSettings, as_environment
+from whetstone.serving import VllmSettings
+from whetstone.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, as_environment
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed, Supervisor
 from whetstone.tasks import JUDGE_QUEUE, TRAINER_QUEUE

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from proxy.asgi import HEADERS, Receive, Scope, Send, headers_of, send_whole
 from proxy.connection import LESSONS, Connection
 from proxy.known_head import MOST_BYTES, KnownHead
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 HEAD = (
     b"POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nConnection: keep-alive\r\n"

@@ -23,7 +23,7 @@ from proxy.in_flight import InFlight
 from proxy.repeats import MOST_ALIKE, Repeatable, Repeats
 from proxy.wire.sse import MAX_EVENT_BYTES, Events
 from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, chunk, settings_for, wait_for
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 LIMITS = {"max_url_bytes": 512, "max_header_bytes": 2048, "max_headers": 30, "headers_timeout_s": 0.3}
 BODY = json.dumps({"model": "starter", "messages": [{"role": "user", "content": "hi"}]}).encode()

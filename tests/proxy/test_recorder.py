@@ -25,7 +25,7 @@ from proxy.recorder import Recorder
 from proxy.records import encode
 from proxy.store import Store
 from tests.proxy.conftest import make_call, make_choice
-from whetstone.settings import ProxySettings
+from whetstone.serving import ProxySettings
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from whetstone import vllm
-from whetstone.settings import Settings, VllmSettings
+from whetstone.serving import VllmSettings
+from whetstone.settings import Settings
 from whetstone.vllm_arguments import arguments, lines
 
 ROOT = Path(__file__).parents[2]
