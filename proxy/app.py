@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.database import connect
-from proxy import health, request_id
+from proxy import health
 from proxy.asgi import Receive, Scope, Send
 from proxy.call import Call
 from proxy.completeness import Completeness
@@ -64,7 +64,7 @@ class Proxy:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """One ASGI connection."""
         if scope["type"] == "http":
-            return request_id.named(self._door.serve, scope, receive, send)
+            return self._door.serve(scope, receive, send)
         if scope["type"] == "lifespan":
             return self._lifespan(receive, send)
         return send({"type": "websocket.close", "code": 1000})
@@ -139,7 +139,7 @@ class Proxy:
             in_flight,
             settings.project,
             settings.proxy.cors_origins,
-            lambda name: self.tenants[name].serve,
+            lambda name, method, path: self.tenants[name].route(method, path),
             DashboardDoor(
                 self._keys,
                 SessionTables(store.engine),

@@ -13,6 +13,10 @@ Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 HEADERS = "whetstone.headers"
 """Where a request's scope has its headers by name."""
+NOTES = "whetstone.notes"
+"""Where a request's scope has what was found out about its head, if that came before: one dictionary for all requests
+with the very same head, but for their bodies' length, on one connection. Only what depends on nothing else stays in it.
+"""
 EXCHANGE = "whetstone.exchange"
 """Where a request's scope has what `Exchanged` tells, if it came over a connection of ours."""
 
@@ -25,21 +29,24 @@ class Exchanged(Protocol):
         """The app has hung up before its answer was out."""
         ...
 
-    @property
-    def task(self) -> "asyncio.Task[None] | None":
-        """Who serves it, where that is known."""
-        ...
-
     def whole_bytes(self) -> int | None:
         """Size of the request's body, if all of it is there and nobody has received any."""
         ...
 
-    def whole_body(self) -> bytes:
-        """That body; it counts as received."""
+    def whole_body(self, limit_bytes: int) -> bytes | None:
+        """That body, which counts as received; None where it is not there (`read_whole`), or over the limit."""
         ...
 
-    def when_gone(self, do: Callable[[], object] | None) -> None:
-        """Have this done once, when the app hangs up before its answer is out; at once if it has."""
+    def cancel_when_gone(self) -> None:
+        """Have whoever serves it cancelled when the app hangs up before its answer is out; at once if it has."""
+        ...
+
+    def never_mind(self) -> None:
+        """Have nobody cancelled any more."""
+        ...
+
+    def spared(self, error: BaseException) -> bool:
+        """Whether this is how it was cancelled because the app has hung up: then whoever serves it goes on."""
         ...
 
 
@@ -107,34 +114,29 @@ async def until_disconnected(receive: Receive) -> None:
 async def body_of(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
     """The request's whole body, at once where it has come already (`read_whole`)."""
     exchange = exchange_of(scope)
-    size = None if exchange is None else exchange.whole_bytes()
-    if exchange is None or size is None or size > limit_bytes:
-        return await read_whole(receive, limit_bytes, timeout_s)
-    return exchange.whole_body()
+    body = None if exchange is None else exchange.whole_body(limit_bytes)
+    return await read_whole(receive, limit_bytes, timeout_s) if body is None else body
 
 
 async def unless_disconnected(serving: Awaitable[None], scope: Scope, receive: Receive) -> bool:
     """Serve a request while its app is there; whether that came to its end. An app that hangs up cancels it."""
     exchange = exchange_of(scope)
     if exchange is None:
-        return await _unless_received(serving, receive)
-    # Finding it out asks the kernel for the process's number each time.
-    task = exchange.task or asyncio.current_task()
-    assert task is not None
-    exchange.when_gone(task.cancel)
+        return await unless_received(serving, receive)
+    exchange.cancel_when_gone()
     try:
         await serving
-    except asyncio.CancelledError:
-        if not exchange.disconnected:
+    except asyncio.CancelledError as error:
+        if not exchange.spared(error):
             raise
-        task.uncancel()
         return False
     finally:
-        exchange.when_gone(None)
+        exchange.never_mind()
     return True
 
 
-async def _unless_received(serving: Awaitable[None], receive: Receive) -> bool:
+async def unless_received(serving: Awaitable[None], receive: Receive) -> bool:
+    """As `unless_disconnected`, by ASGI's messages alone."""
     task = asyncio.ensure_future(serving)
     leaving = asyncio.ensure_future(until_disconnected(receive))
     try:

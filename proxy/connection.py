@@ -136,18 +136,23 @@ class Connection(HttpToolsProtocol):
 
     def _take_known(self, known: KnownHead, data: bytes) -> bool:
         """Take a request whose head is known, past the parser, which stands between two others; whether it was one."""
+        answered = self._answered
         # Who asks before it has its answer is left to the parser.
-        if not self._between or self._missing or self.serving() or (found := known.match(data)) is None:
+        if not self._between or self._missing or (answered is not None and not answered.response_complete):
+            return False
+        found = known.match(data)
+        if found is None:
             return False
         scope, body, self._missing = found
         if self._lessons < LESSONS:
             self._lessons += 1
         self._heads_since_s, self._unclaimed = None, 0
-        exchange = self._take(scope, keep_alive=True, expects_continue=False)
-        if body:
-            exchange.heard(body)
+        self._heard = exchange = self._exchange(scope)
+        self._start(exchange)
         if not self._missing:
-            exchange.end()
+            exchange.came(body)
+        elif body:
+            exchange.heard(body)
         return True
 
     def _hear(self, data: bytes) -> bytes:
@@ -237,15 +242,7 @@ class Connection(HttpToolsProtocol):
 
     def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> Exchange:
         """Have the request answered, after those before it."""
-        self._heard = exchange = Exchange(
-            scope,
-            self.transport,
-            self.flow,
-            self.server_state.default_headers,
-            self.on_response_complete,
-            keep_alive=keep_alive,
-            expects_continue=expects_continue,
-        )
+        self._heard = exchange = self._exchange(scope, keep_alive, expects_continue)
         if self.serving():
             self._waiting.append(exchange)
             # Not before: who is not read from is not seen to leave.
@@ -254,6 +251,10 @@ class Connection(HttpToolsProtocol):
         else:
             self._start(exchange)
         return exchange
+
+    def _exchange(self, scope: Scope, keep_alive: bool = True, expects_continue: bool = False) -> Exchange:
+        headers, on_response = self.server_state.default_headers, self.on_response_complete
+        return Exchange(scope, self.transport, self.flow, headers, on_response, keep_alive, expects_continue)
 
     def _start(self, exchange: Exchange) -> None:
         self._answered = exchange
@@ -286,7 +287,8 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         self._answered_s = time.monotonic()
         if not self.transport.is_closing():
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             if self._waiting:
                 self._start(self._waiting.popleft())
         if self._begun and not self.serving():

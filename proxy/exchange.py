@@ -7,6 +7,7 @@ that hangs up is told at once to whoever serves it.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +20,11 @@ Message = MutableMapping[str, Any]
 _LINE, _NAME = b": ".join, itemgetter(0)
 """Of a header."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_NO_HEADERS: tuple[bytes, ...] = ()
+_BODILESS = (204, 304)
+"""Statuses of answers without a body."""
+FORMS_KEPT = 64
+"""Forms of answers: statuses with the names of headers."""
 _LF, _CR, _NUL = b"\n\r\0"
 """As numbers: looking for bytes in bytes, Python first raises an error and drops it."""
 
@@ -35,7 +41,6 @@ class Exchange:
         flow: FlowControl,
         default_headers: list[Header],
         on_response: Callable[[], None],
-        *,
         keep_alive: bool,
         expects_continue: bool,
     ) -> None:
@@ -68,7 +73,8 @@ class Exchange:
         """Of the length that the answer's headers tell."""
         self._told: asyncio.Event | None = None
         """For whoever waits for news; None until somebody does."""
-        self._when_gone: Callable[[], object] | None = None
+        self._cancels = False
+        """Its task is to be cancelled when the app hangs up."""
 
     async def run(self, app: Callable[..., Awaitable[None]]) -> None:
         """Have the app answer."""
@@ -98,6 +104,13 @@ class Exchange:
             self._flow.pause_reading()
         self._tell()
 
+    def came(self, body: bytes) -> None:
+        """All of the request's body, before anybody has asked for any."""
+        self._parts, self._size = [body], len(body)
+        if self._size > HIGH_WATER_LIMIT:
+            self._flow.pause_reading()
+        self.more_body, self._news = False, True
+
     def end(self) -> None:
         """The request is whole."""
         self.more_body = False
@@ -107,34 +120,48 @@ class Exchange:
         """The app has hung up."""
         if not self.response_complete:
             self.disconnected = True
-            if self._when_gone is not None:
-                self._when_gone()
+            if self._cancels:
+                self._cancel()
         self._tell()
 
     def forget(self) -> None:
         """Let go of everything: scope and exchange name one another, and nothing is to wait for the collector."""
-        self._on_response, self.on_end, self._when_gone, self.task = _nothing, _nothing, None, None
+        self._on_response, self.on_end, self._cancels, self.task = _nothing, _nothing, False, None
         self._parts, self._size = [], 0
         self.scope.pop(EXCHANGE, None)
 
     # For the app.
 
-    def when_gone(self, do: Callable[[], object] | None) -> None:
-        """Have this done once, when the app hangs up before its answer is out; at once if it has."""
-        self._when_gone = do
-        if do is None:
-            return
+    def cancel_when_gone(self) -> None:
+        """Have the task that serves it cancelled when the app hangs up before its answer is out; at once if it has."""
+        if self.task is None:
+            self.task = asyncio.current_task()
+        self._cancels = True
         # Who is not read from is not seen to leave.
-        self._flow.resume_reading()
+        if self._flow.read_paused:
+            self._flow.resume_reading()
         if self.disconnected:
-            do()
+            self._cancel()
+
+    def never_mind(self) -> None:
+        """Have nobody cancelled any more."""
+        self._cancels = False
+
+    def spared(self, error: BaseException) -> bool:
+        """Whether this is how it was cancelled because the app has hung up: then whoever serves it goes on."""
+        if not self.disconnected or self.task is None or not isinstance(error, asyncio.CancelledError):
+            return False
+        self.task.uncancel()
+        return True
 
     def whole_bytes(self) -> int | None:
         """Size of the request's body, if all of it is there and nobody has received any."""
         return None if self.more_body or self.disconnected or not self._news else self._size
 
-    def whole_body(self) -> bytes:
-        """That body; it counts as received."""
+    def whole_body(self, limit_bytes: int) -> bytes | None:
+        """That body, which counts as received; None where it is not there, or over the limit."""
+        if self.more_body or self.disconnected or not self._news or self._size > limit_bytes:
+            return None
         return self._take()
 
     async def receive(self) -> Message:
@@ -182,14 +209,37 @@ class Exchange:
             return
         if self._head is not None or self._started:
             raise RuntimeError("the answer has begun already")
-        self._head = self._begun(status, headers, len(body))
-        self._say(body, more=False)
+        said = self._plainly(status, headers, body)
+        if said is None:
+            self._head = self._begun(status, headers, len(body))
+            self._say(body, more=False)
+        else:
+            self._expects_continue, self._started = False, True
+            self._transport.write(said)
+            self._complete()
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     def _take(self) -> bytes:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts, self._size = [], 0
         self._news = False
         return body
+
+    def _plainly(self, status: int, headers: list[Header], body: bytes) -> bytes | None:
+        """All of an answer that is framed as most are; None: it is another (`_begun`)."""
+        if not headers or not self.keep_alive or self.scope["method"] == "HEAD":
+            return None
+        # By name, value, name, value: of a few headers that is had sooner than the pairs are taken apart.
+        flat = sum(headers, sum(self._default_headers, _NO_HEADERS))
+        form = _form(status, flat[::2])
+        if form is None:
+            return None
+        values = flat[1::2]
+        _check(b"".join(values))
+        return form % (*values, len(body), body)
 
     def _begun(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
         """The status line and the headers; behind them that the answer has this size, if that is given."""
@@ -202,13 +252,10 @@ class Exchange:
         lines = [*map(_LINE, every)]
         if size is not None:
             lines.append(b"content-length: %d" % size)
-        # What would begin a line of its own is somebody's who would say what comes next.
-        said = b"".join(lines)
-        if _LF in said or _CR in said or _NUL in said:
-            raise RuntimeError("a header has a line break or a NUL")
+        _check(b"".join(lines))
         if not self.keep_alive:
             lines.append(b"connection: close")
-        self._bodiless = status in (204, 304) or self.scope["method"] == "HEAD"
+        self._bodiless = status in _BODILESS or self.scope["method"] == "HEAD"
         self._unframed = self._chunked = False
         if length is None:
             # Where there are no chunks, the end of the connection is that of the answer.
@@ -253,11 +300,16 @@ class Exchange:
         if body:
             self._transport.write(body)
         if not more:
-            self.response_complete = True
-            self._tell()
-            if not self.keep_alive:
-                self._transport.close()
-            self._on_response()
+            self._complete()
+
+    def _complete(self) -> None:
+        """The answer is out."""
+        self.response_complete = self._news = True
+        if self._told is not None:
+            self._told.set()
+        if not self.keep_alive:
+            self._transport.close()
+        self._on_response()
 
     async def _fail(self) -> None:
         self._head = None
@@ -271,6 +323,31 @@ class Exchange:
         self._news = True
         if self._told is not None:
             self._told.set()
+
+
+@lru_cache(FORMS_KEPT)
+def _form(status: int, names: tuple[bytes, ...]) -> bytes | None:
+    """An answer of a known length, for the values of these headers, its length and its body to be put in; None: its
+    headers say how it is framed, or it has no body.
+
+    Raises:
+        RuntimeError: they are none.
+    """
+    if status in _BODILESS or not _FRAMING.isdisjoint(names):
+        return None
+    _check(b"".join(names))
+    lines = [name.replace(b"%", b"%%") + b": %b\r\n" for name in names]
+    return STATUS_LINE[status] + b"".join(lines) + b"content-length: %d\r\n\r\n%b"
+
+
+def _check(said: bytes) -> None:
+    """See that headers are none but those: what would begin a line is somebody's who would say what comes next.
+
+    Raises:
+        RuntimeError: there are more.
+    """
+    if _LF in said or _CR in said or _NUL in said:
+        raise RuntimeError("a header has a line break or a NUL")
 
 
 def _nothing(*_told: object) -> None:

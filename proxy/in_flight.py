@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from proxy.asgi import Receive, Routes, Scope, Send, exchange_of, headers_of
+from proxy.asgi import EXCHANGE, Exchanged, Receive, Routes, Scope, Send, exchange_of, headers_of
 from proxy.errors import Busy, Encoded
 from whetstone.serving import ProxySettings
 
@@ -15,7 +15,7 @@ class InFlight:
     """Counts what is in flight. Used from one event loop."""
 
     def __init__(self, settings: ProxySettings) -> None:
-        self._settings = settings
+        self._most, self._most_bytes = settings.max_in_flight, settings.max_in_flight_bytes
         self.requests = 0
         self.bytes = 0
         """Of their bodies, as far as they came."""
@@ -32,9 +32,8 @@ class InFlight:
             return
         if b"content-encoding" in headers_of(scope):
             _check_encoding(scope)
-        most = self._settings.max_in_flight
-        if self.requests >= most:
-            raise Busy(f"{most} requests are in flight (setting proxy.max_in_flight); try again soon")
+        if self.requests >= self._most:
+            raise Busy(f"{self._most} requests are in flight (setting proxy.max_in_flight); try again soon")
         exchange = exchange_of(scope)
         # Of a body that is there already nothing more will come.
         whole = None if exchange is None else exchange.whole_bytes()
@@ -52,17 +51,11 @@ class InFlight:
             self.requests -= 1
 
     def enter(self, scope: Scope) -> int | None:
-        """Count a request as nearly all are, whose body is there, and for which there is room: its size, until `leave`.
-        None: it is not counted, and is to be served by `serve`, which also tells why not."""
-        settings, exchange = self._settings, exchange_of(scope)
+        """Count a plain request (`is_plain`), as nearly all are, whose body is there, and for which there is room: its
+        size, until `leave`. None: it is not counted, and is to be served by `serve`, which also tells why not."""
+        exchange: Exchanged | None = scope.get(EXCHANGE)
         size = None if exchange is None else exchange.whole_bytes()
-        if (
-            size is None
-            or self.requests >= settings.max_in_flight
-            or self.bytes + size > settings.max_in_flight_bytes
-            or scope["method"] in READS
-            or b"content-encoding" in headers_of(scope)
-        ):
+        if size is None or self.requests >= self._most or self.bytes + size > self._most_bytes:
             return None
         self.requests += 1
         self.bytes += size
@@ -80,9 +73,8 @@ class InFlight:
             Busy: that is too much, together; it counts all the same, until its request is over.
         """
         self.bytes += size
-        most_bytes = self._settings.max_in_flight_bytes
-        if size and self.bytes > most_bytes:
-            told = f"the bodies of all requests are over {most_bytes} bytes"
+        if size and self.bytes > self._most_bytes:
+            told = f"the bodies of all requests are over {self._most_bytes} bytes"
             raise Busy(f"{told} (setting proxy.max_in_flight_bytes); try again soon")
 
     async def _serve_coming(self, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,6 +101,11 @@ class _Counted:
         self.held += size
         self._all.take(size)
         return message
+
+
+def is_plain(scope: Scope) -> bool:
+    """Whether a request is one that has a body, and none that would have to be decoded: its head tells."""
+    return scope["method"] not in READS and b"content-encoding" not in headers_of(scope)
 
 
 def _check_encoding(scope: Scope) -> None:

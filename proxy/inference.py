@@ -13,17 +13,19 @@ from functools import partial
 import msgspec
 
 from proxy import replays
+from proxy import watch as watching
 from proxy.address import address_of
 from proxy.asgi import (
     Receive,
     Scope,
     Send,
     begin_stream,
-    body_of,
     check_json,
+    exchange_of,
     headers_of,
+    read_whole,
     send_whole,
-    unless_disconnected,
+    unless_received,
 )
 from proxy.call import Status
 from proxy.client_response import EVENT_STREAM, Response, too_long
@@ -38,7 +40,6 @@ from proxy.replays import Replays, Reply
 from proxy.threads import Threads
 from proxy.turn import Ended, Turn, digest_of, owner_of
 from proxy.upstream import Answering, Request, refusal
-from proxy.watch import watched
 from proxy.wire.body import read_body
 from proxy.wire.dialect import UNREADABLE, Heard, Server, Stream
 from proxy.wire.dialects import ask
@@ -89,6 +90,7 @@ class Inference:
         self._answered = answered
         self._threads = threads
         self._settings = settings
+        self._max_body_bytes = settings.max_body_bytes
         self._normaliser = Normaliser(
             settings.normalise, settings.normalise_timeout_s, settings.kept_calls, keeps_texts=redactor is None
         )
@@ -111,13 +113,29 @@ class Inference:
         self._in_flight += 1
         try:
             created_at_s, began = time.time(), time.perf_counter()
-            headers = headers_of(scope)
+            headers, exchange = headers_of(scope), exchange_of(scope)
             check_json(headers)
-            data = await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
+            data = None if exchange is None else exchange.whole_body(self._max_body_bytes)
+            if data is None:
+                data = await read_whole(receive, self._max_body_bytes, self._settings.body_timeout_s)
             turn = self._read(scope, headers, data, created_at_s, began)
-            serve = self._answer if turn.address.turn_key is None else self._answer_once
-            # Cancelling the answer closes the connection to upstream, which then aborts the generation.
-            await watched(turn, headers, unless_disconnected(serve(turn, headers, send), scope, receive))
+            answer = self._answer if turn.address.turn_key is None else self._answer_once
+            watch, failed = watching.begin(turn, headers), ""
+            try:
+                # Cancelling the answer closes the connection to upstream, which then aborts the generation.
+                if exchange is None:
+                    await unless_received(answer(turn, headers, send), receive)
+                else:
+                    exchange.cancel_when_gone()
+                    await answer(turn, headers, send)
+            except BaseException as error:
+                if exchange is None or not exchange.spared(error):
+                    failed = type(error).__name__
+                    raise
+            finally:
+                if exchange is not None:
+                    exchange.never_mind()
+                watching.end(watch, turn, failed)
         finally:
             self._in_flight -= 1
             self._last_ended = time.monotonic()

@@ -5,9 +5,12 @@ that are another project's. Used from one event loop.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from hmac import compare_digest
 from typing import Any, Protocol
@@ -26,7 +29,7 @@ LONGEST_KEPT = 256
 """Bytes of what is sent so: strangers may send anything."""
 
 _BEARER = b"bearer "
-_NOBODY = ("0" * 64, None, None)
+_NOBODY = ("0" * 64, None, 0.0)
 _REMEDY = "`whetstone keys create` makes one (docs/keys.md)"
 
 
@@ -46,24 +49,37 @@ class Table(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """For how long somebody whom a key let in is let in again, with the very same headers (`Keys.hold`)."""
+
+    version: int
+    """Of the keys."""
+    until_s: float
+    """Seconds since the epoch."""
+
+
 class Keys:
     """The keys as the table last told them. `refresh` first, and again and again."""
 
-    def __init__(
-        self, table: Table, home: str, *, on_loopback: bool, now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
-        """`home`: the project of those who need no key; `on_loopback`: only this machine can reach the proxy."""
+    def __init__(self, table: Table, home: str, *, on_loopback: bool, now_s: Callable[[], float] = time.time) -> None:
+        """`home`: the project of those who need no key; `on_loopback`: only this machine can reach the proxy; `now_s`:
+        seconds since the epoch."""
         self._table = table
         self._anybody = anybody(home)
         self._on_loopback = on_loopback
-        self._now = now
+        self._now_s = now_s
         self._reading = asyncio.Lock()
         self._state: tuple[int, int, datetime | None] | None = None
-        self._living: dict[str, tuple[str, Principal | None, datetime | None]] = {}
+        self._living: dict[str, tuple[str, Principal | None, float]] = {}
+        """Hash -> itself, what the key opens, and until when (seconds since the epoch)."""
+        self._version = 0
+        """Another one whenever a key was made, changed or revoked."""
         self._used: dict[tuple[str, str], datetime] = {}
         self._told: dict[tuple[str, str], datetime] = {}
-        self._minute = self._next_minute = datetime.min.replace(tzinfo=UTC)
-        """The minute that it was at the last look, and the one after it: made once a minute, not for each request."""
+        self._minute = datetime.min.replace(tzinfo=UTC)
+        self._minute_s = -math.inf
+        """The minute that it was at the last look: made once a minute, not for each request."""
         self.needed = True
         """Whoever asks needs a key: but on loopback, where none was ever made."""
 
@@ -77,9 +93,11 @@ class Keys:
         async with self._reading:  # what was read first must not come last
             state = await asyncio.to_thread(self._table.state)
             if state != self._state:
-                living = await asyncio.to_thread(self._table.living, self._now())
-                self._living = {key_hash: (key_hash, *key) for key_hash, key in living.items()}
+                now = datetime.fromtimestamp(self._now_s(), UTC)
+                living = await asyncio.to_thread(self._table.living, now)
+                self._living = {key_hash: (key_hash, key, _seconds(until)) for key_hash, (key, until) in living.items()}
                 self._state = state
+                self._version += 1
                 _hash_of.cache_clear()  # what opens nothing any more is not to stay
                 self.needed = not self._on_loopback or state[0] > 0
         used, self._used = self._used, {}
@@ -108,29 +126,32 @@ class Keys:
         Raises:
             NoKey, WrongKey: as `admit`.
         """
+        return self._find(headers)[0] if self.needed else self._anybody
+
+    def held(self, headers: Mapping[bytes, bytes]) -> Held:
+        """How long who sends these headers, and was let in just now, need not be looked up again.
+
+        Raises:
+            NoKey, WrongKey: as `admit`.
+        """
         if not self.needed:
-            return self._anybody
-        sent = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
-        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_KEPT else _hash_of.__wrapped__)(*sent)
-        if key_hash is None:
-            raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
-        now = self._now()
-        known_hash, principal, expires_at = self._living.get(key_hash, _NOBODY)
-        is_it = compare_digest(known_hash, key_hash)
-        lives = expires_at is None or now < expires_at
-        if not (is_it and lives) or principal is None or principal.key_id is None:
-            raise WrongKey(f"this API key opens nothing here: it is wrong, revoked or expired; {_REMEDY}")
-        self._note(principal.project, principal.key_id, now)
-        return principal
+            return Held(self._version, math.inf)
+        _, until_s = self._find(headers)
+        # In another minute the key is to be noted as used once more.
+        return Held(self._version, min(until_s, self._minute_s + 60))
+
+    def hold(self, held: Held) -> bool:
+        """Whether that is so still: no key was changed, and none has expired."""
+        return held.version == self._version and self._now_s() < held.until_s
 
     def by_id(self, project: str, key_id: str) -> Principal | None:
         """Who came with this key before, as long as it opens anything; None once it is revoked or expired."""
-        now = self._now()
-        for _, principal, expires_at in self._living.values():
+        now_s = self._now_s()
+        for _, principal, until_s in self._living.values():
             if principal is not None and (principal.project, principal.key_id) == (project, key_id):
-                if expires_at is not None and now >= expires_at:
+                if now_s >= until_s:
                     return None
-                self._note(project, key_id, now)
+                self._note(project, key_id, now_s)
                 return principal
         return None
 
@@ -140,12 +161,32 @@ class Keys:
             return self.find(headers)
         return None
 
-    def _note(self, project: str, key_id: str, now: datetime) -> None:
-        if not self._minute <= now < self._next_minute:
-            self._minute = now.replace(second=0, microsecond=0)
-            self._next_minute = self._minute + timedelta(minutes=1)
+    def _find(self, headers: Mapping[bytes, bytes]) -> tuple[Principal, float]:
+        """Who asks, where that needs a key, and until when the key lives."""
+        sent = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_KEPT else _hash_of.__wrapped__)(*sent)
+        if key_hash is None:
+            raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
+        now_s = self._now_s()
+        known_hash, principal, until_s = self._living.get(key_hash, _NOBODY)
+        is_it = compare_digest(known_hash, key_hash)
+        lives = now_s < until_s
+        if not (is_it and lives) or principal is None or principal.key_id is None:
+            raise WrongKey(f"this API key opens nothing here: it is wrong, revoked or expired; {_REMEDY}")
+        self._note(principal.project, principal.key_id, now_s)
+        return principal, until_s
+
+    def _note(self, project: str, key_id: str, now_s: float) -> None:
+        if not self._minute_s <= now_s < self._minute_s + 60:
+            self._minute_s = now_s // 60 * 60
+            self._minute = datetime.fromtimestamp(self._minute_s, UTC)
         if self._told.get((project, key_id)) != self._minute:
             self._used[project, key_id] = self._minute
+
+
+def _seconds(moment: datetime | None) -> float:
+    """Since the epoch; of no moment, never."""
+    return math.inf if moment is None else moment.timestamp()
 
 
 @lru_cache(HASHES_KEPT)

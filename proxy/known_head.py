@@ -5,7 +5,7 @@ and only if they are what it read, written plainly: so nothing is taken for one 
 another (RFC 9112, 11.2).
 """
 
-from proxy.asgi import HEADERS, Header, Scope
+from proxy.asgi import HEADERS, NOTES, Header, Scope
 
 MOST_BYTES = 4096
 """Of a head that is kept, with its key, as long as its connection."""
@@ -14,21 +14,20 @@ MOST_DIGITS = 15
 _LENGTH = b"content-length"
 _SPECIAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"trailer"})
 """Headers that have a request read in another way."""
-_CR, _ZERO = b"\r0"
-"""As numbers."""
+_ZERO = ord("0")
 
 
 class KnownHead:
     """One such head. `learn` makes them."""
 
-    __slots__ = ("_after", "_before", "_by_name", "_headers", "_place", "_scope")
+    __slots__ = ("_after", "_before", "_begin", "_by_name", "_headers", "_place", "_scope")
 
     def __init__(self, before: bytes, after: bytes, scope: Scope, headers: list[Header], place: int) -> None:
         """`before` and `after` its body's length, which is the header at `place`; `scope`: what requests with this head
         have in common."""
-        self._before, self._after = before, after
+        self._before, self._begin, self._after = before, len(before), after
         # With what each request has of its own: to change it costs less than to add it.
-        self._scope = {**scope, "headers": None, HEADERS: None, "state": None}
+        self._scope = {**scope, NOTES: {}, "headers": None, HEADERS: None, "state": None}
         self._headers, self._place = headers, place
         self._by_name = dict(headers)
 
@@ -37,14 +36,10 @@ class KnownHead:
         missing. None: it is another, or more than one."""
         if not data.startswith(self._before):
             return None
-        begin = len(self._before)
-        end = data.find(_CR, begin)
-        digits = data[begin:end]
-        if not (
-            data.startswith(self._after, end) and digits.isdigit() and digits[0] != _ZERO and len(digits) <= MOST_DIGITS
-        ):
+        head, after, body = data.partition(self._after)
+        digits = head[self._begin :]
+        if not (after and digits.isdigit() and digits[0] != _ZERO and len(digits) <= MOST_DIGITS):
             return None
-        body = data[end + len(self._after) :]
         missing = int(digits) - len(body)
         if missing < 0:
             return None

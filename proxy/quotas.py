@@ -34,6 +34,11 @@ class _Bucket:
         return max(0.0, least - self.level) * 60 / self.per_min
 
 
+def has_quota(principal: Principal) -> bool:
+    """Whether there is anything that its key may use up."""
+    return principal.requests_per_min is not None or principal.tokens_per_min is not None
+
+
 class Quotas:
     """What each key has left here."""
 
@@ -49,7 +54,7 @@ class Quotas:
         Raises:
             RateLimited: the key's requests or tokens are used up for now.
         """
-        if principal.requests_per_min is None and principal.tokens_per_min is None:
+        if not has_quota(principal):
             return []
         requests = self._bucket(self._requests, principal, principal.requests_per_min)
         tokens = self._bucket(self._tokens, principal, principal.tokens_per_min)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy import admin, admin_keys, admin_privacy, admin_versions, api, passed
-from proxy.asgi import Receive, Scope, Send
+from proxy.asgi import Routes
 from proxy.call import Call
 from proxy.drawing import Drawing
 from proxy.errors import DatabaseAway
@@ -172,18 +172,14 @@ class Tenant:
         admin_privacy.add(routes, project=self.project, recorder=shared.recorder)
         return routes
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve one request.
-
-        Raises:
-            ProxyError: before anything was sent; the caller answers it.
-        """
-        if scope["method"] == "POST":
-            if scope["path"] in dialects.PATHS:
-                return self.inference(scope, receive, send)
-            if scope["path"] in passed.PATHS:
-                return self._passed(scope, receive, send)
-        return self.api(scope, receive, send)
+    def route(self, method: str, path: str) -> Routes:
+        """What serves such a request. It raises a ProxyError before anything was sent, which its caller answers."""
+        if method == "POST":
+            if path in dialects.PATHS:
+                return self.inference
+            if path in passed.PATHS:
+                return self._passed
+        return self.api
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the requests, for ever."""

@@ -5,7 +5,8 @@ goes on with ours.
 """
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
+from contextvars import Token
 from typing import TYPE_CHECKING
 
 from proxy.turn import Ended, Turn
@@ -19,41 +20,42 @@ _OPERATIONS = {"completions": "text_completion"}
 """How the conventions name what the tables name otherwise; all else is `chat`."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
+Watch = tuple["Span | None", Token[Mapping[str, logs.Value]]]
+
 log = logging.getLogger(__name__)
 
 
-async def watched(turn: Turn, headers: Mapping[bytes, bytes], serving: Awaitable[object]) -> None:
-    """Around the serving of a call: every line inside says which, and in the end all of it is told."""
+def begin(turn: Turn, headers: Mapping[bytes, bytes]) -> Watch:
+    """Watch the serving of a call: every line says which, until `end`."""
     tracer = tracing.tracer()
     span = None if tracer is None else _begun(tracer, turn, headers)
-    saying = logs.begin({"call": turn.id, "project": turn.project, "key": turn.key_id})
+    return span, logs.begin({"call": turn.id, "project": turn.project, "key": turn.key_id})
+
+
+def end(watch: Watch, turn: Turn, failed: str) -> None:
+    """Tell all of it; `failed`: the class of the error that its serving ended in, nothing where it did in none."""
+    span, saying = watch
     try:
-        await serving
-    except BaseException as error:
-        _tell(turn, span, type(error).__name__)
-        raise
-    else:
-        _tell(turn, span, None)
+        if log.isEnabledFor(logging.INFO):
+            _tell(turn, failed)
+        if span is not None:
+            _end(span, turn, turn.ended, failed)
     finally:
         logs.end(saying)
 
 
-def _tell(turn: Turn, span: "Span | None", error: str | None) -> None:
-    ended = turn.ended
-    if log.isEnabledFor(logging.INFO):
-        place = turn.place
-        with logs.about(
-            trajectory=place.trajectory_id if place is not None else None,
-            group=turn.address.group_id,
-            version=version_id(turn.speaker.policy, turn.speaker.version),
-        ):
-            if ended is None:
-                log.info("%s after %.0f ms", error or "answered as before", turn.elapsed_ms())
-            else:
-                tokens = ended.tokens
-                log.info("%s in %.0f ms: %s tokens in, %s out", ended.status, turn.elapsed_ms(), *map(_count, tokens))
-    if span is not None:
-        _end(span, turn, ended, error)
+def _tell(turn: Turn, failed: str) -> None:
+    ended, place = turn.ended, turn.place
+    with logs.about(
+        trajectory=place.trajectory_id if place is not None else None,
+        group=turn.address.group_id,
+        version=version_id(turn.speaker.policy, turn.speaker.version),
+    ):
+        if ended is None:
+            log.info("%s after %.0f ms", failed or "answered as before", turn.elapsed_ms())
+        else:
+            tokens = ended.tokens
+            log.info("%s in %.0f ms: %s tokens in, %s out", ended.status, turn.elapsed_ms(), *map(_count, tokens))
 
 
 def _count(tokens: int | None) -> str:
@@ -90,7 +92,7 @@ def _begun(tracer: "Tracer", turn: Turn, headers: Mapping[bytes, bytes]) -> "Spa
     return span
 
 
-def _end(span: "Span", turn: Turn, ended: Ended | None, error: str | None) -> None:
+def _end(span: "Span", turn: Turn, ended: Ended | None, failed: str) -> None:
     speaker, place, server = turn.speaker, turn.place, turn.server
     told: dict[str, tracing.Value] = {
         "gen_ai.response.model": speaker.served_name,
@@ -109,6 +111,6 @@ def _end(span: "Span", turn: Turn, ended: Ended | None, error: str | None) -> No
         told["gen_ai.response.time_to_first_chunk"] = turn.ttft_ms / 1000
         span.add_event("first token", timestamp=int(turn.created_at_s * 1e9 + turn.ttft_ms * 1e6))
     tracing.told(span, told)
-    if error is not None or (ended is not None and ended.status != "complete"):
-        tracing.failed(span, error or (ended.status if ended is not None else "error"))
+    if failed or (ended is not None and ended.status != "complete"):
+        tracing.failed(span, failed or (ended.status if ended is not None else "error"))
     span.end()

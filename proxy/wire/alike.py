@@ -29,7 +29,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Alike:
     """What the last chunk that was read field by field has in common with those that follow."""
 
-    __slots__ = ("_after", "_before", "_begins", "_decode", "_ends", "_hidden", "_left", "_said_after", "_said_before",
+    __slots__ = ("_after", "_before", "_begins", "_decode", "_ends", "_hidden", "_left", "said_after", "said_before",
                  "tells_ids")  # fmt: skip
 
     def __init__(self, hidden: frozenset[str]) -> None:
@@ -39,7 +39,8 @@ class Alike:
         self._begins, self._ends = 0, 0
         self.tells_ids = False
         """The choices that are alike have a field for their ids."""
-        self._said_before, self._said_after = b"", b""
+        self.said_before, self.said_after = b"", b""
+        """What the choice stands between as it goes out, the empty line included."""
         self._decode: Any = None
         self._left = MOST_TRIES
 
@@ -54,7 +55,7 @@ class Alike:
         if came is not None and goes is not None:
             self._before, self._after = came
             self._begins, self._ends = len(self._before), -len(self._after)
-            self._said_before, self._said_after = goes[0], goes[1] + b"\n\n"
+            self.said_before, self.said_after = goes[0], goes[1] + b"\n\n"
             self.tells_ids = "token_ids" in names
             self._decode = _decoder(names, self._hidden)
 
@@ -69,10 +70,6 @@ class Alike:
             return None
         self._left = MOST_TRIES
         return choice
-
-    def said(self, choice: Any) -> bytes:
-        """The event for a choice, the empty line included."""
-        return self._said_before + _encode(choice) + self._said_after
 
 
 def _parts(event: bytes) -> tuple[bytes, bytes] | None:
@@ -99,5 +96,5 @@ def _parts(event: bytes) -> tuple[bytes, bytes] | None:
 def _decoder(names: tuple[str, ...], hidden: frozenset[str]) -> Any:
     types = {"index": Number} | {name: _HIDDEN[name] for name in hidden}
     fields = [(name, types.get(name, msgspec.Raw)) for name in names]
-    made = msgspec.defstruct("Choice", fields, forbid_unknown_fields=True)
+    made = msgspec.defstruct("Choice", fields, forbid_unknown_fields=True, gc=False)
     return msgspec.json.Decoder(made).decode

@@ -27,8 +27,29 @@ REFUSED = frozenset(
 LOOKED_AT = REFUSED | {"prompt_logprobs", "n", "best_of", "prompt"}
 """Fields by which a body may be refused, beside its media; most bodies have none of them."""
 
+_BESIDE_MESSAGES = ("input", "text_1", "text_2", "query", "documents")
+"""Fields that may carry media, but for a chat's own."""
+_BESIDE = frozenset(_BESIDE_MESSAGES)
+_OF_TEXTS = frozenset(
+    {
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "function_call",
+        "refusal",
+        "reasoning",
+        "reasoning_content",
+    }
+)
+"""Fields of a message that name no media, where its content is no list of parts."""
+
 MAX_DEPTH = 200
 """Deepest nesting of a body: what comes after us, vLLM's JSON reader and SQL's, goes by Python's stack."""
+_SMALL = 2 * MAX_DEPTH
+"""Bytes of a body that cannot be nested deeper, as each bracket has another that ends it."""
+
 _cut = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -85,13 +106,14 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
         values: dict[str, Any] = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(f"the body must be a JSON object: {error}") from error
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and depth(values) > MAX_DEPTH:
+    small = len(data) <= _SMALL
+    if not small and _may_be_deep(data) and depth(values) > MAX_DEPTH:
         raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
     if not LOOKED_AT.isdisjoint(values):
         _check(values, max_choices)
     # JSON may spell a letter as \\u0075: what has an escape is looked through too. (Python's `in` asks first whether
     # the bytes are a number, and makes an error of it for nobody.)
-    if data.find(b"url") >= 0 or data.find(b"\\u") >= 0:
+    if (small or not _of_texts(values)) and (data.find(b"url") >= 0 or data.find(b"\\u") >= 0):
         for url in _media(values):
             _check_media(url, media_domains)
     model = values.get("model")
@@ -134,6 +156,14 @@ def deadly(field: str) -> RefusedField:
     return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
 
 
+def _may_be_deep(data: bytes) -> bool:
+    """Whether there are brackets enough to be nested too deep."""
+    # `count` looks at byte after byte; `replace` goes from one bracket to the next.
+    most = MAX_DEPTH + 1
+    without = len(data.replace(b"[", b"", most)) + len(data.replace(b"{", b"", most))
+    return 2 * len(data) - without > MAX_DEPTH
+
+
 def depth(value: Any) -> int:
     """How deep lists and objects are nested in one another."""
     levels, level = 0, [value]
@@ -143,9 +173,23 @@ def depth(value: Any) -> int:
     return levels
 
 
+def _of_texts(values: dict[str, Any]) -> bool:
+    """Whether it is a chat of texts alone, as most are: there is no place for media in it.
+
+    The messages of a body that is not small tell so sooner than all its bytes.
+    """
+    messages = values.get("messages")
+    if type(messages) is not list or not _BESIDE.isdisjoint(values):
+        return False
+    for message in messages:
+        if type(message) is not dict or type(message.get("content")) is list or not _OF_TEXTS.issuperset(message):
+            return False
+    return True
+
+
 def _media(values: dict[str, Any]) -> Iterator[str]:
     """The addresses of media in a conversation's content parts: OpenAI's `…_url`, Anthropic's `source`."""
-    for field in ("messages", "input", "text_1", "text_2", "query", "documents"):
+    for field in ("messages", *_BESIDE_MESSAGES):
         items = values.get(field)
         for item in items if isinstance(items, list) else [items]:
             if isinstance(item, dict):

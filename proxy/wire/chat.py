@@ -1,9 +1,11 @@
 """`/v1/chat/completions` as asked: what goes to vLLM, and what of its answer the app did not ask for. Pure."""
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from proxy.call import NULL
 from proxy.wire.body import Body, deadly
 from proxy.wire.chat_answer import read_answer
 from proxy.wire.chat_events import ChatStream
@@ -20,9 +22,8 @@ TELLING = frozenset(
 
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
-_NONE = msgspec.Raw(b"[]")
 _FLAG = (bool, type(None))
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_cut_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,36 +33,48 @@ class ChatAsked:
     endpoint = "chat.completions"
     path = "/v1/chat/completions"
 
+    capturable = True
+    """False where capture fields would make a request valid that is not: it then goes as it came."""
+    hides_reasoning = False
+    """The app wants no reasoning; vLLM then tells no ids and no logprobs either."""
+    wants_prompt_token_ids = wants_token_ids = wants_logprobs = False
+    """Whether the app sees these where the answer has any."""
+
     def __init__(self, body: Body, captured: bool) -> None:
         """Read it as far as capture needs.
 
         Raises:
             RefusedField: it would end the engine.
         """
-        values = body.values
+        values, fields = body.values, body.fields
         self._body = body
         self._for_vllm = captured
-        telling = not TELLING.isdisjoint(values)
-        # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
-        if captured and telling and values.get("echo"):
-            raise deadly("echo")
         self.model = body.model
-        self.stream = body.stream
-        self.end_user = body.user
-        self.capturable = captured and (not telling or _capturable(body))
-        """False where capture fields would make a request valid that is not: it then goes as it came."""
-        self.hides_reasoning = captured and telling and values.get("include_reasoning") is False
-        """The app wants no reasoning; vLLM then tells no ids and no logprobs either."""
-        self.wants_prompt_token_ids = not self.capturable or (telling and values.get("return_token_ids") is True)
-        """Whether the app sees the prompt's ids where the answer has any."""
-        self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
-        self.wants_logprobs = not self.capturable or (
-            telling and values.get("logprobs") is True and not self.hides_reasoning
-        )
-        self.messages = self.conversation = _messages(body)
-        """The conversation, message by message; empty where the request has none."""
-        self.tools_or_null = body.tools_or_null
+        self.stream = values.get("stream") is True
+        user = values.get("user")
+        self.end_user: str | None = user if isinstance(user, str) else None
+        self.tools_or_null = fields.get("tools", NULL)
         """The request's tools, as they came; JSON null when it has none."""
+        self._tells = not TELLING.isdisjoint(values)
+        if self._tells or not captured:
+            self._read_telling(values)
+        try:
+            self.messages = _cut_list(fields["messages"])
+            """The conversation, message by message; empty where the request has none."""
+        except (KeyError, msgspec.DecodeError):
+            self.messages = []
+        self.conversation = self.messages
+
+    def _read_telling(self, values: dict[str, Any]) -> None:
+        """What is told, where that is not what most are told: the answer alone."""
+        # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
+        if self._for_vllm and values.get("echo"):
+            raise deadly("echo")
+        self.capturable = self._for_vllm and _capturable(self._body)
+        self.hides_reasoning = self._for_vllm and values.get("include_reasoning") is False
+        self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
+        self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
+        self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
 
     def sampling(self) -> bytes:
         """Every other field, as one JSON object."""
@@ -76,8 +89,11 @@ class ChatAsked:
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
         """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""
-        fields = dict(self._body.fields)
+        fields = self._body.fields.copy()
         fields["model"] = raw_name(served_name)
+        if self._for_vllm and not self._tells:
+            fields["cache_salt"] = _captured(cache_salt)
+            return _encode(fields)
         if self._for_vllm:
             fields["cache_salt"] = raw_name(cache_salt)
         if self.capturable:
@@ -103,11 +119,11 @@ class ChatAsked:
         return body
 
 
-def _messages(body: Body) -> list[msgspec.Raw]:
-    try:
-        return _list_decoder.decode(body.fields.get("messages", _NONE))
-    except msgspec.DecodeError:
-        return []
+@lru_cache(64)
+def _captured(cache_salt: str) -> msgspec.Raw:
+    """The salt, and behind it the other fields that are added to a request with none of TELLING: what is Raw is written
+    as it is, in one piece sooner than in four."""
+    return msgspec.Raw(b'%b,"return_token_ids":true,"logprobs":true,"top_logprobs":0' % _encode(cache_salt))
 
 
 def _strict_tools(values: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from proxy.wire.dialect import Heard, raw, read_index, read_text
 from proxy.wire.sampled import logprobs_of, prompt_tokens_of, read_ids, read_logprobs
 
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_encode = msgspec.json.Encoder().encode
 _EMPTY_DELTAS = (b"{}", b"null")
 LONGEST_EMPTY = max(map(len, _EMPTY_DELTAS))
 
@@ -30,7 +31,7 @@ class _ToolCall(msgspec.Struct):
     function: _Function | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     role: str | None = None
     content: str | list[Any] | None = None
     """Parts, from some other servers: their text is not put together."""
@@ -121,12 +122,13 @@ class ChatStream(ChunkStream):
     def __init__(self, wants: Wants) -> None:
         super().__init__()
         self._wants = wants
-        self._shows_more = wants.wants_logprobs or wants.wants_token_ids
+        self._shows_ids, self._shows_logprobs = wants.wants_token_ids, wants.wants_logprobs
+        self._shows_more = self._shows_ids or self._shows_logprobs
         """The app sees what adds nothing to the text too."""
         self._spoken: dict[int, _Spoken] = {}
         self._prompt_token_ids: list[int] | None = None
         self._prompt_tokens: int | None = None
-        hidden = {"logprobs": wants.wants_logprobs, "token_ids": wants.wants_token_ids}
+        hidden = {"logprobs": self._shows_logprobs, "token_ids": self._shows_ids}
         self._alike = Alike(frozenset(name for name, wanted in hidden.items() if not wanted))
         self._names: tuple[str, ...] = ()
         """The fields of the choice in the last chunk, if it has one alone and others may be like it."""
@@ -138,39 +140,40 @@ class ChatStream(ChunkStream):
         return (Heard(self._prompt_token_ids, self._prompt_tokens, choices),)
 
     def _pass(self, event: bytes) -> bytes:
-        choice = self._alike.read(event)
-        if choice is not None:
-            return self._pass_alike(choice)
+        alike = self._alike
+        choice = alike.read(event)
+        if choice is None:
+            return self._pass_other(event)
+        # The same as `_take` for a choice that came alone, in a chunk like the one before.
+        spoken = self._spoken.get(choice.index)
+        if spoken is None:
+            spoken = self._spoken[choice.index] = _Spoken()
+        ids, logprobs = choice.token_ids if alike.tells_ids else None, choice.logprobs
+        if self._shows_ids:
+            ids = read_ids(ids)
+        elif ids is not None:
+            choice.token_ids = None
+        if self._shows_logprobs:
+            logprobs = read_logprobs(logprobs)
+        elif logprobs is not None:
+            logprobs = logprobs_of(logprobs)
+            choice.logprobs = None
+        spoken.sampled(ids, logprobs)
+        delta, goes_on = choice.delta, choice.finish_reason == NULL
+        if not goes_on:
+            spoken.finish_reason = read_text(choice.finish_reason) or spoken.finish_reason
+        spoken.said(delta)
+        if goes_on and not self._shows_more and len(delta) <= LONGEST_EMPTY and bytes(delta) in _EMPTY_DELTAS:
+            return b""
+        return alike.said_before + _encode(choice) + alike.said_after
+
+    def _pass_other(self, event: bytes) -> bytes:
+        """The same, field by field; what comes next may be like it."""
         self._names = ()
         said = super()._pass(event)
         if self._names and said:
             self._alike.learn(event, said.removesuffix(b"\n\n"), self._names)
         return said
-
-    def _pass_alike(self, choice: Any) -> bytes:
-        """The same as `_take` for a choice that came alone, in a chunk like the one before."""
-        spoken = self._spoken.get(choice.index)
-        if spoken is None:
-            spoken = self._spoken[choice.index] = _Spoken()
-        ids, logprobs = choice.token_ids if self._alike.tells_ids else None, choice.logprobs
-        if self._wants.wants_token_ids:
-            ids = read_ids(ids)
-        elif ids is not None:
-            choice.token_ids = None
-        if self._wants.wants_logprobs:
-            told = read_logprobs(logprobs)
-        else:
-            told = logprobs_of(logprobs)
-            choice.logprobs = None
-        spoken.sampled(ids, told)
-        ends = choice.finish_reason != NULL
-        if ends:
-            spoken.finish_reason = read_text(choice.finish_reason) or spoken.finish_reason
-        delta = choice.delta
-        spoken.said(delta)
-        if not ends and not self._shows_more and len(delta) <= LONGEST_EMPTY and bytes(delta) in _EMPTY_DELTAS:
-            return b""
-        return self._alike.said(choice)
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
@@ -186,7 +189,7 @@ class ChatStream(ChunkStream):
             strip_choice(choice, self._wants)
             # vLLM alone sends no event for a token that adds nothing: no text, no end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL
-            exists_without_capture |= not silent or self._wants.wants_logprobs or self._wants.wants_token_ids
+            exists_without_capture |= not silent or self._shows_more
         if exists_without_capture:
             strip_top(fields, self._wants)
             if "choices" in fields:

@@ -22,7 +22,8 @@ class ChunkStream(ABC):
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they come; return the events for the app, possibly none."""
-        return b"".join(map(self._pass, self._events.feed(data)))
+        events = self._events.feed(data)
+        return self._pass(events[0]) if len(events) == 1 else b"".join(map(self._pass, events))
 
     def last(self) -> bytes:
         """`[DONE]`, as vLLM says it."""

@@ -25,6 +25,8 @@ HIDDEN, MODEL = b"\0", b"\1"
 _HIDDEN, _MODEL = msgspec.Raw(HIDDEN), msgspec.Raw(MODEL)
 _encode = msgspec.json.Encoder().encode
 _message = msgspec.json.Decoder().decode
+_name = lru_cache(256)(_encode)
+"""Of a model, as JSON."""
 
 
 class Form:
@@ -50,36 +52,36 @@ class Form:
         """Take an answer apart, for an app that asked for this model; None where it is of another form."""
         try:
             told: Any = self._decode(body)
-            heard = self._heard(told)
+            pieces, prompt_ids = told.choices, told.prompt_token_ids
+            if self._prompt_ids:
+                told.prompt_token_ids = _HIDDEN
+            else:
+                prompt_ids = read_ids(prompt_ids)
+            # Most answers have one choice.
+            choices = (self._take(pieces[0]),) if len(pieces) == 1 else tuple(map(self._take, pieces))
+            heard = Heard(prompt_ids, prompt_tokens_of(told.usage), choices)
         except UNREADABLE:
             return None
-        served, told.model = bytes(told.model), _MODEL
-        if self._prompt_ids:
-            told.prompt_token_ids = _HIDDEN
-        said = _cut(body, _encode(told), served, _encode(model), self._prompt_ids + len(told.choices) * self._of_choice)
+        served, told.model = len(told.model), _MODEL
+        hidden = self._prompt_ids + len(pieces) * self._of_choice
+        said = _cut(body, _encode(told), served, _name(model), hidden)
         return None if said is None else Answer(said, told.id, (heard,))
 
-    def _heard(self, told: Any) -> Heard:
-        """What was said; of the choices, what is hidden is taken out."""
-        choices = []
-        for piece in told.choices:
-            message, token_ids, logprobs = _message(piece.message), piece.token_ids, piece.logprobs
-            if self._ids:
-                piece.token_ids = _HIDDEN
-            if self._logprobs:
-                piece.logprobs = _HIDDEN
-            choices.append(
-                Choice(
-                    index=piece.index,
-                    message={key: value for key, value in message.items() if value is not None},
-                    finish_reason=piece.finish_reason,
-                    token_ids=token_ids if self._ids else read_ids(token_ids),
-                    logprobs=logprobs_of(logprobs) if self._logprobs else read_logprobs(logprobs),
-                )
-            )
-        prompt_ids = told.prompt_token_ids
-        prompt_ids = prompt_ids if self._prompt_ids else read_ids(prompt_ids)
-        return Heard(prompt_ids, prompt_tokens_of(told.usage), tuple(choices))
+    def _take(self, piece: Any) -> Choice:
+        """What a choice says; what is hidden of it is taken out."""
+        message, token_ids, logprobs = _message(piece.message), piece.token_ids, piece.logprobs
+        if None in message.values():
+            message = {key: value for key, value in message.items() if value is not None}
+        if self._ids:
+            piece.token_ids = _HIDDEN
+        else:
+            token_ids = read_ids(token_ids)
+        if self._logprobs:
+            piece.logprobs = _HIDDEN
+            logprobs = logprobs_of(logprobs)
+        else:
+            logprobs = read_logprobs(logprobs)
+        return Choice(piece.index, message, piece.finish_reason, token_ids, logprobs)
 
 
 @lru_cache(64)
@@ -96,28 +98,30 @@ def may_be_named(name: str) -> bool:
 
 def _struct(name: str, names: tuple[str, ...], read: dict[str, Any]) -> type[msgspec.Struct]:
     fields = [(one, read.get(one, msgspec.Raw)) for one in names]
-    return msgspec.defstruct(name, fields, forbid_unknown_fields=True)
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
 
 
-def _cut(body: bytes, said: bytes, served: bytes, model: bytes, hidden: int) -> bytes | None:
+def _cut(body: bytes, said: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
     """What goes out, made of `said`, the answer as it would be written anew; None where that is not how it came.
-    `hidden`: how many pieces of it are.
+    `served`: how long the model's name in it is; `hidden`: how many pieces of it are.
 
     The fields are known to be the same: what stands at the beginning, at the end and in between tells their order, and
     that each is written as it was.
     """
     before, _, rest = said.partition(MODEL)
     part, more, rest = rest.partition(HIDDEN)
-    at = len(before) + len(served)
+    at = len(before) + served
     if not (body.startswith(before) and body.startswith(part, at)):
         return None
     parts = [before + model + part]
     while more:
         at += len(part)
         part, more, rest = rest.partition(HIDDEN)
-        at = body.find(part, at)
-        if at < 0:
-            return None
+        # What ends it need not be looked for: the ids of a long prompt may stand before it.
+        if more:
+            at = body.find(part, at)
+            if at < 0:
+                return None
         parts.append(part)
     # A text may have a byte in it that stands for what is hidden: that is no JSON, but it would be read.
-    return b"null".join(parts) if len(parts) == hidden + 1 and body.endswith(part) else None
+    return b"null".join(parts) if len(parts) == hidden + 1 and body.endswith(part, at) else None

@@ -5,7 +5,7 @@ import msgspec
 from proxy.wire.dialect import Number
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Number | None = None
 
 
@@ -15,7 +15,7 @@ class TokenLogprob(msgspec.Struct, gc=False):
     logprob: float
 
 
-class ChoiceLogprobs(msgspec.Struct):
+class ChoiceLogprobs(msgspec.Struct, gc=False):
     """As much of a choice's logprobs as is kept."""
 
     content: list[TokenLogprob] | None = None

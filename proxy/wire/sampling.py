@@ -50,7 +50,7 @@ def why_bent(values: Mapping[str, Any], harmless: frozenset[str]) -> str | None:
             return "sampling_bent: temperature"
         if temperature == 0:
             return "greedy"
-    if values.keys() <= harmless:
+    if harmless.issuperset(values):
         return None
     for field, value in values.items():
         if not (field in harmless or value is None or value in NEUTRAL.get(field, ())):

@@ -104,6 +104,23 @@ def test_an_answer_told_whole_is_the_same_as_in_two_messages(
     assert outs[0].written == outs[1].written and outs[0].closing == outs[1].closing
 
 
+def test_an_answer_of_a_form_that_went_out_before_is_checked_and_said_all_the_same() -> None:
+    def out(status: int, *headers: Header, body: bytes = b"100%b") -> Transport:
+        return answered(lambda exchange: send_whole(exchange, status, list(headers), body))
+
+    for value, body in ((b"one", b"100%b"), (b"50%d", b""), (b"one", b"\r\n")):
+        lines = b"date: now\r\nx-%%b: " + value + b"\r\nx-said: it\r\ncontent-length: " + str(len(body)).encode()
+        told = out(200, (b"x-%%b", value), (b"x-said", b"it"), body=body).written
+        assert told == [b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n\r\n" + body]
+    assert out(503, (b"x-%%b", b"1"), (b"x-said", b"it")).written[0].startswith(b"HTTP/1.1 503 ")
+    for bad in ((b"x-%%b", b"a\nb"), (b"x-%%b", b"a\rb"), (b"x-%%b", b"\0"), (b"x-a\r\nb", b"1")):
+        for _ in range(2):
+            (told,) = out(200, bad, (b"x-said", b"it")).written
+            assert told.startswith(b"HTTP/1.1 500 ")
+    # Whose headers are not those of the values.
+    assert b"x-said: a\r\nx-said: b\r\n" in out(200, (b"x-said", b"a"), (b"x-said", b"b")).written[0]
+
+
 def test_what_has_begun_is_not_told_whole_as_well() -> None:
     async def answer(exchange: Exchange) -> None:
         await say(200, [], b"sa", b"id")(exchange)

@@ -25,8 +25,8 @@ class Clock:
     def __init__(self) -> None:
         self.now = NOW
 
-    def __call__(self) -> datetime:
-        return self.now
+    def __call__(self) -> float:
+        return self.now.timestamp()
 
 
 class Counted:
@@ -67,7 +67,7 @@ def table(engine: Engine, seed: Seed) -> Counted:
 
 @pytest.fixture
 def keys(table: Counted, clock: Clock) -> Keys:
-    return Keys(table, "default", on_loopback=True, now=clock)
+    return Keys(table, "default", on_loopback=True, now_s=clock)
 
 
 def refresh(keys: Keys) -> None:
@@ -98,7 +98,7 @@ def test_until_the_keys_were_read_nobody_comes_in(keys: Keys) -> None:
 
 
 def test_off_loopback_everybody_needs_one(table: Counted, clock: Clock) -> None:
-    keys = Keys(table, "default", on_loopback=False, now=clock)
+    keys = Keys(table, "default", on_loopback=False, now_s=clock)
     refresh(keys)
     assert keys.needed and isinstance(error(keys, {}), NoKey)
 

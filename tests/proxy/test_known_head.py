@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from proxy.asgi import HEADERS, Receive, Scope, Send, headers_of, send_whole
+from proxy.asgi import HEADERS, NOTES, Receive, Scope, Send, headers_of, send_whole
 from proxy.connection import LESSONS, Connection
 from proxy.known_head import MOST_BYTES, KnownHead
 from whetstone.serving import ProxySettings
@@ -156,6 +156,13 @@ def test_a_head_that_comes_before_its_body_is_known_too() -> None:
     assert both([request(b"abc"), early % 3 + b"abc", early % len(smuggled), smuggled, request(b"abc")]) == 1
 
 
+def test_a_head_that_breaks_off_is_none() -> None:
+    whole = request(b"d" * 45)
+    length = whole.index(b"45")
+    for place in (length, length + 1, length + 2, length + 3, whole.index(b"\r\n\r\n") + 3):
+        assert both([request(b"a"), request(b"b"), whole[:place], whole[place:], request(b"c")]) == 2
+
+
 @pytest.mark.parametrize(
     "length",
     [b"+3", b"0x3", b"03", b" 3", b"3 ", b"3,3", b"", b"-3", b"3\r\n 4", b"4\r\nContent-Length: 3", b"3\r\n\r\n", b"0",
@@ -208,6 +215,29 @@ def test_only_what_posts_a_body_is_known() -> None:
 
 def test_a_head_is_known_on_its_own_connection_alone() -> None:
     assert [both([request(b"abc")]) for _ in range(3)] == [0, 0, 0]
+
+
+def test_notes_are_of_one_head_on_one_connection() -> None:
+    def notes(sent: list[bytes]) -> list[Any]:
+        one: list[Any] = []
+
+        class Noting(Said):
+            async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+                one.append(scope.get(NOTES))
+                await super()._answer(scope, receive, send)
+
+        async def run() -> None:
+            await Noting(Connection, ProxySettings()).send(sent, 6)
+
+        asyncio.run(run())
+        return one
+
+    other = HEAD.replace(b"wsk_1", b"wsk_2")
+    sent = [request(b"a"), request(b"b"), request(b"cc"), request(b"a", other), request(b"a")]
+    first, again, more, strange, back = notes(sent)
+    assert first is None and again == {} and again is more  # who asks first is not known
+    assert strange is None and back is None
+    assert notes([request(b"a")] * 2)[1] is not again
 
 
 def test_what_is_asked_ahead_of_an_answer_is_left_to_the_parser() -> None:

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from proxy.asgi import EXCHANGE
 from proxy.connection import MOST_PIPELINED, Connection, connections
-from proxy.in_flight import InFlight
+from proxy.in_flight import InFlight, is_plain
 from proxy.repeats import MOST_ALIKE, Repeatable, Repeats
 from proxy.wire.sse import MAX_EVENT_BYTES, Events
 from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, chunk, settings_for, wait_for
@@ -280,7 +280,8 @@ def test_what_enters_leaves_as_it_came_and_what_cannot_is_counted_nowhere(
     in_flight = InFlight(ProxySettings().model_copy(update={"max_in_flight": 1, "max_in_flight_bytes": 10}))
     scope = {"method": "POST", "headers": [], EXCHANGE: SimpleNamespace(whole_bytes=lambda: size)} | more
     enters = not more and size is not None and size <= 10
-    assert in_flight.enter(scope) == (size if enters else None)
+    assert is_plain(scope) == (not more)
+    assert (in_flight.enter(scope) if is_plain(scope) else None) == (size if enters else None)
     if size is not None and enters:
         assert (in_flight.requests, in_flight.bytes) == (1, size)
         assert in_flight.enter(scope) is None  # one is enough

@@ -7,8 +7,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError, RefusedField
-from proxy.wire.body import REFUSED, read_body
+from proxy.wire.body import REFUSED, Body, read_body
 from proxy.wire.chat import ChatAsked
+from proxy.wire.dialect import raw
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -45,6 +46,28 @@ def test_fields_pass_byte_for_byte() -> None:
     sent = read_request(body).for_upstream("starter@v0", "default")
     for piece in (b'[{"role":"user","content":"\\u00e9"}]', b"12345678901234567890", b"1.50"):
         assert piece in sent
+
+
+@pytest.mark.parametrize("salt", ["default", 'sal"t\\', "é\n"])
+@pytest.mark.parametrize("fields", [["messages", "model", "seed"], ["model"], ["stream", "model", "tools", "messages"]])
+def test_the_fields_keep_their_order_and_what_capture_needs_follows(fields: list[str], salt: str) -> None:
+    values = {"model": "starter", "messages": MESSAGES, "seed": 1, "stream": True, "tools": []}
+    asked = read_request(json.dumps({name: values[name] for name in fields}).encode())
+    for name in ("starter@v3", 'a"b'):
+        sent = [(name if field == "model" else values[field]) for field in fields]
+        added = [("cache_salt", salt), ("return_token_ids", True), ("logprobs", True), ("top_logprobs", 0)]
+        pairs = json.loads(asked.for_upstream(name, salt), object_pairs_hook=list)
+        assert [field for field, _ in pairs] == [*fields, *dict(added)]
+        assert json.loads(asked.for_upstream(name, salt)) == dict(zip(fields, sent, strict=True)) | dict(added)
+    assert json.loads(asked.sampling()) == {name: values[name] for name in fields if name in ("seed", "stream")}
+
+
+def test_a_salt_of_another_is_never_said_twice() -> None:
+    """No app's body gets here with one; what stands for a body may."""
+    values = {"model": "starter", "messages": MESSAGES, "cache_salt": "another's"}
+    asked = ChatAsked(Body({name: raw(value) for name, value in values.items()}, values, "starter"), captured=True)
+    pairs = json.loads(asked.for_upstream("starter@v0", "default"), object_pairs_hook=list)
+    assert [value for name, value in pairs if name == "cache_salt"] == ["default"]
 
 
 def test_a_wish_for_logprobs_keeps_its_number() -> None:
