@@ -35,14 +35,14 @@ LISTENING = "0A"
 WHEN_QUIET = {
     "clients": 0,
     "model servers": CONTROL_CONNECTIONS,
-    "journal": 2,
+    "journal": 4,
     "database": POOLED,
     "database's log": POOLED,
     "database's index": 1,
 }
 """Most descriptors by kind when nobody asks and SQL has everything. SQLite opens a database and its log for each
-connection, and the log's index once; of the journal's segment that is written to, the memory that is mapped to it has a
-descriptor of its own."""
+connection, and the log's index once; of the journal's two segments that take turns, the memory that is mapped to each
+has a descriptor of its own."""
 
 
 def unhandled(log: str) -> list[str]:

@@ -33,6 +33,7 @@ KEYS = {
 URL_KEYS = {name.removesuffix("_id").replace("_", "-"): name for name in KEYS}
 """Name in the URL: name in the body's metadata."""
 _HEADERS = {name: header.lower().encode() for name, header in KEYS.items()}
+_RETRIES = b"x-stainless-retry-count"
 _TELLING = frozenset((*_HEADERS.values(), b"x-metadata", b"idempotency-key"))
 
 NAMED = ("header", "url", "metadata", "agent")
@@ -42,7 +43,7 @@ Said = tuple[str, str, str]
 """The rule that found it, what to call it in an error, and its value."""
 
 
-class Address(msgspec.Struct, frozen=True):
+class Address(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a call says about itself. None: not said."""
 
     trajectory_id: str | None = None
@@ -122,7 +123,8 @@ def address_of(
 
 def _plain(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> Address:
     """Of a call that says nothing of itself but what agent programs and clients say by themselves."""
-    session, retry = _session(headers, session_headers), _retries(headers)
+    session = None if headers.keys().isdisjoint(session_headers) else _session(headers, session_headers)
+    retry = _RETRIES in headers and _retries(headers)
     return Address(session, "agent" if session else None, retry=retry) if session or retry else _NOTHING_SAID
 
 
@@ -130,7 +132,7 @@ _NOTHING_SAID = Address()
 
 
 def _retries(headers: Mapping[bytes, bytes]) -> bool:
-    told = headers.get(b"x-stainless-retry-count")
+    told = headers.get(_RETRIES)
     return told is not None and told.strip(b"0 ").isdigit()
 
 

@@ -42,7 +42,7 @@ def nothing_said(index: int) -> Choice:
     return Choice(index=index, message={})
 
 
-class History(msgspec.Struct, frozen=True, omit_defaults=True):
+class History(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a completion leaves to be found by. None: nothing extends it, or it made no tool call."""
 
     conversation: bytes | None = None

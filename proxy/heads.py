@@ -81,25 +81,21 @@ class Heads:
 
     def keep(self, head: Head) -> None:
         """Add one; in place of what was known under its id, but what was taken stays so."""
-        if head.completion_id in self._by_id:
-            before = self._by_id.pop(head.completion_id)
+        by_id, completion_id = self._by_id, head.completion_id
+        before = by_id.pop(completion_id, None)
+        if before is not None:
             head.taken_by = head.taken_by or before.taken_by
             self._unlink(before)
-        self._by_id[head.completion_id] = head
+        by_id[completion_id] = head
         for history in head.histories:
             found = self._by_history.setdefault(history, head)
-            if found is head:
-                continue
-            if not isinstance(found, _Alike):
-                found = self._by_history[history] = _alike(found)
-            found.last = head
-            if head.free:
-                found.free[head.completion_id] = head
+            if found is not head:
+                self._keep_beside(found, history, head)
         if head.name is not None:
             self._by_name[head.name] = head
-        if len(self._by_id) > self._most:
-            for completion_id in oldest(self._by_id, self._most):
-                self._unlink(self._by_id.pop(completion_id))
+        if len(by_id) > self._most:
+            for forgotten in oldest(by_id, self._most):
+                self._unlink(by_id.pop(forgotten))
 
     def keep_taken(self, head: Head, call_id: str) -> None:
         """Note that a head is taken, of which so far nothing else may be known."""
@@ -144,11 +140,20 @@ class Heads:
             if isinstance(found := self._by_history.get(history), _Alike):
                 found.free.pop(head.completion_id, None)
 
+    def _keep_beside(self, found: Head | _Alike, history: bytes, head: Head) -> None:
+        """Add one to what has the same history."""
+        if not isinstance(found, _Alike):
+            found = self._by_history[history] = _alike(found)
+        found.last = head
+        if head.free:
+            found.free[head.completion_id] = head
+
     def _unlink(self, head: Head) -> None:
         for history in head.histories:
             found = self._by_history.get(history)
             if found is head:
                 del self._by_history[history]
+                continue
             if not isinstance(found, _Alike):
                 continue
             found.free.pop(head.completion_id, None)

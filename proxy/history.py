@@ -39,7 +39,7 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 _NO_TASK = _canonical([None])
 
 
-class Conversation(msgspec.Struct, frozen=True):
+class Conversation(msgspec.Struct, frozen=True, gc=False):
     """A request's conversation. `answers` and `tool_calls` are its owner's: nobody else finds the same."""
 
     owner: bytes
@@ -56,7 +56,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
 
 
-class _Message(msgspec.Struct, frozen=True, gc=False):
+class _Message(msgspec.Struct, gc=False):
     """What a message comes to."""
 
     said: bytes
@@ -64,6 +64,14 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
     is_answer: bool
     tool_calls: bytes | None
     """Hash of the tool calls in it, ids included."""
+    before: bytes | None = None
+    """Hash of the conversation before it, where it was seen last: nearly always the one where it is seen again."""
+    after: bytes = b""
+    """The same with it."""
+    owner: bytes | None = None
+    """Whose conversation that was, of an answer; None: it is not known."""
+    place: bytes = b""
+    """What its completion is found by there."""
 
 
 NOTHING = _Message(b"", False, None)
@@ -104,26 +112,32 @@ class Normaliser:
         self._left_s = self._timeout_s
         known, link, short_bytes = self._read_before, self._link, self._short_bytes
         whole, owned_by = b"", (owner or "").encode()
+        long_owner = len(owned_by) > MOST_OWNER_BYTES
         answers: list[bytes] = []
         last = NOTHING
         for raw in messages:
             length = len(raw)
             # As long as a hash is only what is one.
             if HASH_BYTES < length <= short_bytes:
-                key = bytes(raw)
+                key = b"" + raw  # half of what bytes() takes
             else:
                 key = self._hash_of(bytes(raw)) if length <= self._long_bytes else _hash(raw)
             # One that was read before need not be read again: every turn brings all that was said so far.
             message = known.get(key) or self._learn(key, raw)
-            whole = link(whole + message.said)
+            if message.before != whole:
+                message.before, message.after, message.owner = whole, link(whole + message.said), None
+            whole = message.after
             if message.is_answer:
-                answers.append(whole)
+                if message.owner != owned_by and not long_owner:
+                    message.owner, message.place = owned_by, link(whole + owned_by)
+                answers.append(whole if long_owner else message.place)
                 last = message
         if not answers:
             return Conversation(owned_by, whole, (), None)
-        owned = link if len(owned_by) <= MOST_OWNER_BYTES else _hash
-        places = tuple([owned(one + owned_by) for one in answers[: -MOST_PLACES - 1 : -1]])
-        return Conversation(owned_by, whole, places, last.tool_calls and _hash(last.tool_calls + owned_by))
+        places = answers[: -MOST_PLACES - 1 : -1]
+        if long_owner:
+            places = [_hash(one + owned_by) for one in places]
+        return Conversation(owned_by, whole, tuple(places), last.tool_calls and _hash(last.tool_calls + owned_by))
 
     def history(self, asked: Conversation, choice: Choice) -> History:
         """What this answer to that conversation leaves."""

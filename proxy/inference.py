@@ -27,7 +27,7 @@ from proxy.asgi import (
     send_whole,
     unless_received,
 )
-from proxy.call import Status
+from proxy.call import Call, Status
 from proxy.client_response import EVENT_STREAM, Response, too_long
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.history import Normaliser
@@ -38,10 +38,10 @@ from proxy.recorder import Recorder
 from proxy.redaction import Redactor
 from proxy.replays import Replays, Reply
 from proxy.threads import Threads
-from proxy.turn import Ended, Turn, digest_of, owner_of
+from proxy.turn import Ended, Turn, owner_of
 from proxy.upstream import Answering, Request, refusal
 from proxy.wire.body import read_body
-from proxy.wire.dialect import UNREADABLE, Heard, Server, Stream
+from proxy.wire.dialect import UNREADABLE, Server, Stream
 from proxy.wire.dialects import ask
 from whetstone.ids import new_id
 from whetstone.keys import Principal
@@ -164,20 +164,20 @@ class Inference:
         asked = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
         owner = owner_of(key_id, asked.end_user)
         return Turn(
-            project=self._project,
-            id=new_id(),
-            asked=asked,
-            address=address,
-            normaliser=self._normaliser,
-            conversation=self._normaliser.conversation(asked.conversation, owner),
-            principal=principal,
-            key_id=key_id,
-            owner=owner,
-            speaker=speaker,
-            digest=digest_of(path, data, key_id),
-            created_at_s=created_at_s,
-            began=began,
-            redactor=self._redactor,
+            self._project,
+            new_id(),
+            asked,
+            address,
+            self._normaliser,
+            self._normaliser.conversation(asked.conversation, owner),
+            principal,
+            key_id,
+            owner,
+            speaker,
+            (path, data, key_id),
+            created_at_s,
+            began,
+            self._redactor,
         )
 
     async def _answer_once(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
@@ -193,8 +193,9 @@ class Inference:
 
     async def _answer(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
         self._recorder.check_room()
-        turn.place = await self._threads.place(turn.id, turn.address, turn.conversation, turn.digest)
-        upstream = self._upstreams[turn.speaker.upstream]
+        upstream, threads = self._upstreams[turn.speaker.upstream], self._threads
+        asked = turn.id, turn.address, turn.conversation, turn.question
+        turn.place = threads.place_at_once(*asked) or await threads.place(*asked)
         stream: Stream | None = None
         try:
             try:
@@ -256,8 +257,13 @@ class Inference:
             reply: bytes | None = None
             if turn.sent is not None and answer.status == 200:
                 reply = _reply(turn, [JSON, *turn.headers()], answer.for_app)
-            await self._record(turn, "complete", answer.heard, answer.upstream_id, reply=reply)
-            await self._recorder.durable()
+            ended = Ended("complete", answer.heard, answer.upstream_id, None, reply)
+            if turn.redactor is None:
+                self._record_at_once(turn, ended)
+            else:
+                await self._record(turn, ended)
+            if self._recorder.waits:
+                await self._recorder.durable()
             await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
         except UpstreamDown:
             response.leave(broken=True)
@@ -287,9 +293,11 @@ class Inference:
         """Record, then send the last byte."""
         last = stream.last()
         status: Status = "error" if stream.error else "complete"
-        reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last))) if turn.sent is not None else None
+        reply: bytes | None = None
+        if turn.sent is not None and status == "complete":
+            reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last)))
         try:
-            await self._record(turn, status, stream.heard, stream.upstream_id, error=stream.error, reply=reply)
+            await self._record(turn, Ended(status, stream.heard, stream.upstream_id, stream.error, reply))
             await self._recorder.durable()
         except NotRecorded as error:
             if turn.ttft_ms is None:
@@ -301,7 +309,7 @@ class Inference:
     async def _cut_off(self, turn: Turn, status: Status, stream: Stream | None, error: str | None = None) -> None:
         """Record what came of an answer that is not whole; None: nothing did."""
         stream = stream or turn.asked.events()
-        await self._record(turn, status, stream.heard, stream.upstream_id, error=error)
+        await self._record(turn, Ended(status, stream.heard, stream.upstream_id, error))
 
     async def _broken(self, turn: Turn, stream: Stream | None, down: UpstreamDown) -> None:
         """Record what upstream broke off. Before the first byte the app gets an error; after it, as without us, no end.
@@ -332,42 +340,51 @@ class Inference:
             headers.append((b"retry-after", retry_after))
         await send_whole(send, response.status, [*headers, *turn.headers()], turn.asked.error(body, response.status))
 
-    async def _record(
-        self,
-        turn: Turn,
-        status: Status,
-        heard: Sequence[Heard],
-        answer_id: str | None,
-        *,
-        error: str | None = None,
-        reply: bytes | None = None,
-    ) -> None:
-        if status != "complete":
-            reply = None
+    async def _record(self, turn: Turn, ended: Ended) -> None:
+        """Record it, without what is to be redacted."""
+        if turn.redactor is None:
+            self._record_at_once(turn, ended)
+            return
         try:
-            calls = turn.calls(status, heard, answer_id, error, reply)
-            if turn.redactor is not None:
-                calls = await turn.redactor.apart(calls)
-            # Not before: an app that hangs up while it is redacted leaves a call to record.
-            turn.recorded, turn.ended = True, Ended(status, heard, answer_id)
+            calls = await turn.redactor.apart(turn.calls(ended))
+        except Exception:
+            self._unrecorded(turn)
+            raise
+        # Not before: an app that hangs up while it is redacted leaves a call to record.
+        self._take(turn, ended, calls)
+
+    def _record_at_once(self, turn: Turn, ended: Ended) -> None:
+        """The same where nothing is to be redacted."""
+        try:
+            calls = turn.calls(ended)
+        except Exception:
+            self._unrecorded(turn)
+            raise
+        self._take(turn, ended, calls)
+
+    def _take(self, turn: Turn, ended: Ended, calls: Sequence[Call]) -> None:
+        principal, turn_key = turn.principal, turn.address.turn_key
+        turn.recorded, turn.ended = True, ended
+        try:
             for call in calls:
                 if self._recorder.take(call):
-                    self._threads.over(call)
+                    self._threads.over(call, turn.question)
                 else:
                     turn.dropped = True
                     self._unrecorded(turn)
-                if turn.principal is not None:
-                    self._charge(turn.principal, call.tokens)
+                # Nobody counts what has no limit.
+                if principal is not None and principal.tokens_per_min is not None:
+                    self._charge(principal, call.tokens)
         except Exception:
-            turn.recorded = True
             self._unrecorded(turn)
             raise
-        if reply is not None and turn.address.turn_key is not None and not turn.dropped:
-            self._answered.keep(turn.address.turn_key, reply)
+        if ended.reply is not None and turn_key is not None and not turn.dropped:
+            self._answered.keep(turn_key, ended.reply)
 
     def _unrecorded(self, turn: Turn) -> None:
+        turn.recorded = True
         assert turn.place is not None
-        self._threads.unrecorded(turn.id, turn.place)
+        self._threads.unrecorded(turn.id, turn.question, turn.place)
 
 
 def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:

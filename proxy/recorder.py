@@ -23,8 +23,8 @@ from proxy.errors import NotRecorded
 from proxy.feedback_rows import Taken, identified
 from proxy.flushing import Flusher
 from proxy.journal import Journal
-from proxy.records import Spooled, decode, encode
-from proxy.segments import FileSegment, Record, sync
+from proxy.records import Spooled, decode, encode_into
+from proxy.segments import FileSegment, Record, Segment, sync
 from proxy.store import Store
 from proxy.writer import AWAY, BATCH, Asked, Recorded, Writer
 from whetstone.serving import ProxySettings
@@ -60,9 +60,13 @@ class Recorder:
         self._on_feedback_recovered = on_feedback_recovered
         self._settings = settings or ProxySettings()
         self._writer = Writer(store, folder, on_written, on_feedback, self._settle)
+        self._payload = bytearray()
+        """Of the record that is being written."""
         self._recorded_s: deque[float] = deque()
         self.dropped = 0
         """Calls that were answered and not recorded."""
+        self.waits = self._settings.durability == "fsync"
+        """Whether `durable` has anything to wait for."""
 
     def start(self) -> None:
         """Open the journal, take up what dead processes left in it, start the writer thread.
@@ -139,7 +143,7 @@ class Recorder:
         Raises:
             NotRecorded: the disk fails.
         """
-        if self._settings.durability != "fsync":
+        if not self.waits:
             return
         try:
             await self._flusher.flushed()
@@ -204,7 +208,8 @@ class Recorder:
 
     def _keep(self, value: Call | Spooled) -> None:
         try:
-            record = self._journal.append(encode(value))
+            encode_into(value, self._payload)
+            record = self._journal.append(self._payload)
         except OSError as error:
             log.error("the journal cannot be written: %s", error)
             raise _full(error.strerror or str(error)) from error
@@ -226,16 +231,21 @@ class Recorder:
         log.info("recovering %d records from %s", len(records), segment.path.name)
 
     def _enqueue(self, value: Call | Spooled, record: Record) -> None:
-        self._recorded_s.append(time.time())
-        self._writer.put(Recorded(value if len(self._recorded_s) <= MOST_KEPT else None, record))
+        recorded_s = self._recorded_s
+        recorded_s.append(time.time())
+        self._writer.put(Recorded(value if len(recorded_s) <= MOST_KEPT else None, record))
 
     def _settle(self, items: Sequence[Recorded]) -> None:
         self._loop.call_soon_threadsafe(self._settled, items)
 
     def _settled(self, items: Sequence[Recorded]) -> None:
+        settled: dict[Segment, int] = {}
         for item in items:
+            segment = item.record.segment
+            settled[segment] = settled.get(segment, 0) + 1
             self._recorded_s.popleft()
-            self._journal.settled(item.record)
+        for segment, records in settled.items():
+            self._journal.settled(segment, records)
 
 
 def _full(why: str) -> NotRecorded:

@@ -3,6 +3,7 @@
 Opens nothing. A record says its kind; one that says none is a call: so they were before feedback came into the journal.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -25,16 +26,14 @@ class _Named(msgspec.Struct, frozen=True):
     kind: str = "call"
 
 
-# JSON, because a call carries pieces of JSON as they came.
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
+encode: Callable[[Call | Spooled], bytes] = _encoder.encode
+"""The record of it: JSON, because a call carries pieces of JSON as they came."""
+encode_into: Callable[[Call | Spooled, bytearray], None] = _encoder.encode_into
+"""The same, in place of what is in a buffer: whoever records all the time needs no other memory each time."""
 _named = msgspec.json.Decoder(_Named)
 _calls = msgspec.json.Decoder(Call)
 _spooled = msgspec.json.Decoder(Spooled)
-
-
-def encode(kept: Call | Spooled) -> bytes:
-    """The record of it."""
-    return _encode(kept)
 
 
 def decode(payload: bytes) -> Call | Spooled:

@@ -17,7 +17,9 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 PROBE_BYTES = 64 * 2**10
 STEP_BYTES = 2**20
@@ -25,6 +27,7 @@ STEP_BYTES = 2**20
 KEPT_BYTES = 2 * STEP_BYTES
 """What a file has of the disk and of memory once SQL has all of it; of one that grew further nothing is kept."""
 _HEAD = struct.Struct("<II")
+_write_head = _HEAD.pack_into
 _ZEROS = memoryview(bytes(KEPT_BYTES))
 
 
@@ -34,7 +37,7 @@ class Segment(Protocol):
     size_bytes: int
     outstanding: int
 
-    def append(self, payload: bytes) -> "Record":
+    def append(self, payload: bytes | bytearray) -> "Record":
         """Write one record, whole or not at all.
 
         Raises:
@@ -60,6 +63,18 @@ class Segment(Protocol):
 
     def clear(self) -> None:
         """Forget all records: SQL has them."""
+        ...
+
+    def spare(self) -> bool:
+        """The same, of one that is to be written again from its beginning; whether that is better than a new one."""
+        ...
+
+    def begin(self, path: Path) -> None:
+        """What was spare is written from now on, under that name: the next start goes by names.
+
+        Raises:
+            OSError: the folder takes no other name.
+        """
         ...
 
     def seal(self) -> None:
@@ -98,7 +113,7 @@ class FileSegment:
         """What is written to; None while nothing is."""
         self._room_bytes = 0
 
-    def append(self, payload: bytes) -> "Record":
+    def append(self, payload: bytes | bytearray) -> "Record":
         start, length = self.size_bytes + _HEAD.size, len(payload)
         end = start + length
         if end > self._room_bytes:
@@ -107,7 +122,7 @@ class FileSegment:
         assert memory is not None and length
         memory[start:end] = payload
         # The head last: whoever dies before that leaves zeros there, where reading ends.
-        _HEAD.pack_into(memory, self.size_bytes, length, zlib.crc32(payload))
+        _write_head(memory, self.size_bytes, length, zlib.crc32(payload))
         self.size_bytes = end
         self.outstanding += 1
         return Record(self, start, length)
@@ -133,6 +148,17 @@ class FileSegment:
         elif self._memory is not None:
             self._memory[: self.size_bytes] = _ZEROS[: self.size_bytes]
             self.size_bytes = 0
+
+    def spare(self) -> bool:
+        # Its pages are there: of a new file the kernel has to make each.
+        if self._memory is None or self._room_bytes > KEPT_BYTES:
+            return False
+        self.clear()
+        return True
+
+    def begin(self, path: Path) -> None:
+        self.path.rename(path)
+        self.path = path
 
     def descriptor(self) -> int | None:
         return os.dup(self._file)
@@ -176,7 +202,7 @@ class MemorySegment:
         self.outstanding = 0
         self._data = bytearray()
 
-    def append(self, payload: bytes) -> "Record":
+    def append(self, payload: bytes | bytearray) -> "Record":
         record = Record(self, self.size_bytes, len(payload))
         self._data += payload
         self.size_bytes += len(payload)
@@ -192,6 +218,12 @@ class MemorySegment:
     def clear(self) -> None:
         self._data, self.size_bytes = bytearray(), 0
 
+    def spare(self) -> bool:
+        return False
+
+    def begin(self, path: Path) -> None:
+        pass
+
     def seal(self) -> None:
         pass
 
@@ -202,7 +234,7 @@ class MemorySegment:
         self._data = bytearray()
 
 
-class Record(NamedTuple):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record, by its place: what waits for SQL need not stay in memory."""
 
     segment: Segment

@@ -23,7 +23,7 @@ from proxy.forgetting import oldest
 from proxy.heads import Head, Heads, name_of
 from proxy.history import Conversation
 from proxy.pins import Pins, and_then
-from proxy.repeats import WINDOW_S, Repeatable, Repeats
+from proxy.repeats import WINDOW_S, Question, Repeatable, Repeats, digest_of
 from whetstone.ids import new_id
 
 MOST_HOPS = 1000
@@ -102,7 +102,8 @@ class Threads:
         self._heads = Heads(most_kept)
         self._trails: dict[str, Trail] = {}
         """What was seen last stands last."""
-        self._repeats = Repeats(most_kept)
+        self._running: Repeats[Question] = Repeats(most_kept)
+        self._unanswered: Repeats[str] = Repeats(most_kept)
         self._absent: dict[bytes, None] = {}
 
     @property
@@ -110,12 +111,15 @@ class Threads:
         """Calls by the rule that found their trajectory."""
         return Counter(self._placed)
 
-    async def place(self, call_id: str, address: Address, asked: Conversation, digest: str) -> Place:
-        """Find the trajectory of a call that has just come. `digest`: of its whole body."""
+    async def place(self, call_id: str, address: Address, asked: Conversation, question: Question) -> Place:
+        """Find the trajectory of a call that has just come."""
+        place = self.place_at_once(call_id, address, asked, question)
+        if place is not None:
+            return place
         arrived_s = time.time()
         repeats, again = None, None
         if address.trajectory_id is None and (address.retry or address.turn_key):
-            repeats, again = await self._asked_again(address, digest, arrived_s)
+            repeats, again = await self._asked_again(address, question, arrived_s)
         if address.trajectory_id is not None:
             place = await self._named(address.trajectory_id, address.named_by or "header", asked)
         elif again is not None and not self._is_over(trail := await self._trail(again.trajectory_id)):
@@ -123,36 +127,48 @@ class Threads:
             place = Place(again.trajectory_id, "retry", extends=left_at, pins=trail.pins if trail else ())
         else:
             place = self._at_once(asked) or await self._elsewhere(asked, arrived_s)
-        if place.extends is not None:
-            self._heads.take(place.extends, call_id, instead_of=repeats)
-        if address.trajectory_id is None:
-            call = Repeatable(place.trajectory_id, place.extends, address.turn_key, arrived_s)
-            self._repeats.add(digest, call_id, call)
-        self._see(place.trajectory_id)
-        self._placed[place.by] = self._placed.get(place.by, 0) + 1
-        return place
+        return self._placed_at(place, call_id, address, question, arrived_s, instead_of=repeats)
 
-    def over(self, call: Call) -> None:
+    def place_at_once(self, call_id: str, address: Address, asked: Conversation, question: Question) -> Place | None:
+        """The same where it is clear without SQL, as of most calls it is; None where it is not."""
+        if address.trajectory_id is not None:
+            place = self._named_at_once(address.trajectory_id, address.named_by or "header", asked)
+        elif address.retry or address.turn_key:
+            return None
+        else:
+            place = self._at_once(asked)
+        return place and self._placed_at(place, call_id, address, question, time.time())
+
+    def over(self, call: Call, question: Question | None) -> None:
         """A call is over: each of its answers may be gone on from. One not answered whole frees what it went on from,
-        and its client may ask again."""
-        for choice in call.choices:
-            trajectory_id, completion_id = call.trajectory_of(choice), call.completion_id(choice)
-            trail = self._see(trajectory_id)
+        and its client may ask again. `question`: what it was placed with; None: another process placed it."""
+        histories, now_s = call.histories, time.time()
+        for at, choice in enumerate(call.choices):
+            index = choice.index
+            if index == 0 and not call.first_id:
+                completion_id, trajectory_id = call.id, call.trajectory_id
+            else:
+                completion_id, trajectory_id = call.completion_id(choice), call.trajectory_of(choice)
+            trail = self._see(trajectory_id, now_s)
             trail.tail = completion_id
             trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
-            if found_by := call.history(choice).found_by:
-                name = name_of(call.upstream_id, choice.index)
-                self._heads.keep(Head(completion_id, trajectory_id, found_by, name, pins=trail.pins))
-                for history in found_by:
-                    self._absent.pop(history, None)
+            if at < len(histories) and (found_by := histories[at].found_by):
+                name = name_of(call.answer_id or call.upstream_id, index)
+                self._heads.keep(Head(completion_id, trajectory_id, found_by, name, None, False, False, trail.pins))
+                if self._absent:
+                    for history in found_by:
+                        self._absent.pop(history, None)
+        running = None if question is None else self._running.answered(question, call.id)
         if call.status == "complete":
-            self._repeats.answered(call.id)
-        elif call.extends is not None:
+            return
+        if running is not None and call.request_digest is not None:
+            self._unanswered.add(call.request_digest, call.id, running)
+        if call.extends is not None:
             self._heads.release(call.extends, call.id)
 
-    def unrecorded(self, call_id: str, place: Place) -> None:
+    def unrecorded(self, call_id: str, question: Question, place: Place) -> None:
         """A call came to nothing and was not recorded: it was never there."""
-        self._repeats.answered(call_id)
+        self._running.answered(question, call_id)
         if place.extends is not None:
             self._heads.release(place.extends, call_id)
 
@@ -160,13 +176,13 @@ class Threads:
         """Take up a call of a process that died, which SQL may not have yet."""
         if call.extends is not None and call.status == "complete":
             self._heads.keep_taken(Head(call.extends, call.trajectory_id), call.id)
-        self.over(call)
+        self.over(call, None)
         if call.request_digest is None:
             return
-        self._repeats.forget(call.request_digest, call.trajectory_id)
+        self._unanswered.forget(call.request_digest, call.trajectory_id)
         if call.status != "complete" and call.address.trajectory_id is None:
             missed = Repeatable(call.trajectory_id, call.extends, call.address.turn_key, call.created_at_s)
-            self._repeats.add(call.request_digest, call.id, missed)
+            self._unanswered.add(call.request_digest, call.id, missed)
 
     def ended(self, name: str) -> None:
         """A trajectory is over; `name` is its id, or that of one of its completions, as feedback calls it."""
@@ -187,10 +203,16 @@ class Threads:
         if before is not None and (trail is None or trail.tail is None):
             # Whichever of several first calls is written first, the link is there.
             return Place(name, by, continues=before.tail)
-        tail = self._heads.named(trail.tail) if trail and trail.tail else None
+        return Place(name, by) if trail is None else self._within(name, by, trail, asked)
+
+    def _named_at_once(self, name: str, by: str, asked: Conversation) -> Place | None:
+        trail = self._trails.get(name)
+        return None if trail is None or self._is_over(trail) else self._within(name, by, trail, asked)
+
+    def _within(self, name: str, by: str, trail: Trail, asked: Conversation) -> Place:
+        tail = self._heads.named(trail.tail) if trail.tail else None
         extends = tail is not None and bool(asked.answers) and asked.answers[0] in tail.histories
-        pins = trail.pins if trail else ()
-        return Place(name, by, extends=tail.completion_id if tail and extends else None, pins=pins)
+        return Place(name, by, extends=tail.completion_id if tail and extends else None, pins=trail.pins)
 
     async def _trail(self, trajectory_id: str) -> Trail | None:
         if known := self._trails.get(trajectory_id):
@@ -201,17 +223,22 @@ class Threads:
 
     # By what was asked before.
 
-    async def _asked_again(self, address: Address, digest: str, now_s: float) -> tuple[str | None, Repeatable | None]:
+    async def _asked_again(
+        self, address: Address, question: Question, now_s: float
+    ) -> tuple[str | None, Repeatable | None]:
         """The one call that this one repeats, with its id where it may still run; nothing where several could be
         meant."""
-        here = self._repeats.of(digest, address.turn_key, now_s)
+        digest = digest_of(question)
+        here = self._running.of(question, address.turn_key, now_s)
+        here |= self._unanswered.of(digest, address.turn_key, now_s)
         if not here:
             found = await self._tables.unanswered(digest, address.turn_key, now_s - WINDOW_S)
             return None, found[0] if len(found) == 1 else None
         if len(here) > 1:
             return None, None
         ((call_id, call),) = here.items()
-        self._repeats.answered(call_id)
+        self._running.answered(question, call_id)
+        self._unanswered.answered(digest, call_id)
         return call_id, call
 
     async def _left_at(self, again: Repeatable, asked: Conversation) -> str | None:
@@ -285,11 +312,34 @@ class Threads:
     def _is_over(self, trail: Trail | None) -> bool:
         return trail is not None and (trail.over or time.time() - trail.seen_s > self._idle_s)
 
-    def _see(self, trajectory_id: str) -> Trail:
-        trail = self._trails.pop(trajectory_id, None) or Trail()
-        trail.seen_s = time.time()
-        self._trails[trajectory_id] = trail
-        if len(self._trails) > self._most_kept:
-            for forgotten in oldest(self._trails, self._most_kept):
-                del self._trails[forgotten]
+    def _placed_at(
+        self,
+        place: Place,
+        call_id: str,
+        address: Address,
+        question: Question,
+        now_s: float,
+        instead_of: str | None = None,
+    ) -> Place:
+        """Note that a call is there now; `instead_of`: the one that it repeats."""
+        if place.extends is not None:
+            self._heads.take(place.extends, call_id, instead_of)
+        if address.trajectory_id is None:
+            call = Repeatable(place.trajectory_id, place.extends, address.turn_key, now_s)
+            self._running.add(question, call_id, call)
+        self._see(place.trajectory_id, now_s)
+        self._placed[place.by] = self._placed.get(place.by, 0) + 1
+        return place
+
+    def _see(self, trajectory_id: str, now_s: float) -> Trail:
+        trails = self._trails
+        trail = trails.pop(trajectory_id, None)
+        if trail is None:
+            trail = Trail(None, now_s)
+        else:
+            trail.seen_s = now_s
+        trails[trajectory_id] = trail
+        if len(trails) > self._most_kept:
+            for forgotten in oldest(trails, self._most_kept):
+                del trails[forgotten]
         return trail

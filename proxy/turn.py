@@ -12,24 +12,27 @@ from proxy.call import Call, Choice, History, Status
 from proxy.history import Conversation, Normaliser, prompt_hash
 from proxy.policies import Speaker
 from proxy.redaction import Redactor
+from proxy.repeats import Question, digest_of
 from proxy.threads import Place
 from proxy.wire.dialect import Asked, Heard
 from whetstone.ids import new_id
 from whetstone.keys import Principal
 
-_EMPTY = hashlib.sha256()
-"""Copied for each digest: to look the algorithm up takes longer than to hash."""
 MAX_END_USER = 256
 """Characters of a user's name; of a longer one, which no index could hold, the hash stands for it."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """What a call ended as."""
 
     status: Status
     heard: Sequence[Heard]
     answer_id: str | None
     """The id the app holds; None where nothing was answered."""
+    error: str | None = None
+    """What went wrong."""
+    reply: bytes | None = None
+    """The whole answer as it was sent, where it may be asked for again."""
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:
@@ -65,8 +68,7 @@ class Turn(msgspec.Struct):
     """Who goes on with its conversation (`owner_of`)."""
     speaker: Speaker
     """Who answers; until its place is known, who would answer a new trajectory."""
-    digest: str
-    """Hash of the request: path and body."""
+    question: Question
     created_at_s: float
     began: float
     redactor: Redactor | None = None
@@ -86,6 +88,15 @@ class Turn(msgspec.Struct):
     """What it ended as; None until it was recorded."""
     trace_headers: dict[str, str] = {}
     """What the server that answers is to go on from, where calls are traced."""
+    known_digest: str | None = None
+    """See `digest`."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the request. Few need it: those that may be asked again, and what they asked before."""
+        if self.known_digest is None:
+            self.known_digest = digest_of(self.question)
+        return self.known_digest
 
     def headers(self) -> list[Header]:
         """What the answer says about itself."""
@@ -107,17 +118,11 @@ class Turn(msgspec.Struct):
         """Milliseconds since the request arrived."""
         return (time.perf_counter() - self.began) * 1000
 
-    def calls(
-        self,
-        status: Status,
-        heard: Sequence[Heard],
-        answer_id: str | None,
-        error: str | None,
-        reply: bytes | None,
-    ) -> list[Call]:
+    def calls(self, ended: Ended) -> list[Call]:
         """What to record, before anything is redacted: a call for each prompt, the first under the turn's own id."""
         asked, address, place, total_ms = self.asked, self.address, self.place, self.elapsed_ms()
         assert place is not None
+        status, heard, speaker = ended.status, ended.heard, self.speaker
         messages, alone = asked.messages, len(heard) == 1
         keeps_digest = address.retry or address.turn_key is not None or status != "complete"
         sampling, bent, tools = msgspec.Raw(asked.sampling()), asked.why_not_trained(), asked.tools_or_null
@@ -128,38 +133,39 @@ class Turn(msgspec.Struct):
         for one in heard:
             first = one.prompt == 0
             conversation = self.conversation if alone else self._prompt(messages[one.prompt])
+            # In the order of its fields: by name it takes twice as long.
             call = Call(
-                id=self.id if first else new_id(),
-                project=self.project,
-                policy=self.speaker.policy,
-                policy_version=self.speaker.version,
-                endpoint=asked.endpoint,
-                streamed=asked.stream,
-                status=status,
-                error=error,
-                trajectory_id=place.trajectory_id,
-                threaded_by=place.by,
-                address=address,
-                key_id=self.key_id,
-                end_user=end_user,
-                messages=messages if alone else messages[one.prompt : one.prompt + 1],
-                tools_or_null=tools,
-                sampling=sampling,
-                bent=bent,
-                prompt_token_ids=one.prompt_token_ids,
-                prompt_tokens=one.prompt_tokens,
-                choices=one.choices,
-                created_at_s=self.created_at_s,
-                ttft_ms=self.ttft_ms,
-                total_ms=total_ms,
-                answer_id=answer_id,
-                first_id="" if first else self.id,
-                request_digest=self.digest if keeps_digest and first else None,
-                reply=reply if first else None,
-                extends=place.extends,
-                continues=place.continues,
-                prompt_hash=prompt_hash(conversation, tools, address.task),
-                histories=self._histories(conversation, one.choices),
+                self.id if first else new_id(),
+                self.project,
+                speaker.policy,
+                speaker.version,
+                asked.endpoint,
+                asked.stream,
+                status,
+                ended.error,
+                place.trajectory_id,
+                place.by,
+                address,
+                end_user,
+                messages if alone else messages[one.prompt : one.prompt + 1],
+                tools,
+                sampling,
+                bent,
+                one.prompt_token_ids,
+                one.prompt_tokens,
+                one.choices,
+                self.created_at_s,
+                self.ttft_ms,
+                total_ms,
+                ended.answer_id,
+                "" if first else self.id,
+                self.digest if keeps_digest and first else None,
+                ended.reply if first else None,
+                place.extends,
+                place.continues,
+                prompt_hash(conversation, tools, address.task),
+                self.key_id,
+                self._histories(conversation, one.choices),
             )
             said.append(call)
         return said
@@ -176,10 +182,3 @@ class Turn(msgspec.Struct):
 def owner_of(key_id: str | None, end_user: str | None) -> str | None:
     """What two calls share of which one may go on with the other's conversation: the key, and whom its app serves."""
     return end_user if key_id is None else f"{key_id}\0{end_user or ''}"
-
-
-def digest_of(path: str, body: bytes, key_id: str | None = None) -> str:
-    """What two requests of one key share that ask the same."""
-    made = _EMPTY.copy()
-    made.update(f"{path}\0{key_id or ''}\0".encode() + body)
-    return made.hexdigest()

@@ -191,6 +191,17 @@ def test_a_conversation_that_grows_comes_to_the_same_as_one_that_is_new(length: 
             assert normaliser.history(grown, left_by) == Normaliser().history(new, left_by)
 
 
+def test_what_is_known_of_a_message_is_of_the_conversation_and_the_owner_it_was_seen_with() -> None:
+    """The same words stand in many conversations, and again and again in one."""
+    question, answer = raw({"role": "user", "content": "Go on."}), raw({"role": "assistant", "content": "Done."})
+    other = raw({"role": "user", "content": "Stop."})
+    talks = [[question, answer], [other, answer], [question, answer, question, answer], [answer, answer, answer]]
+    normaliser = Normaliser()
+    for talk in talks * 2:
+        for owner in ("ann", "bob", None, "ann"):
+            assert normaliser.conversation(talk, owner) == Normaliser().conversation(talk, owner)
+
+
 def test_what_is_known_of_messages_stays_bounded() -> None:
     normaliser = Normaliser(most_kept=32)
     for place in range(100):

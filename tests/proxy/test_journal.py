@@ -43,14 +43,14 @@ def test_it_is_found_until_sql_has_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for _, records in journal.left_behind():
         for record in records:
-            journal.settled(record)
+            journal.settled(record.segment)
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_settled_journal_leaves_no_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.settled(journal.append(b"a"))
+    journal.settled(journal.append(b"a").segment)
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -126,10 +126,79 @@ def test_a_full_segment_goes_as_soon_as_sql_has_all_of_it(tmp_path: Path) -> Non
     assert first.segment is not second.segment
     assert first.read() == large
     assert first.segment.path.exists()
-    journal.settled(first)
+    journal.settled(first.segment)
     assert not first.segment.path.exists()
     journal.close()
     assert frames(tmp_path) == [b"next"]
+
+
+TURNS = """
+import os, signal, sys
+from pathlib import Path
+from proxy.journal import TURN_BYTES, Journal
+
+journal, size, waiting = Journal(Path(sys.argv[1])), 2000, []
+for number in range(20 * TURN_BYTES // size):
+    waiting.append(journal.append(b"%06d" % number * (size // 6)))
+    # SQL is always some calls behind, so that no segment is ever without one that waits.
+    if len(waiting) == 200:
+        for record in waiting[:100]:
+            journal.settled(record.segment)
+        del waiting[:100]
+    assert len(list(Path(sys.argv[1]).iterdir())) <= 2
+print(len(waiting), number, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_two_segments_take_turns_and_leave_what_waits_in_the_order_it_came(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", TURNS, str(tmp_path)], timeout=60, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    waiting, last = map(int, process.stdout.split())
+    found = [int(frame[:6]) for frame in frames(tmp_path)]
+    assert found == list(range(found[0], last + 1))
+    assert waiting <= len(found) <= waiting + 2 * module.TURN_BYTES // 2000
+
+
+def test_what_sql_has_is_gone_from_a_segment_that_waits_for_its_turn(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    first = [journal.append(b"secret" * 1000) for _ in range(module.TURN_BYTES // 6000 + 1)]
+    second = journal.append(b"next")
+    assert first[0].segment is not second.segment
+    journal.settled(first[0].segment, len(first))
+    assert not any(first[0].segment.path.read_bytes())
+    assert journal.size_bytes == second.segment.size_bytes
+    journal.close()
+    assert frames(tmp_path) == [b"next"]
+
+
+def test_while_sql_takes_nothing_segments_are_large_and_few(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    while journal.size_bytes < 5 * module.SEGMENT_BYTES:
+        journal.append(b"x" * 2**17)
+    assert len(list(tmp_path.iterdir())) == 6
+    journal.close()
+
+
+def test_what_takes_turns_is_gone_when_it_is_closed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    first = journal.append(b"x" * (module.TURN_BYTES + 1))
+    second = journal.append(b"y")
+    journal.settled(first.segment)
+    journal.settled(second.segment)
+    assert len(list(tmp_path.iterdir())) == 2
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_come_in_the_order_of_their_process_whatever_their_times_say(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    records = [journal.append(b"%d" % number * (module.SEGMENT_BYTES + 1)) for number in range(3)]
+    journal.close()
+    for age, record in enumerate(records):
+        then = time.time() - age
+        os.utime(record.segment.path, (then, then))
+    assert [frame[:1] for frame in frames(tmp_path)] == [b"0", b"1", b"2"]
 
 
 FILL = """
@@ -178,9 +247,9 @@ def test_what_sql_has_is_gone_from_the_disk_as_soon_as_nothing_waits(tmp_path: P
     journal = Journal(tmp_path)
     first, second = journal.append(b"first"), journal.append(b"second")
     (path,) = tmp_path.iterdir()
-    journal.settled(second)
+    journal.settled(second.segment)
     assert b"first" in path.read_bytes()
-    journal.settled(first)
+    journal.settled(first.segment)
     assert (path.read_bytes().strip(b"\0"), journal.size_bytes) == (b"", 0)
     journal.append(b"third")
     journal.close()
@@ -195,7 +264,7 @@ def test_it_takes_no_more_than_its_bound_and_more_again_when_sql_has_some(tmp_pa
     with pytest.raises(OSError, match="100 bytes"):
         journal.append(b"")
     for record in kept:
-        journal.settled(record)
+        journal.settled(record.segment)
     assert not journal.full
     journal.append(b"y")
     journal.close()
@@ -207,7 +276,7 @@ def test_what_the_dead_left_counts_too(tmp_path: Path) -> None:
     journal = Journal(tmp_path, max_bytes=100)
     ((_, (record,)),) = journal.left_behind()
     assert journal.full
-    journal.settled(record)
+    journal.settled(record.segment)
     assert not journal.full
     journal.close()
 
@@ -270,7 +339,7 @@ def test_what_a_killed_process_left_takes_what_its_records_do(tmp_path: Path) ->
 
 def test_what_grew_large_takes_nothing_once_sql_has_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.settled(journal.append(b"x" * (segments.KEPT_BYTES + 1)))
+    journal.settled(journal.append(b"x" * (segments.KEPT_BYTES + 1)).segment)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size == 0
     journal.append(b"next")
@@ -301,7 +370,7 @@ def test_what_is_to_be_synced_is_given_once_and_not_once_sql_has_it(tmp_path: Pa
     assert journal.to_sync() == []
     with pytest.raises(OSError):
         os.fstat(given[0])
-    journal.settled(journal.append(b"b"))
+    journal.settled(journal.append(b"b").segment)
     written = journal.to_sync()
     assert len(written) == 1, "the first one waits still"
     sync(written)
@@ -325,7 +394,7 @@ def test_in_memory_there_is_no_file_and_records_are_read_all_the_same(tmp_path: 
     assert list(tmp_path.iterdir()) == [] and journal.to_sync() == []
     assert journal.full
     for record in records:
-        journal.settled(record)
+        journal.settled(record.segment)
     assert (journal.size_bytes, journal.full) == (0, False)
     assert journal.append(b"third").read() == b"third"
     journal.close()

@@ -448,10 +448,10 @@ def test_after_all_of_that_the_proxy_serves(narrow: RunningProxy) -> None:
 
 
 def test_equal_bodies_that_break_off_are_not_kept_for_ever() -> None:
-    repeats = Repeats(1000)
+    repeats: Repeats[str] = Repeats(1000)
     for number in range(1000):
         repeats.add("digest", f"call-{number}", Repeatable("t", None, None, float(number) / 1000))
     known = repeats.of("digest", None, 1.0)
     assert list(known) == [f"call-{number}" for number in range(1000 - MOST_ALIKE, 1000)]
-    repeats.answered("call-0")
+    repeats.answered("digest", "call-0")
     assert len(repeats.of("digest", None, 1.0)) == MOST_ALIKE

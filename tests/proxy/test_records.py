@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.address import Address
+from proxy.call import Call
 from proxy.feedback import Feedback
 from proxy.feedback_rows import request_row, row_of
 from proxy.records import Spooled, decode, encode, id_of
@@ -54,3 +56,14 @@ def test_a_call_that_a_version_without_kinds_wrote_is_a_call() -> None:
 def test_what_this_version_does_not_know_is_an_error(payload: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(payload)
+
+
+def test_a_call_that_says_nothing_of_itself_is_read_however_its_record_says_so() -> None:
+    call = make_call("c0", address=Address(group_id="g", retry=True))
+    told = msgspec.json.decode(encode(call))
+    assert told["address"] == {"group_id": "g", "retry": True}
+    unsaid = {"trajectory_id": None, "named_by": None, "group_size": None, "task": None, "split": "train"}
+    unsaid |= {"no_train": False, "metadata": None, "turn_key": None}
+    read = decode(msgspec.json.encode(told | {"address": unsaid | told["address"]}))
+    assert isinstance(read, Call)
+    assert read.address == call.address

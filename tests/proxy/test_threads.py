@@ -13,6 +13,7 @@ from proxy.address import Address
 from proxy.call import Call, Choice
 from proxy.history import Normaliser, prompt_hash
 from proxy.pins import pin_of
+from proxy.repeats import Question, digest_of
 from proxy.store import Store
 from proxy.store_threads import ThreadTables
 from proxy.threads import Place, Threads
@@ -79,11 +80,11 @@ class Asking:
         self.place: Place
 
     async def begin(self) -> None:
-        self.place = await self.app.threads.place(self.id, self.address, self.asked, self.digest)
+        self.place = await self.app.threads.place(self.id, self.address, self.asked, self.question)
 
     @property
-    def digest(self) -> str:
-        return self.asked.whole.hex()
+    def question(self) -> Question:
+        return ("/v1/chat/completions", self.asked.whole, None)
 
     def answer(self, text: str = "yes", status: str = "complete", n: int = 1, **message: Any) -> Call:
         """`n` choices: the text, then the text with a number behind it."""
@@ -102,7 +103,7 @@ class Asking:
             end_user=self.end_user,
             choices=choices,
             status=status,
-            request_digest=self.digest if status != "complete" or self.address.retry else None,
+            request_digest=digest_of(self.question) if status != "complete" or self.address.retry else None,
             created_at_s=time.time(),
             extends=self.place.extends,
             continues=self.place.continues,
@@ -113,7 +114,7 @@ class Asking:
         call = type(call)(
             **{name: getattr(call, name) for name in call.__struct_fields__} | {"messages": self.messages}
         )
-        self.app.threads.over(call)
+        self.app.threads.over(call, self.question)
         self.app.unwritten.append(call)
         return call
 
@@ -585,3 +586,42 @@ def finish(branch: Branch, asking: Asking, rng: random.Random) -> list[str]:
         branch.turns += 1
         branch.retrying = False
     return wrong
+
+
+@pytest.mark.parametrize("status", ["complete", "aborted", "error"])
+async def test_what_a_call_asks_is_kept_as_long_as_it_runs_and_then_a_digest_alone(app: App, status: str) -> None:
+    asking = await app.ask(user("hi"))
+    assert list(app.threads._running._by_asked) == [asking.question]
+    asking.answer(status=status)
+    assert not app.threads._running._by_asked
+    kept = [] if status == "complete" else [digest_of(asking.question)]
+    assert list(app.threads._unanswered._by_asked) == kept
+
+
+async def test_nothing_is_kept_of_what_was_not_recorded(app: App) -> None:
+    asking = await app.ask(user("hi"))
+    app.threads.unrecorded(asking.id, asking.question, asking.place)
+    assert not app.threads._running._by_asked
+    again = await app.ask(user("hi"), retry=True)
+    assert (again.place.by, again.place.trajectory_id != asking.place.trajectory_id) == ("new", True)
+
+
+async def test_of_one_that_runs_and_one_that_broke_off_nobody_can_tell_which_is_repeated(app: App) -> None:
+    (await app.ask(user("hi"))).answer(status="error")
+    await app.ask(user("hi"))
+    assert (await app.ask(user("hi"), retry=True)).place.by == "new"
+
+
+async def test_what_is_clear_without_sql_is_placed_at_once_and_all_else_is_not(app: App) -> None:
+    def at_once(asking: Asking) -> Place | None:
+        return app.threads.place_at_once("c", asking.address, asking.asked, asking.question)
+
+    new, named = await app.ask(user("hi")), await app.ask(user("hi"), trajectory_id="t")
+    placed = at_once(new), at_once(named)
+    assert [place and place.by for place in placed] == ["new", "header"]
+    assert at_once(Asking(app, "c", [raw(user("hi"))], {"trajectory_id": "nobody knows it"})) is None
+    assert at_once(Asking(app, "c", [raw(user("hi"))], {"retry": True})) is None
+    assert at_once(Asking(app, "c", [raw(user("hi")), raw(echo("never said"))], {})) is None
+    new.answer("yes")
+    app.threads.ended("t")
+    assert at_once(named) is None
