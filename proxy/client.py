@@ -6,6 +6,7 @@ One request at a time on each connection. Its errors are the proxy's own: this i
 """
 
 import asyncio
+import math
 import socket
 import ssl
 import time
@@ -16,6 +17,7 @@ import httptools
 
 from proxy.client_response import Response, down
 from proxy.errors import NotReached, UpstreamDown
+from proxy.known_answer import KnownAnswer, learn
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0
@@ -26,6 +28,8 @@ LOOK_EVERY_S = 1.0
 """How exactly connections are found to be silent or idle for too long."""
 JOINED_BYTES = 64 * 2**10
 """A body up to this size goes out in one piece with its headers: copied sooner than written twice."""
+LEARN_EVERY_S = 1.0
+"""At most; twice as long each time where the head learned before did not come again: a server's may never be alike."""
 _PLAIN = (b"", b"identity")
 """Content encodings that are none."""
 
@@ -47,6 +51,11 @@ class Client:
         self.loop = asyncio.get_running_loop()
         self.idle: list[_Connection] = []
         """The one used last at the end: those that are not needed grow old at the front."""
+        self.known: KnownAnswer | None = None
+        """The head that its answers have, as far as they are whole and alike."""
+        self.learns_s = -math.inf
+        """When it may be learned again (monotonic)."""
+        self._learns_every_s = LEARN_EVERY_S
         self._open: set[_Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
@@ -61,10 +70,10 @@ class Client:
             UpstreamDown: it hung up, was silent for too long, speaks no HTTP, or compresses its answer, to whatever
                 size.
         """
-        kept = self._kept()
-        response = (kept or await self._connect()).ask(head, body)
+        kept = self.begin(head, body)
+        response = kept or await self.connect(head, body)
         try:
-            while not response.begun:
+            while not response.status:
                 await response.news()
         except UpstreamDown:
             response.leave()
@@ -74,11 +83,33 @@ class Client:
         except BaseException:
             response.leave()
             raise
-        encoding = response.headers.get(b"content-encoding")
-        if encoding is not None and encoding.lower() not in _PLAIN:
-            response.leave()
-            raise UpstreamDown("the model server compresses its answers, unasked; have it send them plain")
         return response
+
+    def begin(self, head: bytes, body: bytes) -> Response | None:
+        """Send a request on a connection that was kept: its answer, of which nothing has come; None: none is kept."""
+        while self.idle:
+            connection = self.idle.pop()
+            now_s = time.monotonic()
+            if now_s - connection.heard_s < KEEPALIVE_S and not connection.transport.is_closing():
+                return connection.ask(head, body, now_s)
+            connection.drop()
+        return None
+
+    async def connect(self, head: bytes, body: bytes) -> Response:
+        """Send a request on a new connection: its answer, of which nothing has come.
+
+        Raises:
+            NotReached: nothing was sent.
+        """
+        return (await self._connect()).ask(head, body, time.monotonic())
+
+    def learn(self, data: bytes, response: Response, now_s: float) -> None:
+        """Know the next answers by the head of this one: all of `data`, behind which its connection was kept."""
+        if now_s >= self.learns_s:
+            known = self.known
+            self._learns_every_s = LEARN_EVERY_S if known is None or known.came_again else 2 * self._learns_every_s
+            self.learns_s = now_s + self._learns_every_s
+            self.known = learn(data, response.headers, response.content_type) or known
 
     def close(self) -> None:
         """Close every connection."""
@@ -87,14 +118,6 @@ class Client:
             self._looking.cancel()
         for connection in list(self._open):
             connection.drop()
-
-    def _kept(self) -> "_Connection | None":
-        while self.idle:
-            connection = self.idle.pop()
-            if time.monotonic() - connection.heard_s < KEEPALIVE_S and not connection.transport.is_closing():
-                return connection
-            connection.drop()
-        return None
 
     async def _connect(self) -> "_Connection":
         if self._closed:
@@ -167,9 +190,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
-    def ask(self, head: bytes, body: bytes) -> Response:
+    def ask(self, head: bytes, body: bytes, now_s: float) -> Response:
         response = self.response = Response(self)
-        self.heard_s = time.monotonic()
+        self.heard_s = now_s
         self._head_bytes = 0
         if len(body) <= JOINED_BYTES:
             self.transport.write(head + body)
@@ -199,6 +222,13 @@ class _Connection(asyncio.Protocol):
             self.drop()
             return
         self.heard_s = time.monotonic()
+        begins = not self._head_bytes
+        if begins and (known := self.client.known) is not None and (body := known.body(data)) is not None:
+            self._over(True)
+            response.came(known, body)
+            return
+        if not response.status:
+            self._head_bytes += len(data)
         fault: Exception | None = None
         try:
             self._parser.feed_data(data)
@@ -206,12 +236,12 @@ class _Connection(asyncio.Protocol):
             fault = error
         except httptools.HttpParserUpgrade:
             fault = ConnectionError("it speaks another protocol")
-        if not response.begun:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                fault = ConnectionError(f"its headers are over {MAX_HEAD_BYTES} bytes")
+        if not response.status and self._head_bytes > MAX_HEAD_BYTES:
+            fault = ConnectionError(f"its headers are over {MAX_HEAD_BYTES} bytes")
         if fault is not None or self._unasked:
             self.drop(fault)
+        elif begins and response.done and response.status == 200 and self in self.client.idle[-1:]:
+            self.client.learn(data, response, self.heard_s)
         # Also where what came behind a whole answer is none.
         response.tell()
 
@@ -221,6 +251,16 @@ class _Connection(asyncio.Protocol):
         if response is not None:
             response.broke(error)
 
+    def _over(self, stays: bool) -> None:
+        """The answer is whole: keep the connection, where it `stays` and may be used again."""
+        self.response, transport = None, self.transport
+        # Not where the server has answered before it had read all of what it was asked.
+        if stays and not (self._held or transport.is_closing() or transport.get_write_buffer_size()):
+            self.client.idle.append(self)
+        else:
+            self.client.forget(self)
+            transport.abort()
+
     # What the parser finds.
 
     def on_message_begin(self) -> None:
@@ -228,7 +268,7 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         response = self.response
-        if response is not None and not response.begun:
+        if response is not None and not response.status:
             response.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -237,8 +277,13 @@ class _Connection(asyncio.Protocol):
             return
         if status < 200:  # something to expect, and then the answer
             response.headers.clear()
+            return
+        encoding = response.headers.get(b"content-encoding")
+        if encoding is not None and encoding.lower() not in _PLAIN:
+            told = "the model server compresses its answers, unasked; have it send them plain"
+            response.fails(UpstreamDown(told))
         else:
-            response.status, response.begun = status, True
+            response.begins(status)
 
     def on_body(self, body: bytes) -> None:
         if self.response is not None and self.response.heard(body) and not self.paused:
@@ -246,18 +291,11 @@ class _Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        response, transport = self.response, self.transport
-        if response is None or not response.begun:
+        response = self.response
+        if response is None or not response.status:
             return
         response.done = True
-        self.response = None
         if self.paused:
             self.go_on()
         # vLLM's server closes a connection after an error of its own without saying so: nobody's request may go there.
-        fit = self._parser.should_keep_alive() and response.status < 500 and not transport.is_closing()
-        # Nor where the server has answered before it had read all of what it was asked.
-        if fit and not self._held and not transport.get_write_buffer_size():
-            self.client.idle.append(self)
-        else:
-            self.client.forget(self)
-            transport.abort()
+        self._over(self._parser.should_keep_alive() and response.status < 500)

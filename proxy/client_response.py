@@ -4,11 +4,11 @@ Its connection fills it, one request's asker reads it.
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
 from proxy.errors import UpstreamDown
+from proxy.known_answer import KnownAnswer
 
 MOST_UNREAD_BYTES = 256 * 2**10
 """Of an answer that its app does not take in; beyond it the server has to wait."""
@@ -36,13 +36,21 @@ class Source(Protocol):
         ...
 
 
+class Counting(Protocol):
+    """Who wants to know when an answer is given up."""
+
+    def is_through(self, name: str, broken: bool = False) -> None:
+        """The one that was asked for under this name is; `broken`: the server broke it off."""
+        ...
+
+
 class Response:
     """An answer, its headers read. `with` gives it up: what was not read to its end closes the connection, and the
     server aborts."""
 
     __slots__ = (
-        "_error", "_parts", "_size", "_source", "_waiter", "_whole", "begun", "done", "headers", "on_left", "server",
-        "status",
+        "_error", "_parts", "_short", "_size", "_source", "_waiter", "_whole", "content_type", "counting", "done",
+        "headers", "name", "server", "status",
     )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
@@ -52,17 +60,23 @@ class Response:
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._whole = False
-        self.begun = False
-        """Its headers are there."""
+        self._short: bool
+        """And no stream of events, each of which is passed on as it comes; known with its headers."""
         self.done = False
         """All of it is."""
         self.status = 0
+        """0 until its headers are there."""
         self.headers: dict[bytes, bytes] = {}
-        """By their names in lower case; of one that comes twice the last."""
+        """By their names in lower case; of one that comes twice the last. Of a known head they are shared, without what
+        is each answer's own."""
+        self.content_type = ""
+        """What its body is, in lower case and without parameters."""
         self.server = source.server
         """Host and port of who answers."""
-        self.on_left: Callable[[bool], None] | None = None
-        """Told once when it is given up: whether the server broke it off."""
+        self.counting: Counting | None = None
+        """Told once, with its `name`, when it is given up."""
+        self.name: str
+        """What it was asked for under; where somebody counts."""
 
     def __enter__(self) -> "Response":
         return self
@@ -71,25 +85,21 @@ class Response:
         self.leave(broken=isinstance(error, UpstreamDown))
 
     @property
-    def content_type(self) -> str:
-        """What its body is, in lower case and without parameters."""
-        return _without_parameters(self.headers.get(b"content-type", b""))
-
-    @property
     def unread_bytes(self) -> int:
         """What has come of its body and was not taken in."""
         return self._size
 
     def leave(self, *, broken: bool = False) -> None:
         """Have done with it; once more does nothing."""
-        source, self._source = self._source, None
-        if source is not None and not self.done:
-            source.drop()
-        # Its traceback holds this response, and all that the call has on its stack.
-        self._error = None
-        told, self.on_left = self.on_left, None
-        if told is not None:
-            told(broken)
+        if not self.done:
+            source, self._source = self._source, None
+            if source is not None:
+                source.drop()
+            # Its traceback holds this response, and all that the call has on its stack.
+            self._error = None
+        counting, self.counting = self.counting, None
+        if counting is not None:
+            counting.is_through(self.name, broken)
 
     def whole(self, most_bytes: int) -> bytes | None:
         """All of its body, as `read` gives it, where it is there in one piece; None where it is not."""
@@ -132,7 +142,20 @@ class Response:
     @property
     def any(self) -> bool:
         """Something of it has come."""
-        return self.begun or bool(self.headers)
+        return bool(self.status or self.headers)
+
+    def begins(self, status: int) -> None:
+        """Its headers are there."""
+        self.status = status
+        self.content_type = _without_parameters(self.headers.get(b"content-type", b""))
+        length = self.headers.get(b"content-length", b"")
+        self._short = length.isdigit() and int(length) <= SHORT_BYTES and self.content_type != EVENT_STREAM
+
+    def came(self, known: KnownAnswer, body: bytes) -> None:
+        """All of it is there at once, its head one that came before."""
+        self.status, self.headers, self.content_type = 200, known.headers, known.content_type
+        self._parts, self._size, self.done = [body], len(body), True
+        self.wake()
 
     def heard(self, part: bytes) -> bool:
         """Keep a piece of the body; whether the next is to wait."""
@@ -143,19 +166,24 @@ class Response:
     def broke(self, error: Exception | None) -> None:
         """The connection is gone. Without a length that is how an answer ends."""
         framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
-        if self.begun and not framed and error is None:
+        if self.status and not framed and error is None:
             self.done = True
-        elif not self.done:
+        elif not self.done and self._error is None:
             self._error = down(error or ConnectionResetError("it hung up"))
+        self.wake()
+
+    def fails(self, error: UpstreamDown) -> None:
+        """It is none that can be passed on."""
+        self._error = error
         self.wake()
 
     def tell(self) -> None:
         """Wake whoever waits, where there is something for it."""
-        if self.done or (self.begun and not self._is_short()):
+        if self.done or (self.status and not self._short):
             self.wake()
 
     def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -170,11 +198,6 @@ class Response:
         assert self._source is not None
         waiter = self._waiter = self._source.loop.create_future()
         return waiter
-
-    def _is_short(self) -> bool:
-        """And no stream of events, each of which is passed on as it comes."""
-        length = self.headers.get(b"content-length", b"")
-        return length.isdigit() and int(length) <= SHORT_BYTES and self.content_type != EVENT_STREAM
 
     def _go_on(self) -> None:
         if self._source is not None:

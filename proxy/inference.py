@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -199,7 +198,7 @@ class Inference:
         stream: Stream | None = None
         try:
             try:
-                response = await upstream.ask(partial(self._request, turn, headers))
+                response = await upstream.ask(self._request, turn, headers)
                 turn.server = response.server
                 if response.status == 200 and response.content_type != EVENT_STREAM:
                     return await self._plain(turn, response, send)
@@ -235,7 +234,8 @@ class Inference:
         place, asked = turn.place, turn.asked
         assert place is not None
         pin = pin_of(place.pins, turn.speaker.policy) if place.pins else None
-        speaker = turn.speaker = self._policies().choose(
+        policies = self._policies()
+        speaker = turn.speaker = policies.settled(asked.model, pin) or policies.choose(
             asked.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
         )
         name = speaker.served_name

@@ -103,12 +103,25 @@ class Policies:
             name: Speaker(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
             for name, policy in self._by_name.items()
         }
+        self._settled = {
+            name: self._live[name]
+            for name, policy in self._by_name.items()
+            if policy.canary is None or policy.upstream is not None
+        }
 
     def __iter__(self) -> Iterator[Policy]:
         return iter(self._policies)
 
     def __bool__(self) -> bool:
         return bool(self._policies)
+
+    def settled(self, model: str, pin: Pin | None) -> Speaker | None:
+        """Find the version that `choose` would, where neither trajectory nor time has a say in it; None: they may.
+
+        `pin`: as for `choose`.
+        """
+        speaker = self._settled.get(model)
+        return speaker if speaker is None or pin is None or pin.version == speaker.version else None
 
     def choose(self, model: str, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float) -> Speaker:
         """Find the version that answers `model` in this trajectory; a version that is asked for by name always does.

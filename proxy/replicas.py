@@ -5,7 +5,6 @@ Knows who is well, what each has loaded and how much each is doing here; asks no
 
 import asyncio
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from proxy.client_response import Response
 from proxy.errors import AdapterLoading, NotReached, TooManyWaiting, Training, UpstreamDown
-from proxy.upstream import Request, Upstream, engine_died, lacks_model, why
+from proxy.upstream import Request, Ts, Upstream, engine_died, lacks_model, why
 
 LOAD_FACTOR = 1.25
 """Most requests of one server, over its even share."""
@@ -83,8 +82,8 @@ class Replica:
         """Tokens that prompt and answer may have together; None until it has told."""
         self.in_flight = 0
         """Calls that it is answering for this process, control calls that take the accelerator among them."""
-        self.using: defaultdict[str, int] = defaultdict(int)
-        """Requests in flight, by name."""
+        self.using: dict[str, int] = {}
+        """Requests in flight, by name; some names have none."""
         self.look_now = asyncio.Event()
         """Somebody needs to know at once how it is."""
         self.bring_now = asyncio.Event()
@@ -110,12 +109,19 @@ class Replica:
         """Whether it can answer under this name."""
         return self.healthy and not self.asleep and name in self.names
 
+    def take(self, name: str) -> None:
+        """Count a request under this name, which goes to it."""
+        self.in_flight += 1
+        try:
+            self.using[name] += 1
+        except KeyError:
+            # No more names than it has, and those still in use.
+            self.using = {one: count for one, count in self.using.items() if count or one in self.names} | {name: 1}
+
     def is_through(self, name: str, broken: bool = False) -> None:
         """A request under this name is over; `broken`: the server did not answer it, or not to the end."""
         self.in_flight -= 1
         self.using[name] -= 1
-        if not self.using[name]:
-            del self.using[name]
         if broken:
             self.look_now.set()
 
@@ -134,6 +140,7 @@ class Replicas:
 
     def __init__(self, replicas: Sequence[Replica], max_waiting: int, max_wait_s: float) -> None:
         self._replicas = tuple(replicas)
+        self._only = self._replicas[0] if len(self._replicas) == 1 else None
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._changed = asyncio.Event()
@@ -192,7 +199,7 @@ class Replicas:
         self._changed.set()
         self._changed.clear()
 
-    async def ask(self, asking: Callable[[], Request]) -> Response:
+    async def ask(self, asking: Callable[[*Ts], Request], *told: *Ts) -> Response:
         """Have a request answered and give its response, headers read (`upstream.Answering`).
 
         It is sent elsewhere where nothing was sent, or the server has not the model that it was thought to have.
@@ -203,25 +210,28 @@ class Replicas:
         until_s: float | None = None
         misled = 0
         while misled < MOST_MISLED + len(self._replicas):
-            request = asking()
+            request = asking(*told)
             replica = self._take(request)
             if replica is None:
                 if until_s is None:
                     until_s = asyncio.get_running_loop().time() + self._max_wait_s
                     self._look_now()
-                replica, request = await self._wait(asking, request, until_s)
-            over = partial(replica.is_through, request.model)
+                replica, request = await self._wait(partial(asking, *told), request, until_s)
+            response: Response | None = None
             try:
-                response = await replica.upstream.send(request)
+                # As `Upstream.send`, without a coroutine for each layer.
+                response = replica.upstream.begin(request) or await replica.upstream.connect(request)
+                response.counting, response.name = replica, request.model
+                while not response.status:
+                    await response.news()
             except NotReached as down:
-                over()
+                replica.is_through(request.model)
                 misled += 1
                 self._lost(replica, why(down))
                 continue
             except BaseException as error:
-                over(isinstance(error, UpstreamDown))
+                self._failed(replica, request, response, broken=isinstance(error, UpstreamDown))
                 raise
-            response.on_left = over
             if response.status not in MISLEADING or not await self._is_elsewhere(replica, request, response):
                 return response
             misled += 1
@@ -231,14 +241,13 @@ class Replicas:
         """Choose one and count the request; None where nobody can be asked."""
         if self.held_by is not None:
             return None
-        model, replicas = request.model, self._replicas
-        if len(replicas) == 1:
-            replica = replicas[0] if replicas[0].has(model) else None
-        else:
-            replica = choose(request.trajectory_id, [one for one in replicas if one.has(model)])
+        model, replica = request.model, self._only
+        if replica is None:
+            replica = choose(request.trajectory_id, [one for one in self._replicas if one.has(model)])
+        elif not replica.has(model):
+            return None
         if replica is not None:
-            replica.in_flight += 1
-            replica.using[model] += 1
+            replica.take(model)
         return replica
 
     async def _wait(self, asking: Callable[[], Request], request: Request, until_s: float) -> tuple[Replica, Request]:
@@ -274,6 +283,14 @@ class Replicas:
     def _look_now(self) -> None:
         for replica in self._replicas:
             replica.look_now.set()
+
+    @staticmethod
+    def _failed(replica: Replica, request: Request, response: Response | None, *, broken: bool) -> None:
+        """Count a request as over that came to no answer's headers."""
+        if response is None:
+            replica.is_through(request.model, broken)
+        else:
+            response.leave(broken=broken)
 
     async def _is_elsewhere(self, replica: Replica, request: Request, response: Response) -> bool:
         """Whether the server has not this model; also takes one whose engine has died out of the rotation."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVarTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,9 +16,9 @@ CONTROL_TIMEOUT_S = 2.0
 """Of what is asked beside the requests of apps."""
 MAX_CONTROL_BYTES = 64 * 2**20
 """Of an answer to that: metrics of many adapters are some megabytes."""
-DIALECT_HEADERS = (b"anthropic-version", b"anthropic-beta")
+DIALECT_HEADERS = (_VERSION, _BETA) = (b"anthropic-version", b"anthropic-beta")
 """Headers that say what a body means; other servers ask for them."""
-_DIALECT = frozenset(DIALECT_HEADERS)
+Ts = TypeVarTuple("Ts")
 _ENGINE_DEAD = b"EngineCore encountered an issue"
 """What vLLM (0.32) answers to everybody once its engine has died."""
 
@@ -43,10 +43,10 @@ class Request(msgspec.Struct, frozen=True):
 class Answering(Protocol):
     """Where requests go: one server, or several that are alike."""
 
-    def ask(self, asking: Callable[[], Request]) -> Awaitable[Response]:
+    def ask(self, asking: Callable[[*Ts], Request], *told: *Ts) -> Awaitable[Response]:
         """Send a request and give its response, headers read (`Upstream.send`).
 
-        `asking` says what is to be asked as things stand, and is asked again after each wait.
+        `asking`, with what it is `told`, says what is to be asked as things stand, and is asked again after each wait.
         """
         ...
 
@@ -62,11 +62,11 @@ class Upstream:
         # Of its own: what is asked all the time would keep every connection open that a rush of requests has left.
         self._control = Client(base_url, silence_timeout_s)
         self._heads: dict[str, str] = {}
-        """By path: the same for each of its requests."""
+        """By path: how each of its requests begins."""
 
-    def ask(self, asking: Callable[[], Request]) -> Awaitable[Response]:
+    def ask(self, asking: Callable[[*Ts], Request], *told: *Ts) -> Awaitable[Response]:
         """Send a request and give its response, headers read (`send`). Nothing waits here."""
-        return self.send(asking())
+        return self.send(asking(*told))
 
     def send(self, request: Request) -> Awaitable[Response]:
         """Send a request and give its response, headers read. Leaving that early closes the connection: vLLM aborts.
@@ -78,14 +78,19 @@ class Upstream:
             UpstreamDown: it hung up before its answer was whole, was silent for too long, or compresses its answer,
                 to whatever size.
         """
-        head = self._heads.get(request.path)
-        if head is None:
-            head = self._heads[request.path] = self._head("POST", request.path)
-        body, more = request.body, ""
-        if request.trace or not _DIALECT.isdisjoint(request.headers):
-            more = _more(request)
-        head = f"{head}x-request-id: {request.id}\r\n{more}content-length: {len(body)}\r\n\r\n"
-        return self._client.send(head.encode("latin-1"), body)
+        return self._client.send(self._head_of(request), request.body)
+
+    def begin(self, request: Request) -> Response | None:
+        """Send a request on a connection that was kept: its answer, of which nothing has come; None: none is kept."""
+        return self._client.begin(self._head_of(request), request.body)
+
+    def connect(self, request: Request) -> Awaitable[Response]:
+        """Send a request on a new connection: its answer, of which nothing has come.
+
+        Raises:
+            NotReached: nothing was sent.
+        """
+        return self._client.connect(self._head_of(request), request.body)
 
     async def control(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = CONTROL_TIMEOUT_S
@@ -117,6 +122,15 @@ class Upstream:
         """Close every connection."""
         self._client.close()
         self._control.close()
+
+    def _head_of(self, request: Request) -> bytes:
+        head = self._heads.get(request.path)
+        if head is None:
+            head = self._heads[request.path] = self._head("POST", request.path) + "x-request-id: "
+        asked, more = request.headers, ""
+        if request.trace or _VERSION in asked or _BETA in asked:
+            more = _more(request)
+        return f"{head}{request.id}\r\n{more}content-length: {len(request.body)}\r\n\r\n".encode("latin-1")
 
     def _head(self, method: str, path: str) -> str:
         """A request's first line, and the headers that are always the same."""

@@ -28,6 +28,7 @@ def version_of(model: str, pinned: int | None, *, age_s: float = 1, trajectory_i
     policies = Policies([msgspec.structs.replace(STARTER, **changes)])
     speaker = policies.choose(model, trajectory_id, pin, NOW_S, LIFETIME_S)
     assert speaker.policy == "starter"
+    assert policies.settled(model, pin) in (None, speaker)
     return speaker.version
 
 
@@ -159,3 +160,18 @@ def test_a_canarys_trajectory_stays_until_the_candidate_is_rejected(lifetime_s: 
     assert version(live_version=4, pinnable_versions=frozenset({0, 3, 4})) == 4
     assert version(served_versions=frozenset({0, 2, 3})) == 3
     assert version(canary=Canary(5, 0.001)) == 3
+
+
+def test_who_answers_is_settled_where_neither_trajectory_nor_time_has_a_say() -> None:
+    pins = {version: Pin("starter", version, NOW_S) for version in (2, 3, 4)}
+    live = Speaker("starter", 3)
+    assert [POLICIES.settled(name, None) for name in ("starter", "gpt-4o", "starter@v2", "no")] == [
+        live,
+        live,
+        None,
+        None,
+    ]
+    assert [POLICIES.settled("starter", pins[version]) for version in (2, 3, 4)] == [None, live, None]
+    assert POLICIES.settled("o9", None) == POLICIES.resolve("teacher")
+    trying = Policies([msgspec.structs.replace(STARTER, canary=Canary(4, 0.5))])
+    assert [trying.settled("starter", pin) for pin in (None, *pins.values())] == [None] * 4

@@ -183,10 +183,10 @@ def test_what_is_over_is_unloaded_after_its_drain_and_not_before(fake_vllm: Fake
 
     async def once_over(looked: Looked) -> None:
         await looked.reconciler.look()
-        looked.replica.using["starter@v1"] += 1
+        looked.replica.take("starter@v1")
         await looked.turn()
         assert fake_vllm.controls == [], "somebody is being answered by it"
-        looked.replica.using["starter@v1"] -= 1
+        looked.replica.is_through("starter@v1")
         await looked.turn()
         assert not looked.replica.has("starter@v1")
 

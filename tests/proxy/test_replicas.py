@@ -162,6 +162,53 @@ def test_a_request_goes_by_what_holds_when_its_wait_is_over(fake_vllm: FakeVllm)
     assert [request["model"] for request in fake_vllm.requests] == ["starter@v1"]
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_request_that_is_given_up_is_counted_no_more(fake_vllm: FakeVllm, kept: bool) -> None:
+    """On a kept connection as on a new one; its server is hung up on, and aborts."""
+
+    async def ask(replicas: Replicas) -> None:
+        (replica,) = replicas
+        if kept:
+            assert await answered(replicas, "t") == 200
+        fake_vllm.script = lambda handler, _: handler.until_hung_up()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await answered(replicas, "t")
+        assert (replicas.in_flight, replica.using) == (0, {NAME: 0})
+        assert await asyncio.to_thread(fake_vllm.hung_up.wait, 10)
+        assert not replica.look_now.is_set()
+
+    with_servers([fake_vllm.url], ask)
+
+
+def test_a_connection_that_breaks_is_counted_no_more_and_its_server_looked_at(fake_vllm: FakeVllm) -> None:
+    async def ask(replicas: Replicas) -> None:
+        (replica,) = replicas
+        assert await answered(replicas, "t") == 200
+        fake_vllm.script = lambda handler, _: handler.hang_up()
+        with pytest.raises(UpstreamDown):
+            await answered(replicas, "t")
+        assert (replicas.in_flight, replica.using) == (0, {NAME: 0})
+        assert replica.look_now.is_set()
+
+    with_servers([fake_vllm.url], ask)
+    assert len(fake_vllm.requests) == 2, "what was sent is not sent again"
+
+
+def test_names_that_are_over_are_not_counted_for_ever() -> None:
+    async def run() -> None:
+        replica = Replica("http://127.0.0.1:1", Upstream("http://127.0.0.1:1/v1", 10))
+        replica.take("busy")
+        for version in range(100):
+            replica.names = frozenset({f"starter@v{version}"})
+            replica.take(f"starter@v{version}")
+            replica.is_through(f"starter@v{version}")
+        assert replica.using == {"busy": 1, "starter@v99": 0}
+        assert replica.in_flight == 1
+
+    asyncio.run(run())
+
+
 def test_a_server_that_says_otherwise_than_it_answers_is_not_asked_again_and_again(fake_vllm: FakeVllm) -> None:
     """It lists the name whenever it is looked at, and answers 404."""
     fake_vllm.base_names = []
