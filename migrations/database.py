@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, ExceptionContext, Table, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, ExceptionContext, Pool, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -92,6 +92,43 @@ def of_one_writer(engine: Engine) -> Engine:
     return own
 
 
+class Transactions:
+    """Those of one thread, one after the other.
+
+    On SQLite all are of one connection, for SQLAlchemy takes longer to lend one and to take it back than a small
+    transaction does; after an error, and when the engine was disposed of, of another one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: tuple[Connection, Pool] | None = None
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """As `Engine.begin`."""
+        if self._engine.dialect.name != "sqlite":
+            with self._engine.begin() as connection:
+                yield connection
+            return
+        pool = self._engine.pool
+        if self._kept is not None and self._kept[1] is not pool:
+            self.close()
+        connection = self._engine.connect() if self._kept is None else self._kept[0]
+        self._kept = connection, pool
+        try:
+            with connection.begin():
+                yield connection
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the connection back."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept[0].close()
+
+
 def run_sqlite(connection: Connection, sql: str, values: Sequence[Any] = (), *, many: bool = False) -> sqlite3.Cursor:
     """Run a statement on SQLite within a transaction, past SQLAlchemy, which takes five times as long as the driver.
 
@@ -104,11 +141,28 @@ def run_sqlite(connection: Connection, sql: str, values: Sequence[Any] = (), *, 
     try:
         cursor: sqlite3.Cursor = (driver.executemany if many else driver.execute)(sql, values)
     except sqlite3.Error as error:
-        dialect = connection.dialect
-        raise DBAPIError.instance(
-            sql, values, error, sqlite3.Error, hide_parameters=True, dialect=dialect, ismulti=many
-        ) from error
+        raise _as_sqlalchemy_says(connection, sql, values, error, many=many) from error
     return cursor
+
+
+def read_sqlite(connection: Connection, sql: str, values: Sequence[Any]) -> list[Any]:
+    """The rows that a query on SQLite finds, likewise.
+
+    Raises:
+        DBAPIError: as `run_sqlite`.
+    """
+    cursor = run_sqlite(connection, sql, values)
+    try:
+        return cursor.fetchall()
+    except sqlite3.Error as error:
+        raise _as_sqlalchemy_says(connection, sql, values, error) from error
+
+
+def _as_sqlalchemy_says(
+    connection: Connection, sql: str, values: Sequence[Any], error: sqlite3.Error, *, many: bool = False
+) -> BaseException:
+    dialect = connection.dialect
+    return DBAPIError.instance(sql, values, error, sqlite3.Error, hide_parameters=True, dialect=dialect, ismulti=many)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from sqlalchemy import ARRAY, JSON, REAL, DateTime, Dialect, Integer, Text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-_NULL = b"null"
+_N, _NULL = b"n", b"null"
 _encode = msgspec.json.Encoder().encode
 _strict = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -27,8 +27,8 @@ def as_json(value: Any) -> str:
 def as_json_bytes(value: Any) -> bytes:
     """The same in UTF-8."""
     told = _encode(value)
-    # msgspec says null to what is no number: whether there is any is looked at only then.
-    return _strict(value).encode() if has(told, _NULL) else told
+    # msgspec says null to what is no number: whether there is any is looked at only then. Numbers have no n.
+    return _strict(value).encode() if has(told, _N) and has(told, _NULL) else told
 
 
 def has(told: bytes, piece: bytes) -> bool:

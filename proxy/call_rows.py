@@ -7,6 +7,7 @@ so there is nothing in it that JSON has no words for.
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,8 @@ from proxy.storable import storable_json, storable_text
 
 LARGEST_KNOWN = 4096
 """Sampling fields and tools up to so many bytes are remembered: nearly all requests of an app have the same."""
+
+_decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
 
 Key = tuple[str, str]
 """Project and id."""
@@ -40,8 +43,8 @@ class GroupRow(msgspec.Struct, frozen=True):
     created_at: datetime
 
 
-class TrajectoryRow(msgspec.Struct, frozen=True):
-    """A trajectory, where it begins."""
+class TrajectoryRow(msgspec.Struct):
+    """A trajectory, where it begins. What is about to be written to it is counted on it."""
 
     project: str
     id: str
@@ -56,7 +59,7 @@ class TrajectoryRow(msgspec.Struct, frozen=True):
     completions: int
     sampled_tokens: int
     tail_completion_id: str | None
-    metadata: msgspec.Raw | None
+    metadata: bytes | None
     created_at: datetime
     last_seen_at: datetime
     prompt_hash: str | None
@@ -83,14 +86,14 @@ class CompletionRow(msgspec.Struct, frozen=True):
     follows: str | None
     end_user: str | None
     key_id: str | None
-    new_messages: msgspec.Raw
-    tools: msgspec.Raw | None
-    response: msgspec.Raw | None
+    new_messages: bytes
+    tools: bytes | None
+    response: bytes | None
     response_text: str | None
-    prompt_token_ids: msgspec.Raw | None
-    token_ids: msgspec.Raw | None
-    inference_logprobs: msgspec.Raw | None
-    sampling: msgspec.Raw | None
+    prompt_token_ids: bytes | None
+    token_ids: bytes | None
+    inference_logprobs: bytes | None
+    sampling: bytes | None
     finish_reason: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -109,7 +112,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct):
-    """Where a trajectory stands, as its calls have made it."""
+    """Where a trajectory that was there stands, as its calls have made it."""
 
     project: str
     id: str
@@ -150,20 +153,12 @@ def spoken(call: Call, retried: Mapping[int, str]) -> list[Spoken]:
     elif group_id is None and len(choices) > 1:
         group_id, formed_by = f"{call.siblings}.choices", "choices"
     asked, created_at = Asked(call.messages), call.created_at
-    return [
-        Spoken(
-            call,
-            choice,
-            asked,
-            created_at,
-            group_id,
-            formed_by,
-            retried.get(choice.index),
-            (project, call.completion_id(choice)),
-            (project, call.trajectory_of(choice)),
-        )
-        for choice in choices
-    ]
+    said = []
+    for choice in choices:
+        retry_of = retried.get(choice.index) if retried else None
+        key, trajectory = (project, call.completion_id(choice)), (project, call.trajectory_of(choice))
+        said.append(Spoken(call, choice, asked, created_at, group_id, formed_by, retry_of, key, trajectory))
+    return said
 
 
 def group_row(one: Spoken) -> GroupRow:
@@ -184,13 +179,14 @@ def group_row(one: Spoken) -> GroupRow:
     )
 
 
-def trajectory_row(one: Spoken, counted: Counted) -> TrajectoryRow:
-    """Its trajectory, where it begins with this."""
-    call, address = one.call, one.call.address
-    state = "open"
+def trajectory_row(one: Spoken) -> TrajectoryRow:
+    """Its trajectory, where it begins with this, which is not counted yet."""
+    call, address, created_at = one.call, one.call.address, one.created_at
+    project, its_id = one.trajectory
+    state, completions, sampled_tokens, tail = "open", 0, 0, None
     return TrajectoryRow(
-        counted.project,
-        counted.id,
+        project,
+        its_id,
         one.group_id,
         call.policy,
         address.task and storable_text(address.task),
@@ -198,13 +194,13 @@ def trajectory_row(one: Spoken, counted: Counted) -> TrajectoryRow:
         address.no_train,
         state,
         call.policy_version,
-        call.policy_version if counted.last_version is None else counted.last_version,
-        counted.completions,
-        counted.sampled_tokens,
-        counted.tail_completion_id,
-        None if address.metadata is None else storable_json(address.metadata),
-        one.created_at,
-        counted.last_seen_at,
+        call.policy_version,
+        completions,
+        sampled_tokens,
+        tail,
+        None if address.metadata is None else _json(address.metadata),
+        created_at,
+        created_at,
         call.prompt_hash,
         # A further choice leaves the trajectory that the first one goes on with.
         call.continues if one.choice.index == 0 else call.extends or call.continues,
@@ -238,9 +234,9 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         new.follows,
         call.end_user and storable_text(call.end_user),
         call.key_id,
-        storable_json(new.said),
+        _held(new.told),
         None if new.tools is None else _told_again(new.tools),
-        storable_json(choice.message) if choice.message else None,
+        _json(choice.message) if choice.message else None,
         storable_text(choice.text),
         None if new.prompt_token_ids is None else raw_ids(new.prompt_token_ids),
         None if choice.token_ids is None else raw_ids(choice.token_ids),
@@ -264,14 +260,27 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
     )
 
 
-def _told_again(raw: msgspec.Raw) -> msgspec.Raw | None:
+def _json(value: Any) -> bytes:
+    """What came as JSON, as JSON that both databases can hold."""
+    return _held(_encode(value))
+
+
+def _held(told: bytes) -> bytes:
+    """Compact JSON, likewise."""
+    # To look for one character is cheap: many texts have nothing that is escaped.
+    escaped = told.find(b"\\")
+    return told if escaped < 0 or told.find(_NUL, escaped) < 0 else bytes(storable_json(_decode(told)))
+
+
+def _told_again(raw: msgspec.Raw) -> bytes | None:
     """What was sent, compactly; None for JSON's null."""
     return _known(bytes(raw)) if len(raw) <= LARGEST_KNOWN else _read(raw)
 
 
-def _read(raw: msgspec.Raw | bytes) -> msgspec.Raw | None:
-    value = msgspec.json.decode(raw)
-    return None if value is None else storable_json(value)
+def _read(raw: msgspec.Raw | bytes) -> bytes | None:
+    value = _decode(raw)
+    return None if value is None else _json(value)
 
 
+_NUL = b"\\u0000"
 _known = lru_cache(256)(_read)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -11,6 +10,7 @@ ANSWER = msgspec.Raw(b"")
 LARGEST_KNOWN = 32 * 1024
 """Tools up to this size are remembered once they were read, in bytes."""
 
+_copy, _decode, _encode = msgspec.Raw.copy, msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
 _sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -27,33 +27,39 @@ class Tail(msgspec.Struct, frozen=True):
     tools: bytes | None
 
 
-class Asked:
+class Asked(msgspec.Struct):
     """A request's messages, which are read only where their bytes do not tell."""
 
-    __slots__ = ("_own", "_said", "messages")
+    messages: list[msgspec.Raw]
+    _told: bytes | None = None
+    _start: int = 0
+    """From which message on they were told."""
+    _own: list[msgspec.Raw] | None = None
+    _known: list[msgspec.Raw] = []
+    """Those with which a tail begins, byte for byte."""
 
-    def __init__(self, messages: list[msgspec.Raw]) -> None:
-        self.messages = messages
-        self._said: dict[int, list[Any]] = {}
-        self._own: list[msgspec.Raw] | None = None
-
-    def said(self, start: int = 0) -> list[Any]:
-        """The messages from that one on, read."""
-        known = self._said.get(start)
-        if known is None:
-            known = self._said[start] = [msgspec.json.decode(message) for message in self.messages[start:]]
-        return known
+    def told(self, start: int = 0) -> bytes:
+        """The messages from that one on, read and told compactly."""
+        told = self._told
+        if told is None or start != self._start:
+            left = self.messages[start:] if start else self.messages
+            told = self._told = _encode(list(map(_decode, left)))
+            self._start = start
+        return told
 
     def own(self) -> list[msgspec.Raw]:
         """The messages, each by itself: as they came, they keep all of the request in memory."""
-        if self._own is None:
-            self._own = [message.copy() for message in self.messages]
-        return self._own
+        own = self._own
+        if own is None:
+            known = self._known
+            own = self._own = [*known, *map(_copy, self.messages[len(known) :])]
+        return own
 
     def begins_with(self, tail: Tail) -> bool:
         """Whether its messages go on from the tail's, whatever stands for the answers in between."""
         # Most apps send the same bytes again.
         if self.messages[: len(tail.messages)] == tail.messages:
+            self._known = tail.messages
             return True
         pairs = enumerate(zip(tail.messages, self.messages, strict=False))
         return all(place in tail.answers or same(known, ours) for place, (known, ours) in pairs)
@@ -66,8 +72,8 @@ class Added(msgspec.Struct, frozen=True):
     messages: Sequence[msgspec.Raw]
     prompt_token_ids: list[int] | None
     tools: msgspec.Raw | None
-    said: list[Any]
-    """The messages, read."""
+    told: bytes
+    """The messages, compactly."""
     asked: Asked
     """All messages, for the tail this turn leaves."""
     answers: tuple[int, ...] = ()
@@ -100,11 +106,11 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
             asked.messages[answered + 1 :],
             prompt_token_ids[len(tail.token_ids) :],
             None if tools is not None and canonical(tools) == tail.tools else tools,
-            asked.said(answered + 1),
+            asked.told(answered + 1),
             asked,
             (*tail.answers, answered),
         )
-    return Added(None, asked.messages, prompt_token_ids, tools, asked.said(), asked)
+    return Added(None, asked.messages, prompt_token_ids, tools, asked.told(), asked)
 
 
 def tail_of(

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,8 +16,20 @@ from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, sele
 
 from migrations import schema
 from migrations.bulk import among, insert_absent, insert_many, listed, present, update_many
+from migrations.bulk_sqlite import utc_of
+from migrations.database import read_sqlite
 from proxy.call import Call
-from proxy.call_rows import CompletionRow, Counted, Key, Spoken, completion_row, group_row, spoken, trajectory_row
+from proxy.call_rows import (
+    CompletionRow,
+    Counted,
+    Key,
+    Spoken,
+    TrajectoryRow,
+    completion_row,
+    group_row,
+    spoken,
+    trajectory_row,
+)
 from proxy.delta import Tail, added, tail_of
 from proxy.store_erased import not_erased
 from proxy.store_retries import asked_again, supersede
@@ -42,10 +55,18 @@ def _lock(dialect: str) -> Select[Any]:
     )
 
 
-class _Standing(msgspec.Struct):
-    """A trajectory with what is about to be written to it. Its row is locked, or is to begin."""
+_STANDING = (
+    "SELECT id, completions, sampled_tokens, tail_completion_id, last_seen_at, state "
+    "FROM trajectories WHERE project = ? AND id IN (SELECT value FROM json_each(?))"
+)
+"""The same on SQLite, where one writes at a time: SQLAlchemy takes longer for a row than SQLite does."""
 
-    counted: Counted
+
+class _Standing(msgspec.Struct):
+    """A trajectory with what is about to be written to it."""
+
+    counted: Counted | TrajectoryRow
+    """Its row, which is locked, or which is to begin."""
     state: str = "open"
     tail: Tail | None = None
     tail_known: bool = False
@@ -91,26 +112,28 @@ class CallRows:
         begun = self._begin(connection, of_each)
         gone_on = self._go_on(connection, {key: ones for key, ones in of_each.items() if key not in begun})
         # On its id only: a turn that another writer took must be an error, not a record lost in silence.
-        told = [row for of_one in (*begun.values(), *gone_on.values()) for row in of_one]
+        told = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
         insert_many(connection, schema.completions, told, on=("project", "id"))
         _continue(connection, batch, told)
 
     def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
         """Insert the trajectories that are not there, counted to the end; the rows of their completions."""
         unknown = [key for key in of_each if not self.tails.knows(*key)]
-        known = _present(connection, schema.trajectories, unknown)
+        # A new one's id is nobody else's, so that it is there only where its call is: most likely it is not.
+        named = [key for key in unknown if of_each[key][0].call.threaded_by != "new"]
+        known = _present(connection, schema.trajectories, named)
         completions: dict[Key, list[CompletionRow]] = {}
         trajectories = []
         # In one order, whoever inserts several.
         for key in sorted(unknown):
             if key not in known:
                 ones = of_each[key]
-                standing = _new(ones[0])
-                completions[key] = self._added(connection, ones, standing, set())
-                trajectories.append(trajectory_row(ones[0], standing.counted))
+                row = trajectory_row(ones[0])
+                completions[key] = self._added(connection, ones, _Standing(row, tail_known=True), set())
+                trajectories.append(row)
         inserted = insert_absent(connection, schema.trajectories, trajectories)
         for key in [key for key in completions if key not in inserted]:
-            # Another writer began it meanwhile.
+            # It was there, or another writer began it meanwhile.
             self.tails.keep(*key, None)
             del completions[key]
         return completions
@@ -124,13 +147,13 @@ class CallRows:
         if gone := sorted(key for key in of_each if key not in standings):
             # Deleted meanwhile.
             firsts = [of_each[key][0] for key in gone]
-            insert_many(connection, schema.trajectories, [trajectory_row(one, _new(one).counted) for one in firsts])
+            insert_many(connection, schema.trajectories, [trajectory_row(one) for one in firsts])
             standings |= _locked(connection, gone)
         asked = (one.key for ones in of_each.values() for one in ones)
         there = _present(connection, schema.completions, asked)
         completions = {key: self._added(connection, ones, standings[key], there) for key, ones in of_each.items()}
-        told = [standing.counted for standing in standings.values() if standing.counted.last_version is not None]
-        update_many(connection, schema.trajectories, told)
+        counted = [standing.counted for standing in standings.values()]
+        update_many(connection, schema.trajectories, [one for one in counted if one.last_version is not None])
         return completions
 
     def _added(
@@ -139,27 +162,28 @@ class CallRows:
         """The rows of those completions of a trajectory that are not there."""
         rows: list[CompletionRow] = []
         for one in ones:
-            if one.key not in there:
-                there.add(one.key)
+            key = one.key
+            if key not in there:
+                there.add(key)
                 rows.append(self._add(connection, one, to))
         return rows
 
     def _add(self, connection: Connection, one: Spoken, to: _Standing) -> CompletionRow:
         """The row of a completion, counted to its trajectory."""
         call, choice, counted = one.call, one.choice, to.counted
-        _, completion_id = one.key
+        project, trajectory_id = one.trajectory
+        before, prompt_token_ids, tools = counted.tail_completion_id, call.prompt_token_ids, call.tools
         if not to.tail_known:
-            to.tail, to.tail_known = self.tails.of(connection, *one.trajectory, counted.tail_completion_id), True
-        new = added(to.tail, one.asked, call.prompt_token_ids, call.tools)
+            to.tail, to.tail_known = self.tails.of(connection, project, trajectory_id, before), True
+        new = added(to.tail, one.asked, prompt_token_ids, tools)
         row = completion_row(one, new, counted.completions, over=to.state not in ("open", "ended"))
         # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
-        before = counted.tail_completion_id
-        if call.status == "complete" or before is None or completion_id > before:
-            counted.tail_completion_id = completion_id
-            to.tail = tail_of(completion_id, new, call.prompt_token_ids, choice.token_ids, call.tools)
-            self.tails.keep(*one.trajectory, to.tail)
+        if call.status == "complete" or before is None or row.id > before:
+            counted.tail_completion_id = row.id
+            to.tail = tail_of(row.id, new, prompt_token_ids, choice.token_ids, tools)
+            self.tails.keep(project, trajectory_id, to.tail)
         counted.completions += 1
-        counted.sampled_tokens += choice.tokens or 0
+        counted.sampled_tokens += row.completion_tokens or 0
         counted.last_version = call.policy_version
         # A slow call that began earlier must not make it look idle.
         if one.created_at > counted.last_seen_at:
@@ -170,16 +194,14 @@ class CallRows:
         return row
 
 
-def _new(one: Spoken) -> _Standing:
-    """Of a trajectory that begins with this, which is not counted yet."""
-    return _Standing(Counted(*one.trajectory, 0, 0, None, one.created_at), tail_known=True)
-
-
 def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[CompletionRow]) -> None:
     """Note which completions are gone on from by what was written; the first that does counts."""
+    extending = [one for one in batch if one.call.extends is not None]
+    if not extending:
+        return
     new = {(row.project, row.id) for row in written}
     by: dict[Key, str] = {}
-    for one in batch:
+    for one in extending:
         call = one.call
         if call.extends is not None and call.status == "complete" and one.choice.index == 0 and one.key in new:
             by.setdefault((call.project, call.extends), call.id)
@@ -191,8 +213,16 @@ def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _S
     dialect = connection.dialect.name
     standings: dict[Key, _Standing] = {}
     for project, ids in _by_project(trajectories):
-        for row in connection.execute(_lock(dialect), {"its_project": project, "ids": listed(dialect, ids)}):
-            standings[row[0], row[1]] = _Standing(Counted(*row[:-1]), row[-1])
+        among_them = listed(dialect, ids)
+        if dialect == "sqlite":
+            for its_id, count, sampled, tail_id, seen, state in read_sqlite(
+                connection, _STANDING, (project, among_them)
+            ):
+                counted = Counted(project, its_id, count, sampled, tail_id, utc_of(seen))
+                standings[project, its_id] = _Standing(counted, state)
+        else:
+            for row in connection.execute(_lock(dialect), {"its_project": project, "ids": among_them}):
+                standings[row[0], row[1]] = _Standing(Counted(*row[:-1]), row[-1])
     return standings
 
 

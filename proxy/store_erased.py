@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from migrations.bulk import utc_text
+from migrations.bulk_sqlite import utc_text
 from migrations.database import run_sqlite
 from proxy.call import Call
 from proxy.storable import storable

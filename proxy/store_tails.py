@@ -20,7 +20,8 @@ class Tails:
     """The last turns of the trajectories that were written last."""
 
     def __init__(self) -> None:
-        self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
+        self._tails: OrderedDict[tuple[str, str], tuple[Tail, int]] = OrderedDict()
+        """Each with its size in bytes."""
         self._bytes = 0
 
     def knows(self, project: str, trajectory_id: str) -> bool:
@@ -29,14 +30,16 @@ class Tails:
 
     def keep(self, project: str, trajectory_id: str, tail: Tail | None) -> None:
         """Remember where a trajectory stands now; None: nothing can follow it."""
-        key = (project, trajectory_id)
-        if (before := self._tails.pop(key, None)) is not None:
-            self._bytes -= _size_bytes(before)
+        tails, key = self._tails, (project, trajectory_id)
+        if (before := tails.pop(key, None)) is not None:
+            self._bytes -= before[1]
         if tail is not None:
-            self._tails[key] = tail
-            self._bytes += _size_bytes(tail)
-        while len(self._tails) > KEPT or self._bytes > BYTES_KEPT:
-            self._bytes -= _size_bytes(self._tails.popitem(last=False)[1])
+            messages = tail.messages
+            size = TOKEN_BYTES * len(tail.token_ids) + MESSAGE_BYTES * len(messages) + sum(map(len, messages))
+            tails[key] = tail, size
+            self._bytes += size
+        while len(tails) > KEPT or self._bytes > BYTES_KEPT:
+            self._bytes -= tails.popitem(last=False)[1][1]
 
     def forget(self) -> None:
         """Drop all: some of it may be of a transaction that did not commit."""
@@ -47,12 +50,8 @@ class Tails:
         """The trajectory's tail, which is the completion `tail_id`; None where nothing can follow it."""
         if tail_id is None:
             return None
-        known = self._tails.get((project, trajectory_id))
+        known, _ = self._tails.get((project, trajectory_id), (None, 0))
         return known if known is not None and known.completion_id == tail_id else _read(connection, project, tail_id)
-
-
-def _size_bytes(tail: Tail) -> int:
-    return TOKEN_BYTES * len(tail.token_ids) + MESSAGE_BYTES * len(tail.messages) + sum(map(len, tail.messages))
 
 
 def _read(connection: Connection, project: str, tail_id: str) -> Tail | None:

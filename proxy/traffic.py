@@ -29,10 +29,12 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds_s) + 1)
 
-    def note(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(self.bounds_s, seconds)] += 1
-        self.sum_s += seconds
+    def note(self, seconds: Sequence[float]) -> None:
+        """Count them."""
+        counts, bounds_s = self.counts, self.bounds_s
+        for one in seconds:
+            counts[bisect_left(bounds_s, one)] += 1
+        self.sum_s = sum(seconds, self.sum_s)
 
     def buckets(self) -> list[tuple[str, float]]:
         """As Prometheus writes them: bound, and how many are not over it."""
@@ -62,22 +64,23 @@ class Traffic:
 
     def note(self, calls: Sequence[Call]) -> None:
         """Count what was committed; not what a dead process left behind, whose times are of another day."""
+        fresh = [call for call in calls if call.created_at_s >= self._began_at_s]
+        policies = {call.policy for call in fresh}
         with self._lock:
-            for call in calls:
-                if call.created_at_s >= self._began_at_s:
-                    self._note(call)
+            for policy in policies:
+                self._note(policy, fresh if len(policies) == 1 else [call for call in fresh if call.policy == policy])
 
-    def _note(self, call: Call) -> None:
-        told, policy = self._told, call.policy
+    def _note(self, policy: str, calls: Sequence[Call]) -> None:
+        told = self._told
+        told.sampled_tokens[policy] += sum([call.sampled_tokens for call in calls])
+        told.prompt_tokens[policy] += sum([call.read_tokens for call in calls])
         # A request of several prompts is a call for each: times and answers are the first one's.
-        if not call.first_id:
-            told.calls[policy, call.endpoint, call.status] += 1
-            if call.ttft_ms is not None:
-                _of(told.first_token, policy, FIRST_TOKEN_S).note(call.ttft_ms / 1000)
-            if call.status == "complete":
-                _of(told.whole, policy, WHOLE_S).note(call.total_ms / 1000)
-        told.sampled_tokens[policy] += call.sampled_tokens
-        told.prompt_tokens[policy] += call.read_tokens
+        firsts = [call for call in calls if not call.first_id]
+        told.calls.update([(policy, call.endpoint, call.status) for call in firsts])
+        if begun := [call.ttft_ms / 1000 for call in firsts if call.ttft_ms is not None]:
+            _of(told.first_token, policy, FIRST_TOKEN_S).note(begun)
+        if whole := [call.total_ms / 1000 for call in firsts if call.status == "complete"]:
+            _of(told.whole, policy, WHOLE_S).note(whole)
 
     def told(self) -> Told:
         """What was counted up to now, for one reader."""

@@ -9,8 +9,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from migrations.database import Transactions
 from proxy.call import Call
 from proxy.records import Spooled, decode, id_of
 from proxy.segments import Record
@@ -78,6 +80,7 @@ class Writer:
         """`refused`: the folder for what SQL refuses for good. All three are called in the writer's thread, of what is
         committed: `on_settled` of records that need not be kept any more."""
         self._store = store
+        self._transactions = Transactions(store.writing)
         self._refused = refused
         self._on_calls = on_calls
         self._on_feedback = on_feedback
@@ -125,6 +128,7 @@ class Writer:
         while not (ended and (not backlog or self._away_since_s is not None)):
             ended = self._fill(backlog) or ended
             backlog = self._take(backlog)
+        self._transactions.close()
 
     def _fill(self, backlog: deque[Recorded | Asked]) -> bool:
         """Take over what has come; wait for it where there is nothing to do, and then for more to go with it. Whether
@@ -181,9 +185,9 @@ class Writer:
         others: list[Asked | Spooled] = []
         done: list[tuple[Asked, Any]] = []
         try:
-            with self._store.writing.begin() as connection:
+            with self._transactions.begin() as connection:
                 for item in items:
-                    value = item if isinstance(item, Asked) else item.value
+                    value = item if isinstance(item, Asked) else item.kept or item.value
                     if isinstance(value, Call):
                         calls.append(value)
                     else:
@@ -201,7 +205,8 @@ class Writer:
         for asked, result in done:
             asked.written.set_result(result)
         self._on_calls(calls)
-        self._settle(item for item in items if isinstance(item, Recorded))
+        if settled := [item for item in items if isinstance(item, Recorded)]:
+            self._on_settled(settled)
         if others:
             self._on_feedback()
 
@@ -209,7 +214,7 @@ class Writer:
         if isinstance(item, Asked):
             item.written.set_exception(error)
         elif self._set_aside(item.record, error):
-            self._settle([item])
+            self._on_settled([item])
 
     def _set_aside(self, record: Record, error: Exception) -> bool:
         """What the database refuses for good must not block what is behind it: it goes to a file of its own."""
@@ -222,10 +227,6 @@ class Writer:
             return False
         log.error("a record was refused by the database (%s); kept in %s", error, path)
         return True
-
-    def _settle(self, items: Iterable[Recorded]) -> None:
-        if settled := list(items):
-            self._on_settled(settled)
 
     def _is_away(self, error: Exception) -> None:
         self._began_s = None
@@ -243,8 +244,10 @@ class Writer:
 
 def _next(backlog: deque[Recorded | Asked], most: int) -> list[Recorded | Asked]:
     """The first of them, so many that one transaction may have them in memory."""
-    batch: list[Recorded | Asked] = []
-    size_bytes = 0
+    batch = list(islice(backlog, most))
+    if sum([item.record.length for item in batch if isinstance(item, Recorded)]) <= BATCH_BYTES:
+        return batch
+    batch, size_bytes = [], 0
     for item in backlog:
         size_bytes += item.record.length if isinstance(item, Recorded) else 0
         if len(batch) == most or (batch and size_bytes > BATCH_BYTES):

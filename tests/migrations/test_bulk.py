@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text, select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from migrations import database, schema
 from migrations.bulk import among, insert_absent, insert_many, listed, raw_json, update_many
-from migrations.database import connect, run_sqlite
+from migrations.database import Transactions, connect, read_sqlite, run_sqlite
 from migrations.types import is_json
 from tests.conftest import NOW
 
@@ -86,9 +86,23 @@ def test_who_looked_before_is_told_what_was_inserted(engine: Engine) -> None:
     rows = [as_bulk(schema.trajectories, trajectory(f"t{number}")) for number in range(3)]
     with engine.begin() as connection:
         assert insert_absent(connection, schema.trajectories, rows[:2]) == {("default", "t0"), ("default", "t1")}
-        if engine.dialect.name == "postgresql":  # where somebody else may have come in between
-            assert insert_absent(connection, schema.trajectories, rows) == {("default", "t2")}
+        # Somebody else may have come in between.
+        assert insert_absent(connection, schema.trajectories, rows) == {("default", "t2")}
+        assert insert_absent(connection, schema.trajectories, rows) == set()
         assert insert_absent(connection, schema.trajectories, []) == set()
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("there", [range(1), range(49, 52), range(120), range(0, 121, 2), range(100, 121), range(121)])
+def test_who_inserts_is_told_what_was_not_there_however_many_there_were(engine: Engine, there: range) -> None:
+    rows = [as_bulk(schema.trajectories, trajectory(f"t{number:03d}", task="new")) for number in range(121)]
+    with engine.begin() as connection:
+        insert_many(connection, schema.trajectories, [rows[number] | {"task": "old"} for number in reversed(there)])
+        inserted = insert_absent(connection, schema.trajectories, rows)
+        assert inserted == {("default", f"t{number:03d}") for number in range(121) if number not in there}
+        found = connection.execute(select(t.id, t.task)).all()
+    assert {row.id for row in found if row.task == "new"} == {row_id for _, row_id in inserted}
+    assert len(found) == 121
 
 
 @pytest.mark.usefixtures("seed")
@@ -144,6 +158,32 @@ def test_sqlite_is_told_a_column_from_when_it_was_filled_once(tmp_path: Path) ->
     assert [one for one in told if "few" in one] == [f"INSERT INTO few ({names})" for names in columns]
 
 
+def test_sqlite_is_told_once_what_all_rows_have_in_common_until_a_column_has_differed(tmp_path: Path) -> None:
+    names = ("project", "id", "task", "n")
+    table = Table("shared", MetaData(), *(Column(name, Text, primary_key=name in names[:2]) for name in names))
+    engine, told = connect(f"sqlite:///{tmp_path / 'few.db'}"), []
+    table.create(engine)
+    batches = [
+        [("p", "a", "t", "1"), ("p", "b", "t", "2")],
+        [("p", "c", "t", "3")],
+        [("p", "d", "t", "3"), ("p", "e", "t", "3"), ("p", "f", "t", "3")],
+        [("p", "g", None, "4"), ("p", "h", "u", "4")],
+        [("q", f"{number:03d}", "u", "5") for number in range(51)],
+        [("q", "r", "u", "5"), ("q", "r", "u", "5")],
+    ]
+    with engine.begin() as connection:
+        connection.connection.dbapi_connection.set_trace_callback(told.append)
+        for rows in batches:
+            insert_many(connection, table, [dict(zip(names, row, strict=True)) for row in rows], ("project", "id"))
+        connection.connection.dbapi_connection.set_trace_callback(None)
+        found = [tuple(row) for row in connection.execute(select(table))]
+    assert sorted(found) == sorted({row for rows in batches for row in rows})
+    columns = [sql[len("INSERT INTO shared (") :].partition(")")[0] for sql in told if "shared" in sql]
+    both, all_but_project = "project, task, id, n", "project, id, task, n"
+    assert columns == [both, "project, id, task, n", both, *[all_but_project] * 4]
+    assert " SELECT 'p', 't', * FROM (VALUES ('a', '1'), ('b', '2')) LIMIT 2 " in told[0]
+
+
 @pytest.mark.usefixtures("seed")
 def test_instants_of_one_second_and_of_others_are_as_sqlalchemy_writes_them(engine: Engine) -> None:
     zones = UTC, timezone(timedelta(hours=-3, minutes=-30))
@@ -169,6 +209,21 @@ def test_an_instant_without_a_zone_is_refused(engine: Engine) -> None:
     row = as_bulk(schema.trajectories, trajectory("t", created_at=datetime(2026, 1, 1)))  # noqa: DTZ001
     with engine.begin() as connection, pytest.raises(ValueError, match="has no time zone"):
         insert_many(connection, schema.trajectories, [row])
+
+
+@pytest.mark.usefixtures("seed")
+def test_a_column_of_instants_that_equals_the_one_before_is_no_other_column(engine: Engine) -> None:
+    instants = [NOW + timedelta(microseconds=number) for number in range(3)]
+    rows = [
+        as_bulk(schema.trajectories, trajectory(f"t{number}", created_at=instant, last_seen_at=instant))
+        for number, instant in enumerate(instants)
+    ]
+    rows += [as_bulk(schema.trajectories, trajectory("t3", created_at=NOW, last_seen_at=instants[2]))]
+    with engine.begin() as connection:
+        for some in (rows[:2], rows[2:3], rows[3:]):
+            insert_many(connection, schema.trajectories, some)
+        found = connection.execute(select(t.created_at, t.last_seen_at).order_by(t.id)).all()
+    assert [tuple(row) for row in found] == [*((instant, instant) for instant in instants), (NOW, instants[2])]
 
 
 @pytest.mark.parametrize(
@@ -198,3 +253,59 @@ def test_a_file_that_another_writes_to_is_busy_as_sqlalchemy_says(
     url = f"sqlite:///{tmp_path / 'busy.db'}"
     with connect(url).begin(), pytest.raises(OperationalError, match="database is locked"), connect(url).begin():
         pass
+
+
+def test_a_query_past_sqlalchemy_that_fails_at_a_later_row_fails_as_sqlalchemy_says(tmp_path: Path) -> None:
+    # The second number overflows.
+    sql = "SELECT abs(column1) FROM (VALUES (?), (-9223372036854775807 - 1))"
+    with connect(f"sqlite:///{tmp_path / 'few.db'}").begin() as connection:
+        with pytest.raises(DBAPIError, match="integer overflow"):
+            read_sqlite(connection, sql, (1,))
+        assert read_sqlite(connection, "SELECT ?", (1,)) == [(1,)]
+
+
+def test_transactions_of_one_thread_share_a_connection_until_one_fails_or_the_engine_is_new(tmp_path: Path) -> None:
+    engine, told = connect(f"sqlite:///{tmp_path / 'few.db'}"), []
+    Table("few", MetaData(), Column("id", Text, primary_key=True)).create(engine)
+    transactions = Transactions(engine)
+
+    def write(row_id: str) -> Connection:
+        with transactions.begin() as connection:
+            assert connection.connection.dbapi_connection.in_transaction
+            connection.exec_driver_sql("INSERT INTO few VALUES (?)", (row_id,))
+            told.append(row_id)
+        assert not connection.closed
+        assert not connection.in_transaction()
+        return connection
+
+    first = write("a")
+    assert write("b") is first
+    with pytest.raises(IntegrityError):
+        write("a")
+    assert first.closed
+    second = write("c")
+    engine.dispose()
+    # As after `sync_commits`: what new connections are told, the old one was not.
+    third = write("d")
+    assert second.closed
+    assert third is not second
+    with pytest.raises(KeyboardInterrupt), transactions.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO few VALUES ('e')")
+        raise KeyboardInterrupt
+    fourth = write("f")
+    transactions.close()
+    transactions.close()
+    assert fourth.closed
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id FROM few ORDER BY id").scalars().all() == list("abcdf")
+    assert engine.pool.checkedout() == 0
+
+
+def test_transactions_of_postgresql_are_those_of_its_engine(engine: Engine) -> None:
+    transactions = Transactions(engine)
+    with transactions.begin() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    kept = 1 if engine.dialect.name == "sqlite" else 0
+    assert engine.pool.checkedout() == kept
+    transactions.close()
+    assert engine.pool.checkedout() == 0

@@ -68,7 +68,7 @@ def test_messages_that_come_as_the_same_bytes_are_not_read_again() -> None:
     no_json = msgspec.Raw(b"no JSON")
     tail = Tail("c0", [1, 2, 3, 4], [no_json], (), None)
     asked = Asked([no_json, raw(SAID), raw(MORE)])
-    assert added(tail, asked, [1, 2, 3, 4, 5], None).said == [MORE]
+    assert json.loads(added(tail, asked, [1, 2, 3, 4, 5], None).told) == [MORE]
 
 
 def test_messages_that_come_as_other_bytes_are_told_by_what_they_say() -> None:
@@ -82,6 +82,25 @@ def test_a_tail_keeps_its_messages_and_not_the_request_that_they_came_in() -> No
     assert tail is not None
     body[:] = b" " * len(body)
     assert bytes(tail.messages[0]) == b'{"role":"user","content":"u"}'
+
+
+def test_a_tail_has_what_the_one_before_it_had_and_its_own_of_what_came() -> None:
+    before = first()
+    body = bytearray(b"[%b]" % b",".join([raw(one) for one in (SYSTEM, USER, SAID, MORE)]))
+    asked = Asked(msgspec.json.decode(body, type=list[msgspec.Raw]))
+    tail = tail_of("c1", added(before, asked, [1, 2, 3, 4, 5], None), [1, 2, 3, 4, 5], [6], None)
+    assert tail is not None
+    body[:] = b" " * len(body)
+    assert [json.loads(bytes(message)) for message in tail.messages] == [SYSTEM, USER, SAID, MORE]
+    assert tail.messages[0] is before.messages[0]
+    assert len(before.messages) == 2
+
+
+def test_what_siblings_asked_is_told_from_where_each_goes_on() -> None:
+    asked = Asked([raw(message) for message in (SYSTEM, USER, SAID, MORE)])
+    goes_on, afresh = added(first(), asked, [1, 2, 3, 4, 5], None), added(None, asked, [1, 2, 3, 4, 5], None)
+    again = added(first(), asked, [1, 2, 3, 4, 5], None)
+    assert [json.loads(one.told) for one in (goes_on, afresh, again)] == [[MORE], [SYSTEM, USER, SAID, MORE], [MORE]]
 
 
 def test_a_tail_read_from_sql_is_compared_by_what_it_says_but_once() -> None:

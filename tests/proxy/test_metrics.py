@@ -192,6 +192,21 @@ def test_calls_are_counted_by_policy_and_end_and_their_times_by_bounds() -> None
     assert figures(told, "whetstone_calls_total") == {("header",): 3}
 
 
+def test_calls_of_several_policies_at_once_count_as_one_by_one() -> None:
+    now_s = time.time() + 1
+    calls = [
+        make_call(
+            f"c{number}", policy=f"p{number % 3}", created_at_s=now_s, ttft_ms=number * 9.0, total_ms=0.1 * number
+        )
+        for number in range(20)
+    ]
+    at_once, one_by_one = Traffic(), Traffic()
+    at_once.note(calls)
+    for call in calls:
+        one_by_one.note([call])
+    assert at_once.told() == one_by_one.told()
+
+
 def test_a_request_of_several_prompts_counts_once_and_all_its_tokens() -> None:
     traffic, now_s = Traffic(), time.time() + 1
     said = (make_choice(token_ids=[1, 2]),)

@@ -80,6 +80,23 @@ def test_a_batch_leaves_what_its_calls_leave_one_by_one(engine: Engine, seed: An
     assert {None, "superseded", "aborted", "no_token_ids"} <= whys
 
 
+def test_calls_of_new_trajectories_that_are_there_already_stay_as_they_are(engine: Engine, seed: Any) -> None:
+    calls = [make_call(f"c{number}", f"t{number}", threaded_by=("new", "header")[number % 2]) for number in range(4)]
+    with engine.begin() as connection:
+        Store(engine).calls.write(connection, calls[1:3])
+    before = _rows(engine, select(schema.trajectories))
+    with engine.begin() as connection:  # as after a death: nothing is known
+        store = Store(engine)
+        store.calls.write(connection, [*calls, calls[0]])
+    after = _rows(engine, select(schema.trajectories).order_by(schema.trajectories.c.id))
+    assert [(row.id, row.completions) for row in after] == [(call.trajectory_id, 1) for call in calls]
+    assert [row for row in after if row.id in {one.id for one in before}] == before
+    assert len(_rows(engine, select(schema.completions))) == 4
+    with engine.begin() as connection:
+        store.calls.write(connection, calls)
+    assert len(_rows(engine, select(schema.completions))) == 4
+
+
 def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_tails, "BYTES_KEPT", 1000)
     tails = store_tails.Tails()
