@@ -200,8 +200,7 @@ def test_a_stream_that_began_before_the_disk_was_full_ends_in_an_error(
         chunks = answer.iter_bytes()
         said = next(chunks)
         process.send_signal(signal.SIGUSR2)
-        # Whoever asks after the signal is refused: then it has come.
-        wait_for(lambda: app.post("/v1/feedback", json={"trajectory_id": "t", "reward": 1}).status_code == 503)
+        fill(app)
         go_on.set()
         said += b"".join(chunks)
     assert b"[DONE]" not in said
@@ -218,7 +217,7 @@ def test_unrecorded_answers_are_served_where_that_is_wanted_and_say_so(
         kept = app.post("/v1/chat/completions", json=body)
         assert kept.is_success and "x-whetstone-recorded" not in kept.headers
         process.send_signal(signal.SIGUSR2)
-        wait_for(lambda: app.post("/v1/feedback", json={"trajectory_id": "t", "reward": 1}).status_code == 503)
+        fill(app)
         before = app.get("/readyz").json()["dropped"]
         answer = app.post("/v1/chat/completions", json=body)
         assert answer.is_success
@@ -226,6 +225,13 @@ def test_unrecorded_answers_are_served_where_that_is_wanted_and_say_so(
         # A stream's headers are out before anybody knows.
         assert stream or answer.headers["x-whetstone-recorded"] == "false"
         assert not stream or answer.content.endswith(b"data: [DONE]\n\n")
+
+
+def fill(app: httpx.Client) -> None:
+    """Have the journal take feedback until it has no room for any: large ones first, what it has reserved is 1 MiB."""
+    for size in (2**17, 2**13, 2**9, 0):
+        said = {"trajectory_id": "t", "reward": 1, "metadata": {"x": "y" * size}}
+        wait_for(lambda said=said: app.post("/v1/feedback", json=said).status_code == 503)
 
 
 def limited(sqlite_url: str, tmp_path: Path, fake_vllm: FakeVllm, **proxy: Any) -> tuple[Settings, dict[str, str]]:
