@@ -30,6 +30,7 @@ JOINED_BYTES = 64 * 2**10
 """A body up to this size goes out in one piece with its headers: copied sooner than written twice."""
 LEARN_EVERY_S = 1.0
 """At most; twice as long each time where the head learned before did not come again: a server's may never be alike."""
+LAST_STATUS = 599
 _PLAIN = (b"", b"identity")
 """Content encodings that are none."""
 
@@ -282,6 +283,8 @@ class _Connection(asyncio.Protocol):
         if encoding is not None and encoding.lower() not in _PLAIN:
             told = "the model server compresses its answers, unasked; have it send them plain"
             response.fails(UpstreamDown(told))
+        elif status > LAST_STATUS:
+            response.fails(UpstreamDown(f"the model server answers with the status {status}, which HTTP does not have"))
         else:
             response.begins(status)
 

@@ -21,7 +21,9 @@ _LINE, _NAME = b": ".join, itemgetter(0)
 """Of a header."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _NO_HEADERS: tuple[bytes, ...] = ()
-_BODILESS = (204, 304)
+_NO_LENGTH = 204
+"""Status of answers that never tell a length (RFC 9110, 8.6)."""
+_BODILESS = (_NO_LENGTH, 304)
 """Statuses of answers without a body."""
 FORMS_KEPT = 64
 """Forms of answers: statuses with the names of headers."""
@@ -247,10 +249,10 @@ class Exchange:
         length = size
         every = [*self._default_headers, *headers]
         if not _FRAMING.isdisjoint(map(_NAME, every)):
-            every, told = self._framed(every)
+            every, told = self._framed(every, status)
             length = told if size is None else size
         lines = [*map(_LINE, every)]
-        if size is not None:
+        if size is not None and status != _NO_LENGTH:
             lines.append(b"content-length: %d" % size)
         _check(b"".join(lines))
         if not self.keep_alive:
@@ -266,7 +268,7 @@ class Exchange:
         self._left_bytes = 0 if length is None or self._bodiless else length
         return STATUS_LINE[status] + b"\r\n".join((*lines, b"", b""))
 
-    def _framed(self, headers: list[Header]) -> tuple[list[Header], int | None]:
+    def _framed(self, headers: list[Header], status: int) -> tuple[list[Header], int | None]:
         """Do as the headers tell that say how the answer is framed: those of them that go out, and its length."""
         kept: list[Header] = []
         length: int | None = None
@@ -275,7 +277,7 @@ class Exchange:
                 self.keep_alive = False
             if name == b"content-length":
                 length = int(value)
-            if name == b"content-length" or name not in _FRAMING:
+            if name not in _FRAMING or (name == b"content-length" and status != _NO_LENGTH):
                 kept.append((name, value))
         return kept, length
 

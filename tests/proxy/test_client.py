@@ -200,6 +200,15 @@ def test_what_is_no_whole_answer_is_an_error(answer: bytes) -> None:
     served([answer], do)
 
 
+@pytest.mark.parametrize("status", [b"600", b"999"])
+def test_a_status_that_http_does_not_have_is_an_error(status: bytes) -> None:
+    async def do(to: Served) -> None:
+        with pytest.raises(UpstreamDown, match=status.decode()):
+            await to.ask()
+
+    served(b"HTTP/1.1 " + status + b" Odd\r\ncontent-length: 4\r\n\r\nsaid", do)
+
+
 def test_what_came_before_the_break_is_read_first() -> None:
     async def do(to: Served) -> None:
         with await to.ask() as response:

@@ -171,6 +171,15 @@ def test_a_status_without_a_body_has_none_whatever_is_said(status: int) -> None:
     assert out.endswith(b"\r\n\r\n")
 
 
+@pytest.mark.parametrize(("status", "told"), [(204, 0), (304, 1), (200, 1)])
+def test_an_answer_in_one_piece_tells_its_length_where_that_may_be_told(status: int, told: int) -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.whole(status, [(b"x-said", b"a")], b"")
+
+    (out,) = answered(answer).written
+    assert out.count(b"content-length: 0\r\n") == told
+
+
 def test_who_speaks_http_1_0_gets_no_chunks() -> None:
     out = answered(say(200, [], b"sa", b"id"), keep_alive=False, version="1.0")
     assert (
