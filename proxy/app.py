@@ -237,7 +237,7 @@ class Proxy:
                 await self._keys.refresh()
                 await self._pauses.refresh()
                 for tenant in self.tenants.values():
-                    await tenant.read_again()
+                    await tenant.read_again(patient=True)
                 await self._peers.refresh()
                 away = False
             except Exception as error:  # whatever it is: without this task nothing would go live any more

@@ -24,11 +24,6 @@ EXCHANGE = "whetstone.exchange"
 class Exchanged(Protocol):
     """What is known of a request beside ASGI's messages, sooner and cheaper."""
 
-    @property
-    def disconnected(self) -> bool:
-        """The app has hung up before its answer was out."""
-        ...
-
     def whole_bytes(self) -> int | None:
         """Size of the request's body, if all of it is there and nobody has received any."""
         ...

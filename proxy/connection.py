@@ -240,7 +240,7 @@ class Connection(HttpToolsProtocol):
         scope["state"] = {}
         return scope
 
-    def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> Exchange:
+    def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         """Have the request answered, after those before it."""
         self._heard = exchange = self._exchange(scope, keep_alive, expects_continue)
         if self.serving():
@@ -250,7 +250,6 @@ class Connection(HttpToolsProtocol):
                 self.flow.pause_reading()
         else:
             self._start(exchange)
-        return exchange
 
     def _exchange(self, scope: Scope, keep_alive: bool = True, expects_continue: bool = False) -> Exchange:
         headers, on_response = self.server_state.default_headers, self.on_response_complete

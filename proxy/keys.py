@@ -24,7 +24,7 @@ PRINCIPAL = "whetstone.principal"
 """Where a request's scope has who asks."""
 
 HASHES_KEPT = 256
-"""Keys whose hash is known as they are sent: only that, what they open is looked up each time."""
+"""Keys whose hash is known as they are sent: only that, not what they open."""
 LONGEST_KEPT = 256
 """Bytes of what is sent so: strangers may send anything."""
 

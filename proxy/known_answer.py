@@ -28,7 +28,7 @@ class KnownAnswer:
 
     def __init__(self, pattern: bytes, headers: dict[bytes, bytes], content_type: str) -> None:
         """`pattern`: of a whole answer; its groups are the length that it says it has, and its body."""
-        self._match = re.compile(pattern, re.DOTALL).match
+        self._match = re.compile(pattern, re.DOTALL).fullmatch
         self.headers = headers
         """By their names in lower case, but for what is each answer's own."""
         self.content_type = content_type

@@ -6,7 +6,7 @@ Knows who is well, what each has loaded and how much each is doing here; asks no
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol, TypeVar
@@ -24,8 +24,6 @@ MISLEADING = (404, 500)
 """Answers that may mean that a server has not the model, or is no more."""
 MAX_ERROR_BYTES = 2**20
 """Of such an answer."""
-FIND_S = 0.5
-"""How long what goes live waits for a server that is seen to have it: as long as the next look at them would take."""
 
 
 class Loaded(Protocol):
@@ -171,16 +169,13 @@ class Replicas:
         """Whether one of them answers under each of these names, or will when it wakes."""
         return any(replica.healthy and replica.names.issuperset(names) for replica in self._replicas)
 
-    async def find(self, names: Sequence[str]) -> None:
-        """Look at the servers at once, where none that is well is known to have these names; return when one has them,
-        after FIND_S in any case."""
+    def sees(self, names: Sequence[str]) -> bool:
+        """Whether one of them that is well is known to have these names, or none is well; else all are looked at again
+        at once."""
         if self.ready(names) or not any(replica.healthy for replica in self._replicas):
-            return
+            return True
         self._look_now()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIND_S):
-                while not self.ready(names):
-                    await self._changed.wait()
+        return False
 
     def nobody_takes(self, name: str) -> bool:
         """Whether an adapter was refused by every server that is well."""

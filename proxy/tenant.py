@@ -5,6 +5,7 @@ FastAPI for the rest.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,8 @@ from whetstone.ids import version_id
 from whetstone.keys import Principal
 from whetstone.settings import Settings
 
+LATE_S = 0.5
+"""As long as it takes until every server was looked at anyway."""
 SHADOWS_LATE = timedelta(hours=1)
 """What ended so long before the start may still get shadow siblings."""
 
@@ -79,6 +82,8 @@ class Tenant:
         )
         self._settings = settings
         self._reading = asyncio.Lock()
+        self._waiting_since_s: float | None = None
+        """Since when what was read waits until a server is seen to have it (monotonic)."""
 
     def open(self, shared: Shared) -> None:
         """Make the routes."""
@@ -185,15 +190,25 @@ class Tenant:
         """What runs beside the requests, for ever."""
         return [self._shadows.run(datetime.now(UTC) - SHADOWS_LATE), self._evaluating.run()]
 
-    async def read_again(self) -> None:
-        """Read the policies: whatever was committed before counts from then on, also where several read at once."""
+    async def read_again(self, *, patient: bool = False) -> None:
+        """Read the policies: whatever was committed before counts from then on, also where several read at once.
+
+        `patient`: what goes live and is not seen on a server yet counts when it is, LATE_S after it was read at most.
+        Whoever has made a version loads it and promotes it at once, sooner than anybody looks at the servers again.
+        """
         async with self._reading:
             policies = await asyncio.to_thread(self._read_policies)
-            if list(policies) != list(self.policies):
-                # Whoever has loaded a version promotes it then: it is there, and no server was looked at since.
-                await self._replicas.find(live_names(policies))
-                self.policies = policies
-                self._replicas.changed()
+            if list(policies) == list(self.policies):
+                self._waiting_since_s = None
+                return
+            if patient and not self._replicas.sees(live_names(policies)):
+                now_s = time.monotonic()
+                self._waiting_since_s = self._waiting_since_s or now_s
+                if now_s - self._waiting_since_s < LATE_S:
+                    return
+            self._waiting_since_s = None
+            self.policies = policies
+            self._replicas.changed()
 
     def _read_policies(self) -> Policies:
         """Those that the settings name: what else the database has, nobody here serves. No trajectory is to wait for a

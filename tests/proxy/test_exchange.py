@@ -225,9 +225,55 @@ def test_who_serves_is_cancelled_when_the_app_goes() -> None:
 
         ended.append(await unless_disconnected(serve(), exchange.scope, exchange.receive))
         assert await exchange.receive() == {"type": "http.disconnect"}
+        task = asyncio.current_task()
+        assert task is not None and not task.cancelling(), "what comes then may wait again"
 
     assert answered(answer).written == []
     assert ended == [False]
+
+
+def test_who_has_gone_before_it_is_served_is_not_served() -> None:
+    served: list[str] = []
+
+    async def answer(exchange: Exchange) -> None:
+        async def serve() -> None:
+            await asyncio.sleep(0)
+            served.append("still here")
+
+        exchange.lost()
+        assert not await unless_disconnected(serve(), exchange.scope, exchange.receive)
+
+    answered(answer)
+    assert not served
+
+
+def test_who_goes_once_it_is_served_cancels_nobody() -> None:
+    ended: list[str] = []
+
+    async def answer(exchange: Exchange) -> None:
+        async def serve() -> None:
+            await asyncio.sleep(0)
+
+        assert await unless_disconnected(serve(), exchange.scope, exchange.receive)
+        exchange.lost()
+        await asyncio.sleep(0)
+        ended.append("by itself")
+
+    answered(answer)
+    assert ended == ["by itself"]
+
+
+@pytest.mark.parametrize(("limit_bytes", "body"), [(4, b"said"), (3, None)])
+def test_a_body_that_is_there_is_taken_up_to_its_limit(limit_bytes: int, body: bytes | None) -> None:
+    taken: list[bytes | None] = []
+
+    async def answer(exchange: Exchange) -> None:
+        exchange.came(b"said")
+        taken.append(exchange.whole_body(limit_bytes))
+        await say(200, LENGTH_4, b"said")(exchange)
+
+    answered(answer)
+    assert taken == [body]
 
 
 def test_an_app_that_goes_is_noticed_however_long_its_request_is(

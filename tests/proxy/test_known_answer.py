@@ -237,6 +237,10 @@ def test_an_answer_without_a_body_or_with_a_long_one_is_left_to_the_parser() -> 
     assert alone(answer(), answer(b"x" * MOST_BODY_BYTES), answer(b"x" * (MOST_BODY_BYTES + 1))) == 1
 
 
+def test_what_stands_behind_the_longest_body_is_not_passed_over() -> None:
+    assert alone(answer(), answer(b"x" * MOST_BODY_BYTES) + answer(), answer()) == 1
+
+
 def test_a_connection_that_has_not_sent_all_is_not_kept() -> None:
     assert alone(*[answer()] * 3, unsent_bytes=1) == 0
 

@@ -76,7 +76,7 @@ def with_servers(urls: list[str], ask: Callable[[Replicas], Awaitable[Any]], **l
     """Do it with these servers, all of which are thought to be well and to have version 0."""
 
     async def run() -> Any:
-        replicas = Replicas([Replica(url, Upstream(url + "/v1", 10)) for url in urls], **LIMITS | limits)
+        replicas = Replicas([Replica(url, Upstream(url + "/v1", 60)) for url in urls], **LIMITS | limits)
         for replica in replicas:
             replica.healthy, replica.names = True, frozenset({NAME})
         try:
