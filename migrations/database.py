@@ -96,7 +96,7 @@ class Transactions:
     """Those of one thread, one after the other.
 
     On SQLite all are of one connection, for SQLAlchemy takes longer to lend one and to take it back than a small
-    transaction does; after an error, and when the engine was disposed of, of another one.
+    transaction does; after an error, and when the engine was disposed of, one is lent anew.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -224,6 +224,9 @@ class Inference:
                     await self._cut_off(turn, "error", stream, repr(error))
                     raise
             raise
+        finally:
+            if not turn.recorded:  # what was heard could not be told
+                self._unrecorded(turn)
 
     def _request(self, turn: Turn, headers: Mapping[bytes, bytes]) -> Request:
         """As it stands now: where it had to wait, another version may be to answer it, as the database last told.

@@ -87,9 +87,7 @@ class Journal:
             raise OSError(errno.EDQUOT, f"the journal has its {self._max_bytes} bytes")
         try:
             if current.size_bytes > TURN_BYTES and (not self._full or current.size_bytes > SEGMENT_BYTES):
-                full, current = current, self._next_segment()
-                self._current = current
-                self._retire(full)
+                current = self._turn(current)
             record = current.append(payload)
         except OSError:
             self._failed_at = time.monotonic()
@@ -141,26 +139,43 @@ class Journal:
             if segment is not None:
                 segment.close()
 
+    def _turn(self, full: Segment) -> Segment:
+        """What is written now: another segment, or the same where there is none to be had and it has not its length.
+
+        Raises:
+            OSError: it has.
+        """
+        try:
+            current = self._next_segment()
+        except OSError:
+            if full.size_bytes > SEGMENT_BYTES:
+                raise
+            return full
+        self._current = current
+        self._retire(full)
+        return current
+
     def _retire(self, segment: Segment) -> None:
         if not segment.outstanding:
             segment.close()
             return
-        if self._full or segment.size_bytes > SEGMENT_BYTES:
-            segment.seal()
+        stays = bool(self._full) or segment.size_bytes > SEGMENT_BYTES
         self._full.add(segment)
         self._full_bytes += segment.size_bytes
+        if stays:
+            segment.seal()
 
     def _next_segment(self) -> Segment:
         spare, self._spare = self._spare, None
-        if spare is None:
-            return self._new_segment()
-        try:
-            spare.begin(self._next_path())
-        except OSError:
-            spare.close()
-            raise
-        self._unsynced_folder = True
-        return spare
+        if spare is not None:
+            try:
+                spare.begin(self._next_path())
+            except OSError:
+                spare.close()
+            else:
+                self._unsynced_folder = True
+                return spare
+        return self._new_segment()
 
     def _next_path(self) -> Path:
         self._number += 1

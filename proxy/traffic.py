@@ -72,8 +72,9 @@ class Traffic:
 
     def _note(self, policy: str, calls: Sequence[Call]) -> None:
         told = self._told
-        told.sampled_tokens[policy] += sum([call.sampled_tokens for call in calls])
-        told.prompt_tokens[policy] += sum([call.read_tokens for call in calls])
+        sampled, read = sum([call.sampled_tokens for call in calls]), sum([call.read_tokens for call in calls])
+        told.sampled_tokens[policy] += sampled
+        told.prompt_tokens[policy] += read
         # A request of several prompts is a call for each: times and answers are the first one's.
         firsts = [call for call in calls if not call.first_id]
         told.calls.update([(policy, call.endpoint, call.status) for call in firsts])

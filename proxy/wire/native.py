@@ -16,6 +16,9 @@ from whetstone.reasons import WhyNotTrained
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
 """Types of the events that end a stream; from there on everything is held back until the call is recorded."""
 
+MOST_TOKENS = 2**31
+"""No prompt has so many, and a column of PostgreSQL's holds fewer."""
+
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _pieces = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -60,6 +63,8 @@ class NativeAsked:
     def read(self, body: bytes) -> Answer:
         """Take a whole answer apart."""
         said: dict[str, Any] = msgspec.json.decode(body)
+        if not isinstance(said.get("output") or [], list):
+            raise TypeError("an output is a list")
         pieces = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if "model" in pieces:
             pieces["model"] = raw(self.model)
@@ -102,18 +107,13 @@ def _text(told: Any) -> str | None:
 
 
 def _heard(said: dict[str, Any]) -> Heard:
-    """What a message or a response says, as one choice."""
-    parts = said.get("content") or [
-        part
-        for item in said.get("output") or ()
-        for part in (item.get("content") or ())
-        if item.get("type") == "message"
-    ]
+    """What a message or a response says, as one choice. What is of another type than either has says nothing."""
+    items = [item for item in _list(said.get("output")) if isinstance(item, dict) and item.get("type") == "message"]
+    parts = _list(said.get("content")) or [part for item in items for part in _list(item.get("content"))]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    usage = said.get("usage") or {}
     return Heard(
         prompt_token_ids=None,
-        prompt_tokens=usage.get("input_tokens"),
+        prompt_tokens=_tokens(said.get("usage")),
         choices=(
             Choice(
                 index=0,
@@ -123,6 +123,22 @@ def _heard(said: dict[str, Any]) -> Heard:
             ),
         ),
     )
+
+
+def _tokens(usage: Any) -> int | None:
+    """Those of the prompt; None where they were not told as any column holds them."""
+    told = usage.get("input_tokens") if isinstance(usage, dict) else None
+    return told if type(told) is int and 0 <= told < MOST_TOKENS else None
+
+
+def _list(told: Any) -> list[Any]:
+    return told if isinstance(told, list) else []
+
+
+def _place(fields: dict[str, Any]) -> int:
+    """Of the block that an event speaks of."""
+    told = fields.get("index", fields.get("output_index"))
+    return told if isinstance(told, int) else 0
 
 
 class NativeStream:
@@ -182,18 +198,19 @@ class NativeStream:
 
     def _hear(self, fields: dict[str, Any]) -> None:
         if isinstance(block := fields.get("content_block"), dict):
-            self._blocks[fields.get("index", 0)] = dict(block)
+            self._blocks[_place(fields)] = dict(block)
         delta = fields.get("delta")
         if isinstance(delta, str) and fields.get("type") == "response.output_text.delta":
             delta = {"text": delta}
         if isinstance(delta, dict):
-            block = self._blocks.setdefault(fields.get("index", fields.get("output_index", 0)), {})
+            block = self._blocks.setdefault(_place(fields), {})
             for name in ("text", "thinking", "partial_json"):
                 if isinstance(delta.get(name), str):
                     block[name] = block.get(name, "") + delta[name]
             if delta.get("stop_reason"):
                 self._said["stop_reason"] = delta["stop_reason"]
-        if isinstance(fields.get("usage"), dict):
-            self._said["usage"] = (self._said.get("usage") or {}) | fields["usage"]
+        if isinstance(usage := fields.get("usage"), dict):
+            before = self._said.get("usage")
+            self._said["usage"] = before | usage if isinstance(before, dict) else usage
         if fields.get("type") == "error" or fields.get("error"):
             self.error = msgspec.json.encode(fields.get("error", fields)).decode()

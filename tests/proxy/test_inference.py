@@ -1,5 +1,6 @@
 """What is served and recorded, before a fake vLLM that can do what the real one cannot be asked for."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -11,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.journal import Journal
+from proxy.wire.chat_events import ChatStream
 from tests.proxy.conftest import (
     ANSWER_IDS,
     LOGPROBS,
@@ -20,6 +23,7 @@ from tests.proxy.conftest import (
     RunningProxy,
     events,
     settings_for,
+    wait_for,
 )
 from whetstone.settings import Settings
 
@@ -347,3 +351,40 @@ def test_an_app_that_hangs_up_within_its_request_leaves_nothing(plain_proxy: Run
         app.sendall(HEAD % 100 + b"{")
     assert plain_proxy.chat().status_code == 200
     assert len(plain_proxy.recorded()) == 1
+
+
+def asked_still(proxy: RunningProxy) -> int:
+    """Requests that are kept to be known again while their calls run."""
+    return len(proxy.app.tenants["default"].threads._running._by_asked)
+
+
+def test_a_call_that_cannot_be_told_is_over_all_the_same(
+    plain_proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of its request stays, and what it went on from is free."""
+    first = plain_proxy.chat().json()["choices"][0]["message"]
+    went_on = STREAM | {"messages": [*STREAM["messages"], first, {"role": "user", "content": "more"}]}  # type: ignore[misc]
+    with monkeypatch.context() as patched:
+        patched.setattr(ChatStream, "heard", property(lambda _: 1 / 0))
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            plain_proxy.client.post("/v1/chat/completions", json=went_on)
+        wait_for(lambda: not asked_still(plain_proxy), timeout_s=10)
+    again = plain_proxy.client.post("/v1/chat/completions", json=went_on)
+    assert again.headers["x-threaded-by"] == "content"
+
+
+def test_a_call_that_is_not_recorded_is_over_all_the_same(
+    sqlite_url: str,
+    tmp_path: Path,
+    fake_vllm: FakeVllm,
+    start: Callable[[Settings], RunningProxy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, proxy={"when_full": "unrecorded"}))
+
+    def full(*_: object) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(Journal, "append", full)
+    assert proxy.chat().headers["x-whetstone-recorded"] == "false"
+    assert not asked_still(proxy)

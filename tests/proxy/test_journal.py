@@ -398,3 +398,60 @@ def test_in_memory_there_is_no_file_and_records_are_read_all_the_same(tmp_path: 
     assert (journal.size_bytes, journal.full) == (0, False)
     assert journal.append(b"third").read() == b"third"
     journal.close()
+
+
+def turned(journal: Journal) -> FileSegment:
+    """Have another segment be written: what was written before is in SQL but for the last record. That one."""
+    last = journal.append(b"x" * module.TURN_BYTES)
+    journal.append(b"y")
+    assert isinstance(last.segment, FileSegment)
+    return last.segment
+
+
+def test_a_segment_that_is_written_again_has_its_folder_synced(tmp_path: Path) -> None:
+    """Its name is another one."""
+    journal = Journal(tmp_path)
+    journal.settled(turned(journal))
+    sync(journal.to_sync())
+    turned(journal)
+    descriptors = journal.to_sync()
+    assert str(tmp_path) in [str(Path(f"/proc/self/fd/{one}").readlink()) for one in descriptors]
+    sync(descriptors)
+    journal.close()
+
+
+def test_of_several_empty_segments_one_is_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    full = [turned(journal)]
+    while len(full) < 3:
+        record = journal.append(b"x" * module.SEGMENT_BYTES)
+        if record.segment not in full:
+            full.append(record.segment)  # type: ignore[arg-type]
+    for segment in full:
+        if segment is not journal._current:
+            journal.settled(segment, segment.outstanding)
+    assert len(list(tmp_path.iterdir())) == 2
+    journal.close()
+
+
+def test_a_turn_that_cannot_be_taken_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder takes no other name and no other file; the one that is written has room."""
+    journal = Journal(tmp_path)
+    journal.settled(turned(journal))
+
+    def refused(*_: object) -> None:
+        raise OSError("no")
+
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refused)
+        patched.setattr(module, "FileSegment", refused)
+        for _ in range(3):
+            journal.append(b"z" * module.TURN_BYTES)
+        with pytest.raises(OSError, match="no"):
+            while True:
+                journal.append(b"z" * module.TURN_BYTES)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files, "the one that could not be taken is given back"
+    journal.append(b"after")
+    journal.close()
+    assert frames(tmp_path)[-1] == b"after"

@@ -237,6 +237,17 @@ async def test_a_retry_of_a_call_that_still_runs_lands_beside_it(app: App) -> No
     assert (await app.said(user("a"), echo(), user("b"), echo("no"), user("c"))).extends == again.id
 
 
+async def test_of_two_that_were_lost_the_second_is_what_a_third_repeats(app: App) -> None:
+    """The first is known to be repeated already, though it runs still."""
+    lost = await app.ask(user("a"))
+    again = await app.ask(user("a"), retry=True)
+    once_more = await app.said(user("a"), retry=True)
+    assert again.place.by == once_more.threaded_by == "retry"
+    assert {lost.place.trajectory_id, again.place.trajectory_id} == {once_more.trajectory_id}
+    lost.answer()
+    again.answer()
+
+
 async def test_a_retry_takes_over_what_its_first_call_went_on_from(app: App) -> None:
     await app.said(user("a"))
     lost = await app.ask(user("a"), echo(), user("b"))

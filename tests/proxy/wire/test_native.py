@@ -169,3 +169,40 @@ def test_a_model_is_renamed_where_it_names_the_model_and_nowhere_else() -> None:
 def test_what_is_no_answer_is_unreadable(body: bytes) -> None:
     with pytest.raises(UNREADABLE):
         ask("messages").read(body)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"output": ["oops"]},
+        {"output": [{"type": "message", "content": 5}]},
+        {"usage": [1]},
+        {"usage": {"input_tokens": "12"}},
+        {"usage": {"input_tokens": 10**30}},
+        {"usage": {"input_tokens": -1}},
+        {"usage": {"input_tokens": True}},
+    ],
+)
+def test_what_is_of_another_type_says_nothing(odd: dict[str, Any]) -> None:
+    """Another server may tell anything; its call is recorded all the same."""
+    asked = ask("responses", input="hi")
+    (heard,) = asked.read(json.dumps({"id": "resp_1"} | odd).encode()).heard
+    assert (heard.prompt_tokens, heard.choices[0].text) == (None, "")
+    stream = asked.events()
+    stream.feed(event("response.completed", response={"id": "resp_1"} | odd))
+    (heard,) = stream.heard
+    assert (heard.prompt_tokens, heard.choices[0].text) == (None, "")
+
+
+def test_an_output_that_is_no_list_says_nothing_in_a_stream() -> None:
+    """Where all else has been passed on."""
+    stream = ask("responses", input="hi").events()
+    stream.feed(event("response.completed", response={"id": "resp_1", "output": 5}))
+    assert stream.heard[0].choices[0].text == ""
+
+
+def test_blocks_without_a_place_are_the_first() -> None:
+    stream = ask("messages", messages=[]).events()
+    for place in (None, 0, "x"):
+        stream.feed(event("content_block_delta", index=place, delta={"type": "text_delta", "text": "a"}))
+    assert stream.heard[0].choices[0].text == "aaa"
