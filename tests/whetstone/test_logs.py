@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from whetstone import logs
 from whetstone.settings import LogSettings, Settings, as_environment
@@ -133,6 +135,18 @@ def test_keys_and_passwords_are_blotted_out(
         log.exception("failed")
     told = capsys.readouterr().err
     assert secret not in told and told.count("***") == 2
+
+
+_PIECES = (
+    "://,a:b,@,wsk_,Bearer ,basic ,sk-,password,passwd,API_KEY,apikey,Secret,=, ,hunter2hunter2,pa\u017fsword,s\u212a-"
+)
+
+
+@given(st.lists(st.sampled_from(_PIECES.split(","))))
+def test_what_is_looked_for_first_is_all_that_can_be_found(pieces: list[str]) -> None:
+    """In whatever case: a long s and the sign for kelvin are an s and a k there."""
+    text = "".join(pieces)
+    assert ("***" in logs.hidden(text)) == bool(logs._SECRETS.search(text))
 
 
 def test_addresses_without_a_password_stay_whole() -> None:
