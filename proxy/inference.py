@@ -7,7 +7,7 @@ Raw ASGI: a framework's route would cost more than all of this. Knows the order 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -26,8 +26,9 @@ from proxy.asgi import (
     send_whole,
     unless_received,
 )
-from proxy.call import Call, Status
+from proxy.call import Status
 from proxy.client_response import EVENT_STREAM, Response, too_long
+from proxy.ends import Ends
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.history import Normaliser
 from proxy.keys import PRINCIPAL
@@ -80,7 +81,7 @@ class Inference:
         """`no_train`: of no call, whatever it says itself."""
         self._redactor = redactor
         self._no_train = no_train
-        self._charge = charge
+        self._ends = Ends(recorder, threads, answered, charge)
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
@@ -226,7 +227,7 @@ class Inference:
             raise
         finally:
             if not turn.recorded:  # what was heard could not be told
-                self._unrecorded(turn)
+                self._ends.nothing(turn)
 
     def _request(self, turn: Turn, headers: Mapping[bytes, bytes]) -> Request:
         """As it stands now: where it had to wait, another version may be to answer it, as the database last told.
@@ -262,9 +263,9 @@ class Inference:
                 reply = _reply(turn, [JSON, *turn.headers()], answer.for_app)
             ended = Ended("complete", answer.heard, answer.upstream_id, None, reply)
             if turn.redactor is None:
-                self._record_at_once(turn, ended)
+                self._ends.at_once(turn, ended)
             else:
-                await self._record(turn, ended)
+                await self._ends.record(turn, ended)
             if self._recorder.waits:
                 await self._recorder.durable()
             await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
@@ -300,7 +301,7 @@ class Inference:
         if turn.sent is not None and status == "complete":
             reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last)))
         try:
-            await self._record(turn, Ended(status, stream.heard, stream.upstream_id, stream.error, reply))
+            await self._ends.record(turn, Ended(status, stream.heard, stream.upstream_id, stream.error, reply))
             await self._recorder.durable()
         except NotRecorded as error:
             if turn.ttft_ms is None:
@@ -312,7 +313,7 @@ class Inference:
     async def _cut_off(self, turn: Turn, status: Status, stream: Stream | None, error: str | None = None) -> None:
         """Record what came of an answer that is not whole; None: nothing did."""
         stream = stream or turn.asked.events()
-        await self._record(turn, Ended(status, stream.heard, stream.upstream_id, error))
+        await self._ends.record(turn, Ended(status, stream.heard, stream.upstream_id, error))
 
     async def _broken(self, turn: Turn, stream: Stream | None, down: UpstreamDown) -> None:
         """Record what upstream broke off. Before the first byte the app gets an error; after it, as without us, no end.
@@ -342,52 +343,6 @@ class Inference:
         if retry_after := response.headers.get(b"retry-after"):
             headers.append((b"retry-after", retry_after))
         await send_whole(send, response.status, [*headers, *turn.headers()], turn.asked.error(body, response.status))
-
-    async def _record(self, turn: Turn, ended: Ended) -> None:
-        """Record it, without what is to be redacted."""
-        if turn.redactor is None:
-            self._record_at_once(turn, ended)
-            return
-        try:
-            calls = await turn.redactor.apart(turn.calls(ended))
-        except Exception:
-            self._unrecorded(turn)
-            raise
-        # Not before: an app that hangs up while it is redacted leaves a call to record.
-        self._take(turn, ended, calls)
-
-    def _record_at_once(self, turn: Turn, ended: Ended) -> None:
-        """The same where nothing is to be redacted."""
-        try:
-            calls = turn.calls(ended)
-        except Exception:
-            self._unrecorded(turn)
-            raise
-        self._take(turn, ended, calls)
-
-    def _take(self, turn: Turn, ended: Ended, calls: Sequence[Call]) -> None:
-        principal, turn_key = turn.principal, turn.address.turn_key
-        turn.recorded, turn.ended = True, ended
-        try:
-            for call in calls:
-                if self._recorder.take(call):
-                    self._threads.over(call, turn.question)
-                else:
-                    turn.dropped = True
-                    self._unrecorded(turn)
-                # Nobody counts what has no limit.
-                if principal is not None and principal.tokens_per_min is not None:
-                    self._charge(principal, call.tokens)
-        except Exception:
-            self._unrecorded(turn)
-            raise
-        if ended.reply is not None and turn_key is not None and not turn.dropped:
-            self._answered.keep(turn_key, ended.reply)
-
-    def _unrecorded(self, turn: Turn) -> None:
-        turn.recorded = True
-        assert turn.place is not None
-        self._threads.unrecorded(turn.id, turn.question, turn.place)
 
 
 def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:

@@ -1,0 +1,76 @@
+"""How a call ends: its record, what may go on from it, what its key has left, what is said again to who asks again.
+
+Knows who is told, and in which order; no app, no model server.
+"""
+
+from collections.abc import Callable, Sequence
+
+from proxy.call import Call
+from proxy.recorder import Recorder
+from proxy.replays import Replays
+from proxy.threads import Threads
+from proxy.turn import Ended, Turn
+from whetstone.keys import Principal
+
+
+class Ends:
+    """Tells how calls end, each once (`Turn.recorded`)."""
+
+    def __init__(
+        self, recorder: Recorder, threads: Threads, answered: Replays, charge: Callable[[Principal, int], None]
+    ) -> None:
+        self._recorder = recorder
+        self._threads = threads
+        self._answered = answered
+        self._charge = charge
+
+    async def record(self, turn: Turn, ended: Ended) -> None:
+        """Record it, without what is to be redacted.
+
+        Raises:
+            NotRecorded: the journal takes nothing, and unrecorded answers are not wanted.
+        """
+        if turn.redactor is None:
+            self.at_once(turn, ended)
+            return
+        try:
+            calls = await turn.redactor.apart(turn.calls(ended))
+        except Exception:
+            self.nothing(turn)
+            raise
+        # Not before: an app that hangs up while it is redacted leaves a call to record.
+        self._take(turn, ended, calls)
+
+    def at_once(self, turn: Turn, ended: Ended) -> None:
+        """The same (`record`) where nothing is to be redacted."""
+        try:
+            calls = turn.calls(ended)
+        except Exception:
+            self.nothing(turn)
+            raise
+        self._take(turn, ended, calls)
+
+    def nothing(self, turn: Turn) -> None:
+        """It came to nothing that could be recorded: it was never there."""
+        turn.recorded = True
+        assert turn.place is not None
+        self._threads.unrecorded(turn.id, turn.question, turn.place)
+
+    def _take(self, turn: Turn, ended: Ended, calls: Sequence[Call]) -> None:
+        principal, turn_key = turn.principal, turn.address.turn_key
+        turn.recorded, turn.ended = True, ended
+        try:
+            for call in calls:
+                if self._recorder.take(call):
+                    self._threads.over(call, turn.question)
+                else:
+                    turn.dropped = True
+                    self.nothing(turn)
+                # Nobody counts what has no limit.
+                if principal is not None and principal.tokens_per_min is not None:
+                    self._charge(principal, call.tokens)
+        except Exception:
+            self.nothing(turn)
+            raise
+        if ended.reply is not None and turn_key is not None and not turn.dropped:
+            self._answered.keep(turn_key, ended.reply)
