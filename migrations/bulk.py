@@ -4,7 +4,7 @@ SQLAlchemy makes a dict of every row and asks every column's type about its valu
 does. Here a statement is made once from the table, and rows go to the driver in its own form: to SQLite as tuples, to
 PostgreSQL, whose driver binds row by row, as one JSON array that the server takes apart.
 
-Values in rows: JSON and lists of numbers as JSON in UTF-8 (`raw_json`), instants with their zone, and what both
+Values in rows: JSON and lists of numbers as JSON in UTF-8 (`as_json_bytes`), instants with their zone, and what both
 databases have: text, numbers, truth, bytes. All rows of a statement have the same columns in the same order.
 """
 
@@ -34,7 +34,7 @@ from sqlalchemy.schema import Column
 
 from migrations.bulk_sqlite import Plan, all_as_sqlite_takes, as_sqlite_takes, check_zone
 from migrations.database import read_sqlite, run_sqlite
-from migrations.types import Utc, as_json, as_json_bytes, is_json
+from migrations.types import Utc, as_json, is_json
 
 Row = Mapping[str, Any] | msgspec.Struct
 """Columns and their values. Structs are made and taken apart in a third of the time."""
@@ -45,10 +45,6 @@ _PRESENT = {"sqlite": ("IN (SELECT value FROM json_each(?))", "?"), "postgresql"
 """Each database's words for whether an id is one of a list, and for a parameter."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-raw_json = as_json_bytes
-"""JSON as rows hold it."""
 
 
 raw_ids: Callable[[Sequence[int]], bytes] = _encode

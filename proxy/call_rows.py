@@ -7,19 +7,19 @@ so there is nothing in it that JSON has no words for.
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
-from migrations.bulk import raw_ids, raw_json
+from migrations.bulk import raw_ids
+from migrations.types import as_json_bytes
 from proxy.call import Call, Choice, nothing_said
 from proxy.delta import Added, Asked
-from proxy.storable import storable_json, storable_text
+from proxy.storable import storable_json, storable_text, told_storable
 
 LARGEST_KNOWN = 4096
 """Sampling fields and tools up to so many bytes are remembered: nearly all requests of an app have the same."""
 
-_decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 Key = tuple[str, str]
 """Project and id."""
@@ -198,7 +198,7 @@ def trajectory_row(one: Spoken) -> TrajectoryRow:
         completions,
         sampled_tokens,
         tail,
-        None if address.metadata is None else _json(address.metadata),
+        None if address.metadata is None else storable_json(address.metadata),
         created_at,
         created_at,
         call.prompt_hash,
@@ -234,13 +234,13 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         new.follows,
         call.end_user and storable_text(call.end_user),
         call.key_id,
-        _held(new.told),
+        told_storable(new.told),
         None if new.tools is None else _told_again(new.tools),
-        _json(choice.message) if choice.message else None,
+        storable_json(choice.message) if choice.message else None,
         storable_text(choice.text),
         None if new.prompt_token_ids is None else raw_ids(new.prompt_token_ids),
         None if choice.token_ids is None else raw_ids(choice.token_ids),
-        None if choice.logprobs is None else raw_json(choice.logprobs),
+        None if choice.logprobs is None else as_json_bytes(choice.logprobs),
         _told_again(call.sampling),
         choice.finish_reason and storable_text(choice.finish_reason),
         call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
@@ -260,18 +260,6 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
     )
 
 
-def _json(value: Any) -> bytes:
-    """What came as JSON, as JSON that both databases can hold."""
-    return _held(_encode(value))
-
-
-def _held(told: bytes) -> bytes:
-    """Compact JSON, likewise."""
-    # To look for one character is cheap: many texts have nothing that is escaped.
-    escaped = told.find(b"\\")
-    return told if escaped < 0 or told.find(_NUL, escaped) < 0 else bytes(storable_json(_decode(told)))
-
-
 def _told_again(raw: msgspec.Raw) -> bytes | None:
     """What was sent, compactly; None for JSON's null."""
     return _known(bytes(raw)) if len(raw) <= LARGEST_KNOWN else _read(raw)
@@ -279,8 +267,7 @@ def _told_again(raw: msgspec.Raw) -> bytes | None:
 
 def _read(raw: msgspec.Raw | bytes) -> bytes | None:
     value = _decode(raw)
-    return None if value is None else _json(value)
+    return None if value is None else storable_json(value)
 
 
-_NUL = b"\\u0000"
 _known = lru_cache(256)(_read)

@@ -136,12 +136,8 @@ class Connection(HttpToolsProtocol):
 
     def _take_known(self, known: KnownHead, data: bytes) -> bool:
         """Take a request whose head is known, past the parser, which stands between two others; whether it was one."""
-        answered = self._answered
         # Who asks before it has its answer is left to the parser.
-        if not self._between or self._missing or (answered is not None and not answered.response_complete):
-            return False
-        found = known.match(data)
-        if found is None:
+        if not self._between or self._missing or self.serving() or (found := known.match(data)) is None:
             return False
         scope, body, self._missing = found
         if self._lessons < LESSONS:

@@ -145,7 +145,7 @@ class Settings(Section):
 
     @field_validator("policy")
     @classmethod
-    def _onepolicy_name(cls, name: str) -> str:
+    def _one_policy_name(cls, name: str) -> str:
         return policy_name(name)
 
     @field_validator("policies")

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import NULL
 from proxy.wire.body import Body, deadly
 from proxy.wire.chat_answer import read_answer
 from proxy.wire.chat_events import ChatStream
@@ -50,10 +49,9 @@ class ChatAsked:
         self._body = body
         self._for_vllm = captured
         self.model = body.model
-        self.stream = values.get("stream") is True
-        user = values.get("user")
-        self.end_user: str | None = user if isinstance(user, str) else None
-        self.tools_or_null = fields.get("tools", NULL)
+        self.stream = body.stream
+        self.end_user = body.user
+        self.tools_or_null = body.tools_or_null
         """The request's tools, as they came; JSON null when it has none."""
         self._tells = not TELLING.isdisjoint(values)
         if self._tells or not captured:

@@ -9,15 +9,12 @@ import msgspec
 
 from proxy.call import NULL, Choice
 from proxy.wire.body import Body
-from proxy.wire.dialect import Answer, Heard, Server, raw
+from proxy.wire.dialect import Answer, Heard, Number, Server, raw
 from proxy.wire.sse import Events, data_of
 from whetstone.reasons import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
 """Types of the events that end a stream; from there on everything is held back until the call is recorded."""
-
-MOST_TOKENS = 2**31
-"""No prompt has so many, and a column of PostgreSQL's holds fewer."""
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _pieces = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -125,10 +122,16 @@ def _heard(said: dict[str, Any]) -> Heard:
     )
 
 
+class _Usage(msgspec.Struct):
+    input_tokens: Number | None = None
+
+
 def _tokens(usage: Any) -> int | None:
     """Those of the prompt; None where they were not told as any column holds them."""
-    told = usage.get("input_tokens") if isinstance(usage, dict) else None
-    return told if type(told) is int and 0 <= told < MOST_TOKENS else None
+    try:
+        return msgspec.convert(usage, _Usage).input_tokens
+    except msgspec.ValidationError:
+        return None
 
 
 def _list(told: Any) -> list[Any]:

@@ -10,9 +10,9 @@ from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text, select
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from migrations import database, schema
-from migrations.bulk import among, insert_absent, insert_many, listed, raw_json, update_many
+from migrations.bulk import among, insert_absent, insert_many, listed, update_many
 from migrations.database import Transactions, connect, read_sqlite, run_sqlite
-from migrations.types import is_json
+from migrations.types import as_json_bytes, is_json
 from tests.conftest import NOW
 
 t, c = schema.trajectories.c, schema.completions.c
@@ -21,7 +21,7 @@ t, c = schema.trajectories.c, schema.completions.c
 def as_bulk(table: Table, row: dict[str, Any]) -> dict[str, Any]:
     """A row as bulk takes it."""
     return {
-        name: raw_json(value) if value is not None and is_json(table.c[name].type) else value
+        name: as_json_bytes(value) if value is not None and is_json(table.c[name].type) else value
         for name, value in row.items()
     }
 

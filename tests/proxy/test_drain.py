@@ -64,11 +64,14 @@ class Client:
 
 
 def refused(url: str) -> bool:
+    """Nobody listens there any more: a connection that is reset or hangs was still in the queue of one who did."""
     address = urlsplit(url)
     try:
         socket.create_connection((address.hostname, address.port), timeout=5).close()
     except ConnectionRefusedError:
         return True
+    except (ConnectionResetError, TimeoutError):
+        pass
     return False
 
 
