@@ -205,7 +205,8 @@ def test_a_hint_without_a_broker_is_quick_and_silent(tmp_path, url):
     began = time.monotonic()
     for _ in range(100):
         hint(app, tasks.ASSEMBLE)
-    assert time.monotonic() - began < 0.5
+    # One that waited for a broker would take seconds each.
+    assert time.monotonic() - began < 20
     app.close()
 
 

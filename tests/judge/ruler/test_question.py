@@ -91,7 +91,7 @@ def test_a_judge_that_takes_too_long_is_not_waited_for(court):
     court.after_s += LONG_S
     began = time.monotonic()
     court.rank()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
     assert court.state().judge_waits == "local: it took longer than 0.5 s"
     assert court.judgements()[0].error == "local: it took longer than 0.5 s"
 

@@ -141,7 +141,7 @@ def test_a_judge_has_its_time_however_busy_it_looks(strong, manner):
     strong.says(GOOD).asked()
     began = time.monotonic()
     error = strong.says(manner).refused(timeout_s=0.6)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert (type(error), error.after_s) == (Later, None)
     # The connection is gone with the question: the server finds nobody to trickle to.
     assert manner is never or strong.server.gone.wait(5)
