@@ -58,7 +58,7 @@ def as_sqlite_takes(table: Table, names: tuple[str, ...], rows: list[Values]) ->
     row."""
     several, columns = len(rows) > 1, list(zip(*rows, strict=True))
     plan = _plans.get((table, names, several))
-    if plan is None or not _holds(plan, rows, columns):
+    if plan is None or not _holds(plan, columns):
         plan = _plans[table, names, several] = _learned(table, names, columns)
     same = list(plan.of_same(rows[0]))
     for place, form in plan.same_forms:
@@ -78,12 +78,12 @@ def all_as_sqlite_takes(table: Table, names: tuple[str, ...], rows: Iterable[Val
     return list(zip(*columns, strict=True))
 
 
-def _holds(plan: Plan, rows: list[Values], columns: list[Values]) -> bool:
+def _holds(plan: Plan, columns: list[Values]) -> bool:
     """Whether these rows are as those from which it was learned."""
-    nothing, same = plan.of_nothing(columns), [plan.of_same(rows[0])] * len(rows)
-    if nothing.count((None,) * len(rows)) < len(nothing):
-        return False
-    return list(plan.of_same(columns)) == list(zip(*same, strict=True))
+    count = len(columns[0])
+    filled = [values for values in plan.of_nothing(columns) if values.count(None) < count]
+    varied = [values for values in plan.of_same(columns) if values.count(values[0]) < count]
+    return not filled and not varied
 
 
 def _learned(table: Table, names: tuple[str, ...], columns: list[Values]) -> Plan:

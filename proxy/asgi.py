@@ -158,10 +158,24 @@ def with_headers(send: Send, headers: list[Header]) -> Send:
     return sending
 
 
-def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> Coroutine[Any, Any, None]:
-    """Send an answer in one piece; where `send` has a `whole` for that, as a connection of ours does, by that."""
-    whole: Callable[[int, list[Header], bytes], Coroutine[Any, Any, None]] | None = getattr(send, "whole", None)
-    return _send_both(send, status, headers, body) if whole is None else whole(status, headers, body)
+def send_whole(
+    send: Send, status: int, headers: list[Header], body: bytes, lines: bytes = b""
+) -> Coroutine[Any, Any, None]:
+    """Send an answer in one piece; where `send` has a `whole` for that, as a connection of ours does, by that.
+
+    `headers` are best those that many answers have alike. `lines`: those that are this one's own, each `name: value`
+    and a line break; whoever says them vouches that no value has another, and that none says how an answer is framed.
+    """
+    whole: Callable[[int, list[Header], bytes, bytes], Coroutine[Any, Any, None]] | None = getattr(send, "whole", None)
+    if whole is None:
+        return _send_both(send, status, [*headers, *headers_in(lines)], body)
+    return whole(status, headers, body, lines)
+
+
+def headers_in(lines: bytes) -> list[Header]:
+    """The headers that `send_whole` was given as lines."""
+    told = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
+    return [(name, value) for name, _, value in told]
 
 
 async def _send_both(send: Send, status: int, headers: list[Header], body: bytes) -> None:

@@ -127,13 +127,18 @@ class Response:
         Raises:
             UpstreamDown: it was broken off.
         """
-        while not self._parts:
-            if self.done:
-                return b""
+        while (come := self.at_once()) is None:
             await self.news()
-        parts, self._parts = self._parts, []
-        self._size = 0
-        if not self.done:
+        return come
+
+    def at_once(self) -> bytes | None:
+        """As `next`, where something has come or nothing more will; None where that is to be waited for (`news`)."""
+        parts, size = self._parts, self._size
+        if not parts:
+            return b"" if self.done else None
+        self._parts, self._size = [], 0
+        # With less than that the server never had to wait.
+        if size > MOST_UNREAD_BYTES and not self.done:
             self._go_on()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -14,19 +14,18 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from proxy.asgi import EXCHANGE, Header, Scope
+from proxy.asgi import EXCHANGE, Header, Scope, headers_in
 
 Message = MutableMapping[str, Any]
 _LINE, _NAME = b": ".join, itemgetter(0)
 """Of a header."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
-_NO_HEADERS: tuple[bytes, ...] = ()
 _NO_LENGTH = 204
 """Status of answers that never tell a length (RFC 9110, 8.6)."""
 _BODILESS = (_NO_LENGTH, 304)
 """Statuses of answers without a body."""
-FORMS_KEPT = 64
-"""Forms of answers: statuses with the names of headers."""
+OPENINGS_KEPT = 64
+"""Statuses with headers that many answers have alike: the date is another each second."""
 _LF, _CR, _NUL = b"\n\r\0"
 """As numbers: looking for bytes in bytes, Python first raises an error and drops it."""
 
@@ -199,8 +198,9 @@ class Exchange:
 
     __call__ = send
 
-    async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
-        """Send an answer in one piece: what it takes ASGI two messages to say.
+    async def whole(self, status: int, headers: list[Header], body: bytes, lines: bytes = b"") -> None:
+        """Send an answer in one piece: what it takes ASGI two messages to say. `lines`: more headers, as `send_whole`
+        has them.
 
         Raises:
             RuntimeError: it has begun already, or its headers are none.
@@ -211,9 +211,9 @@ class Exchange:
             return
         if self._head is not None or self._started:
             raise RuntimeError("the answer has begun already")
-        said = self._plainly(status, headers, body)
+        said = self._plainly(status, headers, body, lines)
         if said is None:
-            self._head = self._begun(status, headers, len(body))
+            self._head = self._begun(status, [*headers, *headers_in(lines)], len(body))
             self._say(body, more=False)
         else:
             self._expects_continue, self._started = False, True
@@ -230,18 +230,14 @@ class Exchange:
         self._news = False
         return body
 
-    def _plainly(self, status: int, headers: list[Header], body: bytes) -> bytes | None:
+    def _plainly(self, status: int, headers: list[Header], body: bytes, lines: bytes) -> bytes | None:
         """All of an answer that is framed as most are; None: it is another (`_begun`)."""
         if not headers or not self.keep_alive or self.scope["method"] == "HEAD":
             return None
-        # By name, value, name, value: of a few headers that is had sooner than the pairs are taken apart.
-        flat = sum(headers, sum(self._default_headers, _NO_HEADERS))
-        form = _form(status, flat[::2])
-        if form is None:
+        opening = _opening(status, *self._default_headers, *headers)
+        if opening is None:
             return None
-        values = flat[1::2]
-        _check(b"".join(values))
-        return form % (*values, len(body), body)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, len(body), body)
 
     def _begun(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
         """The status line and the headers; behind them that the answer has this size, if that is given."""
@@ -327,19 +323,17 @@ class Exchange:
             self._told.set()
 
 
-@lru_cache(FORMS_KEPT)
-def _form(status: int, names: tuple[bytes, ...]) -> bytes | None:
-    """An answer of a known length, for the values of these headers, its length and its body to be put in; None: its
-    headers say how it is framed, or it has no body.
+@lru_cache(OPENINGS_KEPT)
+def _opening(status: int, *headers: Header) -> bytes | None:
+    """How an answer of a known length begins, up to that; None: its headers say how it is framed, or it has no body.
 
     Raises:
         RuntimeError: they are none.
     """
-    if status in _BODILESS or not _FRAMING.isdisjoint(names):
+    if status in _BODILESS or not _FRAMING.isdisjoint(map(_NAME, headers)):
         return None
-    _check(b"".join(names))
-    lines = [name.replace(b"%", b"%%") + b": %b\r\n" for name in names]
-    return STATUS_LINE[status] + b"".join(lines) + b"content-length: %d\r\n\r\n%b"
+    _check(b"".join(map(_LINE, headers)))
+    return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def _check(said: bytes) -> None:

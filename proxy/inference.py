@@ -268,7 +268,7 @@ class Inference:
                 await self._ends.record(turn, ended)
             if self._recorder.waits:
                 await self._recorder.durable()
-            await send_whole(send, answer.status, [JSON, *turn.headers()], answer.for_app)
+            await send_whole(send, answer.status, [JSON], answer.for_app, turn.header_lines())
         except UpstreamDown:
             response.leave(broken=True)
             raise
@@ -277,7 +277,14 @@ class Inference:
 
     async def _pass_events(self, turn: Turn, response: Response, stream: Stream, send: Send) -> None:
         size, most = 0, self._settings.max_answer_bytes
-        while data := await response.next():
+        while True:
+            # As `next`, without a coroutine for each event.
+            data = response.at_once()
+            if data is None:
+                await response.news()
+                continue
+            if not data:
+                break
             size += len(data)
             if size > most:
                 raise too_long(most)
@@ -286,7 +293,8 @@ class Inference:
             except UNREADABLE as error:
                 raise UpstreamDown(f"an event of the model server cannot be read: {error}") from error
             if events:
-                await _begin(turn, send)
+                if turn.ttft_ms is None:
+                    await _begin(turn, send)
                 if turn.sent is not None:
                     turn.sent.append(events)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -307,7 +315,8 @@ class Inference:
             if turn.ttft_ms is None:
                 raise
             last = b"data: " + error.body() + b"\n\n"
-        await _begin(turn, send)
+        if turn.ttft_ms is None:
+            await _begin(turn, send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _cut_off(self, turn: Turn, status: Status, stream: Stream | None, error: str | None = None) -> None:
@@ -360,7 +369,6 @@ async def _again(reply: Reply, send: Send) -> None:
 
 
 async def _begin(turn: Turn, send: Send) -> None:
-    """Open the stream to the app, once there is something to say: until then it can still be an error."""
-    if turn.ttft_ms is None:
-        turn.ttft_ms = turn.elapsed_ms()
-        await begin_stream(send, turn.headers())
+    """Open the stream to the app, now that there is something to say: until then it could still be an error."""
+    turn.ttft_ms = turn.elapsed_ms()
+    await begin_stream(send, turn.headers())

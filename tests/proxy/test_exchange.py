@@ -104,7 +104,7 @@ def test_an_answer_told_whole_is_the_same_as_in_two_messages(
     assert outs[0].written == outs[1].written and outs[0].closing == outs[1].closing
 
 
-def test_an_answer_of_a_form_that_went_out_before_is_checked_and_said_all_the_same() -> None:
+def test_an_answer_that_begins_as_one_before_is_checked_and_said_all_the_same() -> None:
     def out(status: int, *headers: Header, body: bytes = b"100%b") -> Transport:
         return answered(lambda exchange: send_whole(exchange, status, list(headers), body))
 
@@ -119,6 +119,36 @@ def test_an_answer_of_a_form_that_went_out_before_is_checked_and_said_all_the_sa
             assert told.startswith(b"HTTP/1.1 500 ")
     # Whose headers are not those of the values.
     assert b"x-said: a\r\nx-said: b\r\n" in out(200, (b"x-said", b"a"), (b"x-said", b"b")).written[0]
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize(("status", "method"), [(200, "GET"), (204, "GET"), (404, "HEAD")])
+@pytest.mark.parametrize("first", [(b"x-said", b"it"), (b"connection", b"close")])
+def test_headers_told_as_lines_go_out_as_any_others(status: int, method: str, first: Header, keep_alive: bool) -> None:
+    own = [(b"x-own", b"50%b: it"), (b"x-group", b"g")]
+    lines = b"x-own: 50%b: it\r\nx-group: g\r\n"
+    written = [
+        answered(answer, keep_alive=keep_alive, method=method).written
+        for answer in (
+            lambda exchange: send_whole(exchange, status, [first], b"said", lines),
+            lambda exchange: send_whole(exchange.send, status, [first], b"said", lines),
+            lambda exchange: send_whole(exchange, status, [first, *own], b"said"),
+        )
+    ]
+    assert written[0] == written[2] and b"x-own: 50%b: it\r\nx-group: g\r\n" in written[0][0]
+    if status != 204:
+        assert written[1] == written[0]
+
+
+def test_how_an_answer_begins_is_not_said_again_with_another_date() -> None:
+    before = DEFAULT[:]
+    try:
+        for now in (b"now", b"then"):
+            DEFAULT[:] = [(b"date", now)]
+            (told,) = answered(lambda exchange: send_whole(exchange, 200, [(b"x-said", b"it")], b"said")).written
+            assert told.startswith(b"HTTP/1.1 200 OK\r\ndate: " + now + b"\r\n")
+    finally:
+        DEFAULT[:] = before
 
 
 def test_what_has_begun_is_not_told_whole_as_well() -> None:

@@ -248,6 +248,22 @@ def test_vllm_gone_after_its_last_event_harms_nobody(plain_proxy: RunningProxy, 
     plain_proxy.recorded(status="complete")
 
 
+def test_a_stream_that_says_nothing_but_its_end_begins_and_ends_for_the_app_too(
+    plain_proxy: RunningProxy, fake_vllm: FakeVllm
+) -> None:
+    def script(handler: FakeHandler, _body: Any) -> None:
+        handler.begin()
+        handler.say(events()[-1])
+        handler.end()
+
+    fake_vllm.script = script
+    answer = plain_proxy.chat(stream=True)
+    assert (answer.status_code, answer.content) == (200, b"data: [DONE]\n\n")
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    (row,) = plain_proxy.recorded(status="complete")
+    assert row.ttft_ms is None
+
+
 def test_an_error_event_reaches_the_app_and_the_record(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     def script(handler: FakeHandler, _body: Any) -> None:
         handler.begin()
