@@ -103,7 +103,9 @@ class Normaliser:
         self._short_bytes, self._long_bytes = (SHORT_BYTES, LONG_BYTES) if keeps_texts else (0, 0)
         self._most_kept = most_kept
         self._read_before: dict[bytes, _Message] = {}
-        # A turn makes the hashes that the turns before it made, and a few of its own.
+        self._given: dict[bytes, tuple[bytes, bytes, bytes, bytes]] = {}
+        """By what an answer says: `before`, `after`, `owner` and `place` of the message that it is in its next turn."""
+        # Only where several conversations say the same, which take each other's place in `_Message`.
         self._link = lru_cache(most_kept)(_hash)
         self._hash_of = lru_cache(most_kept // 16)(_hash)
 
@@ -125,11 +127,14 @@ class Normaliser:
             # One that was read before need not be read again: every turn brings all that was said so far.
             message = known.get(key) or self._learn(key, raw)
             if message.before != whole:
-                message.before, message.after, message.owner = whole, link(whole + message.said), None
+                # Most messages are of one conversation, and this is made once.
+                make = _hash if message.before is None else link
+                message.before, message.after, message.owner = whole, make(whole + message.said), None
             whole = message.after
             if message.is_answer:
                 if message.owner != owned_by and not long_owner:
-                    message.owner, message.place = owned_by, link(whole + owned_by)
+                    make = link if message.place else _hash
+                    message.owner, message.place = owned_by, make(whole + owned_by)
                 answers.append(whole if long_owner else message.place)
                 last = message
         if not answers:
@@ -145,13 +150,20 @@ class Normaliser:
             return History()
         self._left_s = self._timeout_s
         message = self._read(choice.message if "role" in choice.message else {"role": "assistant", **choice.message})
-        # The next turn asks for these two.
-        extended = self._link(asked.whole + message.said)
-        owned = self._link if len(asked.owner) <= MOST_OWNER_BYTES else _hash
-        return History(owned(extended + asked.owner), message.tool_calls and _hash(message.tool_calls + asked.owner))
+        before, owner = asked.whole, asked.owner
+        after = _hash(before + message.said)
+        place = _hash(after + owner)
+        if len(owner) <= MOST_OWNER_BYTES:
+            self._given[message.said] = before, after, owner, place
+            if len(self._given) > self._most_kept // 4:
+                for forgotten in oldest(self._given, self._most_kept // 4):
+                    del self._given[forgotten]
+        return History(place, message.tool_calls and _hash(message.tool_calls + owner))
 
     def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
         message = self._read_before[key] = self._read(msgspec.json.decode(raw))
+        if message.is_answer and (given := self._given.pop(message.said, None)) is not None:
+            message.before, message.after, message.owner, message.place = given
         if len(self._read_before) > self._most_kept:
             for forgotten in oldest(self._read_before, self._most_kept):
                 del self._read_before[forgotten]

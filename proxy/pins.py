@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Pin(msgspec.Struct, frozen=True):
+class Pin(msgspec.Struct, frozen=True, gc=False):
     """A version that spoke in a trajectory."""
 
     policy: str

@@ -108,7 +108,7 @@ class ProxySettings(Section):
     """How long they may search one conversation, in seconds, while which nobody else is served; what is not done by
     then counts as it stands, so that the call may not be recognised and begins a new trajectory."""
     kept_calls: int = Field(16_000, ge=1000)
-    """Calls of each project that stay in memory to recognise what goes on with them, some 2 KB each; what is older is
+    """Calls of each project that stay in memory to recognise what goes on with them, some 1.5 KB each; what is older is
     looked up in the database."""
     session_headers: tuple[str, ...] = SESSION_HEADERS
     """Headers of agent programs whose value names the trajectory, the first that is there."""

@@ -202,11 +202,26 @@ def test_what_is_known_of_a_message_is_of_the_conversation_and_the_owner_it_was_
             assert normaliser.conversation(talk, owner) == Normaliser().conversation(talk, owner)
 
 
+@pytest.mark.parametrize("given_to", ["ann", "bob", "a" * (MOST_OWNER_BYTES + 1)])
+@pytest.mark.parametrize("owner", ["ann", "bob", "a" * (MOST_OWNER_BYTES + 1)])
+@pytest.mark.parametrize("question", [QUESTION, {"role": "user", "content": "And in Rome?"}])
+def test_a_given_answer_is_known_only_where_and_for_whom_it_was_given(given_to: str, owner: str, question: Any) -> None:
+    said = {"role": "assistant", "tool_calls": [WEATHER]}
+    with_other_ids = said | {"tool_calls": [WEATHER | {"id": "chatcmpl-tool-fedcba9876543210"}]}
+    for echo in (said, with_other_ids):
+        normaliser, talk = Normaliser(), [raw(QUESTION), raw(echo)]
+        normaliser.history(normaliser.conversation([raw(question)], given_to), Choice(0, said, "stop"))
+        assert normaliser.conversation(talk, owner) == Normaliser().conversation(talk, owner)
+        assert not normaliser._given, "it is known as a message now"
+
+
 def test_what_is_known_of_messages_stays_bounded() -> None:
     normaliser = Normaliser(most_kept=32)
     for place in range(100):
-        normaliser.conversation([raw({"role": "user", "content": str(place)})], None)
+        asked_one = normaliser.conversation([raw({"role": "user", "content": str(place)})], None)
+        normaliser.history(asked_one, Choice(0, {"role": "assistant", "content": str(place)}, "stop"))
     assert 16 < len(normaliser._read_before) <= 32
+    assert 4 < len(normaliser._given) <= 8
 
 
 def test_where_texts_are_not_to_be_kept_messages_are_known_by_hashes_alone() -> None:
