@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -24,6 +25,7 @@ from rich.progress import Progress, TextColumn
 
 from benchmarks import bench_report, bench_start
 from benchmarks.bench_figures import Figures, Measured, as_json, worse
+from benchmarks.bench_host import Host
 from benchmarks.bench_load import OPEN_CONNECTIONS, Held, Took, closed_loop, merged, open_loop
 from benchmarks.bench_sides import DIRECT, SQL_OFF, Side, on_cores
 from benchmarks.bench_start import tally
@@ -81,6 +83,7 @@ class Bench:
         self.faults: list[str] = []
         self.notes: list[str] = []
         """What peers did wrong."""
+        self.host = Host()
         self._asked: Counter[str] = Counter()
 
     async def go(self, names: list[str], rounds: int, progress: Callable[[str], None]) -> None:
@@ -96,7 +99,7 @@ class Bench:
                 for side in self._sides:
                     if _concerns(name, side):
                         progress(f"{name}, {side.name}")
-                        with self._awake(side):
+                        with self._awake(side), self.host.during(name):
                             await self._measure(side, name)
         for side in self._sides:
             if side.name == DIRECT:
@@ -210,7 +213,8 @@ def main() -> int:
     cores = sorted(os.sched_getaffinity(0))
     own = [{core} for core in cores[: 2 if len(cores) > 3 else 1]]
     load = set(cores) - set().union(*own) or set(cores)
-    machine = {"cores": len(cores), "side": [*map(list, own)], "load": sorted(load), "seconds": args.seconds}
+    machine: dict[str, Any] = {"cores": len(cores), "side": [*map(list, own)], "load": sorted(load)}
+    machine["seconds"] = args.seconds
     console.print(bench_report.where(own, load), highlight=False)
     peers = {name: bench_start.Peer(command) for name, command in (one.split("=", 1) for one in args.peer)}
     if args.litellm:
@@ -227,7 +231,8 @@ def main() -> int:
         names = [name for name in MEASURES if name in args.only]
         task = progress.add_task("starts")
         uvloop.run(bench.go(names, args.rounds, lambda told: progress.update(task, description=told, refresh=True)))
-    bench_report.show(console, bench.figures, bench.notes)
+    machine["stolen"] = bench.host.shares()
+    bench_report.show(console, bench.figures, bench.host.told() + bench.notes)
     if args.json:
         args.json.write_text(json.dumps(as_json(bench.figures, machine), indent=1) + "\n")
     faults = bench.faults

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_upstream, instructions
+from benchmarks import bench_host, bench_upstream, instructions
 from benchmarks.bench_client import Target, wrong_with
 from benchmarks.bench_figures import Bar, Figures, Measured, bars, percentile, worse
 from benchmarks.bench_load import Held, Ticks, Took, closed_loop, open_loop
@@ -48,6 +48,26 @@ def found() -> Figures:
         figures.add("plain 16", "whetstone", measured(answers=own, cpu_s=own / 1000, ms=2.0))
         figures.add("plain 16", "nginx", measured(answers=direct, busy=0.5))
     return figures
+
+
+def test_what_the_host_took_is_told_by_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_host, "STAT", tmp_path / "stat")
+    host, working, stolen = bench_host.Host(), 0, 0
+
+    def pass_by(worked: int, taken: int) -> None:
+        nonlocal working, stolen
+        working, stolen = working + worked, stolen + taken
+        bench_host.STAT.write_text(f"cpu  {working} 1 2 3 4 5 6 {stolen} 999 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+
+    pass_by(100, 100)
+    for what, worked, taken in (("open", 80, 20), ("first", 99, 1), ("open", 60, 40)):
+        with host.during(what):
+            pass_by(worked, taken)
+        pass_by(0, 1000)
+    assert host.shares() == {"open": 0.3, "first": 0.01}
+    (told,) = host.told()
+    assert "open 30%" in told and "first" not in told
+    assert bench_host.Host().told() == []
 
 
 def test_a_ratio_is_the_median_of_the_rounds(found: Figures) -> None:
