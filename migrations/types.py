@@ -28,10 +28,10 @@ def as_json_bytes(value: Any) -> bytes:
     """The same in UTF-8."""
     told = _encode(value)
     # msgspec says null to what is no number: whether there is any is looked at only then. Numbers have no n.
-    return _strict(value).encode() if has(told, _N) and has(told, _NULL) else told
+    return _strict(value).encode() if _has(told, _N) and _has(told, _NULL) else told
 
 
-def has(told: bytes, piece: bytes) -> bool:
+def _has(told: bytes, piece: bytes) -> bool:
     """Whether a piece is in it. `in` takes the piece for a number first, which takes longer than to look."""
     return told.find(piece) >= 0
 

@@ -121,18 +121,9 @@ class Response:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
 
-    async def next(self) -> bytes:
-        """What has come of its body since the last time; nothing at its end.
-
-        Raises:
-            UpstreamDown: it was broken off.
-        """
-        while (come := self.at_once()) is None:
-            await self.news()
-        return come
-
     def at_once(self) -> bytes | None:
-        """As `next`, where something has come or nothing more will; None where that is to be waited for (`news`)."""
+        """What has come of its body since the last time; nothing at its end. None where more is to be waited for
+        (`news`)."""
         parts, size = self._parts, self._size
         if not parts:
             return b"" if self.done else None

@@ -95,7 +95,8 @@ class Normaliser:
         keeps_texts: bool = True,
     ) -> None:
         """`timeout_s`: for all that is searched in one conversation, or one answer; what is not done by then is taken
-        as it stands. `most_kept`: messages that are known; without `keeps_texts` by hashes alone."""
+        as it stands. `most_kept`: messages that are known, and a quarter of it answers that nobody went on from yet;
+        without `keeps_texts` by hashes alone."""
         joined = "|".join(f"(?:{pattern})" for pattern in patterns)
         self._matches = regex.compile(joined) if joined else None
         self._timeout_s = self._left_s = timeout_s
@@ -105,7 +106,7 @@ class Normaliser:
         self._read_before: dict[bytes, _Message] = {}
         self._given: dict[bytes, tuple[bytes, bytes, bytes, bytes]] = {}
         """By what an answer says: `before`, `after`, `owner` and `place` of the message that it is in its next turn."""
-        # Only where several conversations say the same, which take each other's place in `_Message`.
+        # Only where the same is said in several places, which take each other's in `_Message`.
         self._link = lru_cache(most_kept)(_hash)
         self._hash_of = lru_cache(most_kept // 16)(_hash)
 
@@ -153,7 +154,7 @@ class Normaliser:
         before, owner = asked.whole, asked.owner
         after = _hash(before + message.said)
         place = _hash(after + owner)
-        if len(owner) <= MOST_OWNER_BYTES:
+        if message.is_answer and len(owner) <= MOST_OWNER_BYTES:
             self._given[message.said] = before, after, owner, place
             if len(self._given) > self._most_kept // 4:
                 for forgotten in oldest(self._given, self._most_kept // 4):

@@ -278,7 +278,6 @@ class Inference:
     async def _pass_events(self, turn: Turn, response: Response, stream: Stream, send: Send) -> None:
         size, most = 0, self._settings.max_answer_bytes
         while True:
-            # As `next`, without a coroutine for each event.
             data = response.at_once()
             if data is None:
                 await response.news()
@@ -351,7 +350,8 @@ class Inference:
         headers = [(b"content-type", response.headers.get(b"content-type", b"application/json"))]
         if retry_after := response.headers.get(b"retry-after"):
             headers.append((b"retry-after", retry_after))
-        await send_whole(send, response.status, [*headers, *turn.headers()], turn.asked.error(body, response.status))
+        said = turn.asked.error(body, response.status)
+        await send_whole(send, response.status, headers, said, turn.header_lines())
 
 
 def _reply(turn: Turn, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:

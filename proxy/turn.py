@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.address import Address
-from proxy.asgi import Header
+from proxy.asgi import Header, headers_in
 from proxy.call import Call, Choice, History, Status
 from proxy.history import Conversation, Normaliser, prompt_hash
 from proxy.policies import Speaker
@@ -100,19 +100,7 @@ class Turn(msgspec.Struct):
 
     def headers(self) -> list[Header]:
         """What the answer says about itself."""
-        place = self.place
-        assert place is not None
-        headers = [
-            (b"x-completion-id", self.id.encode()),
-            (b"x-trajectory-id", place.trajectory_id.encode()),
-            (b"x-policy-version", str(self.speaker.version).encode()),
-            (b"x-threaded-by", place.by.encode()),
-        ]
-        if self.address.group_id is not None:
-            headers.append((b"x-group-id", self.address.group_id.encode()))
-        if self.dropped:
-            headers.append((b"x-whetstone-recorded", b"false"))
-        return headers
+        return headers_in(self.header_lines())
 
     def header_lines(self) -> bytes:
         """`headers` as `send_whole` takes them soonest. No value has a line break: all are ids, or words of ours."""

@@ -23,6 +23,7 @@ from migrations.database import connect
 from proxy.address import Address
 from proxy.app import Proxy
 from proxy.call import Call, Choice
+from proxy.client_response import Response
 from proxy.server import Server
 from tests.server import Handler
 from tests.server import Server as PlainServer
@@ -35,6 +36,13 @@ LOGPROBS = [-0.5, -0.25, -0.125]
 WORDS = ["Hel", "lo", ""]
 BASE_NAMES = ("starter@v0", "second@v0")
 """What a fake vLLM calls its base model."""
+
+
+async def next_of(response: Response) -> bytes:
+    """What comes next of a model server's answer; nothing at its end."""
+    while (come := response.at_once()) is None:
+        await response.news()
+    return come
 
 
 def wait_for(found: Callable[[], Any], timeout_s: float = 60) -> Any:

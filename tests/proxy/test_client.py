@@ -11,6 +11,7 @@ import pytest
 from proxy.client import MAX_HEAD_BYTES, Client
 from proxy.client_response import MOST_UNREAD_BYTES, Response
 from proxy.errors import NotReached, UpstreamDown
+from tests.proxy.conftest import next_of
 
 HEAD = b"POST /v1 HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nsaid"
@@ -150,9 +151,9 @@ def test_what_is_long_or_a_stream_is_told_of_as_it_comes(head: bytes) -> None:
     async def do(to: Served) -> None:
         with await to.ask() as response:
             assert response.whole(MOST) is None
-            assert await response.next() == b"sa"
+            assert await next_of(response) == b"sa"
             taken.set()
-            assert await response.next() == b"id"
+            assert await next_of(response) == b"id"
 
     taken = asyncio.Event()
     served(slowly, do)
@@ -212,9 +213,9 @@ def test_a_status_that_http_does_not_have_is_an_error(status: bytes) -> None:
 def test_what_came_before_the_break_is_read_first() -> None:
     async def do(to: Served) -> None:
         with await to.ask() as response:
-            assert await response.next() == b"said"
+            assert await next_of(response) == b"said"
             with pytest.raises(UpstreamDown):
-                await response.next()
+                await next_of(response)
 
     served([b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nsaid"], do)
 
@@ -222,7 +223,7 @@ def test_what_came_before_the_break_is_read_first() -> None:
 def test_a_body_in_pieces_ends_with_nothing() -> None:
     async def do(to: Served) -> None:
         with await to.ask() as response:
-            assert [await response.next() for _ in range(3)] == [b"said", b"", b""]
+            assert [await next_of(response) for _ in range(3)] == [b"said", b"", b""]
 
     served(OK, do)
 
@@ -256,7 +257,7 @@ def test_who_leaves_early_hangs_up() -> None:
 
     async def do(to: Served) -> None:
         with await to.ask() as response:
-            assert await response.next() == b"said"
+            assert await next_of(response) == b"said"
         await to.gone.wait()
 
     served(endless, do)
@@ -393,7 +394,7 @@ def test_a_server_waits_for_an_app_that_takes_nothing_in() -> None:
             assert before < size / 2
             assert response.unread_bytes <= 2 * MOST_UNREAD_BYTES
             came = 0
-            while piece := await response.next():
+            while piece := await next_of(response):
                 came += len(piece)
             assert came == size
 

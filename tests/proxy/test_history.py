@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from proxy import history as module
 from proxy.call import Choice
 from proxy.history import (
     HASH_BYTES,
@@ -211,8 +212,25 @@ def test_a_given_answer_is_known_only_where_and_for_whom_it_was_given(given_to: 
     for echo in (said, with_other_ids):
         normaliser, talk = Normaliser(), [raw(QUESTION), raw(echo)]
         normaliser.history(normaliser.conversation([raw(question)], given_to), Choice(0, said, "stop"))
+        assert len(normaliser._given) == (len(given_to) <= MOST_OWNER_BYTES), "what takes much memory is not kept"
         assert normaliser.conversation(talk, owner) == Normaliser().conversation(talk, owner)
         assert not normaliser._given, "it is known as a message now"
+
+
+def test_where_a_given_answer_stands_is_not_hashed_again_in_its_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+
+    def counted(told: bytes) -> bytes:
+        hashed.append(told)
+        return make(told)
+
+    make = module._hash
+    monkeypatch.setattr(module, "_hash", counted)
+    normaliser, echo = Normaliser(), {"role": "assistant", "content": "Cold."}
+    normaliser.history(normaliser.conversation([raw(QUESTION)], "ann"), Choice(0, echo, "stop"))
+    hashed.clear()
+    normaliser.conversation([raw(QUESTION), raw(echo)], "ann")
+    assert len(hashed) == 1, "what it says, and nothing of where"
 
 
 def test_what_is_known_of_messages_stays_bounded() -> None:

@@ -401,7 +401,7 @@ def test_in_memory_there_is_no_file_and_records_are_read_all_the_same(tmp_path: 
 
 
 def turned(journal: Journal) -> FileSegment:
-    """Have another segment be written; the one before."""
+    """Have another segment be written; give the one before."""
     last = journal.append(b"x" * module.TURN_BYTES)
     journal.append(b"y")
     assert isinstance(last.segment, FileSegment)

@@ -11,6 +11,7 @@ import pytest
 from proxy.client import LEARN_EVERY_S, Client, _Connection
 from proxy.client_response import Response
 from proxy.known_answer import MOST_BODY_BYTES, MOST_BYTES, KnownAnswer
+from tests.proxy.conftest import next_of
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 23 Nov 2026 05:47:31 GMT\r\nserver: uvicorn\r\ncontent-length: %d\r\n"
@@ -151,8 +152,8 @@ def test_whoever_asks_is_told_its_type_and_the_headers_that_all_have() -> None:
             connection.data_received(answer(b"more" * place or b"said"))
             assert response.content_type == "application/json"
             assert response.headers == {b"server": b"uvicorn", b"content-type": b"application/json; charset=utf-8"}
-            assert await response.read(100) == await response.next() == (b"more" * place or b"said")
-            assert await response.next() == b""
+            assert await response.read(100) == await next_of(response) == (b"more" * place or b"said")
+            assert await next_of(response) == b""
 
     asyncio.run(run())
 

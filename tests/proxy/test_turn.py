@@ -11,7 +11,7 @@ from proxy.turn import Turn
 
 @pytest.mark.parametrize("group_id", [None, "group:1"])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_headers_and_their_lines_say_the_same(group_id: str | None, dropped: bool) -> None:
+def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool) -> None:
     turn: Any = SimpleNamespace(
         id="call-1",
         place=SimpleNamespace(trajectory_id="a:b@c", by="header"),
@@ -19,6 +19,14 @@ def test_headers_and_their_lines_say_the_same(group_id: str | None, dropped: boo
         address=SimpleNamespace(group_id=group_id),
         dropped=dropped,
     )
-    headers = Turn.headers(turn)
-    assert headers_in(Turn.header_lines(turn)) == headers
-    assert len(headers) == 4 + (group_id is not None) + dropped
+    told = dict(headers_in(Turn.header_lines(turn)))
+    assert (told.pop(b"x-group-id", None), told.pop(b"x-whetstone-recorded", None)) == (
+        None if group_id is None else b"group:1",
+        b"false" if dropped else None,
+    )
+    assert told == {
+        b"x-completion-id": b"call-1",
+        b"x-trajectory-id": b"a:b@c",
+        b"x-policy-version": b"3",
+        b"x-threaded-by": b"header",
+    }

@@ -12,6 +12,7 @@ from proxy.wire.body import MAX_DEPTH, depth, read_body
 
 LONG = "A text that says little. " * 20
 EVIL = "http://inside.example/"
+TALK = {"role": "user", "content": LONG}
 texts = st.sampled_from(["", "hi", LONG, "a url", "\\u", "é", '"image_url":', EVIL])
 media = st.sampled_from([EVIL, {"url": EVIL}, {"url": "data:,x"}, "data:,x", None, 3])
 parts = st.one_of(
@@ -65,6 +66,9 @@ def listed(value: Any, name: str) -> list[Any]:
 @settings(max_examples=400, deadline=None)
 @given(bodies(), st.booleans(), st.booleans())
 @example({"model": "m", "messages": [{"role": "user", "content": [{"image_url": EVIL}]}, LONG]}, False, False)
+@example({"model": "m", "messages": [{"role": "user", "content": [{"image_url": EVIL}]}, TALK]}, False, False)
+@example({"model": "m", "messages": [{"content": [{"text": LONG}, {"image_url": EVIL}], "role": "u"}]}, False, False)
+@example({"model": "m", "messages": [{"content": LONG, "audio_url": EVIL}]}, False, False)
 @example({"model": "m", "messages": [{"role": "user", "content": LONG, "audio_url": EVIL}]}, False, False)
 @example({"model": "m", "messages": [{"role": "user", "content": LONG}], "input": [{"image_url": EVIL}]}, False, False)
 @example({"model": "m", "messages": [{"role": "user", "content": LONG}, {"output": [{"a_url": EVIL}]}]}, False, True)
