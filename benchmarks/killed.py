@@ -43,7 +43,8 @@ AIMS = ("promoted", "start", "claimed", "written", "trained", "loaded")
 BETWEEN_S = 0.15
 """What follows a promotion until the next claim has been read."""
 LOOK_EVERY_S, WATCHED_S = 0.002, 0.05
-STILL_S = 60.0
+STILL_S = 240.0
+"""After which nothing more is to be expected; a machine with other work takes a minute for a step now and then."""
 
 
 @dataclass(frozen=True)
