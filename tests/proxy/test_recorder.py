@@ -330,8 +330,11 @@ def test_feedback_the_database_refuses_for_good_is_set_aside_and_blocks_nobody(
 
 
 def test_stopped_while_the_database_is_away_calls_wait_for_the_next_start(
-    engine: Engine, seed: Any, tmp_path: Path
+    engine: Engine, seed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Longer than a slow machine takes for all of this.
+    monkeypatch.setattr(writer, "CLOSE_TIMEOUT_S", 120.0)
+
     async def main() -> None:
         away(engine)
         async with recording(engine, tmp_path / "journal") as recorder:
@@ -341,10 +344,10 @@ def test_stopped_while_the_database_is_away_calls_wait_for_the_next_start(
         async with recording(engine, tmp_path / "journal"):
             pass
 
-    began = asyncio.run(_timed(main))
+    took_s = asyncio.run(_timed(main))
     assert stored(engine) == ["c0"]
     assert list((tmp_path / "journal").iterdir()) == []
-    assert began < 5
+    assert took_s < 100, "nobody waits for a database that is away"
 
 
 async def _timed(main: Callable[[], Awaitable[None]]) -> float:

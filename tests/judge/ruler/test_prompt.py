@@ -337,10 +337,10 @@ def test_the_length_of_a_line_is_that_of_what_is_shown():
     ids=["tags", "wide tags", "small strings", "small objects", "strings", "keys", "numbers"],
 )
 def test_what_a_megabyte_is_made_of_costs_no_time(content):
-    # About 1 s for eight of them; of two, six times as much is allowed, for machines that are slow.
+    # About 1 s for eight of them; of two, twenty times as much is allowed, for machines that are slow.
     began = time.process_time()
     attempts = [conversation(name, [Turn(False, [], {"content": [name, content]}, None, None)]) for name in "ab"]
     prompt = build(attempts, "", {}, random.Random(1), most_chars=90_000)
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 5
     assert length(prompt) <= 90_000
     assert prompt.left_out > 900_000
