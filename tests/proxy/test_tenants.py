@@ -84,9 +84,11 @@ class World:
         }
 
     def _until_known(self, project: str) -> None:
-        """The proxy reads keys now and then; until it has read the first one, it needs none."""
+        """The proxy reads keys now and then, so maybe half of them; until it has read the first one, it needs none."""
         key = self.keys[project, "inference"]
         wait_for(lambda: POLICY[project] in self.ask(key, "GET", "/v1/models").text)
+        for theirs in self.keys.values():
+            wait_for(lambda own=theirs: self.ask(own, "GET", "/v1/models").status_code != 401)
         wait_for(lambda: self.ask(None, "GET", "/v1/models").status_code == 401)
 
     def ask(self, key: str | None, method: str, path: str, **values: Any) -> httpx.Response:
