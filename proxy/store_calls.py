@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
 
 from migrations import schema
-from migrations.bulk import among, insert_absent, insert_many, listed, present, update_many
+from migrations.bulk import Pause, among, insert_absent, insert_many, listed, present, update_many
 from migrations.bulk_sqlite import utc_of
 from migrations.database import read_sqlite
 from proxy.call import Call
@@ -36,8 +36,9 @@ from proxy.store_retries import asked_again, supersede
 from proxy.store_tails import Tails
 
 PAUSE_EVERY, PAUSE_S = 3, 0.00005
-"""After so many rows, so long: whoever serves apps in this process has the interpreter then, and need not wait for a
-whole transaction's rows."""
+"""After so many rows made, and between inserts of few, so long: whoever serves apps in this process has the interpreter
+and the core then, and need not wait for a whole transaction's rows. Linux hands a core over when somebody sleeps, and
+else at its clock's next tick, 4 ms apart on most."""
 
 c, t = schema.completions.c, schema.trajectories.c
 _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
@@ -77,14 +78,14 @@ class CallRows:
 
     def __init__(self) -> None:
         self.tails = Tails()
-        self._pauses = False
+        self._pause: Pause | None = None
         self._made = 0
         """Rows."""
 
     def write(self, connection: Connection, calls: Sequence[Call], *, pauses: bool = False) -> None:
         """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays; one
         that was to be deleted before it came here is left out. `pauses`: let others go first again and again."""
-        self._pauses = pauses
+        self._pause = _nap if pauses else None
         batch: list[Spoken] = []
         for call in not_erased(connection, calls):
             retried: Sequence[Any] = ()
@@ -113,7 +114,7 @@ class CallRows:
         gone_on = self._go_on(connection, {key: ones for key, ones in of_each.items() if key not in begun})
         # On its id only: a turn that another writer took must be an error, not a record lost in silence.
         told = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
-        insert_many(connection, schema.completions, told, on=("project", "id"))
+        insert_many(connection, schema.completions, told, on=("project", "id"), pause=self._pause)
         _continue(connection, batch, told)
 
     def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
@@ -131,7 +132,7 @@ class CallRows:
                 row = trajectory_row(ones[0])
                 completions[key] = self._added(connection, ones, _Standing(row, tail_known=True), set())
                 trajectories.append(row)
-        inserted = insert_absent(connection, schema.trajectories, trajectories)
+        inserted = insert_absent(connection, schema.trajectories, trajectories, self._pause)
         for key in [key for key in completions if key not in inserted]:
             # It was there, or another writer began it meanwhile.
             self.tails.keep(*key, None)
@@ -189,9 +190,13 @@ class CallRows:
         if one.created_at > counted.last_seen_at:
             counted.last_seen_at = one.created_at
         self._made += 1
-        if self._pauses and self._made % PAUSE_EVERY == 0:
-            time.sleep(PAUSE_S)
+        if self._pause and self._made % PAUSE_EVERY == 0:
+            self._pause()
         return row
+
+
+def _nap() -> None:
+    time.sleep(PAUSE_S)
 
 
 def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[CompletionRow]) -> None:

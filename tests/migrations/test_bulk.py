@@ -10,7 +10,7 @@ from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text, select
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from migrations import database, schema
-from migrations.bulk import among, insert_absent, insert_many, listed, update_many
+from migrations.bulk import Pause, among, insert_absent, insert_many, listed, update_many
 from migrations.database import Transactions, connect, read_sqlite, run_sqlite
 from migrations.types import as_json_bytes, is_json
 from tests.conftest import NOW
@@ -68,12 +68,15 @@ def test_rows_of_every_kind_of_value_are_as_sqlalchemy_writes_them(engine: Engin
 
 
 @pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("pause", [None, lambda: None])
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 26, 49, 50, 51, 163])
-def test_however_many_rows_come_all_are_there_and_those_that_were_there_stay(engine: Engine, count: int) -> None:
+def test_however_many_rows_come_all_are_there_and_those_that_were_there_stay(
+    engine: Engine, count: int, pause: Pause | None
+) -> None:
     rows = [as_bulk(schema.trajectories, trajectory(f"t{number:03d}", task="new")) for number in range(count)]
     with engine.begin() as connection:
         connection.execute(schema.trajectories.insert().values(**trajectory("t000", task="old")))
-        insert_many(connection, schema.trajectories, rows)
+        insert_many(connection, schema.trajectories, rows, pause=pause)
         tasks = connection.execute(select(t.task).order_by(t.id)).scalars().all()
         some = among(engine.dialect.name, t.id)
         found = connection.execute(select(t.id).where(some), {"ids": listed(engine.dialect.name, ["t000", "no", "'"])})
@@ -93,12 +96,15 @@ def test_who_looked_before_is_told_what_was_inserted(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("pause", [None, lambda: None])
 @pytest.mark.parametrize("there", [range(1), range(49, 52), range(120), range(0, 121, 2), range(100, 121), range(121)])
-def test_who_inserts_is_told_what_was_not_there_however_many_there_were(engine: Engine, there: range) -> None:
+def test_who_inserts_is_told_what_was_not_there_however_many_there_were(
+    engine: Engine, there: range, pause: Pause | None
+) -> None:
     rows = [as_bulk(schema.trajectories, trajectory(f"t{number:03d}", task="new")) for number in range(121)]
     with engine.begin() as connection:
         insert_many(connection, schema.trajectories, [rows[number] | {"task": "old"} for number in reversed(there)])
-        inserted = insert_absent(connection, schema.trajectories, rows)
+        inserted = insert_absent(connection, schema.trajectories, rows, pause)
         assert inserted == {("default", f"t{number:03d}") for number in range(121) if number not in there}
         found = connection.execute(select(t.id, t.task)).all()
     assert {row.id for row in found if row.task == "new"} == {row_id for _, row_id in inserted}
@@ -182,6 +188,21 @@ def test_sqlite_is_told_once_what_all_rows_have_in_common_until_a_column_has_dif
     both, all_but_project = "project, task, id, n", "project, id, task, n"
     assert columns == [both, "project, id, task, n", both, *[all_but_project] * 4]
     assert " SELECT 'p', 't', * FROM (VALUES ('a', '1'), ('b', '2')) LIMIT 2 " in told[0]
+
+
+@pytest.mark.parametrize(("count", "pauses"), [(1, 0), (10, 0), (11, 1), (43, 4)])
+def test_others_go_first_between_few_rows(tmp_path: Path, count: int, pauses: int) -> None:
+    table = Table("few", MetaData(), Column("id", Text, primary_key=True), Column("task", Text))
+    engine, told = connect(f"sqlite:///{tmp_path / 'few.db'}"), []
+    table.create(engine)
+    with engine.begin() as connection:
+        connection.connection.dbapi_connection.set_trace_callback(told.append)
+        rows = [{"id": f"{number}", "task": None} for number in range(count)]
+        insert_many(connection, table, rows, pause=lambda: told.append("others"))
+        connection.connection.dbapi_connection.set_trace_callback(None)
+        assert len(connection.execute(select(table)).all()) == count
+    kinds = ["others" if one == "others" else "insert" for one in told if one == "others" or "INTO few" in one]
+    assert kinds == ["insert", *["others", "insert"] * pauses]
 
 
 @pytest.mark.usefixtures("seed")

@@ -1,5 +1,6 @@
 """Many calls at once leave the rows that they leave one by one."""
 
+import time
 from random import Random
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 from migrations import schema
-from proxy import store_tails
+from proxy import store_calls, store_tails
 from proxy.address import Address
 from proxy.call import Call
 from proxy.delta import Tail
@@ -66,7 +67,7 @@ def test_a_batch_leaves_what_its_calls_leave_one_by_one(engine: Engine, seed: An
     while left:
         count = random.randrange(1, 40)
         with engine.begin() as connection:
-            store.calls.write(connection, left[:count])
+            store.calls.write(connection, left[:count], pauses=random.random() < 0.5)
         left = left[count:]
     for table in (schema.completions, schema.trajectories, schema.groups):
         columns = [column for column in table.c if column.name != "project"]
@@ -95,6 +96,20 @@ def test_calls_of_new_trajectories_that_are_there_already_stay_as_they_are(engin
     with engine.begin() as connection:
         store.calls.write(connection, calls)
     assert len(_rows(engine, select(schema.completions))) == 4
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
+    engine: Engine, seed: Any, monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
+    calls = [make_call(f"c{number:02d}", f"t{number:02d}") for number in range(25)]
+    with engine.begin() as connection:
+        Store(engine).calls.write(connection, calls, pauses=pauses)
+    between_inserts = 2 * 2 if engine.dialect.name == "sqlite" else 0
+    assert len(naps) == (25 // store_calls.PAUSE_EVERY + between_inserts if pauses else 0)
+    assert len(_rows(engine, select(schema.completions))) == 25
 
 
 def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
