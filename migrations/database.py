@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from migrations.types import as_json
 
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
+UNDER_WAY_S = 0.1
+"""How long `elsewhere` waits for a transaction: several times what one takes that does not wait itself."""
 LEAST_GIVEN_S = 0.005
 """How long others may write at least, where `giving_way`."""
 IDS_PER_STATEMENT = 5_000
@@ -102,6 +105,9 @@ class Transactions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept: tuple[Connection, Pool] | None = None
+        self._lent = 0
+        """How many were, one after the other."""
+        self._under_way = threading.Lock()
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -111,19 +117,42 @@ class Transactions:
                 yield connection
             return
         pool = self._engine.pool
-        if self._kept is not None and self._kept[1] is not pool:
-            self.close()
-        connection = self._engine.connect() if self._kept is None else self._kept[0]
-        self._kept = connection, pool
+        with self._under_way:
+            if self._kept is not None and self._kept[1] is not pool:
+                self._give_back()
+            if self._kept is None:
+                self._kept = self._engine.connect(), pool
+                self._lent += 1
+            connection = self._kept[0]
+            try:
+                with connection.begin():
+                    yield connection
+            except BaseException:
+                self._give_back()
+                raise
+
+    def elsewhere(self) -> tuple[int, int] | None:
+        """Another value after whatever was committed to this SQLite file, but not by these transactions; None where
+        that cannot be told now. From any thread; where a transaction is under way, behind it."""
+        if not self._under_way.acquire(timeout=UNDER_WAY_S):
+            return None
         try:
-            with connection.begin():
-                yield connection
-        except BaseException:
-            self.close()
-            raise
+            if self._kept is None:
+                return None
+            driver: Any = self._kept[0].connection.dbapi_connection
+            # It counts the commits of all other connections.
+            return self._lent, driver.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            return None
+        finally:
+            self._under_way.release()
 
     def close(self) -> None:
         """Give the connection back."""
+        with self._under_way:
+            self._give_back()
+
+    def _give_back(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
             kept[0].close()

@@ -18,6 +18,7 @@ import httptools
 from proxy.client_response import Response, down
 from proxy.errors import NotReached, UpstreamDown
 from proxy.known_answer import KnownAnswer, learn
+from proxy.outgoing import Outgoing
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0
@@ -189,16 +190,16 @@ class _Connection(asyncio.Protocol):
         """The server had to wait: it may have hung up behind its answer, unseen."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.transport = Outgoing(transport, self.loop)  # type: ignore[arg-type]
+        self._outbox = self.transport.outbox
 
     def ask(self, head: bytes, body: bytes, now_s: float) -> Response:
         response = self.response = Response(self)
         self.heard_s = now_s
         self._head_bytes = 0
-        if len(body) <= JOINED_BYTES:
-            self.transport.write(head + body)
-        else:
-            self.transport.writelines((head, body))
+        self.transport.write(head + body if len(body) <= JOINED_BYTES else head)
+        if len(body) > JOINED_BYTES:
+            self.transport.write(body)
         return response
 
     def drop(self, error: Exception | None = None) -> None:
@@ -218,6 +219,7 @@ class _Connection(asyncio.Protocol):
     # What comes.
 
     def data_received(self, data: bytes) -> None:
+        self._outbox.read()
         response = self.response
         if response is None:  # nobody asked
             self.drop()

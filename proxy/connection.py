@@ -19,6 +19,7 @@ from proxy.asgi import Scope
 from proxy.errors import HeadersTooLarge, HeadersTooSlow, NotHttp, ProxyError, TooManyConnections, UrlTooLong
 from proxy.exchange import Exchange
 from proxy.known_head import KnownHead, learn
+from proxy.outgoing import Outgoing
 from whetstone.serving import ProxySettings
 
 MOST_PIPELINED = 16
@@ -91,6 +92,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = outgoing = Outgoing(transport, self.loop)
+        self._outbox = outgoing.outbox
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -105,6 +108,7 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        self._outbox.read()
         if self._known is not None and self._take_known(self._known, data):
             return
         self._came = size = len(data)

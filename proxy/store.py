@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, and_, bindparam, event, func, or_, select, text
 
 from migrations import schema
-from migrations.database import insert_all_new, of_one_writer
+from migrations.database import Transactions, insert_all_new, of_one_writer
 from migrations.types import Json, Utc
 from proxy.feedback_rows import Taken
 from proxy.policies import Canary, Policy
@@ -56,7 +56,9 @@ class Store:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.calls = CallRows()
         """How calls are written."""
-        self.changes = Changes(engine)
+        self.transactions = Transactions(self.writing)
+        """Those of that thread."""
+        self.changes = Changes(engine, self.transactions)
         """Whether there is anything new to read."""
 
     def policies(self, project: str) -> list[Policy]:

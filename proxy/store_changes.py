@@ -1,6 +1,7 @@
 """Whether anything was written since one looked last, so that what is read again and again is read only then.
 
-SQLite tells it in microseconds. PostgreSQL does not: there all is read every time.
+What is remembered so depends on no call: this process writes them all the time, and nothing is read for that. SQLite
+tells it in microseconds. PostgreSQL does not: there all is read every time.
 """
 
 import sqlite3
@@ -10,17 +11,23 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
+from migrations.database import Transactions
+
 Read = TypeVar("Read")
 
 
 class Changes:
     """Remembers what was read, until any process has written. Used from any thread; `close` last."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, calls: Transactions | None = None) -> None:
+        """`calls`: the transactions in which this process writes its calls; `committed` tells of all else that it
+        writes in them."""
+        self._calls = calls
+        self._committed = 0
         self._file = engine.url.database if engine.dialect.name == "sqlite" else None
         self._looking = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._read: dict[Hashable, tuple[int, Any]] = {}
+        self._read: dict[Hashable, tuple[Hashable, Any]] = {}
 
     def unless(self, name: Hashable, read: Callable[[], Read]) -> Read:
         """What `read` says, or said under this name when nothing had been written since. It must not be changed.
@@ -40,6 +47,10 @@ class Changes:
         self._read[name] = (mark, value)
         return value
 
+    def committed(self) -> None:
+        """Something other than calls was written among them. Told by whoever writes, before anybody else is."""
+        self._committed += 1
+
     def close(self) -> None:
         """Let go of the file."""
         with self._looking:
@@ -47,8 +58,16 @@ class Changes:
                 self._connection.close()
             self._connection, self._file = None, None
 
-    def _mark(self) -> int | None:
-        """Another number after each commit of anybody's; None where that cannot be told."""
+    def _mark(self) -> Hashable:
+        """Another value after each commit, but of this process's calls; None where that cannot be told."""
+        if self._calls is not None:
+            committed = self._committed
+            if (elsewhere := self._calls.elsewhere()) is not None:
+                return committed, elsewhere
+        return self._mark_of_all()
+
+    def _mark_of_all(self) -> int | None:
+        """Likewise, after each commit of anybody's."""
         with self._looking:
             if self._file is None:
                 return None

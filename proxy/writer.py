@@ -20,7 +20,6 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from migrations.database import Transactions
 from proxy.call import Call
 from proxy.records import Spooled, decode, id_of
 from proxy.segments import Record
@@ -80,7 +79,7 @@ class Writer:
         """`refused`: the folder for what SQL refuses for good. All three are called in the writer's thread, of what is
         committed: `on_settled` of records that need not be kept any more."""
         self._store = store
-        self._transactions = Transactions(store.writing)
+        self._transactions = store.transactions
         self._refused = refused
         self._on_calls = on_calls
         self._on_feedback = on_feedback
@@ -202,6 +201,8 @@ class Writer:
             self._store.calls.tails.forget()
             raise
         self._is_back()
+        if others:
+            self._store.changes.committed()
         for asked, result in done:
             asked.written.set_result(result)
         self._on_calls(calls)

@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ class Transport:
 
     def write(self, data: bytes) -> None: ...
 
+    def writelines(self, data: Iterable[bytes]) -> None: ...
+
     def is_closing(self) -> bool:
         return self.ended
 
@@ -82,9 +85,10 @@ class Asking:
             made.connection_made(transport)
             response = made.ask(b"POST", b"{}", made.heard_s)
         connection: Any = response._source
+        connection.transport.flush()  # as it is before anybody answers
         waiter, told = response.news(), []
         for piece in pieces:
-            if connection.transport.ended:
+            if connection.transport._transport.ended:
                 break
             connection.data_received(piece)
             told.append((waiter.done(), *self._seen(response), *self._state(connection)))
@@ -103,7 +107,7 @@ class Asking:
         )  # fmt: skip
 
     def _state(self, connection: Any) -> Told:
-        transport = connection.transport
+        transport = connection.transport._transport
         kept = connection in self.client.idle
         return (kept, transport.ended, transport.paused, connection.paused, connection.response is None)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,9 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        self.write(b"".join(data))
 
     def close(self) -> None:
         self.closing = True

@@ -1,5 +1,6 @@
 """What is read again and again is read only once something was written."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from proxy.store import Store
 from proxy.store_changes import Changes
 from proxy.store_threads import ThreadTables
 from tests.conftest import NOW
+from tests.proxy.conftest import make_call
 
 
 def test_what_another_process_commits_is_read_at_once(engine: Engine, seed: Any) -> None:
@@ -43,6 +45,55 @@ def test_nothing_is_read_while_nobody_writes(engine: Engine, seed: Any) -> None:
     changes.unless("it", lambda: read.append(1))
     assert len(read) == (2 if engine.dialect.name == "sqlite" else 4)
     changes.close()
+
+
+def test_nothing_is_read_for_calls_of_this_process(engine: Engine, seed: Any) -> None:
+    store, read = Store(engine), list[int]()
+
+    def reads(before: Callable[[], object] = lambda: None) -> bool:
+        before()
+        count = len(read)
+        store.changes.unless("it", lambda: read.append(1))
+        return len(read) > count
+
+    def write(call_id: str) -> None:
+        with store.transactions.begin() as connection:
+            store.calls.write(connection, [make_call(call_id)])
+
+    always = engine.dialect.name != "sqlite"
+    assert reads(lambda: write("c0"))
+    assert not reads() or always
+    assert not reads(lambda: write("c1")) or always
+    # What others commit, or this process over another connection.
+    assert reads(lambda: seed.trajectory("t", turns=0))
+    assert not reads(lambda: write("c2")) or always
+    # What it writes beside calls.
+    assert reads(store.changes.committed)
+    assert not reads() or always
+    # What counts is the same connection.
+    with pytest.raises(ZeroDivisionError), store.transactions.begin():
+        raise ZeroDivisionError
+    assert reads(lambda: write("c3"))
+    assert not reads(lambda: write("c4")) or always
+    store.transactions.close()
+    assert reads()
+    store.close()
+
+
+def test_what_is_committed_behind_a_long_transaction_is_read_all_the_same(engine: Engine, seed: Any) -> None:
+    store = Store(engine)
+    with store.transactions.begin() as connection:
+        store.calls.write(connection, [make_call("c0")])
+    assert store.policies("default")[0].live_version == 0
+    with store.transactions.begin() as connection:
+        store.calls.write(connection, [make_call("c1")])
+        assert store.transactions.elsewhere() is None or engine.dialect.name != "sqlite"
+        assert store.policies("default")[0].live_version == 0
+    with engine.begin() as connection:
+        connection.execute(schema.policies.update().values(live_version=7))
+    assert store.policies("default")[0].live_version == 7
+    store.transactions.close()
+    store.close()
 
 
 def test_what_is_rolled_back_was_never_seen(engine: Engine, seed: Any) -> None:

@@ -59,3 +59,21 @@ def test_feedback_is_taken_back_while_the_judge_goes_from_it_to_its_trajectory(
     with engine.connect() as connection:
         assert connection.scalar(select(schema.feedback.c.withdrawn_at)) == NOW
         assert list(connection.scalars(select(schema.completions.c.id).order_by("id"))) == ["c0", "c1"]
+
+
+def test_what_somebody_had_written_is_read_before_they_are_told(engine: Engine, seed: Any, tmp_path: Path) -> None:
+    store = Store(engine)
+    settled = threading.Event()
+    writer = Writer(store, tmp_path, lambda _: None, lambda: None, lambda _: settled.set())
+    writer.put(Recorded(make_call("c0"), MemorySegment().append(b"")))
+    writer.start()
+    assert settled.wait(60)
+    for version in range(1, 4):
+        assert store.policies("default")[0].live_version == version - 1
+        written: Future[Any] = Future()
+        promoted = schema.policies.update().values(live_version=version)
+        writer.put(Asked(lambda connection, promoted=promoted: connection.execute(promoted), written))  # type: ignore[misc]
+        written.result(60)
+        assert store.policies("default")[0].live_version == version
+    writer.close()
+    store.close()

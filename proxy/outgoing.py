@@ -1,0 +1,130 @@
+"""What goes out on connections: at once, or together with what others say within the same turn of the event loop.
+
+Each write wakes whoever reads at the other end. Where that sleeps, on a core of its own, to wake it takes longer than
+to write, and it may sleep again before the next: of sixteen requests that came together, each would wake the server
+that is to answer. Written one right behind the other, the first wakes it for all. Knows transports and turns; nothing
+of what is said.
+"""
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+MOST_HELD = 16
+"""Connections whose writes wait for one another: more would gain nothing, and the first would wait longer."""
+MOST_BYTES = 64 * 2**10
+"""Held of one connection. As asyncio's transports: with more than this they ask who writes to pause."""
+
+
+class Outbox:
+    """Of one event loop: how many are likely to write within this turn, and what is held for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.due = 0
+        """Pieces that were read, and nothing was written since on their account."""
+        self._read = self._read_before = 0
+        """Pieces in all: until now, and until the end of this turn was asked for."""
+        self._held: list[Outgoing] = []
+        self._ends = False
+        """The end of this turn was asked for."""
+
+    def read(self) -> None:
+        """A piece was read: whoever it is for is likely to write."""
+        self._read += 1
+        self.due += 1
+
+    def hold(self, one: "Outgoing") -> None:
+        """Have it flushed with others, and when this turn ends at the latest."""
+        self._held.append(one)
+        if len(self._held) == MOST_HELD:
+            self.flush()
+        elif not self._ends:
+            self._ends, self._read_before = True, self._read
+            self._loop.call_soon(self._end)
+
+    def flush(self) -> None:
+        """Write all that is held."""
+        held, self._held = self._held, []
+        for one in held:
+            one.flush()
+
+    def _end(self) -> None:
+        # Of what was read before, whoever has written nothing is not waited for any more.
+        self._ends, self.due = False, self._read - self._read_before
+        self.flush()
+
+
+class Outgoing(asyncio.Transport):
+    """A transport that may hold what is written to it; nothing overtakes that."""
+
+    __slots__ = ("_bytes", "_held", "_transport", "outbox")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self.outbox = _outbox(loop)
+        self._held: list[bytes] = []
+        self._bytes = 0
+        """Held."""
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """As asyncio's, at once where nobody else is due to write within this turn."""
+        outbox = self.outbox
+        outbox.due -= 1
+        if outbox.due > 0:
+            self._hold(data)
+        else:
+            outbox.due = 0
+            # Among which may be what was written here before.
+            outbox.flush()
+            self._transport.write(data)
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        self._bytes += len(data)
+        if self._bytes > MOST_BYTES:
+            self.flush()
+        elif len(self._held) == 1:
+            self.outbox.hold(self)
+
+    def flush(self) -> None:
+        """Write what is held here, unless the other end has gone."""
+        if held := self._held:
+            self._held, self._bytes = [], 0
+            if not self._transport.is_closing():
+                self._transport.writelines(held)
+
+    def close(self) -> None:
+        """As asyncio's: what was written still goes out."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """As asyncio's: what was not sent is dropped."""
+        self._held, self._bytes = [], 0
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """As asyncio's: bytes that the kernel has not taken yet."""
+        return self._bytes + self._transport.get_write_buffer_size()
+
+    def is_closing(self) -> bool:
+        """As asyncio's."""
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """As asyncio's."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """As asyncio's."""
+        self._transport.resume_reading()
+
+
+_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = WeakKeyDictionary()
+
+
+def _outbox(loop: asyncio.AbstractEventLoop) -> Outbox:
+    found = _outboxes.get(loop)
+    if found is None:
+        found = _outboxes[loop] = Outbox(loop)
+    return found

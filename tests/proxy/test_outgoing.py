@@ -1,0 +1,200 @@
+"""What is written within one turn of the event loop goes out together, in order, and never later than that turn."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from proxy.outgoing import MOST_BYTES, MOST_HELD, Outgoing
+
+
+class Wire:
+    """What went out on all connections, in order."""
+
+    def __init__(self) -> None:
+        self.out: list[tuple[str, bytes]] = []
+
+    def connection(self, name: str) -> tuple[Outgoing, "Transport"]:
+        transport: Any = Transport(self, name)
+        return Outgoing(transport, asyncio.get_running_loop()), transport
+
+
+class Transport:
+    """Takes everything at once."""
+
+    def __init__(self, wire: Wire, name: str) -> None:
+        self._wire, self._name = wire, name
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self._wire.out.append((self._name, data))
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        self.write(b"".join(data))
+
+    def get_write_buffer_size(self) -> int:
+        return 5
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.write(b"closed")
+        self.closing = True
+
+    def abort(self) -> None:
+        self.write(b"aborted")
+        self.closing = True
+
+
+def run(main: Callable[[Wire], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(Wire()), 20))
+
+
+async def turn() -> None:
+    """Until the loop has made one."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def test_who_writes_alone_writes_at_once() -> None:
+    async def main(wire: Wire) -> None:
+        one, _ = wire.connection("a")
+        one.write(b"1")
+        one.outbox.read()
+        one.write(b"2")
+        one.write(b"3")
+        assert wire.out == [("a", b"1"), ("a", b"2"), ("a", b"3")]
+        # Nor does that count against who is due later.
+        one.outbox.read()
+        one.outbox.read()
+        one.write(b"4")
+        assert len(wire.out) == 3
+
+    run(main)
+
+
+def test_who_was_read_from_together_is_written_to_together() -> None:
+    async def main(wire: Wire) -> None:
+        ones = [wire.connection(name)[0] for name in "abc"]
+        for _ in range(2):
+            for one in ones:
+                one.outbox.read()
+            for place, one in enumerate(ones):
+                assert wire.out == []
+                one.write(b"%d" % place)
+            assert wire.out == [("a", b"0"), ("b", b"1"), ("c", b"2")]
+            await turn()
+            wire.out.clear()
+
+    run(main)
+
+
+def test_nobody_waits_beyond_the_turn_for_who_does_not_write() -> None:
+    async def main(wire: Wire) -> None:
+        (one, _), (other, _) = wire.connection("a"), wire.connection("b")
+        for _ in range(3):
+            one.outbox.read()
+        one.write(b"1")
+        other.write(b"2")
+        assert wire.out == []
+        one.outbox.read()  # meanwhile, and that one is still expected to write
+        one.outbox.read()
+        await turn()
+        assert wire.out == [("a", b"1"), ("b", b"2")]
+        other.write(b"3")
+        await turn()
+        assert wire.out[2:] == [("b", b"3")]
+        other.write(b"4")
+        assert wire.out[3:] == [("b", b"4")]
+
+    run(main)
+
+
+def test_what_came_after_something_was_held_is_waited_for_in_the_next_turn() -> None:
+    async def main(wire: Wire) -> None:
+        (one, _), (other, _) = wire.connection("a"), wire.connection("b")
+        loop = asyncio.get_running_loop()
+        for _ in range(3):
+            one.outbox.read()
+        one.write(b"1")
+        # As the loop does: it reads, tells of the turn's end, and then runs whom it read for.
+        for each in (one, other):
+            each.outbox.read()
+            loop.call_soon(each.write, b"2")
+        done = loop.create_future()
+        loop.call_soon(lambda: done.set_result(list(wire.out)))
+        assert await done == [("a", b"1"), ("a", b"2"), ("b", b"2")]
+
+    run(main)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_nothing_overtakes_what_is_held(ends: bool) -> None:
+    async def main(wire: Wire) -> None:
+        (one, transport), (other, _) = wire.connection("a"), wire.connection("b")
+        for _ in range(4):
+            one.outbox.read()
+        one.write(b"1")
+        other.write(b"2")
+        one.write(b"3")
+        assert wire.out == []
+        assert one.get_write_buffer_size() == 5 + 2
+        if ends:
+            one.close()
+            assert one.is_closing() and transport.closing
+            assert wire.out == [("a", b"13"), ("a", b"closed")]
+        else:
+            one.abort()
+            assert wire.out == [("a", b"aborted")]
+        wire.out.clear()
+        assert one.get_write_buffer_size() == 5
+        await turn()
+        assert wire.out == [("b", b"2")]
+
+    run(main)
+
+
+def test_what_is_held_for_who_has_gone_is_dropped() -> None:
+    async def main(wire: Wire) -> None:
+        one, transport = wire.connection("a")
+        one.outbox.read()
+        one.outbox.read()
+        one.write(b"1")
+        transport.closing = True
+        await turn()
+        assert wire.out == []
+
+    run(main)
+
+
+def test_no_more_is_held_than_may_be() -> None:
+    async def main(wire: Wire) -> None:
+        ones = [wire.connection(f"{number:02d}")[0] for number in range(MOST_HELD + 1)]
+        for _ in range(3 * MOST_HELD):
+            ones[0].outbox.read()
+        for one in ones[:-1]:
+            assert wire.out == []
+            one.write(b"1")
+        assert [name for name, _ in wire.out] == [f"{number:02d}" for number in range(MOST_HELD)]
+        wire.out.clear()
+        ones[-1].write(b" " * MOST_BYTES)
+        assert wire.out == []
+        ones[-1].write(b"!")
+        assert [len(data) for _, data in wire.out] == [MOST_BYTES + 1]
+        ones[-1].write(b"?")
+        await turn()
+        assert [data[-1:] for _, data in wire.out] == [b"!", b"?"]
+
+    run(main)
+
+
+def test_each_event_loop_has_its_own() -> None:
+    async def outbox() -> Any:
+        one, _ = Wire().connection("a")
+        other, _ = Wire().connection("b")
+        assert one.outbox is other.outbox
+        return one.outbox
+
+    assert asyncio.run(outbox()) is not asyncio.run(outbox())
