@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
         self._unread = 0
         """Bytes of answers that the client had not taken in at the last look."""
         self._read_at_s = 0.0
-        """When it was last seen to take some in (monotonic)."""
+        """When it was last seen to take some in, or there was something to take (monotonic)."""
 
     def serving(self) -> bool:
         """A request is being answered."""
@@ -308,7 +308,7 @@ class Connection(HttpToolsProtocol):
     def look(self, now_s: float) -> None:
         """Give up on a client that is too slow: in asking, or in taking in its answer. Seconds are monotonic."""
         unread = self.transport.get_write_buffer_size()
-        if not unread or unread < self._unread:
+        if not self._unread or unread < self._unread:
             self._read_at_s = now_s
         self._unread = unread
         limits = self._limits

@@ -378,18 +378,32 @@ class Unread:
     ],
 )
 def test_only_who_takes_in_nothing_is_hung_up_on(sizes: list[int], ends: bool) -> None:
-    loop = asyncio.new_event_loop()
-    config = uvicorn.Config(lambda: None, interface="asgi3", log_config=None)
-    limits = ProxySettings(write_timeout_s=2.5, headers_timeout_s=1000)
-    connection: Connection = connections(limits)(config=config, server_state=ServerState(), app_state={}, _loop=loop)
-    transport: Any = Unread()
-    connection.connection_made(transport)
+    connection, transport = unread_by_a_client()
     connection.look(0.0)
     for second, size in enumerate(sizes, start=1):
         transport.size = size
         connection.look(float(second))
-    loop.close()
     assert transport.ended is ends
+
+
+def test_who_has_just_been_answered_has_time_to_take_it_in() -> None:
+    connection, transport = unread_by_a_client()
+    transport.size = 90
+    for second, ends in ((1000.0, False), (1002.0, False), (1003.0, True)):
+        connection.look(second)
+        assert transport.ended is ends
+
+
+def unread_by_a_client() -> tuple[Connection, Any]:
+    """A connection whose client may take 2.5 s, and its transport."""
+    loop = asyncio.new_event_loop()
+    config = uvicorn.Config(lambda: None, interface="asgi3", log_config=None)
+    limits = ProxySettings(write_timeout_s=2.5, headers_timeout_s=100_000)
+    connection: Connection = connections(limits)(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    transport: Any = Unread()
+    connection.connection_made(transport)
+    loop.close()
+    return connection, transport
 
 
 def compressed(handler: FakeHandler, _body: dict[str, Any]) -> None:
