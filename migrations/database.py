@@ -18,7 +18,7 @@ from migrations.types import as_json
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
 UNDER_WAY_S = 0.1
-"""How long `elsewhere` waits for a transaction: several times what one takes that does not wait itself."""
+"""How long a transaction is waited for by `elsewhere`: several times what one takes that does not wait itself."""
 LEAST_GIVEN_S = 0.005
 """How long others may write at least, where `giving_way`."""
 IDS_PER_STATEMENT = 5_000
@@ -108,6 +108,8 @@ class Transactions:
         self._lent = 0
         """How many were, one after the other."""
         self._under_way = threading.Lock()
+        self._began_s = 0.0
+        """When the last began (monotonic)."""
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -118,6 +120,7 @@ class Transactions:
             return
         pool = self._engine.pool
         with self._under_way:
+            self._began_s = time.monotonic()
             if self._kept is not None and self._kept[1] is not pool:
                 self._give_back()
             if self._kept is None:
@@ -134,7 +137,7 @@ class Transactions:
     def elsewhere(self) -> tuple[int, int] | None:
         """Another value after whatever was committed to this SQLite file, but not by these transactions; None where
         that cannot be told now. From any thread; where a transaction is under way, behind it."""
-        if not self._under_way.acquire(timeout=UNDER_WAY_S):
+        if not self._under_way.acquire(timeout=max(0.0, self._began_s + UNDER_WAY_S - time.monotonic())):
             return None
         try:
             if self._kept is None:

@@ -92,8 +92,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = outgoing = Outgoing(transport, self.loop)
-        self._outbox = outgoing.outbox
+        self.transport: Outgoing = Outgoing(transport, self.loop)
+        self._outbox = self.transport.outbox
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -127,6 +127,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(_headers_too_large(self._limits))
         elif self._heads_since_s is None and not self.serving():
             self._heads_since_s = time.monotonic()
+
+    def eof_received(self) -> None:
+        # The transport closes itself behind this.
+        self.transport.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.connections.discard(self)

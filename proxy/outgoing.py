@@ -7,6 +7,7 @@ of what is said.
 """
 
 import asyncio
+import logging
 from weakref import WeakKeyDictionary
 
 MOST_HELD = 16
@@ -14,12 +15,13 @@ MOST_HELD = 16
 MOST_BYTES = 64 * 2**10
 """Held of one connection. As asyncio's transports: with more than this they ask who writes to pause."""
 
+log = logging.getLogger(__name__)
+
 
 class Outbox:
     """Of one event loop: how many are likely to write within this turn, and what is held for them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self.due = 0
         """Pieces that were read, and nothing was written since on their account."""
         self._read = self._read_before = 0
@@ -40,13 +42,17 @@ class Outbox:
             self.flush()
         elif not self._ends:
             self._ends, self._read_before = True, self._read
-            self._loop.call_soon(self._end)
+            one.loop.call_soon(self._end)
 
     def flush(self) -> None:
         """Write all that is held."""
         held, self._held = self._held, []
         for one in held:
-            one.flush()
+            try:
+                one.flush()
+            except Exception:  # whatever was written there: nobody else's is to stay behind
+                log.exception("what was held for a connection cannot be written")
+                one.abort()
 
     def _end(self) -> None:
         # Of what was read before, whoever has written nothing is not waited for any more.
@@ -57,10 +63,11 @@ class Outbox:
 class Outgoing(asyncio.Transport):
     """A transport that may hold what is written to it; nothing overtakes that."""
 
-    __slots__ = ("_bytes", "_held", "_transport", "outbox")
+    __slots__ = ("_bytes", "_held", "_transport", "loop", "outbox")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        self.loop = loop
         self.outbox = _outbox(loop)
         self._held: list[bytes] = []
         self._bytes = 0
@@ -70,10 +77,11 @@ class Outgoing(asyncio.Transport):
         """As asyncio's, at once where nobody else is due to write within this turn."""
         outbox = self.outbox
         outbox.due -= 1
-        if outbox.due > 0:
+        # While one closes, what it has yet to send still goes out, and what comes behind it until then.
+        if outbox.due > 0 and not self._transport.is_closing():
             self._hold(data)
         else:
-            outbox.due = 0
+            outbox.due = max(outbox.due, 0)
             # Among which may be what was written here before.
             outbox.flush()
             self._transport.write(data)
@@ -126,5 +134,5 @@ _outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = WeakKeyDiction
 def _outbox(loop: asyncio.AbstractEventLoop) -> Outbox:
     found = _outboxes.get(loop)
     if found is None:
-        found = _outboxes[loop] = Outbox(loop)
+        found = _outboxes[loop] = Outbox()
     return found

@@ -1,12 +1,19 @@
 """What is written within one turn of the event loop goes out together, in order, and never later than that turn."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
 
+from proxy.connection import connections
 from proxy.outgoing import MOST_BYTES, MOST_HELD, Outgoing
+from whetstone.serving import ProxySettings
 
 
 class Wire:
@@ -35,6 +42,9 @@ class Transport:
 
     def get_write_buffer_size(self) -> int:
         return 5
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
 
     def is_closing(self) -> bool:
         return self.closing
@@ -190,6 +200,100 @@ def test_no_more_is_held_than_may_be() -> None:
     run(main)
 
 
+def test_nobody_else_loses_what_is_held_where_somebody_wrote_nonsense(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(wire: Wire) -> None:
+        (one, transport), (other, _) = wire.connection("a"), wire.connection("b")
+        nonsense: Any = "no bytes"
+        for _ in range(3):
+            one.outbox.read()
+        one.write(nonsense)
+        other.write(b"2")
+        await turn()
+        assert wire.out == [("a", b"aborted"), ("b", b"2")]
+        assert transport.closing
+
+    run(main)
+    assert "cannot be written" in caplog.text
+
+
+def test_a_connection_says_what_it_holds_before_it_closes_behind_its_client() -> None:
+    async def main(wire: Wire) -> None:
+        config = uvicorn.Config(lambda: None, interface="asgi3", log_config=None)
+        values = {"server_state": ServerState(), "app_state": {}, "_loop": asyncio.get_running_loop()}
+        connection = connections(ProxySettings())(config=config, **values)
+        transport: Any = Transport(wire, "a")
+        connection.connection_made(transport)
+        connection.transport.outbox.read()
+        connection.transport.outbox.read()
+        connection.transport.write(b"1")
+        assert wire.out == []
+        connection.eof_received()
+        assert wire.out == [("a", b"1")]
+
+    run(main)
+
+
+class Served(asyncio.Protocol):
+    """A connection as `proxy.connection` keeps it; what it hears is answered by who is given."""
+
+    def __init__(self, answer: Callable[["Served"], Awaitable[None]]) -> None:
+        self._answer = answer
+
+    def connection_made(self, transport: Any) -> None:
+        self.out = Outgoing(transport, asyncio.get_running_loop())
+
+    def data_received(self, data: bytes) -> None:
+        # Others were read from too, and say nothing.
+        self.out.outbox.read()
+        self.out.outbox.read()
+        self.task = asyncio.ensure_future(self._answer(self))
+
+    def eof_received(self) -> None:
+        self.out.flush()
+
+
+def heard(answer: Callable[[Served], Awaitable[None]]) -> bytes:
+    """What a client hears that asks, says that it has no more to say, and reads slowly."""
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Served(answer), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await asyncio.sleep(0.02)
+        writer.write(b"asked")
+        writer.write_eof()
+        await asyncio.sleep(0.1)
+        told = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        server.close()
+        return told
+
+    return uvloop.run(main())
+
+
+def test_who_has_no_more_to_say_is_answered() -> None:
+    async def answer(served: Served) -> None:
+        served.out.write(b"answer")
+
+    assert [heard(answer) for _ in range(10)] == [b"answer"] * 10
+
+
+def test_nothing_is_missing_in_what_still_goes_out_on_a_connection_that_closes() -> None:
+    backlog = b" " * 20_000_000
+
+    async def answer(served: Served) -> None:
+        served.out.write(backlog)
+        await asyncio.sleep(0.05)
+        assert served.out.is_closing()
+        for place in range(4):
+            for _ in range(place % 2 * 2):
+                served.out.outbox.read()
+            served.out.write(b"%d" % place)
+            await asyncio.sleep(0.005)
+
+    assert heard(answer)[len(backlog) :] == b"0123"
+
+
 def test_each_event_loop_has_its_own() -> None:
     async def outbox() -> Any:
         one, _ = Wire().connection("a")
@@ -197,4 +301,9 @@ def test_each_event_loop_has_its_own() -> None:
         assert one.outbox is other.outbox
         return one.outbox
 
-    assert asyncio.run(outbox()) is not asyncio.run(outbox())
+    one, other = asyncio.run(outbox()), asyncio.run(outbox())
+    assert one is not other
+    forgotten = weakref.ref(one)
+    del one
+    gc.collect()
+    assert forgotten() is None

@@ -1,6 +1,5 @@
 """Many calls at once leave the rows that they leave one by one."""
 
-import time
 from random import Random
 from typing import Any
 
@@ -102,8 +101,8 @@ def test_calls_of_new_trajectories_that_are_there_already_stay_as_they_are(engin
 def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
     engine: Engine, seed: Any, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
-    naps: list[float] = []
-    monkeypatch.setattr(time, "sleep", naps.append)
+    naps: list[int] = []
+    monkeypatch.setattr(store_calls, "_nap", lambda: naps.append(1))
     calls = [make_call(f"c{number:02d}", f"t{number:02d}") for number in range(25)]
     with engine.begin() as connection:
         Store(engine).calls.write(connection, calls, pauses=pauses)

@@ -89,6 +89,7 @@ def test_what_is_committed_behind_a_long_transaction_is_read_all_the_same(engine
         store.calls.write(connection, [make_call("c1")])
         assert store.transactions.elsewhere() is None or engine.dialect.name != "sqlite"
         assert store.policies("default")[0].live_version == 0
+    assert store.policies("default")[0].live_version == 0
     with engine.begin() as connection:
         connection.execute(schema.policies.update().values(live_version=7))
     assert store.policies("default")[0].live_version == 7
