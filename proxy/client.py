@@ -197,8 +197,10 @@ class _Connection(asyncio.Protocol):
         response = self.response = Response(self)
         self.heard_s = now_s
         self._head_bytes = 0
-        self.transport.write(head + body if len(body) <= JOINED_BYTES else head)
-        if len(body) > JOINED_BYTES:
+        if len(body) <= JOINED_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
             self.transport.write(body)
         return response
 

@@ -26,6 +26,13 @@ class Wire:
         transport: Any = Transport(self, name)
         return Outgoing(transport, asyncio.get_running_loop()), transport
 
+    def pair(self, pieces: int) -> tuple[Outgoing, "Transport", Outgoing]:
+        """Connection a with its transport, and connection b, when so many pieces were read."""
+        (one, transport), (other, _) = self.connection("a"), self.connection("b")
+        for _ in range(pieces):
+            one.outbox.read()
+        return one, transport, other
+
 
 class Transport:
     """Takes everything at once."""
@@ -103,9 +110,7 @@ def test_who_was_read_from_together_is_written_to_together() -> None:
 
 def test_nobody_waits_beyond_the_turn_for_who_does_not_write() -> None:
     async def main(wire: Wire) -> None:
-        (one, _), (other, _) = wire.connection("a"), wire.connection("b")
-        for _ in range(3):
-            one.outbox.read()
+        one, _, other = wire.pair(3)
         one.write(b"1")
         other.write(b"2")
         assert wire.out == []
@@ -124,10 +129,8 @@ def test_nobody_waits_beyond_the_turn_for_who_does_not_write() -> None:
 
 def test_what_came_after_something_was_held_is_waited_for_in_the_next_turn() -> None:
     async def main(wire: Wire) -> None:
-        (one, _), (other, _) = wire.connection("a"), wire.connection("b")
+        one, _, other = wire.pair(3)
         loop = asyncio.get_running_loop()
-        for _ in range(3):
-            one.outbox.read()
         one.write(b"1")
         # As the loop does: it reads, tells of the turn's end, and then runs whom it read for.
         for each in (one, other):
@@ -143,9 +146,7 @@ def test_what_came_after_something_was_held_is_waited_for_in_the_next_turn() -> 
 @pytest.mark.parametrize("ends", [False, True])
 def test_nothing_overtakes_what_is_held(ends: bool) -> None:
     async def main(wire: Wire) -> None:
-        (one, transport), (other, _) = wire.connection("a"), wire.connection("b")
-        for _ in range(4):
-            one.outbox.read()
+        one, transport, other = wire.pair(4)
         one.write(b"1")
         other.write(b"2")
         one.write(b"3")
@@ -168,9 +169,7 @@ def test_nothing_overtakes_what_is_held(ends: bool) -> None:
 
 def test_what_is_held_for_who_has_gone_is_dropped() -> None:
     async def main(wire: Wire) -> None:
-        one, transport = wire.connection("a")
-        one.outbox.read()
-        one.outbox.read()
+        one, transport, _ = wire.pair(2)
         one.write(b"1")
         transport.closing = True
         await turn()
@@ -202,10 +201,8 @@ def test_no_more_is_held_than_may_be() -> None:
 
 def test_nobody_else_loses_what_is_held_where_somebody_wrote_nonsense(caplog: pytest.LogCaptureFixture) -> None:
     async def main(wire: Wire) -> None:
-        (one, transport), (other, _) = wire.connection("a"), wire.connection("b")
+        one, transport, other = wire.pair(3)
         nonsense: Any = "no bytes"
-        for _ in range(3):
-            one.outbox.read()
         one.write(nonsense)
         other.write(b"2")
         await turn()
