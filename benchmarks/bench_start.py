@@ -76,7 +76,7 @@ def upstream() -> Iterator[Side]:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
-    with _process(command, address + "/health", os.devnull) as process:
+    with _process(command, address + "/health", os.devnull, os.sched_getaffinity(0)) as process:
         cores = min(2, len(os.sched_getaffinity(process.pid)))
         yield Side(DIRECT, (_target(address, "bench"),), (process.pid, os.getpid()), cores)
 
@@ -147,7 +147,7 @@ def nginx(binary: str, model_server: str, folder: Path, cores: set[int]) -> Iter
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(NGINX.format(folder=folder, upstream=urlsplit(model_server).netloc, port=port, user=user))
     command = [binary, "-p", str(folder), "-c", str(config)]
-    with on_cores(cores), _process(command, f"http://127.0.0.1:{port}/health", folder / "nginx.log") as process:
+    with _process(command, f"http://127.0.0.1:{port}/health", folder / "nginx.log", cores) as process:
         yield Side("nginx", (_target(f"http://127.0.0.1:{port}", "bench"),), (process.pid,))
 
 
@@ -170,7 +170,7 @@ def peer(name: str, proxy: Peer, model_server: str, folder: Path, cores: set[int
     words = [one.format(port=port, upstream=model_server, folder=folder) for one in shlex.split(proxy.command)]
     url, key = f"http://127.0.0.1:{port}", f"sk-{secrets.token_hex(32)}"
     environment = QUIET_LITELLM | {"LITELLM_MASTER_KEY": key}
-    with on_cores(cores), _process(words, url, folder / "log", **environment) as process:
+    with _process(words, url, folder / "log", cores, **environment) as process:
         yield Side(name, (_target(url, "bench", f"authorization: Bearer {key}\r\n", proxy.base),), (process.pid,))
 
 
@@ -192,9 +192,12 @@ def _target(url: str, model: str, headers: str = "", base: str = "/v1") -> Targe
 
 
 @contextmanager
-def _process(command: list[str], url: str, log: str | Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: list[str], url: str, log: str | Path, cores: set[int], **more: str
+) -> Iterator[subprocess.Popen[bytes]]:
     path = Path(log)
-    with path.open("wb") as out:
+    # It alone: whoever asks would otherwise share the core of what is asked from then on.
+    with on_cores(cores), path.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more}, stdout=out, stderr=out)
     try:
         _await(url, process, path)

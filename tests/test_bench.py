@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_host, bench_upstream, instructions
+from benchmarks import bench_host, bench_start, bench_upstream, instructions
 from benchmarks.bench_client import Target, wrong_with
 from benchmarks.bench_figures import Bar, Figures, Measured, bars, percentile, worse
 from benchmarks.bench_load import Held, Ticks, Took, closed_loop, open_loop
@@ -33,6 +34,15 @@ def test_connections_are_kept_and_each_request_is_a_row(tmp_path: Path) -> None:
     assert told["held"]["whetstone"]["streams"] == 200
     assert "plain 16: whetstone / direct" in told["ratios"]
     assert worse(told["ratios"], told["ratios"]) == []
+
+
+def test_who_asks_does_not_share_the_core_of_a_peer(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    theirs = {min(before)}
+    server = bench_start.Peer(f"{sys.executable} -m http.server {{port}} --bind 127.0.0.1")
+    with bench_start.peer("other", server, "http://127.0.0.1:9", tmp_path, theirs) as side:
+        assert os.sched_getaffinity(side.pids[0]) == theirs
+        assert os.sched_getaffinity(0) == before
 
 
 def measured(*, answers: int = 100, busy: float = 1.0, ms: float = 1.0, lost: int = 0, cpu_s: float = 0.0) -> Measured:
