@@ -97,7 +97,6 @@ def _trajectory(trajectory_id: str, group_id: str, state: str, member: int, bega
 
 def _completion(trajectory_id: str, turn: int, began: datetime) -> dict[str, Any]:
     completion_id = f"{trajectory_id}-c{turn}"
-    said = f"answer {turn} of {trajectory_id}"
     return {
         "project": PROJECT,
         "id": completion_id,
@@ -113,8 +112,7 @@ def _completion(trajectory_id: str, turn: int, began: datetime) -> dict[str, Any
         "status": "complete",
         "follows": f"{trajectory_id}-c{turn - 1}" if turn else None,
         "new_messages": [{"role": "user", "content": f"question {turn} of {trajectory_id}"}],
-        "response": {"role": "assistant", "content": said},
-        "response_text": said,
+        "response": {"role": "assistant", "content": f"answer {turn} of {trajectory_id}"},
         "prompt_token_ids": list(range(TOKENS)),
         "token_ids": list(range(TOKENS)),
         "inference_logprobs": [-0.5] * TOKENS,

@@ -13,6 +13,7 @@ from judge.standing import given
 from judge.store import IS_ATTEMPT, STANDING, columns_of
 from migrations import schema
 from migrations.database import chunks
+from migrations.words import response_text
 from whetstone.reasons import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
@@ -197,7 +198,7 @@ def ranked(connection: Connection, scope: Scope) -> list[Ranked]:
 def texts(connection: Connection, project: str, group_ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Group, trajectory and what was answered, of all answers in these groups; those of a trajectory in a row."""
     is_of = (c.project == t.project) & (c.trajectory_id == t.id)
-    query = select(t.group_id, t.id, c.response_text).join_from(schema.trajectories, schema.completions, is_of)
+    query = select(t.group_id, t.id, response_text).join_from(schema.trajectories, schema.completions, is_of)
     for some in chunks(group_ids):
         of_groups = (t.project == project, t.group_id.in_(some), _spoke())
         rows = connection.execute(query.where(*of_groups).order_by(t.id, c.turn))

@@ -32,6 +32,11 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
         return content if isinstance(content, str) else self.text_of_parts
 
     @property
+    def text_beside(self) -> str | None:
+        """Its text where the message does not have it as its content; None where it has, or there is none."""
+        return None if isinstance(self.message.get("content"), str) else self.text_of_parts
+
+    @property
     def tokens(self) -> int | None:
         """How many tokens were sampled."""
         return self.sampled if self.token_ids is None else len(self.token_ids)

@@ -237,7 +237,7 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         told_storable(new.told),
         None if new.tools is None else _told_again(new.tools),
         storable_json(choice.message) if choice.message else None,
-        storable_text(choice.text),
+        storable_text(choice.text_beside),
         None if new.prompt_token_ids is None else raw_ids(new.prompt_token_ids),
         None if choice.token_ids is None else raw_ids(choice.token_ids),
         None if choice.logprobs is None else as_json_bytes(choice.logprobs),

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from migrations import schema
 from migrations.database import insert_new
+from migrations.words import response_text
 from proxy.address import NAMED
 from proxy.heads import Head, name_of
 from proxy.pins import Pin, Pins, and_then
@@ -157,7 +158,7 @@ class ThreadTables:
         """What spoke in each of these trajectories."""
         if not trajectory_ids:
             return {}
-        spoke = or_(c.token_ids.is_not(None), c.response_text.is_not(None))
+        spoke = or_(c.token_ids.is_not(None), response_text.is_not(None))
         of_these = (c.project == self._project, c.trajectory_id.in_(trajectory_ids), spoke)
         version = (c.trajectory_id, c.policy, c.policy_version)
         query = select(*version, func.min(c.created_at).label("since")).where(*of_these).group_by(*version)

@@ -19,11 +19,12 @@ from typing import Any
 import hypothesis
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from sqlalchemy import Engine, create_engine, make_url, select, text
+from sqlalchemy import Engine, Select, Table, create_engine, make_url, select, text
 
 from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
+from migrations.words import response_text
 from whetstone import logs, tracing, vllm
 from whetstone.settings import LogSettings, Settings
 from whetstone.supervisor import Part, Supervisor
@@ -36,6 +37,12 @@ hypothesis.settings.register_profile("whetstone", deadline=None)
 hypothesis.settings.load_profile("whetstone")
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def as_told(table: Table) -> Select[Any]:
+    """A table's rows; of `completions` the words of each answer, wherever they are stored."""
+    of_table = (response_text if column is schema.completions.c.response_text else column for column in table.c)
+    return select(*of_table)
 
 
 @pytest.fixture(scope="session")
@@ -268,7 +275,7 @@ class Seed:
             "policy": "starter", "policy_version": 0, "endpoint": "chat.completions", "streamed": False,
             "status": "complete", "follows": f"{trajectory_id}-{turn - 1}" if turn else None,
             "new_messages": [{"role": "user", "content": f"question {turn}"}],
-            "response": {"role": "assistant", "content": f"answer {turn}"}, "response_text": f"answer {turn}",
+            "response": {"role": "assistant", "content": f"answer {turn}"},
             "prompt_token_ids": [10 * turn + 1, 10 * turn + 2], "token_ids": [10 * turn + 3, 10 * turn + 4],
             "inference_logprobs": [-0.5, -0.25], "sampling": {"temperature": 1.0}, "finish_reason": "stop",
             "prompt_tokens": 4 * turn + 2, "completion_tokens": 2, "total_ms": 1.5, "threaded_by": "header",

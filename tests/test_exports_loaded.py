@@ -41,7 +41,7 @@ def database_url(tmp_path: Path) -> Iterator[str]:
     for name, reward in (("good", 1.0), ("bad", 0.0)):
         seed.trajectory(name, "g", turns=0, completions=1, reward=reward)
         said = {"role": "assistant", "content": name}
-        seed.completion(name, 0, response=said, response_text=name)
+        seed.completion(name, 0, response=said)
     engine.dispose()
     yield url
 

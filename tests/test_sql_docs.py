@@ -74,12 +74,13 @@ def _attempts(seed: Seed) -> None:
             state=state, created_at=at, last_seen_at=at, **values,
         )  # fmt: skip
         for number, turn in enumerate(turns):
-            said = {"response_text": f"{name} says {number}", "key_id": key_id, "policy_version": version}
+            answer = {"role": "assistant", "content": f"{name} says {number}"}
+            said = {"response": answer, "key_id": key_id, "policy_version": version}
             if number == 0 and messages:
                 said["new_messages"] = messages
             seed.completion(name, number, created_at=at, **(said | turn))
 
-    call = {"finish_reason": "tool_calls", "response_text": None}
+    call = {"finish_reason": "tool_calls", "response": {"role": "assistant", "content": None}}
     good, bad = ([{"role": "tool", "content": said}] for said in ("order 7, sent", "Error: no such order"))
     order, refund = ([{"role": "user", "content": f"where is my {what}?"}] for what in ("order", "refund"))
     seed.group("g1", state="trained", step=1, size=2, rewarded=2, reward_mean=0.5, reward_spread=0.5)
@@ -151,7 +152,7 @@ BY_VERSION: list[Row] = [
     ["2026-01-02", 1, 2, 2, 0.5],
     ["2026-01-03", 2, 4, 2, 0.0],
 ]
-ASKED: list[Any] = [{"role": "user", "content": "where is my order?"}, {"role": "assistant", "content": "answer 0"}]
+ASKED: list[Any] = [{"role": "user", "content": "where is my order?"}, {"role": "assistant", "content": None}]
 ANSWERS: dict[str, list[list[Row]]] = {
     "What is each version worth, day by day?": [BY_VERSION],
     "The same, at once, over millions of attempts?": [BY_VERSION],

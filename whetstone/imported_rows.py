@@ -160,7 +160,7 @@ def _add(
         # NULL of what follows another says "as before".
         "tools": None if follows else logged.tools,
         "response": message,
-        "response_text": _text(message),
+        "response_text": _text_of_parts(message),
         "sampling": dict(logged.sampling) or None,
         "finish_reason": logged.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop"),
         "prompt_tokens": logged.prompt_tokens,
@@ -227,9 +227,10 @@ def reward(standing: Standing) -> dict[str, Any]:
     return {"reward": standing.reward, "reward_source": None if standing.reward is None else IMPORTED}
 
 
-def _text(message: Message) -> str | None:
+def _text_of_parts(message: Message) -> str | None:
+    """What a message of parts says; None of any other, which has its text as its content."""
     content = message.get("content")
     if content is None or isinstance(content, str):
-        return content
+        return None
     texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
     return "".join(text for text in texts if isinstance(text, str))

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Text, cast, select
 
 from migrations import schema
+from migrations.words import response_text
 from proxy.ui.store_newest import Found, Place, newest
 from whetstone.reasons import WhyNotTrained
 
@@ -20,7 +21,7 @@ _LISTED = (
 )
 _SAID = (
     *(c.id, c.trajectory_id, c.turn, c.policy, c.policy_version, c.status, c.finish_reason, c.completion_tokens),
-    *(c.response_text, c.created_at),
+    *(response_text, c.created_at),
 )
 _BOOLEANS = {"true": "1", "false": "0"}
 """As SQLite reads them out of JSON."""
@@ -55,7 +56,7 @@ def trajectories(connection: Connection, project: str, wanted: Wanted, before: P
 def answers(connection: Connection, project: str, wanted: Wanted, before: Place | None) -> Found:
     """Completions that said `text`, of trajectories that are so, the newest first."""
     within = [c.project == project, *_between(c.created_at, wanted)]
-    kept = [c.response_text.icontains(wanted.text or "", autoescape=True)]
+    kept = [response_text.icontains(wanted.text or "", autoescape=True)]
     if wanted.policy is not None:
         kept.append(c.policy == wanted.policy)
     if wanted.version is not None:

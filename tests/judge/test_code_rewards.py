@@ -257,7 +257,7 @@ def test_a_function_is_told_the_whole_conversation_and_what_feedback_says(seed, 
 
 def test_an_attempt_that_broke_off_is_looked_at_too(seed, swept, trajectory):
     seed.trajectory("t", turns=0, last_seen_at=seed.now - timedelta(days=1))
-    seed.completion("t", 0, status="aborted", response=None, response_text=None, token_ids=None, completion_tokens=None)
+    seed.completion("t", 0, status="aborted", response=None, token_ids=None, completion_tokens=None)
     seed.trajectory("empty", turns=0, last_seen_at=seed.now - timedelta(days=1))
     swept(TURNS)
     assert [trajectory(name).code_parts for name in ("t", "empty")] == [{"turns": 1.0}, {"turns": 0.0}]

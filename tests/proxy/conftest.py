@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
 from migrations import schema
 from migrations.database import connect
@@ -25,6 +25,7 @@ from proxy.app import Proxy
 from proxy.call import Call, Choice
 from proxy.client_response import Response
 from proxy.server import Server
+from tests.conftest import as_told
 from tests.server import Handler
 from tests.server import Server as PlainServer
 from whetstone.settings import Settings, as_environment
@@ -261,7 +262,7 @@ class RunningProxy:
         return self.client.post("/v1/chat/completions", json=body, headers=headers)
 
     def rows(self, table: Any = schema.completions, **where: Any) -> list[Any]:
-        query = select(table).order_by(table.c.created_at, table.c.id)
+        query = as_told(table).order_by(table.c.created_at, table.c.id)
         for column, value in where.items():
             query = query.where(table.c[column] == value)
         # A reader: on SQLite an ordinary connection would wait for a writer.

@@ -25,7 +25,7 @@ def test_each_turn_of_a_conversation_takes_what_it_adds(engine: Engine, seed: An
     stored = _bytes_by_turn(engine)
     assert len(stored) == TURNS
     assert max(stored[1:]) <= 1.1 * min(stored[1:])
-    assert max(size / raw for size, raw in zip(stored, raw_bytes, strict=True)) <= 2.5
+    assert max(size / raw for size, raw in zip(stored, raw_bytes, strict=True)) <= 2.3
 
 
 def _converse(store: Store) -> list[int]:

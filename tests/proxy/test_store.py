@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from migrations import schema
@@ -19,6 +19,7 @@ from proxy.feedback import Feedback
 from proxy.feedback_rows import identified, row_of
 from proxy.policies import Canary
 from proxy.store import Store
+from tests.conftest import as_told
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, make_call, make_choice
 from whetstone.reasons import WhyNotTrained
 
@@ -43,7 +44,7 @@ def write(store: Store) -> Callable[..., None]:
 def rows(engine: Engine) -> Callable[..., list[Any]]:
     def rows(table: Any = schema.completions) -> list[Any]:
         with engine.connect() as connection:
-            return list(connection.execute(select(table).order_by(table.c.id)))
+            return list(connection.execute(as_told(table).order_by(table.c.id)))
 
     return rows
 

@@ -137,8 +137,9 @@ def test_tokens_are_tinted_as_asked(filled: RunningProxy) -> None:
 def test_tokens_never_spell_what_redaction_took_out(filled: RunningProxy) -> None:
     scene = Scene(filled.engine, datetime.now(UTC) - timedelta(days=30))
     scene.attempt("kept-ids", None)
-    told = {"response": {"role": "assistant", "content": "I am [email]"}, "response_text": "I am [email]"}
-    scene.says("kept-ids", 0, [{"role": "user", "content": "who?"}], "I am alice@example.com", redactions=1, **told)
+    told = {"role": "assistant", "content": "I am [email]"}
+    said = "I am alice@example.com"
+    scene.says("kept-ids", 0, [{"role": "user", "content": "who?"}], said, redactions=1, response=told)
     page = get(filled, "/ui/trajectories/kept-ids")
     assert "alice" not in words(page) and "[email]</mark>" in page and 'class="tokens ticks"' in page
 

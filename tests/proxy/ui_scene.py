@@ -54,7 +54,7 @@ class Scene(Seed):
         """One completion with the tokens that spell its answer."""
         ids = ids_of(answer)
         row = {
-            "new_messages": list(asked), "response": {"role": "assistant", "content": answer}, "response_text": answer,
+            "new_messages": list(asked), "response": {"role": "assistant", "content": answer},
             "token_ids": ids, "inference_logprobs": logprobs_of(ids, turn), "completion_tokens": len(ids),
             "prompt_tokens": 40 + 60 * turn, "ttft_ms": 84.0, "total_ms": 913.0, "streamed": True,
             "created_at": self.now + timedelta(seconds=turn),
@@ -133,7 +133,8 @@ def _conversations(scene: Scene) -> None:
         {"type": "reasoning", "summary": [{"text": "hm"}]},
     ]
     scene.says("dialects", 1, items, "Seven.", endpoint="responses", follows=None)
-    scene.says("dialects", 2, [{"prompt": "Once upon"}], " a time", endpoint="completions", response=None, follows=None)
+    scene.says("dialects", 2, [{"prompt": "Once upon"}], " a time", endpoint="completions", response=None,
+               response_text=" a time", follows=None)  # fmt: skip
     scene.attempt(
         "hostile",
         None,

@@ -109,7 +109,7 @@ class Story:
         )  # fmt: skip
         self.seed.completion(
             trajectory_id, 0, self.project, policy=self.policy, policy_version=version, created_at=began,
-            response_text=HOSTILE, response={"role": "assistant", "content": HOSTILE},
+            response={"role": "assistant", "content": HOSTILE},
         )  # fmt: skip
 
     def _decide(self, number: int, parent: int, began: datetime, *, is_rejected: bool) -> None:

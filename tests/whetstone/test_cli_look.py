@@ -117,7 +117,7 @@ def test_filters_go_together(here: Here, arguments: tuple[str, ...], found: list
 def test_one_trajectory_is_shown_as_the_conversation_it_was(here: Here) -> None:
     filled(here)
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    here.seed.completion("good", 2, response={"role": "assistant", "tool_calls": [call]}, response_text=None)
+    here.seed.completion("good", 2, response={"role": "assistant", "tool_calls": [call]})
     here.seed.feedback("good", 1.0, comment="[bold]fine", trajectory_id="good", state="applied")
     shown = here.run("trajectories", "good").stdout
     assert [word in shown for word in ("question 0", "answer 1", "→ look({})", "[bold]fine")] == [True] * 4

@@ -38,8 +38,7 @@ def spoken(seed: Seed, trajectory_id: str, answers: list[str], **values: Any) ->
     """A trajectory whose turns answer so."""
     seed.trajectory(trajectory_id, turns=0, completions=len(answers), **values)
     for turn, answer in enumerate(answers):
-        said = {"response": {"role": "assistant", "content": answer, "tool_calls": []}, "response_text": answer}
-        seed.completion(trajectory_id, turn, **said)
+        seed.completion(trajectory_id, turn, response={"role": "assistant", "content": answer, "tool_calls": []})
 
 
 def test_a_trajectory_is_the_conversation_it_was(seed: Seed, exported: Exporting) -> None:
@@ -79,7 +78,7 @@ def test_an_app_that_went_on_from_two_places_leaves_two_conversations(seed: Seed
 
 def test_what_broke_off_or_was_asked_again_ends_no_conversation(seed: Seed, exported: Exporting) -> None:
     seed.trajectory("t", turns=1)
-    seed.completion("t", 1, status="aborted", response=None, response_text=None)
+    seed.completion("t", 1, status="aborted", response=None)
     seed.completion("t", 2, follows="t-0", why_not_trained="superseded")
     (row,), _ = exported("trajectories")
     assert row["completion_ids"] == ["t-0"]
@@ -245,7 +244,7 @@ def test_parquet_has_the_same_types_whatever_its_rows_hold(seed: Seed, database_
     seed.trajectory("t", turns=0, reward=1.0, metadata={"n": 1})
     seed.completion(
         "t", 0, new_messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
-        response={"role": "assistant", "content": None, "tool_calls": [call], "odd": 7}, response_text=None,
+        response={"role": "assistant", "content": None, "tool_calls": [call], "odd": 7},
         finish_reason="tool_calls", tools=[{"type": "function"}],
     )  # fmt: skip
     seed.trajectory("media", turns=0, reward=1.0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from sqlalchemy import Engine, select, text
 
 from judge.sweep import sweep
 from migrations import schema
-from tests.conftest import NOW, Seed
+from tests.conftest import NOW, Seed, as_told
 from trainer.claims import Claim
 from trainer.examples import Wanted as Imitated
 from trainer.store_sources import find
@@ -59,7 +60,7 @@ def imported(engine: Engine, tmp_path: Path) -> Importing:
 
 def rows(engine: Engine, table: Any) -> list[Any]:
     with engine.connect() as connection:
-        return list(connection.execute(select(table).order_by(table.c.id)))
+        return list(connection.execute(as_told(table).order_by(table.c.id)))
 
 
 def told(engine: Engine) -> list[tuple[str, list[str]]]:
@@ -86,7 +87,7 @@ def test_every_answer_of_a_conversation_is_a_turn_that_stores_what_it_adds(engin
     assert (trajectory.id, trajectory.policy, trajectory.reward, trajectory.task) == ("t", "imported", 0.5, "x")
     assert (trajectory.state, trajectory.why_not_trained, trajectory.metadata) == ("excluded", "imported", {"a": 1})
     with engine.connect() as connection:
-        first, second = connection.execute(select(schema.completions).order_by(schema.completions.c.turn))
+        first, second = connection.execute(as_told(schema.completions).order_by(schema.completions.c.turn))
     assert (first.new_messages, first.response, first.follows) == ([USER], ANSWER, None)
     assert (second.new_messages, second.response_text, second.follows) == ([more[0]], "bye", first.id)
     assert first.continued_by == second.id
@@ -167,7 +168,7 @@ def test_what_was_exported_comes_in_again_as_it_was(
     seed.group("g")
     seed.trajectory("a", "g", turns=3, reward=0.25, task="x", metadata={"a": [1, None, "ü"]})
     seed.trajectory("b", turns=0, split="eval", no_train=True, end_user="alice")
-    seed.completion("b", 0, response={"role": "assistant", "content": None, "tool_calls": [tool]}, response_text=None,
+    seed.completion("b", 0, response={"role": "assistant", "content": None, "tool_calls": [tool]},
                     tools=[{"type": "function", "function": {"name": "look"}}])  # fmt: skip
     seed.completion("b", 1, new_messages=[{"role": "tool", "tool_call_id": "c", "content": "here"}])
     seed.completion("b", 2, follows="b-0")
@@ -323,6 +324,19 @@ def test_nul_characters_and_odd_texts_reach_both_databases(engine: Engine, impor
     imported({"messages": [USER, {"role": "assistant", "content": "a\x00b \\u0000 ü \u2028"}]})
     (row,) = rows(engine, schema.completions)
     assert row.response_text == "a\ufffdb \\u0000 ü \u2028"
+
+
+def test_words_are_stored_once_and_those_of_parts_beside_their_message(engine: Engine, imported: Importing) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "image_url"}, {"type": "text", "text": "lo"}]
+    tool = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    for content in ("hello", "", parts, None):
+        message = {"role": "assistant", "content": content} | ({"tool_calls": [tool]} if content is None else {})
+        imported({"messages": [{"role": "user", "content": f"{content}"}, message]})
+    with engine.connect() as connection:
+        stored = connection.scalars(select(schema.completions.c.response_text)).all()
+        shown = connection.scalars(text("SELECT response_text FROM admin_completions")).all()
+    assert Counter(stored) == Counter([None, None, None, "hello"])
+    assert Counter(shown) == Counter(["hello", "", "hello", None])
 
 
 def test_answers_of_weight_zero_are_part_of_what_was_asked(engine: Engine, imported: Importing) -> None:

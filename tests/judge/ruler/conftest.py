@@ -62,12 +62,12 @@ class Court:
         row = {"state": "ended", "ended_at": self.seed.now} | values
         self.seed.trajectory(name, group, turns=0, completions=1, tail_completion_id=f"{name}-0", **row)
         response = {"role": "assistant", "content": said}
-        self.seed.completion(name, 0, new_messages=PROMPT, response=response, response_text=said, status=status)
+        self.seed.completion(name, 0, new_messages=PROMPT, response=response, status=status)
 
     def goes_on(self, name, said):
         """One more turn of an attempt of one."""
         response = {"role": "assistant", "content": said}
-        self.seed.completion(name, 1, response=response, response_text=said)
+        self.seed.completion(name, 1, response=response)
         self.change(schema.trajectories, name, completions=2, tail_completion_id=f"{name}-1")
 
     def retried(self, name, by, said, **values):

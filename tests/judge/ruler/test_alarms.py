@@ -130,7 +130,7 @@ def ranked_group(seed, name, answers, version=0, **values):
     for place, (answer, reward) in enumerate(answers):
         one = seed.trajectory(f"{name}{place}", name, turns=0, completions=1, reward=reward, first_version=version,
                               sampled_tokens=10 * (place + 1))  # fmt: skip
-        seed.completion(one, 0, response_text=answer)
+        seed.completion(one, 0, response={"role": "assistant", "content": answer})
 
 
 def test_what_alarms_look_at_is_read_from_the_tables(engine, seed):
