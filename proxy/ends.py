@@ -24,31 +24,36 @@ class Ends:
         self._answered = answered
         self._charge = charge
 
-    async def record(self, turn: Turn, ended: Ended) -> None:
-        """Record it, without what is to be redacted.
+    async def record(self, turn: Turn, ended: Ended) -> Sequence[Call]:
+        """Record it, without what is to be redacted; what was recorded, for `over`.
 
         Raises:
             NotRecorded: the journal takes nothing, and unrecorded answers are not wanted.
         """
         if turn.redactor is None:
-            self.at_once(turn, ended)
-            return
+            return self.at_once(turn, ended)
         try:
             calls = await turn.redactor.apart(turn.calls(ended))
         except Exception:
             self.nothing(turn)
             raise
         # Not before: an app that hangs up while it is redacted leaves a call to record.
-        self._take(turn, ended, calls)
+        return self._take(turn, ended, calls)
 
-    def at_once(self, turn: Turn, ended: Ended) -> None:
+    def at_once(self, turn: Turn, ended: Ended) -> Sequence[Call]:
         """The same (`record`) where nothing is to be redacted."""
         try:
             calls = turn.calls(ended)
         except Exception:
             self.nothing(turn)
             raise
-        self._take(turn, ended, calls)
+        return self._take(turn, ended, calls)
+
+    def over(self, turn: Turn, recorded: Sequence[Call]) -> None:
+        """Let others go on from what was recorded. Best behind the answer's last byte, in the same turn of the event
+        loop: the app need not wait for it, and nobody can have heard of it sooner."""
+        for call in recorded:
+            self._threads.over(call, turn.question)
 
     def nothing(self, turn: Turn) -> None:
         """It came to nothing that could be recorded: it was never there."""
@@ -56,13 +61,14 @@ class Ends:
         assert turn.place is not None
         self._threads.unrecorded(turn.id, turn.question, turn.place)
 
-    def _take(self, turn: Turn, ended: Ended, calls: Sequence[Call]) -> None:
+    def _take(self, turn: Turn, ended: Ended, calls: Sequence[Call]) -> Sequence[Call]:
         principal, turn_key = turn.principal, turn.address.turn_key
         turn.recorded, turn.ended = True, ended
+        recorded: list[Call] = []
         try:
             for call in calls:
                 if self._recorder.take(call):
-                    self._threads.over(call, turn.question)
+                    recorded.append(call)
                 else:
                     turn.dropped = True
                     self.nothing(turn)
@@ -70,7 +76,9 @@ class Ends:
                 if principal is not None and principal.tokens_per_min is not None:
                     self._charge(principal, call.tokens)
         except Exception:
+            self.over(turn, recorded)
             self.nothing(turn)
             raise
         if ended.reply is not None and turn_key is not None and not turn.dropped:
             self._answered.keep(turn_key, ended.reply)
+        return recorded

@@ -7,7 +7,7 @@ Raw ASGI: a framework's route would cost more than all of this. Knows the order 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -26,7 +26,7 @@ from proxy.asgi import (
     send_whole,
     unless_received,
 )
-from proxy.call import Status
+from proxy.call import Call, Status
 from proxy.client_response import EVENT_STREAM, Response, too_long
 from proxy.ends import Ends
 from proxy.errors import NotRecorded, UpstreamDown
@@ -245,7 +245,7 @@ class Inference:
         name = speaker.served_name
         body = asked.for_upstream(name, cache_salt=self._project)
         trace = turn.trace_headers if speaker.upstream is None else {}
-        return Request(asked.path, body, turn.id, name, place.trajectory_id, headers, trace)
+        return Request(asked.path, body, turn.id, name, place.trajectory_id, headers, trace, turn.prepare)
 
     async def _plain(self, turn: Turn, response: Response, send: Send) -> None:
         """Record a whole answer and send it; then give up the response, as `with` would, which costs more."""
@@ -262,13 +262,13 @@ class Inference:
             if turn.sent is not None and answer.status == 200:
                 reply = _reply(turn, [JSON, *turn.headers()], answer.for_app)
             ended = Ended("complete", answer.heard, answer.upstream_id, None, reply)
-            if turn.redactor is None:
-                self._ends.at_once(turn, ended)
-            else:
-                await self._ends.record(turn, ended)
-            if self._recorder.waits:
-                await self._recorder.durable()
-            await send_whole(send, answer.status, [JSON], answer.for_app, turn.header_lines())
+            kept = self._ends.at_once(turn, ended) if turn.redactor is None else await self._ends.record(turn, ended)
+            try:
+                if self._recorder.waits:
+                    await self._recorder.durable()
+                await send_whole(send, answer.status, [JSON], answer.for_app, turn.header_lines())
+            finally:
+                self._ends.over(turn, kept)
         except UpstreamDown:
             response.leave(broken=True)
             raise
@@ -307,21 +307,27 @@ class Inference:
         reply: bytes | None = None
         if turn.sent is not None and status == "complete":
             reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last)))
+        kept: Sequence[Call] = ()
         try:
-            await self._ends.record(turn, Ended(status, stream.heard, stream.upstream_id, stream.error, reply))
-            await self._recorder.durable()
-        except NotRecorded as error:
+            try:
+                ended = Ended(status, stream.heard, stream.upstream_id, stream.error, reply)
+                kept = await self._ends.record(turn, ended)
+                await self._recorder.durable()
+            except NotRecorded as error:
+                if turn.ttft_ms is None:
+                    raise
+                last = b"data: " + error.body() + b"\n\n"
             if turn.ttft_ms is None:
-                raise
-            last = b"data: " + error.body() + b"\n\n"
-        if turn.ttft_ms is None:
-            await _begin(turn, send)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+                await _begin(turn, send)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            self._ends.over(turn, kept)
 
     async def _cut_off(self, turn: Turn, status: Status, stream: Stream | None, error: str | None = None) -> None:
         """Record what came of an answer that is not whole; None: nothing did."""
         stream = stream or turn.asked.events()
-        await self._ends.record(turn, Ended(status, stream.heard, stream.upstream_id, error))
+        ended = Ended(status, stream.heard, stream.upstream_id, error)
+        self._ends.over(turn, await self._ends.record(turn, ended))
 
     async def _broken(self, turn: Turn, stream: Stream | None, down: UpstreamDown) -> None:
         """Record what upstream broke off. Before the first byte the app gets an error; after it, as without us, no end.

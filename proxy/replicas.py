@@ -217,6 +217,8 @@ class Replicas:
                 # As `Upstream.send`, without a coroutine for each layer.
                 response = replica.upstream.begin(request) or await replica.upstream.connect(request)
                 response.counting, response.name = replica, request.model
+                if request.meanwhile is not None:
+                    request.meanwhile()
                 while not response.status:
                     await response.news()
             except NotReached as down:

@@ -51,6 +51,16 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
         return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
 
 
+class Told(msgspec.Struct, frozen=True, gc=False):
+    """What the request alone tells for its record."""
+
+    sampling: msgspec.Raw
+    bent: str | None
+    end_user: str | None
+    prompt_hash: str
+    """Of its whole conversation."""
+
+
 class Turn(msgspec.Struct):
     """One call on its way."""
 
@@ -90,6 +100,8 @@ class Turn(msgspec.Struct):
     """What the server that answers is to go on from, where calls are traced."""
     known_digest: str | None = None
     """See `digest`."""
+    told: Told | None = None
+    """See `prepare`."""
 
     @property
     def digest(self) -> str:
@@ -120,6 +132,19 @@ class Turn(msgspec.Struct):
         """Milliseconds since the request arrived."""
         return (time.perf_counter() - self.began) * 1000
 
+    def prepare(self) -> None:
+        """Have ready what its record needs and its answer does not tell: while a server works nobody waits for it."""
+        if self.told is None:
+            self.told = self._told()
+
+    def _told(self) -> Told:
+        asked = self.asked
+        end_user = asked.end_user
+        if end_user is not None and len(end_user) > MAX_END_USER:
+            end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
+        prompt = prompt_hash(self.conversation, asked.tools_or_null, self.address.task)
+        return Told(msgspec.Raw(asked.sampling()), asked.why_not_trained(), end_user, prompt)
+
     def calls(self, ended: Ended) -> list[Call]:
         """What to record, before anything is redacted: a call for each prompt, the first under the turn's own id."""
         asked, address, place, total_ms = self.asked, self.address, self.place, self.elapsed_ms()
@@ -127,10 +152,7 @@ class Turn(msgspec.Struct):
         status, heard, speaker = ended.status, ended.heard, self.speaker
         messages, alone = asked.messages, len(heard) == 1
         keeps_digest = address.retry or address.turn_key is not None or status != "complete"
-        sampling, bent, tools = msgspec.Raw(asked.sampling()), asked.why_not_trained(), asked.tools_or_null
-        end_user = asked.end_user
-        if end_user is not None and len(end_user) > MAX_END_USER:
-            end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
+        tools, told = asked.tools_or_null, self.told or self._told()
         said = []
         for one in heard:
             first = one.prompt == 0
@@ -148,11 +170,11 @@ class Turn(msgspec.Struct):
                 place.trajectory_id,
                 place.by,
                 address,
-                end_user,
+                told.end_user,
                 messages if alone else messages[one.prompt : one.prompt + 1],
                 tools,
-                sampling,
-                bent,
+                told.sampling,
+                told.bent,
                 one.prompt_token_ids,
                 one.prompt_tokens,
                 one.choices,
@@ -165,7 +187,7 @@ class Turn(msgspec.Struct):
                 ended.reply if first else None,
                 place.extends,
                 place.continues,
-                prompt_hash(conversation, tools, address.task),
+                told.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
                 self.key_id,
                 self._histories(conversation, one.choices),
             )

@@ -38,6 +38,8 @@ class Request(msgspec.Struct, frozen=True):
     """The app's, names in lower case; only those pass that say what the body means."""
     trace: Mapping[str, str] = {}
     """Headers of the trace that the server is to go on with."""
+    meanwhile: Callable[[], None] | None = None
+    """What may be done while the server works; done again each time it is sent, or never."""
 
 
 class Answering(Protocol):
