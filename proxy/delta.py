@@ -1,5 +1,6 @@
 """What a turn adds to the one before: a conversation's growing prefix is stored once. Pure; knows no table."""
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -14,11 +15,19 @@ _copy, _decode, _encode = msgspec.Raw.copy, msgspec.json.Decoder().decode, msgsp
 _sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
+def packed(token_ids: Sequence[int]) -> "array[int]":
+    """Token ids in 4 bytes each: as a list they take ten times as much, and thousands of tails are kept."""
+    return array("i", token_ids)
+
+
+_NONE = packed(())
+
+
 class Tail(msgspec.Struct, frozen=True):
     """Where a trajectory stands after its last completion: what a next turn may extend."""
 
     completion_id: str
-    token_ids: list[int]
+    token_ids: "array[int]"
     """The whole prompt and the answer."""
     messages: list[msgspec.Raw]
     """Those of the request; its own answer is not there."""
@@ -78,6 +87,8 @@ class Added(msgspec.Struct, frozen=True):
     """All messages, for the tail this turn leaves."""
     answers: tuple[int, ...] = ()
     """Places of answers among them."""
+    known_token_ids: "array[int]" = _NONE
+    """Those of the tail that it follows."""
 
 
 def same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
@@ -97,7 +108,7 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
         and len(tail.token_ids) <= len(prompt_token_ids)
         and len(tail.messages) < len(asked.messages)
         and not (tools is None and tail.tools is not None)  # NULL in SQL means "as before", not "no more"
-        and prompt_token_ids[: len(tail.token_ids)] == tail.token_ids
+        and packed(prompt_token_ids[: len(tail.token_ids)]) == tail.token_ids
         and asked.begins_with(tail)
     ):
         answered = len(tail.messages)
@@ -109,22 +120,18 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
             asked.told(answered + 1),
             asked,
             (*tail.answers, answered),
+            tail.token_ids,
         )
     return Added(None, asked.messages, prompt_token_ids, tools, asked.told(), asked)
 
 
-def tail_of(
-    completion_id: str,
-    new: Added,
-    prompt_token_ids: list[int] | None,
-    token_ids: list[int] | None,
-    tools: msgspec.Raw | None,
-) -> Tail | None:
+def tail_of(completion_id: str, new: Added, token_ids: list[int] | None, tools: msgspec.Raw | None) -> Tail | None:
     """The tail a completion leaves; None where its ids are unknown and nothing can follow it."""
-    if prompt_token_ids is None or token_ids is None:
+    if new.prompt_token_ids is None or token_ids is None:
         return None
+    whole = new.known_token_ids + packed(new.prompt_token_ids + token_ids)
     told = None if tools is None else canonical(tools)
-    return Tail(completion_id, prompt_token_ids + token_ids, new.asked.own(), new.answers, told)
+    return Tail(completion_id, whole, new.asked.own(), new.answers, told)
 
 
 def canonical(raw: msgspec.Raw) -> bytes:

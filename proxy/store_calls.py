@@ -181,7 +181,7 @@ class CallRows:
         # What broke off after a later call (its retry) had ended is not what it goes on from. Ids sort by time.
         if call.status == "complete" or before is None or row.id > before:
             counted.tail_completion_id = row.id
-            to.tail = tail_of(row.id, new, prompt_token_ids, choice.token_ids, tools)
+            to.tail = tail_of(row.id, new, choice.token_ids, tools)
             self.tails.keep(project, trajectory_id, to.tail)
         counted.completions += 1
         counted.sampled_tokens += row.completion_tokens or 0

@@ -5,14 +5,14 @@ from collections import OrderedDict
 import msgspec
 from sqlalchemy import Connection
 
-from proxy.delta import ANSWER, Tail
+from proxy.delta import ANSWER, Tail, packed
 from proxy.store_turns import turns_to
 
 KEPT = 4096
-BYTES_KEPT = 320_000_000
+BYTES_KEPT = 64_000_000
 """Trajectories whose tail stays in memory, and the size of all of them; another one's is read from the database when it
 goes on."""
-TOKEN_BYTES, MESSAGE_BYTES = 40, 100
+TOKEN_BYTES, MESSAGE_BYTES = 4, 100
 """Of a token's id, and of a message beside its text."""
 
 
@@ -69,4 +69,4 @@ def _read(connection: Connection, project: str, tail_id: str) -> Tail | None:
         messages += [msgspec.Raw(msgspec.json.encode(message)) for message in row.new_messages or ()]
         tools = tools if row.tools is None else row.tools
     told = None if tools is None else msgspec.json.encode(tools, order="deterministic")
-    return Tail(tail_id, token_ids, messages, tuple(answers), told)
+    return Tail(tail_id, packed(token_ids), messages, tuple(answers), told)

@@ -11,7 +11,7 @@ from migrations import schema
 from proxy import store_calls, store_tails
 from proxy.address import Address
 from proxy.call import Call
-from proxy.delta import Tail
+from proxy.delta import Tail, packed
 from proxy.store import Store
 from tests.proxy.conftest import make_call, make_choice
 
@@ -114,11 +114,11 @@ def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
 def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_tails, "BYTES_KEPT", 1000)
     tails = store_tails.Tails()
-    half = Tail("c", [1] * 5, [msgspec.Raw(b" " * 200)], (), None)
+    half = Tail("c", packed([1] * 50), [msgspec.Raw(b" " * 200)], (), None)
     for number in (0, 1, 2, 2, 1):
         tails.keep("default", f"t{number}", half)
     assert [tails.knows("default", f"t{number}") for number in range(3)] == [False, True, True]
-    tails.keep("default", "t3", Tail("c", [], [msgspec.Raw(b" " * 401)], (), None))
+    tails.keep("default", "t3", Tail("c", packed([]), [msgspec.Raw(b" " * 401)], (), None))
     assert [tails.knows("default", f"t{number}") for number in range(4)] == [False, False, False, True]
 
 
