@@ -76,7 +76,7 @@ def upstream() -> Iterator[Side]:
     (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "benchmarks.bench_upstream", "--port", str(port)]
-    with _process(command, address + "/health", os.devnull, os.sched_getaffinity(0)) as process:
+    with _process(command, address + "/health", os.devnull) as process:
         cores = min(2, len(os.sched_getaffinity(process.pid)))
         yield Side(DIRECT, (_target(address, "bench"),), (process.pid, os.getpid()), cores)
 
@@ -193,11 +193,11 @@ def _target(url: str, model: str, headers: str = "", base: str = "/v1") -> Targe
 
 @contextmanager
 def _process(
-    command: list[str], url: str, log: str | Path, cores: set[int], **more: str
+    command: list[str], url: str, log: str | Path, cores: set[int] | None = None, **more: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     path = Path(log)
     # It alone: whoever asks would otherwise share the core of what is asked from then on.
-    with on_cores(cores), path.open("wb") as out:
+    with on_cores(cores or os.sched_getaffinity(0)), path.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more}, stdout=out, stderr=out)
     try:
         _await(url, process, path)

@@ -50,8 +50,8 @@ class Ends:
         return self._take(turn, ended, calls)
 
     def over(self, turn: Turn, recorded: Sequence[Call]) -> None:
-        """Let others go on from what was recorded. Best behind the answer's last byte, in the same turn of the event
-        loop: the app need not wait for it, and nobody can have heard of it sooner."""
+        """Let others go on from what was recorded: at the latest in the turn of the event loop in which an app may have
+        heard all of it. Behind the last byte of a whole answer nobody waits for it."""
         for call in recorded:
             self._threads.over(call, turn.question)
 
@@ -71,14 +71,20 @@ class Ends:
                     recorded.append(call)
                 else:
                     turn.dropped = True
-                    self.nothing(turn)
                 # Nobody counts what has no limit.
                 if principal is not None and principal.tokens_per_min is not None:
                     self._charge(principal, call.tokens)
         except Exception:
-            self.over(turn, recorded)
-            self.nothing(turn)
+            self._in_part(turn, recorded)
             raise
-        if ended.reply is not None and turn_key is not None and not turn.dropped:
+        if turn.dropped:
+            self._in_part(turn, recorded)
+            return ()
+        if ended.reply is not None and turn_key is not None:
             self._answered.keep(turn_key, ended.reply)
         return recorded
+
+    def _in_part(self, turn: Turn, recorded: Sequence[Call]) -> None:
+        """Not all of it was recorded. What was first: it is told as what is still being asked."""
+        self.over(turn, recorded)
+        self.nothing(turn)

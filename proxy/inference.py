@@ -7,7 +7,7 @@ Raw ASGI: a framework's route would cost more than all of this. Knows the order 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -26,7 +26,7 @@ from proxy.asgi import (
     send_whole,
     unless_received,
 )
-from proxy.call import Call, Status
+from proxy.call import Status
 from proxy.client_response import EVENT_STREAM, Response, too_long
 from proxy.ends import Ends
 from proxy.errors import NotRecorded, UpstreamDown
@@ -262,13 +262,18 @@ class Inference:
             if turn.sent is not None and answer.status == 200:
                 reply = _reply(turn, [JSON, *turn.headers()], answer.for_app)
             ended = Ended("complete", answer.heard, answer.upstream_id, None, reply)
-            kept = self._ends.at_once(turn, ended) if turn.redactor is None else await self._ends.record(turn, ended)
+            if turn.redactor is None:
+                recorded = self._ends.at_once(turn, ended)
+            else:
+                recorded = await self._ends.record(turn, ended)
+            if self._recorder.waits:
+                self._ends.over(turn, recorded)
+                recorded = ()
+                await self._recorder.durable()
             try:
-                if self._recorder.waits:
-                    await self._recorder.durable()
                 await send_whole(send, answer.status, [JSON], answer.for_app, turn.header_lines())
             finally:
-                self._ends.over(turn, kept)
+                self._ends.over(turn, recorded)
         except UpstreamDown:
             response.leave(broken=True)
             raise
@@ -307,26 +312,24 @@ class Inference:
         reply: bytes | None = None
         if turn.sent is not None and status == "complete":
             reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last)))
-        kept: Sequence[Call] = ()
         try:
-            try:
-                ended = Ended(status, stream.heard, stream.upstream_id, stream.error, reply)
-                kept = await self._ends.record(turn, ended)
-                await self._recorder.durable()
-            except NotRecorded as error:
-                if turn.ttft_ms is None:
-                    raise
-                last = b"data: " + error.body() + b"\n\n"
+            await self._end(turn, Ended(status, stream.heard, stream.upstream_id, stream.error, reply))
+            await self._recorder.durable()
+        except NotRecorded as error:
             if turn.ttft_ms is None:
-                await _begin(turn, send)
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-        finally:
-            self._ends.over(turn, kept)
+                raise
+            last = b"data: " + error.body() + b"\n\n"
+        if turn.ttft_ms is None:
+            await _begin(turn, send)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _cut_off(self, turn: Turn, status: Status, stream: Stream | None, error: str | None = None) -> None:
         """Record what came of an answer that is not whole; None: nothing did."""
         stream = stream or turn.asked.events()
-        ended = Ended(status, stream.heard, stream.upstream_id, error)
+        await self._end(turn, Ended(status, stream.heard, stream.upstream_id, error))
+
+    async def _end(self, turn: Turn, ended: Ended) -> None:
+        """Record it and let others go on from it: an app may have heard all of a stream before its last byte."""
         self._ends.over(turn, await self._ends.record(turn, ended))
 
     async def _broken(self, turn: Turn, stream: Stream | None, down: UpstreamDown) -> None:

@@ -133,7 +133,7 @@ class Turn(msgspec.Struct):
         return (time.perf_counter() - self.began) * 1000
 
     def prepare(self) -> None:
-        """Have ready what its record needs and its answer does not tell: while a server works nobody waits for it."""
+        """Have ready what its record needs and its answer does not tell. Best done while the server works."""
         if self.told is None:
             self.told = self._told()
 

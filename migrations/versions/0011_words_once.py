@@ -29,7 +29,7 @@ COMPLETIONS = """
            threaded_by, redactions, {day} AS day, created_at
     FROM completions
 """
-COMMENTS = "P: its content", "P: its content, where `response` does not have it as a string"
+COMMENTS = "P: its content", "P: its text, where `response` does not have that as its content"
 """Of `response_text`, before and after."""
 
 
@@ -48,7 +48,8 @@ def downgrade() -> None:
 
 def _show(*, after: bool) -> None:
     dialect = op.get_bind().dialect.name
-    words = f"coalesce(response_text, {CONTENT[dialect]}) AS response_text" if after else "response_text"
+    # Whatever is compared with it is compared as text, as with the column itself.
+    words = f"CAST(coalesce(response_text, {CONTENT[dialect]}) AS text) AS response_text" if after else "response_text"
     query = COMPLETIONS.format(response_text=words, day=DAY[dialect])
     if dialect == "sqlite":
         op.execute(sa.text("DROP VIEW admin_completions"))

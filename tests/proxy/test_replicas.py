@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +97,26 @@ async def answered(replicas: Replicas, trajectory_id: str) -> int:
     with await replicas.ask(lambda: asked) as response:
         await response.read(10_000)
         return response.status
+
+
+def test_what_there_is_to_do_while_a_server_works_is_done_and_where_it_fails_nothing_stays_in_flight(
+    fake_vllm: FakeVllm,
+) -> None:
+    done = []
+
+    def fails() -> None:
+        done.append(1)
+        raise RuntimeError("no")
+
+    async def ask(replicas: Replicas) -> None:
+        asked = msgspec.structs.replace(REQUEST, meanwhile=fails)
+        with pytest.raises(RuntimeError, match="no"):
+            await replicas.ask(lambda: asked)
+        (replica,) = replicas
+        assert (done, replica.in_flight, replica.using, replica.healthy) == ([1], 0, {NAME: 0}, True)
+        assert await answered(replicas, "t") == 200
+
+    with_servers([fake_vllm.url], ask)
 
 
 def test_a_refused_connection_goes_to_the_other_server(fake_vllm: FakeVllm) -> None:
