@@ -85,6 +85,7 @@ class Ends:
         return recorded
 
     def _in_part(self, turn: Turn, recorded: Sequence[Call]) -> None:
-        """Not all of it was recorded. What was first: it is told as what is still being asked."""
+        """Not all of it was recorded: let others go on from what was, and only then let go of the request, by which a
+        call that broke off is known when it is asked again."""
         self.over(turn, recorded)
         self.nothing(turn)
