@@ -75,6 +75,8 @@ class _Message(msgspec.Struct, gc=False):
 
 
 NOTHING = _Message(b"", False, None)
+BEGINNING = Conversation(b"", b"", (), None)
+"""Stands for any in which nobody has answered yet: it goes on from nothing, whatever it says."""
 _EMPTY = hashlib.blake2b(digest_size=HASH_BYTES)
 """Copied for each hash, which costs half of making one."""
 

@@ -162,17 +162,15 @@ class Inference:
             address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
         speaker = self._policies().resolve(body.model)
         asked = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
-        owner = owner_of(key_id, asked.end_user)
         return Turn(
             self._project,
             new_id(),
             asked,
             address,
             self._normaliser,
-            self._normaliser.conversation(asked.conversation, owner),
             principal,
             key_id,
-            owner,
+            owner_of(key_id, asked.end_user),
             speaker,
             (path, data, key_id),
             created_at_s,
@@ -194,7 +192,7 @@ class Inference:
     async def _answer(self, turn: Turn, headers: Mapping[bytes, bytes], send: Send) -> None:
         self._recorder.check_room()
         upstream, threads = self._upstreams[turn.speaker.upstream], self._threads
-        asked = turn.id, turn.address, turn.conversation, turn.question
+        asked = turn.id, turn.address, turn.goes_on_from(), turn.question
         turn.place = threads.place_at_once(*asked) or await threads.place(*asked)
         stream: Stream | None = None
         try:

@@ -9,7 +9,7 @@ import msgspec
 from proxy.address import Address
 from proxy.asgi import Header, headers_in
 from proxy.call import Call, Choice, History, Status
-from proxy.history import Conversation, Normaliser, prompt_hash
+from proxy.history import BEGINNING, Conversation, Normaliser, prompt_hash
 from proxy.policies import Speaker
 from proxy.redaction import Redactor
 from proxy.repeats import Question, digest_of
@@ -69,7 +69,6 @@ class Turn(msgspec.Struct):
     asked: Asked
     address: Address
     normaliser: Normaliser
-    conversation: Conversation
     principal: Principal | None
     """Who asks, by its key; None where none was looked for."""
     key_id: str | None
@@ -100,6 +99,8 @@ class Turn(msgspec.Struct):
     """What the server that answers is to go on from, where calls are traced."""
     known_digest: str | None = None
     """See `digest`."""
+    known_conversation: Conversation | None = None
+    """See `conversation`."""
     told: Told | None = None
     """See `prepare`."""
 
@@ -109,6 +110,18 @@ class Turn(msgspec.Struct):
         if self.known_digest is None:
             self.known_digest = digest_of(self.question)
         return self.known_digest
+
+    @property
+    def conversation(self) -> Conversation:
+        """Its conversation as hashes. Of one that begins nobody needs them before the server is asked."""
+        known = self.known_conversation
+        if known is None:
+            known = self.known_conversation = self.normaliser.conversation(self.asked.conversation, self.owner)
+        return known
+
+    def goes_on_from(self) -> Conversation:
+        """The same where it may go on from an answer; else BEGINNING, which takes no reading."""
+        return self.conversation if self.asked.goes_on() else BEGINNING
 
     def headers(self) -> list[Header]:
         """What the answer says about itself."""

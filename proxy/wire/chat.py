@@ -74,6 +74,15 @@ class ChatAsked:
         self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
         self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
 
+    def goes_on(self) -> bool:
+        """Whether there is an answer in the conversation."""
+        messages = self._body.values.get("messages")
+        # From its end: where there is one, it is near.
+        for message in reversed(messages) if type(messages) is list else ():
+            if type(message) is dict and message.get("role") == "assistant":
+                return True
+        return False
+
     def sampling(self) -> bytes:
         """Every other field, as one JSON object."""
         return self._body.without("model", "messages", "tools")

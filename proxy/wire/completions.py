@@ -79,6 +79,10 @@ class TextAsked:
 
     conversation = messages
 
+    def goes_on(self) -> bool:
+        """A prompt has no answers in it that are told apart."""
+        return False
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """A completion has no tools."""

@@ -98,6 +98,10 @@ class Asked(Protocol):
         """The same as chat messages, where there is a chat that stands for it."""
         ...
 
+    def goes_on(self) -> bool:
+        """Whether there may be an answer in the conversation, from which it goes on; soon told."""
+        ...
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""

@@ -39,6 +39,10 @@ class NativeAsked:
 
     conversation = messages
 
+    def goes_on(self) -> bool:
+        """Whether there may be an answer in it: each dialect has its own words for one."""
+        return True
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""

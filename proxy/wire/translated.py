@@ -69,6 +69,10 @@ class TranslatedAsked:
         """The messages of the chat that stands for it."""
         return self._chat.messages
 
+    def goes_on(self) -> bool:
+        """Whether there is an answer in the chat."""
+        return self._chat.goes_on()
+
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null when it has none."""

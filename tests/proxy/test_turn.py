@@ -1,12 +1,46 @@
-"""A turn: what an answer says about itself."""
+"""A turn: what an answer says about itself, and which requests go on from one."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.asgi import headers_in
+from proxy.history import BEGINNING, Normaliser
 from proxy.turn import Turn
+from proxy.wire.body import read_body
+from proxy.wire.dialect import Server
+from proxy.wire.dialects import PATHS, ask
+
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "Assistant", None, 1, ["assistant"]])
+CONTENTS = st.sampled_from(["hi", "", None, "assistant", [{"type": "text", "text": "hi"}]])
+MESSAGE = st.fixed_dictionaries({}, optional={"role": ROLES, "content": CONTENTS, "type": st.just("message")})
+TOOL_TURNS = st.sampled_from(
+    [
+        {"type": "function_call", "call_id": "c1", "name": "move", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "done"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "move"}}]},
+    ]
+)
+SAID = st.one_of(st.lists(st.one_of(MESSAGE, TOOL_TURNS, st.just("assistant"), st.none()), max_size=5), st.just("hi"))
+
+
+FIELDS = {"/v1/completions": "prompt", "/v1/responses": "input"}
+"""Where a request has its conversation, if not in `messages`."""
+
+
+def asking(path: str, conversation: Any, *, captured: bool = True) -> Turn:
+    """A turn as far as its conversation."""
+    values = {"model": "m", FIELDS.get(path, "messages"): conversation}
+    values |= {"max_tokens": 8} if path == "/v1/messages" else {}
+    known: dict[str, Any] = dict.fromkeys(("address", "principal", "speaker"))
+    known |= {"project": "p", "id": "call-1", "key_id": "k", "owner": "k\0", "question": (path, b"", None)}
+    asked = ask(path, read_body(json.dumps(values).encode()), Server(captured, 4096))
+    return Turn(**known, asked=asked, normaliser=Normaliser(), created_at_s=0, began=0)
 
 
 @pytest.mark.parametrize("group_id", [None, "group:1"])
@@ -30,3 +64,24 @@ def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool) ->
         b"x-policy-version": b"3",
         b"x-threaded-by": b"header",
     }
+
+
+@given(path=st.sampled_from(sorted(PATHS)), conversation=SAID, captured=st.booleans())
+def test_what_is_not_read_before_the_server_is_asked_goes_on_from_nothing(
+    path: str, conversation: Any, captured: bool
+) -> None:
+    turn = asking(path, conversation, captured=captured)
+    found_by = turn.goes_on_from().found_by
+    assert turn.conversation.found_by == found_by
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_conversation_that_begins_is_read_later_and_one_with_an_answer_at_once(path: str) -> None:
+    question, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}
+    begins = asking(path, [question])
+    assert begins.goes_on_from() is BEGINNING
+    assert begins.known_conversation is None
+    for messages in ([question, answer, question], [question, answer], [answer, *[question] * 40]):
+        goes_on = asking(path, messages)
+        assert goes_on.goes_on_from() is goes_on.conversation
+        assert len(goes_on.conversation.answers) == 1
