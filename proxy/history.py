@@ -31,6 +31,8 @@ MOST_OWNER_BYTES = 256
 """Longest name of an owner whose places are remembered."""
 
 THINKING = ("thinking", "redacted_thinking")
+MADE_ANEW = frozenset({"id", "status"})
+"""Fields of what is no message that a server adds, and an app may leave out."""
 _RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
 """Of tool-call ids: vLLM makes 32 hex digits, OpenAI and Anthropic 24 letters and digits, Mistral 9."""
 
@@ -176,6 +178,8 @@ class Normaliser:
         if not isinstance(message, dict):
             return _Message(_hash(_canonical(message)), False, None)
         role, text = message.get("role"), message.get("content")
+        if role is None and text is None:
+            return _Message(_hash(_canonical(self._item(message))), False, None)
         if not isinstance(text, str):
             text = _text(text)
         if self._matches is not None and isinstance(text, str):
@@ -185,6 +189,14 @@ class Normaliser:
         made = _made(message) if "tool_calls" in message or "function_call" in message else []
         said = [role, text.strip() if isinstance(text, str) else text, [call[1:] for call in made] if made else made]
         return _Message(_hash(_canonical(said)), True, _tool_hash(made) if made else None)
+
+    def _item(self, item: dict[str, Any]) -> dict[str, Any]:
+        """What is no message says in fields of its own: a prompt alone, or a tool's result in another dialect."""
+        said = {name: value for name, value in item.items() if value is not None and name not in MADE_ANEW}
+        prompt = said.get("prompt")
+        if self._matches is not None and isinstance(prompt, str):
+            said["prompt"] = self._without_matches(self._matches, prompt)
+        return said
 
     def _without_matches(self, matches: Any, text: str) -> str:
         if self._left_s <= 0:

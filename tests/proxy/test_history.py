@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy import history as module
-from proxy.call import Choice
+from proxy.call import NULL, Choice
 from proxy.history import (
     HASH_BYTES,
     LONG_BYTES,
@@ -254,3 +254,35 @@ def test_what_one_normaliser_knows_another_with_other_patterns_does_not() -> Non
     late, early = ({"role": "user", "content": f"It is {time}."} for time in ("17:45", "09:30"))
     assert asked(late, normalise=(r"\d\d:\d\d",)) == asked(early, normalise=(r"\d\d:\d\d",))
     assert asked(late) != asked(early)
+
+
+PROMPTS: list[dict[str, Any]] = [
+    {"prompt": "Write a poem"},
+    {"prompt": "What is 2+2?"},
+    {"prompt": [1, 2, 3]},
+    {"prompt": [1, 2]},
+    {"prompt": ""},
+    {},
+    {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+    {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    {"role": "user", "content": ""},
+]
+
+
+def test_what_is_no_message_says_what_its_fields_say() -> None:
+    """A text's prompt, and an item of a dialect that is passed on: they have no role and no content."""
+    assert len({asked(prompt).whole for prompt in PROMPTS}) == len(PROMPTS)
+    assert len({asked(QUESTION, prompt, QUESTION).whole for prompt in PROMPTS}) == len(PROMPTS)
+    assert len({prompt_hash(asked(prompt), NULL, None) for prompt in PROMPTS}) == len(PROMPTS)
+
+
+def test_what_a_server_adds_to_an_item_does_not_count() -> None:
+    item = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    assert asked(item | {"id": "fc_1", "status": "completed", "namespace": None}).whole == asked(item).whole
+
+
+def test_what_normalise_matches_does_not_count_in_a_prompt_alone() -> None:
+    clock = (r"It is \d+:\d+\.",)
+    early, late = ({"prompt": f"It is {time}. Go on."} for time in ("9:00", "10:30"))
+    assert asked(early, normalise=clock).whole == asked(late, normalise=clock).whole
+    assert asked(early).whole != asked(late).whole

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.asgi import headers_in
@@ -15,6 +15,8 @@ from proxy.wire.body import read_body
 from proxy.wire.dialect import Server
 from proxy.wire.dialects import PATHS, ask
 
+QUESTION = {"role": "user", "content": "hi"}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "Hello."}
 ROLES = st.sampled_from(["system", "user", "assistant", "tool", "Assistant", None, 1, ["assistant"]])
 CONTENTS = st.sampled_from(["hi", "", None, "assistant", [{"type": "text", "text": "hi"}]])
 MESSAGE = st.fixed_dictionaries({}, optional={"role": ROLES, "content": CONTENTS, "type": st.just("message")})
@@ -67,6 +69,12 @@ def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool) ->
 
 
 @given(path=st.sampled_from(sorted(PATHS)), conversation=SAID, captured=st.booleans())
+@example(path="/v1/chat/completions", conversation=[ANSWER, "assistant"], captured=True)
+@example(path="/v1/chat/completions", conversation=[ANSWER, None, {"role": "user"}], captured=False)
+@example(path="/v1/chat/completions", conversation=[{"role": "assistant"}], captured=True)
+@example(path="/v1/chat/completions", conversation=[ANSWER | {"tool_calls": []}, {"role": "tool"}], captured=True)
+@example(path="/v1/messages", conversation=[QUESTION, ANSWER, QUESTION], captured=True)
+@example(path="/v1/responses", conversation=[QUESTION, ANSWER, QUESTION], captured=True)
 def test_what_is_not_read_before_the_server_is_asked_goes_on_from_nothing(
     path: str, conversation: Any, captured: bool
 ) -> None:
@@ -77,11 +85,10 @@ def test_what_is_not_read_before_the_server_is_asked_goes_on_from_nothing(
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_a_conversation_that_begins_is_read_later_and_one_with_an_answer_at_once(path: str) -> None:
-    question, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}
-    begins = asking(path, [question])
+    begins = asking(path, [QUESTION])
     assert begins.goes_on_from() is BEGINNING
     assert begins.known_conversation is None
-    for messages in ([question, answer, question], [question, answer], [answer, *[question] * 40]):
+    for messages in ([QUESTION, ANSWER, QUESTION], [QUESTION, ANSWER], [ANSWER, *[QUESTION] * 40]):
         goes_on = asking(path, messages)
         assert goes_on.goes_on_from() is goes_on.conversation
         assert len(goes_on.conversation.answers) == 1
