@@ -172,6 +172,17 @@ def send_whole(
     return whole(status, headers, body, lines)
 
 
+def more_of(send: Send) -> Callable[[bytes], bool]:
+    """What sends another piece of a stream at once and tells whether it did; where not, it is for `send`. `send` may
+    have a `more` for that, as a connection of ours does."""
+    more: Callable[[bytes], bool] = getattr(send, "more", _never)
+    return more
+
+
+def _never(_piece: bytes) -> bool:
+    return False
+
+
 def headers_in(lines: bytes) -> list[Header]:
     """The headers that `send_whole` was given as lines."""
     told = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]

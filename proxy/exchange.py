@@ -198,6 +198,17 @@ class Exchange:
 
     __call__ = send
 
+    def more(self, piece: bytes) -> bool:
+        """Send another piece of an answer in chunks, which has begun, where nothing is in its way: what each event of a
+        stream would otherwise need a message and a coroutine for. Whether it was sent; else `send` waits, or tells why
+        not."""
+        if not (self._started and self._chunked and piece) or self.response_complete:
+            return False
+        if self.disconnected or self._flow.write_paused:
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
     async def whole(self, status: int, headers: list[Header], body: bytes, lines: bytes = b"") -> None:
         """Send an answer in one piece: what it takes ASGI two messages to say. `lines`: more headers, as `send_whole`
         has them.

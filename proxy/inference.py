@@ -22,6 +22,7 @@ from proxy.asgi import (
     check_json,
     exchange_of,
     headers_of,
+    more_of,
     read_whole,
     send_whole,
     unless_received,
@@ -279,7 +280,7 @@ class Inference:
             response.leave()
 
     async def _pass_events(self, turn: Turn, response: Response, stream: Stream, send: Send) -> None:
-        size, most = 0, self._settings.max_answer_bytes
+        size, most, more = 0, self._settings.max_answer_bytes, more_of(send)
         while True:
             data = response.at_once()
             if data is None:
@@ -299,7 +300,8 @@ class Inference:
                     await _begin(turn, send)
                 if turn.sent is not None:
                     turn.sent.append(events)
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+                if not more(events):
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
         if not stream.done:
             raise UpstreamDown("the model server broke its stream off")
 

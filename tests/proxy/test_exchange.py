@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from proxy.asgi import Header, Scope, send_whole, unless_disconnected
+from proxy.asgi import Header, Scope, more_of, send_whole, unless_disconnected
 from proxy.exchange import Exchange
 from tests.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
 
@@ -162,6 +162,52 @@ def test_pieces_without_a_length_are_chunks() -> None:
     out = answered(say(200, [], b"sa", b"", b"id"))
     head = b"HTTP/1.1 200 OK\r\ndate: now\r\ntransfer-encoding: chunked\r\n\r\n"
     assert out.written == [head + b"2\r\nsa\r\n", b"2\r\nid\r\n0\r\n\r\n"]
+
+
+def test_a_piece_of_a_begun_stream_goes_out_at_once_where_nothing_is_in_its_way() -> None:
+    sent: list[bool] = []
+
+    async def answer(exchange: Exchange) -> None:
+        more, flow = more_of(exchange), exchange._flow
+        sent.append(more(b"early"))
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
+        sent.append(more(b"before the head"))
+        await exchange.send({"type": "http.response.body", "body": b"sa", "more_body": True})
+        sent.append(more(b"id"))
+        sent.append(more(b""))
+        flow.pause_writing()
+        sent.append(more(b"paused"))
+        flow.resume_writing()
+        sent.append(more(b"."))
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+        sent.append(more(b"late"))
+
+    out = answered(answer)
+    assert sent == [False, False, True, False, False, True, False]
+    assert b"".join(out.written).endswith(b"\r\n\r\n2\r\nsa\r\n2\r\nid\r\n1\r\n.\r\n0\r\n\r\n") and not out.closing
+
+
+@pytest.mark.parametrize(
+    ("told", "headers", "gone", "said"),
+    [
+        ({"version": "1.0"}, [], False, b"said"),
+        ({"method": "HEAD"}, [], False, b""),
+        ({}, LENGTH_4, False, b"said"),
+        ({}, [], True, b"2\r\nsa\r\n"),
+    ],
+)
+def test_a_piece_that_is_no_chunk_or_that_nobody_waits_for_is_left_to_the_message(
+    told: dict[str, Any], headers: list[Header], gone: bool, said: bytes
+) -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await exchange.send({"type": "http.response.body", "body": b"sa", "more_body": True})
+        if gone:
+            exchange.lost()
+        assert not exchange.more(b"id")
+        await exchange.send({"type": "http.response.body", "body": b"id", "more_body": False})
+
+    assert b"".join(answered(answer, **told).written).partition(b"\r\n\r\n")[2] == said
 
 
 @pytest.mark.parametrize("status", [204, 304])
