@@ -206,7 +206,7 @@ class Exchange:
             return False
         if self.disconnected or self._flow.write_paused:
             return False
-        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self._transport.write(_chunk(piece))
         return True
 
     async def whole(self, status: int, headers: list[Header], body: bytes, lines: bytes = b"") -> None:
@@ -295,7 +295,7 @@ class Exchange:
             body = b""
         elif self._chunked:
             if body:
-                body = b"%x\r\n%b\r\n" % (len(body), body)
+                body = _chunk(body)
             if not more:
                 body += b"0\r\n\r\n"
         elif not self._unframed:
@@ -345,6 +345,11 @@ def _opening(status: int, *headers: Header) -> bytes | None:
         return None
     _check(b"".join(map(_LINE, headers)))
     return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def _chunk(piece: bytes) -> bytes:
+    """A piece as it goes out where the answer's length is not told (RFC 9112, 7.1); an empty one would end it."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
 def _check(said: bytes) -> None:

@@ -29,8 +29,6 @@ TOOL_TURNS = st.sampled_from(
     ]
 )
 SAID = st.one_of(st.lists(st.one_of(MESSAGE, TOOL_TURNS, st.just("assistant"), st.none()), max_size=5), st.just("hi"))
-
-
 FIELDS = {"/v1/completions": "prompt", "/v1/responses": "input"}
 """Where a request has its conversation, if not in `messages`."""
 
