@@ -4,6 +4,7 @@ Its connection fills it, one request's asker reads it.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
@@ -49,8 +50,8 @@ class Response:
     server aborts."""
 
     __slots__ = (
-        "_error", "_parts", "_short", "_size", "_source", "_waiter", "_whole", "content_type", "counting", "done",
-        "headers", "name", "server", "status",
+        "_error", "_parts", "_short", "_size", "_source", "_take", "_waiter", "_whole", "content_type", "counting",
+        "done", "headers", "name", "server", "status",
     )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
@@ -59,6 +60,8 @@ class Response:
         self._parts: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        """Takes what comes while somebody waits."""
         self._whole = False
         self._short: bool
         """And no stream of events, each of which is passed on as it comes; known with its headers."""
@@ -175,7 +178,11 @@ class Response:
 
     def tell(self) -> None:
         """Wake whoever waits, where there is something for it."""
-        if self.done or (self.status and not self._short):
+        if self._take is not None:
+            # When what came for others is read too: what they all say then goes out together.
+            assert self._source is not None
+            self._source.loop.call_soon(self._pass)
+        elif self.done or (self.status and not self._short):
             self.wake()
 
     def wake(self) -> None:
@@ -183,17 +190,35 @@ class Response:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def news(self) -> "asyncio.Future[None]":
+    def news(self, take: Callable[[bytes], bool] | None = None) -> "asyncio.Future[None]":
         """To be awaited until more of it has come, of a short one all, or is known never to come.
 
+        `take`: takes what comes in the meantime, and whoever awaits this is woken when that answers that it will take
+        no more, or at the end: to wake somebody for each event of a stream costs more than to pass it on.
+
         Raises:
-            UpstreamDown: it was broken off.
+            UpstreamDown: it was broken off. Awaited: what `take` raises.
         """
         if self._error is not None:
             raise self._error
         assert self._source is not None
         waiter = self._waiter = self._source.loop.create_future()
+        self._take = take
         return waiter
+
+    def _pass(self) -> None:
+        waiter, take = self._waiter, self._take
+        # Whoever has been woken, if only to hear that nobody wants the answer, reads for itself.
+        if take is None or waiter is None or waiter.done():
+            return
+        data = self.at_once()
+        try:
+            goes_on = not data or take(data)
+        except Exception as error:
+            waiter.set_exception(error)
+        else:
+            if self.done or not goes_on:
+                self.wake()
 
     def _go_on(self) -> None:
         if self._source is not None:

@@ -280,14 +280,11 @@ class Inference:
             response.leave()
 
     async def _pass_events(self, turn: Turn, response: Response, stream: Stream, send: Send) -> None:
-        size, most, more = 0, self._settings.max_answer_bytes, more_of(send)
-        while True:
-            data = response.at_once()
-            if data is None:
-                await response.news()
-                continue
-            if not data:
-                break
+        size, held, most, more = 0, b"", self._settings.max_answer_bytes, more_of(send)
+
+        def take(data: bytes) -> bool:
+            """Pass it on; whether nothing is held that has to wait."""
+            nonlocal size, held
             size += len(data)
             if size > most:
                 raise too_long(most)
@@ -295,13 +292,25 @@ class Inference:
                 events = stream.feed(data)
             except UNREADABLE as error:
                 raise UpstreamDown(f"an event of the model server cannot be read: {error}") from error
-            if events:
+            if events and turn.sent is not None:
+                turn.sent.append(events)
+            if events and (turn.ttft_ms is None or not more(events)):
+                held = events
+            return not held
+
+        while True:
+            data = response.at_once()
+            if data is None:
+                await response.news(None if turn.ttft_ms is None else take)
+            elif data:
+                take(data)
+            else:
+                break
+            if held:
                 if turn.ttft_ms is None:
                     await _begin(turn, send)
-                if turn.sent is not None:
-                    turn.sent.append(events)
-                if not more(events):
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                events, held = held, b""
+                await send({"type": "http.response.body", "body": events, "more_body": True})
         if not stream.done:
             raise UpstreamDown("the model server broke its stream off")
 
