@@ -17,6 +17,9 @@ from migrations.types import as_json
 
 BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours last milliseconds; a slow disk may take seconds."""
+ASK_AGAIN_S = 0.001
+"""How soon it asks again whether that has ended. SQLite itself asks ever more seldom, every 100 ms at last: of two that
+write a lot one would sleep while nobody writes, and to whoever begins again at once the others lose for seconds."""
 UNDER_WAY_S = 0.1
 """How long a transaction is waited for by `elsewhere`: several times what one takes that does not wait itself."""
 LEAST_GIVEN_S = 0.005
@@ -223,8 +226,7 @@ def snapshot(url: str) -> Iterator[Connection]:
 def giving_way(engine: Engine) -> Iterator[None]:
     """One transaction of many in a row: on SQLite others may write behind it for as long as it took.
 
-    There one writes at a time, and who waits asks again ever more seldom, every 100 ms at last: to whoever begins again
-    at once the others lose for seconds.
+    There one writes at a time, and to whoever begins again at once the others, who ask again and again, mostly lose.
     """
     began_s = time.perf_counter()
     yield
@@ -294,5 +296,25 @@ def _prepare_writer(connection: Any, _record: Any) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return
+    until_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    run_sqlite(connection, "PRAGMA busy_timeout=0")
+    try:
+        while not _begun(connection, until_s):
+            time.sleep(ASK_AGAIN_S)
+    finally:
+        run_sqlite(connection, f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+
+
+def _begun(connection: Connection, until_s: float) -> bool:
+    """Begin unless another one writes, which is an error from then on (monotonic); whether it did."""
+    try:
         run_sqlite(connection, "BEGIN IMMEDIATE")
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlite_errorcode", None) or 0
+        # Its lowest byte; above it SQLite says why.
+        if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
+            raise
+        return False
+    return True

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text, select
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from migrations import database, schema
+from migrations import schema
 from migrations.bulk import Pause, among, insert_absent, insert_many, listed, update_many
 from migrations.database import Transactions, connect, read_sqlite, run_sqlite
 from migrations.types import as_json_bytes, is_json
@@ -265,15 +265,6 @@ def test_an_error_past_sqlalchemy_is_the_one_that_it_would_raise(tmp_path: Path,
             run(connection, sql, values)
         raised.append((caught.type, str(caught.value), type(caught.value.__cause__)))
     assert raised[0] == raised[1]
-
-
-def test_a_file_that_another_writes_to_is_busy_as_sqlalchemy_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(database._SQLITE_ARGUMENTS, "timeout", 0)
-    url = f"sqlite:///{tmp_path / 'busy.db'}"
-    with connect(url).begin(), pytest.raises(OperationalError, match="database is locked"), connect(url).begin():
-        pass
 
 
 def test_a_query_past_sqlalchemy_that_fails_at_a_later_row_fails_as_sqlalchemy_says(tmp_path: Path) -> None:
