@@ -27,6 +27,7 @@ LEAST_GIVEN_S = 0.005
 IDS_PER_STATEMENT = 5_000
 """Ids in one statement, which may name them more than once: SQLite takes 32,766 parameters, PostgreSQL 65,535."""
 
+_BEGIN = "BEGIN IMMEDIATE"
 _QUOTED = re.compile(r': ".*', re.DOTALL)
 """A value that PostgreSQL could not read, in its own words."""
 _SQLITE_ARGUMENTS: dict[str, Any] = {
@@ -298,23 +299,27 @@ def _prepare_writer(connection: Any, _record: Any) -> None:
 def _begin_immediate(connection: Connection) -> None:
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return
+    driver: Any = connection.connection.dbapi_connection
     until_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-    run_sqlite(connection, "PRAGMA busy_timeout=0")
+    driver.execute("PRAGMA busy_timeout=0")
     try:
-        while not _begun(connection, until_s):
+        while (error := _busy(driver)) is not None:
+            if time.monotonic() >= until_s:
+                raise _as_sqlalchemy_says(connection, _BEGIN, (), error) from error
             time.sleep(ASK_AGAIN_S)
+    except sqlite3.Error as error:
+        raise _as_sqlalchemy_says(connection, _BEGIN, (), error) from error
     finally:
-        run_sqlite(connection, f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
 
-def _begun(connection: Connection, until_s: float) -> bool:
-    """Begin unless another one writes, which is an error from then on (monotonic); whether it did."""
+def _busy(driver: Any) -> sqlite3.Error | None:
+    """Begin, unless another one writes: the error that says so."""
     try:
-        run_sqlite(connection, "BEGIN IMMEDIATE")
-    except DBAPIError as error:
-        code = getattr(error.orig, "sqlite_errorcode", None) or 0
-        # Its lowest byte; above it SQLite says why.
-        if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
+        driver.execute(_BEGIN)
+    except sqlite3.OperationalError as error:
+        # The lowest byte says what, those above it why.
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
             raise
-        return False
-    return True
+        return error
+    return None
