@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from migrations import schema
-from tests.proxy.conftest import FakeHandler, RunningProxy, answer, events
+from tests.proxy.conftest import FakeHandler, RunningProxy, answer, events, wait_for
 
 HI = {"role": "user", "content": "hi"}
 HELLO = {"role": "assistant", "content": "Hello"}
@@ -188,3 +188,17 @@ def test_every_dialect_is_threaded_by_what_it_says(real: RunningProxy, path: str
         turns = [*turns, *echo_of(path, response.json()), {"role": "user", "content": "go on"}]
     assert [rule for rule, _ in found] == ["new", "content", "content"]
     assert len({trajectory for _, trajectory in found}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*DIALECTS, "/v1/completions"])
+def test_only_attempts_at_one_prompt_may_form_a_group(real: RunningProxy, path: str) -> None:
+    def prompt_hash(prompt: str) -> str:
+        turns = [{"role": "user", "content": prompt}]
+        asked = {"prompt": prompt, "max_tokens": 3} if path == "/v1/completions" else DIALECTS[path](turns)
+        _, trajectory_id = by(real.client.post(path, json={"model": "starter"} | asked))
+        (row,) = wait_for(lambda: real.rows(schema.trajectories, id=trajectory_id))
+        return str(row.prompt_hash)
+
+    poem = prompt_hash("Write a poem")
+    assert (prompt_hash("Write a poem"), prompt_hash("What is 2+2?") == poem) == (poem, False)
