@@ -301,20 +301,26 @@ def _begin_immediate(connection: Connection) -> None:
         return
     driver: Any = connection.connection.dbapi_connection
     until_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-    driver.execute("PRAGMA busy_timeout=0")
     try:
-        while (error := _busy(driver)) is not None:
-            if time.monotonic() >= until_s:
-                raise _as_sqlalchemy_says(connection, _BEGIN, (), error) from error
-            time.sleep(ASK_AGAIN_S)
+        try:
+            # It is not to wait by itself.
+            driver.execute("PRAGMA busy_timeout=0")
+            while (busy := _try_to_begin(driver)) is not None:
+                if time.monotonic() >= until_s:
+                    raise busy
+                time.sleep(ASK_AGAIN_S)
+        finally:
+            driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     except sqlite3.Error as error:
         raise _as_sqlalchemy_says(connection, _BEGIN, (), error) from error
-    finally:
-        driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
 
-def _busy(driver: Any) -> sqlite3.Error | None:
-    """Begin, unless another one writes: the error that says so."""
+def _try_to_begin(driver: Any) -> sqlite3.Error | None:
+    """Begin, where nobody else writes; else what SQLite says of it.
+
+    Raises:
+        sqlite3.Error: anything else is wrong.
+    """
     try:
         driver.execute(_BEGIN)
     except sqlite3.OperationalError as error:

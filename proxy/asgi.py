@@ -149,13 +149,21 @@ async def unless_received(serving: Awaitable[None], receive: Receive) -> bool:
 
 def with_headers(send: Send, headers: list[Header]) -> Send:
     """`send`, with these headers on the answer, whatever it is."""
+    return _WithHeaders(send, headers)
 
-    async def sending(message: MutableMapping[str, Any]) -> None:
+
+class _WithHeaders:
+    """What `with_headers` gives."""
+
+    def __init__(self, send: Send, headers: list[Header]) -> None:
+        self._send, self._headers = send, headers
+        self.more = more_of(send)
+        """See `more_of`: a stream's pieces have no headers."""
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *headers]}
-        await send(message)
-
-    return sending
+            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+        await self._send(message)
 
 
 def send_whole(

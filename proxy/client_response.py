@@ -177,7 +177,7 @@ class Response:
         self.wake()
 
     def tell(self) -> None:
-        """Wake whoever waits, where there is something for it."""
+        """Wake whoever waits, where there is something for it, or have it passed on."""
         if self._take is not None:
             # When what came for others is read too: what they all say then goes out together.
             assert self._source is not None
@@ -193,8 +193,9 @@ class Response:
     def news(self, take: Callable[[bytes], bool] | None = None) -> "asyncio.Future[None]":
         """To be awaited until more of it has come, of a short one all, or is known never to come.
 
-        `take`: takes what comes in the meantime, and whoever awaits this is woken when that answers that it will take
-        no more, or at the end: to wake somebody for each event of a stream costs more than to pass it on.
+        `take` is called with what comes in the meantime, from the event loop and in nobody's context, and whoever
+        awaits this is woken when it answers that it takes no more, or at the end: to wake somebody for each event of a
+        stream costs more than to pass it on.
 
         Raises:
             UpstreamDown: it was broken off. Awaited: what `take` raises.
@@ -207,15 +208,19 @@ class Response:
         return waiter
 
     def _pass(self) -> None:
+        """Give what has come to who takes it."""
         waiter, take = self._waiter, self._take
         # Whoever has been woken, if only to hear that nobody wants the answer, reads for itself.
         if take is None or waiter is None or waiter.done():
             return
-        data = self.at_once()
         try:
+            data = self.at_once()
             goes_on = not data or take(data)
         except Exception as error:
+            # It holds the frames that it came through: none of them is to hold it.
+            self._waiter = None
             waiter.set_exception(error)
+            del waiter
         else:
             if self.done or not goes_on:
                 self.wake()

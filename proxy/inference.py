@@ -283,7 +283,11 @@ class Inference:
         size, held, most, more = 0, b"", self._settings.max_answer_bytes, more_of(send)
 
         def take(data: bytes) -> bool:
-            """Pass it on; whether nothing is held that has to wait."""
+            """Pass it on; whether nothing is held that has to wait.
+
+            Raises:
+                UpstreamDown: it cannot be read, or is too much.
+            """
             nonlocal size, held
             size += len(data)
             if size > most:

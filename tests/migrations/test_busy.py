@@ -3,15 +3,16 @@
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from migrations import database
-from migrations.database import ASK_AGAIN_S, BUSY_TIMEOUT_MS, connect, run_sqlite
+from migrations.database import ASK_AGAIN_S, BUSY_TIMEOUT_MS, Transactions, connect, run_sqlite
 
 
 @pytest.fixture
@@ -37,7 +38,8 @@ def test_who_waits_asks_evenly_until_the_other_has_ended(engine: Engine, monkeyp
     real_sleep = time.sleep
 
     def sleep(seconds: float) -> None:
-        slept.append(seconds)
+        if threading.current_thread() is threading.main_thread():
+            slept.append(seconds)
         if len(slept) == 50:
             enough.set()
         real_sleep(seconds)
@@ -82,3 +84,32 @@ def test_another_error_is_not_asked_about_again(engine: Engine, monkeypatch: pyt
             connection.begin()
         assert caught.value.orig.sqlite_errorcode == sqlite3.SQLITE_ERROR  # type: ignore[union-attr]
         run_sqlite(connection, "ROLLBACK")
+
+
+def test_one_connection_begins_again_and_again_whoever_else_writes(engine: Engine) -> None:
+    own, other = Transactions(engine), Transactions(connect(engine.url))
+    with own.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE few (number INTEGER)")
+
+    def write(to: Transactions) -> None:
+        for _ in range(200):
+            with to.begin() as connection:
+                connection.exec_driver_sql("INSERT INTO few SELECT count(*) FROM few")
+
+    with ThreadPoolExecutor() as both:
+        for written in [both.submit(write, to) for to in (own, other)]:
+            written.result()
+    with own.begin() as connection:
+        assert timeout_ms(connection) == BUSY_TIMEOUT_MS
+        assert connection.exec_driver_sql("SELECT count(*), count(DISTINCT number) FROM few").one() == (400, 400)
+    own.close()
+    other.close()
+
+
+def test_whatever_fails_while_it_begins_is_an_error_of_sqlalchemys(engine: Engine) -> None:
+    with engine.connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        driver.close()
+        with pytest.raises(ProgrammingError, match="closed database"):
+            connection.begin()
+        connection.invalidate()

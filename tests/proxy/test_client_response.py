@@ -1,6 +1,8 @@
 """An answer whose pieces are taken as they come, by whoever waits for its end."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -122,6 +124,35 @@ def test_an_error_of_who_takes_reaches_who_waits() -> None:
         assert to.taken == [b"one"] and to.response.at_once() == b"three"
 
     asked(do)
+
+
+def test_an_error_of_who_takes_keeps_nothing_that_its_call_had() -> None:
+    class Call:
+        """What stands on the stack of who waits."""
+
+    async def do(to: Asked) -> None:
+        async def reads() -> None:
+            call = Call()
+            kept.append(weakref.ref(call))
+            with to.response:
+                await to.wait()
+
+        reading = asyncio.gather(reads(), return_exceptions=True)
+        await asyncio.sleep(0)
+        await to.comes(b"bad")
+        assert isinstance((await reading)[0], UpstreamDown)
+        del reading
+        await asyncio.sleep(0)
+        gone.append(kept[0]() is None)
+
+    kept: list[weakref.ref[Call]] = []
+    gone: list[bool] = []
+    gc.disable()
+    try:
+        asked(do)
+    finally:
+        gc.enable()
+    assert gone == [True]
 
 
 def test_what_came_before_a_break_is_left_for_who_waits() -> None:

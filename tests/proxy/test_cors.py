@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from migrations.database import connect
-from proxy.asgi import send_whole, with_headers
+from proxy.asgi import more_of, send_whole, with_headers
 from proxy.cors import answer_preflight, is_preflight, told
 from tests.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.whetstone.test_keys import make
@@ -39,6 +39,16 @@ def test_the_headers_are_added_to_whatever_is_answered_and_nothing_else_changes(
     assert sent.messages[0]["status"] == 401 and sent.messages[1:] == plain.messages[1:]
     assert sent.headers[b"access-control-allow-origin"] == ORIGIN and sent.headers[b"vary"] == b"Origin"
     assert b"access-control-allow-credentials" not in sent.headers
+
+
+def test_the_pieces_of_a_stream_go_out_as_soon_as_without_the_headers() -> None:
+    class Begun(Sent):
+        def more(self, piece: bytes) -> bool:
+            return piece == b"now"
+
+    for sent, taken in ((Begun(), True), (Sent(), False)):
+        more = more_of(with_headers(with_headers(sent, told(ORIGIN)), told(ORIGIN)))
+        assert more(b"now") is taken and not more(b"later")
 
 
 @pytest.mark.parametrize(

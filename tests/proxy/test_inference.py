@@ -21,6 +21,7 @@ from tests.proxy.conftest import (
     FakeHandler,
     FakeVllm,
     RunningProxy,
+    chunk,
     events,
     settings_for,
     wait_for,
@@ -94,6 +95,61 @@ def test_each_event_is_passed_on_as_it_comes(plain_proxy: RunningProxy, fake_vll
         for _ in response.iter_raw():
             heard.set()
     plain_proxy.recorded(status="complete")
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Id": "gateway-1"}])
+def test_an_app_that_reads_late_gets_every_event_in_its_order(
+    plain_proxy: RunningProxy, fake_vllm: FakeVllm, headers: dict[str, str]
+) -> None:
+    """More than sockets hold: the app is waited for, and the model server too."""
+    count, said = 400, []
+
+    def much(handler: FakeHandler, _body: Any) -> None:
+        handler.begin()
+        for number in range(count):
+            handler.say(chunk({"content": f"{number:05d}" + "o" * 50_000}, token_ids=[number]))
+            said.append(number)
+        handler.say(b"data: [DONE]\n\n")
+        handler.end()
+
+    fake_vllm.script = much
+    with plain_proxy.client.stream("POST", "/v1/chat/completions", json=STREAM, headers=headers) as response:
+        before = -1
+        while len(said) != before:
+            before = len(said)
+            time.sleep(0.3)
+        assert 0 < before < count
+        told = response.read().split(b"\n\n")
+    assert response.headers.get("x-request-id") == headers.get("X-Request-Id")
+    numbers = [json.loads(event[6:])["choices"][0]["delta"]["content"][:5] for event in told[:count]]
+    assert numbers == [f"{number:05d}" for number in range(count)] and told[count:] == [b"data: [DONE]", b""]
+    (row,) = plain_proxy.recorded(status="complete")
+    assert row.token_ids == list(range(count))
+
+
+def test_an_event_that_cannot_be_read_breaks_a_begun_stream_off(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+    heard = [threading.Event(), threading.Event()]
+
+    def bad(handler: FakeHandler, _body: Any) -> None:
+        handler.begin()
+        for event, before in zip(events()[:2], heard, strict=True):
+            handler.say(event)
+            assert before.wait(5)
+        handler.say(b'data: {"choices": [\n\n')
+        handler.end()
+
+    fake_vllm.script = bad
+    came = b""
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        plain_proxy.client.stream("POST", "/v1/chat/completions", json=STREAM) as response,
+    ):
+        for piece in response.iter_raw():
+            came += piece
+            heard[came.count(b"data: ") - 1].set()
+    assert came.count(b"data: ") == 2
+    (row,) = plain_proxy.recorded()
+    assert (row.status, row.token_ids, "cannot be read" in row.error) == ("error", ANSWER_IDS[:1], True)
 
 
 def test_the_choices_of_a_call_are_siblings(proxy: RunningProxy) -> None:
