@@ -18,6 +18,7 @@ from migrations import schema
 from migrations.bulk import Pause, among, insert_absent, insert_many, listed, present, update_many
 from migrations.bulk_sqlite import utc_of
 from migrations.database import read_sqlite
+from migrations.statistics import Statistics
 from proxy.call import Call
 from proxy.call_rows import (
     CompletionRow,
@@ -78,6 +79,7 @@ class CallRows:
 
     def __init__(self) -> None:
         self.tails = Tails()
+        self._statistics = Statistics([schema.trajectories, schema.completions])
         self._pause: Pause | None = None
         self._made = 0
         """Rows."""
@@ -86,6 +88,7 @@ class CallRows:
         """Add calls with all their choices, in one transaction of the caller's. A call that is there already stays; one
         that was to be deleted before it came here is left out. `pauses`: let others go first again and again."""
         self._pause = _nap if pauses else None
+        self._statistics.begin(connection, len(calls))
         batch: list[Spoken] = []
         for call in not_erased(connection, calls):
             retried: Sequence[Any] = ()
