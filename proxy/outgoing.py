@@ -63,15 +63,13 @@ class Outbox:
 class Outgoing(asyncio.Transport):
     """A transport that may hold what is written to it; nothing overtakes that."""
 
-    __slots__ = ("_bytes", "_held", "_transport", "loop", "outbox")
+    __slots__ = ("_held", "_transport", "loop", "outbox")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self.loop = loop
         self.outbox = _outbox(loop)
-        self._held: list[bytes] = []
-        self._bytes = 0
-        """Held."""
+        self._held = b""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         """As asyncio's, at once where nobody else is due to write within this turn."""
@@ -87,19 +85,20 @@ class Outgoing(asyncio.Transport):
             self._transport.write(data)
 
     def _hold(self, data: bytes) -> None:
-        self._held.append(data)
-        self._bytes += len(data)
-        if self._bytes > MOST_BYTES:
+        before = self._held
+        # Hardly ever is anything held already.
+        held = self._held = before + data if before else data
+        if len(held) > MOST_BYTES:
             self.flush()
-        elif len(self._held) == 1:
+        elif not before:
             self.outbox.hold(self)
 
     def flush(self) -> None:
         """Write what is held here, unless the other end has gone."""
         if held := self._held:
-            self._held, self._bytes = [], 0
+            self._held = b""
             if not self._transport.is_closing():
-                self._transport.writelines(held)
+                self._transport.write(held)
 
     def close(self) -> None:
         """As asyncio's: what was written still goes out."""
@@ -108,12 +107,12 @@ class Outgoing(asyncio.Transport):
 
     def abort(self) -> None:
         """As asyncio's: what was not sent is dropped."""
-        self._held, self._bytes = [], 0
+        self._held = b""
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
         """As asyncio's: bytes that the kernel has not taken yet."""
-        return self._bytes + self._transport.get_write_buffer_size()
+        return len(self._held) + self._transport.get_write_buffer_size()
 
     def is_closing(self) -> bool:
         """As asyncio's."""

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -42,10 +42,7 @@ class Transport:
         self.closing = False
 
     def write(self, data: bytes) -> None:
-        self._wire.out.append((self._name, data))
-
-    def writelines(self, data: Iterable[bytes]) -> None:
-        self.write(b"".join(data))
+        self._wire.out.append((self._name, bytes(memoryview(data))))
 
     def get_write_buffer_size(self) -> int:
         return 5
