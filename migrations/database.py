@@ -299,20 +299,28 @@ def _prepare_writer(connection: Any, _record: Any) -> None:
 def _begin_immediate(connection: Connection) -> None:
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return
-    driver: Any = connection.connection.dbapi_connection
-    until_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     try:
-        try:
-            # It is not to wait by itself.
-            driver.execute("PRAGMA busy_timeout=0")
-            while (busy := _try_to_begin(driver)) is not None:
-                if time.monotonic() >= until_s:
-                    raise busy
-                time.sleep(ASK_AGAIN_S)
-        finally:
-            driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        _begin(connection.connection.dbapi_connection)
     except sqlite3.Error as error:
         raise _as_sqlalchemy_says(connection, _BEGIN, (), error) from error
+
+
+def _begin(driver: Any) -> None:
+    """Begin as soon as nobody else writes.
+
+    Raises:
+        sqlite3.Error: somebody does for too long, or anything else is wrong.
+    """
+    until_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    try:
+        # It is not to wait by itself.
+        driver.execute("PRAGMA busy_timeout=0")
+        while (busy := _try_to_begin(driver)) is not None:
+            if time.monotonic() >= until_s:
+                raise busy
+            time.sleep(ASK_AGAIN_S)
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
 
 def _try_to_begin(driver: Any) -> sqlite3.Error | None:
