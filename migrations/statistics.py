@@ -29,12 +29,14 @@ class Statistics:
 
     def begin(self, connection: Connection, rows: int) -> None:
         """A transaction of the caller's begins which writes so many rows. In the first one behind ENOUGH of them the
-        tables of which PostgreSQL knows next to nothing are analysed; where the role may not, it only warns."""
+        tables of which PostgreSQL knows next to nothing are analysed, but those that another is analysing now: to wait
+        for it spares nothing, and two that wait for each other stop. Where the role may not, it only warns."""
         if self._rows is None or connection.dialect.name != "postgresql":
             return
         if self._rows < ENOUGH:
             self._rows += rows
             return
         self._rows = None
-        for name in connection.execute(_UNKNOWN, {"names": self._names, "enough": ENOUGH}).scalars().all():
-            connection.exec_driver_sql(f"ANALYZE {name}")
+        unknown = connection.execute(_UNKNOWN, {"names": self._names, "enough": ENOUGH}).scalars().all()
+        if unknown:
+            connection.exec_driver_sql(f"ANALYZE (SKIP_LOCKED) {', '.join(sorted(unknown))}")

@@ -1,5 +1,6 @@
 """A new PostgreSQL under load, which has not looked at its tables yet: a call costs no more than those before it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ READ = text("SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables W
 BEGIN_TO_COUNT = text("SELECT pg_stat_force_next_flush()")
 """At this transaction's end."""
 KNOWN = text("SELECT reltuples FROM pg_class WHERE relname = 'trajectories'")
+TABLES = ("completions", "trajectories")
 BATCH = 100
 
 
@@ -25,14 +27,28 @@ def database_kind() -> str:
     return "postgresql"
 
 
+@pytest.fixture(autouse=True)
+def no_autovacuum(engine: Engine) -> Iterator[None]:
+    """It looks once a minute, and might look now."""
+
+    def tell(change: str) -> None:
+        with engine.begin() as connection:
+            for table in TABLES:
+                connection.exec_driver_sql(f"ALTER TABLE {table} {change}")
+
+    tell("SET (autovacuum_enabled = off)")
+    yield
+    tell("RESET (autovacuum_enabled)")
+
+
 @pytest.fixture
 def analysed(engine: Engine) -> list[str]:
-    """What is analysed."""
+    """What is analysed, statement by statement."""
     seen: list[str] = []
 
     def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("ANALYZE"):
-            seen.append(statement.removeprefix("ANALYZE "))
+            seen.append(statement.removeprefix("ANALYZE (SKIP_LOCKED) "))
 
     event.listen(engine, "before_cursor_execute", note)
     return seen
@@ -47,7 +63,7 @@ def test_a_call_reads_no_other_trajectories(engine: Engine, seed: Any, analysed:
                 store.calls.write(connection, calls)
                 read.append(connection.execute(READ).scalar_one())
                 connection.execute(BEGIN_TO_COUNT)
-    assert analysed == ["trajectories", "completions"]
+    assert analysed == [", ".join(TABLES)]
     # Its own, for the foreign key.
     assert max(read[-5:]) <= 2 * BATCH
 
@@ -66,3 +82,16 @@ def test_they_are_analysed_once_and_not_where_there_is_little_or_all_is_known(
             assert analysed == behind
         with engine.connect() as connection:
             assert connection.execute(KNOWN).scalar_one() >= ENOUGH
+
+
+def test_who_analyses_waits_for_nobody_who_does_so_already(engine: Engine, seed: Any, analysed: list[str]) -> None:
+    writer = Statistics([schema.trajectories, schema.completions])
+    for number in range(ENOUGH):
+        seed.trajectory(f"t{number}")
+    with engine.begin() as other, engine.begin() as connection:
+        other.exec_driver_sql("LOCK TABLE completions IN SHARE UPDATE EXCLUSIVE MODE")  # as it does
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '10s'")
+        writer.begin(connection, ENOUGH)
+        writer.begin(connection, 1)
+        assert analysed == [", ".join(TABLES)]
+        assert connection.execute(KNOWN).scalar_one() >= ENOUGH
