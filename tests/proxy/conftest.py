@@ -35,6 +35,8 @@ PROMPT_IDS = [1, 2, 3]
 ANSWER_IDS = [7, 8, 9]
 LOGPROBS = [-0.5, -0.25, -0.125]
 WORDS = ["Hel", "lo", ""]
+STREAM: dict[str, Any] = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+"""What an app asks, to be answered by a stream."""
 BASE_NAMES = ("starter@v0", "second@v0")
 """What a fake vLLM calls its base model."""
 

@@ -19,6 +19,7 @@ from proxy.segments import STEP_BYTES
 from tests.proxy.conftest import (
     ANSWER_IDS,
     LOGPROBS,
+    STREAM,
     FakeHandler,
     FakeVllm,
     RunningProxy,
@@ -30,7 +31,6 @@ from tests.proxy.conftest import (
 from whetstone.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
-STREAM = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 # --- the other routes
 

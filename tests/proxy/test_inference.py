@@ -18,6 +18,7 @@ from tests.proxy.conftest import (
     ANSWER_IDS,
     LOGPROBS,
     PROMPT_IDS,
+    STREAM,
     FakeHandler,
     FakeVllm,
     RunningProxy,
@@ -32,7 +33,6 @@ HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
-STREAM = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
 def test_a_plain_call_is_answered_stripped_and_recorded(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
@@ -184,7 +184,7 @@ def test_a_call_that_cannot_be_told_is_over_all_the_same(
 ) -> None:
     """Nothing of its request stays, and what it went on from is free."""
     first = plain_proxy.chat().json()["choices"][0]["message"]
-    went_on = STREAM | {"messages": [*STREAM["messages"], first, {"role": "user", "content": "more"}]}  # type: ignore[misc]
+    went_on = STREAM | {"messages": [*STREAM["messages"], first, {"role": "user", "content": "more"}]}
     with monkeypatch.context() as patched:
         patched.setattr(ChatStream, "heard", property(lambda _: 1 / 0))
         with contextlib.suppress(httpx.RemoteProtocolError):

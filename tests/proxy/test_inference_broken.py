@@ -12,6 +12,7 @@ import pytest
 from tests.proxy.conftest import (
     ANSWER_IDS,
     LOGPROBS,
+    STREAM,
     FakeHandler,
     FakeVllm,
     RunningProxy,
@@ -19,8 +20,6 @@ from tests.proxy.conftest import (
     settings_for,
 )
 from whetstone.settings import Settings
-
-STREAM = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])

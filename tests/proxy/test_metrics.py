@@ -353,8 +353,7 @@ def test_every_figure_that_is_told_is_described_and_the_other_way_round(
         type(handler).speak(handler, body)
 
     fake_vllm.script = speak
-    chat = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    assert proxy.client.post("/v1/chat/completions", json=chat).status_code == 200
+    assert proxy.chat(stream=True).status_code == 200
     assert proxy.client.get("/v1/nowhere").status_code == 404
     wait_for(lambda: "whetstone_recorded_calls_total{" in proxy.client.get("/metrics").text)
     described = {one.name: one for one in (*metric_names.PROXY, *metric_names.PROCESS, *metric_names.DATABASE)}
