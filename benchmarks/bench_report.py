@@ -1,11 +1,12 @@
 """What a run found, as tables for people."""
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_figures import RATES, SATURATED, Figures, bars
+from benchmarks.bench_figures import RATES, SATURATED, Bar, Figures
 from benchmarks.running import mib
 
 
@@ -18,8 +19,8 @@ def where(own: list[set[int]], load: set[int]) -> str:
     return f"{told}{', which is the same one' if shared else ''}; two workers are measured from four cores on"
 
 
-def show(console: Console, found: Figures, notes: list[str]) -> None:
-    """All of it."""
+def show(console: Console, found: Figures, bars: Sequence[Bar], notes: list[str]) -> None:
+    """All of it; without bars, no table of them."""
     peers = _peers(found)
     console.print(_rates(found, peers))
     if found.of("open", "direct") or found.of("first", "direct"):
@@ -27,9 +28,23 @@ def show(console: Console, found: Figures, notes: list[str]) -> None:
     if any(what.startswith("paced") for what in found.by):
         console.print(_paced(found))
     console.print(_memory(found))
-    console.print(_bars(found))
+    if bars:
+        console.print(_bars(bars))
     for note in notes[:10]:
         console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def verdict(faults: Sequence[str], bars: Sequence[Bar]) -> tuple[bool, str]:
+    """Whether the run holds, and its last line. A bar that was not measured decides nothing, and is counted."""
+    missed = [bar.name for bar in bars if bar.holds is False]
+    reached = sum(bar.holds is True for bar in bars)
+    wrong = [f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}"] if faults else []
+    wrong += [f"{len(missed)} of {len(missed) + reached} bars missed ({'; '.join(missed)})"] if missed else []
+    if wrong:
+        return False, f"it does not hold: {', '.join(wrong)}"
+    if not bars:
+        return True, "it holds: no faults; the run was too short to judge the bars"
+    return True, f"it holds: no faults, {reached} bars reached, {len(bars) - reached} not measured"
 
 
 def _rates(found: Figures, peers: list[str]) -> Table:
@@ -112,9 +127,9 @@ def _memory(found: Figures) -> Table:
     return table
 
 
-def _bars(found: Figures) -> Table:
+def _bars(bars: Sequence[Bar]) -> Table:
     table = Table("what must hold", "must", "aim", "is", "holds", title="Bars")
-    for bar in bars(found):
+    for bar in bars:
         sign = "≥" if bar.least else "≤"
         aim = "" if bar.aim is None else f"{sign} {bar.aim:g}"
         told = {None: "not measured", True: "yes", False: "NO"}[bar.holds]

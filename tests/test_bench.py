@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_host, bench_start, bench_upstream, instructions
+from benchmarks import bench_host, bench_report, bench_start, bench_upstream, instructions
 from benchmarks.bench_client import Target, wrong_with
 from benchmarks.bench_figures import Bar, Figures, Measured, bars, percentile, worse
 from benchmarks.bench_load import Held, Ticks, Took, closed_loop, open_loop
@@ -28,12 +28,24 @@ def test_connections_are_kept_and_each_request_is_a_row(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.bench", "--short", "--json", str(figures)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "it holds" in run.stdout
+    assert run.stdout.splitlines()[-1] == "it holds: no faults; the run was too short to judge the bars"
+    assert "NO" not in run.stdout
     told = json.loads(figures.read_text())
     assert set(told["figures"]) == {"plain 16", "stream 16", "large 16", "open", "paced 128"}
     assert told["held"]["whetstone"]["streams"] == 200
     assert "plain 16: whetstone / direct" in told["ratios"]
     assert worse(told["ratios"], told["ratios"]) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_misses_a_bar_says_so_last_and_exits_1() -> None:
+    """It holds 100 silent streams at once; the bar is 2,000."""
+    command = [sys.executable, "-m", "benchmarks.bench", "--only", "plain 1", "--forms", "whetstone", "--held", "100"]
+    command += ["--rounds", "1", "--tries", "1", "--seconds", "0.3", "--nginx", ""]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 1, run.stdout + run.stderr
+    last = run.stdout.splitlines()[-1]
+    assert last.startswith("it does not hold: ") and "streams that are silent, held at once" in last
 
 
 def test_who_asks_does_not_share_the_core_of_a_peer(tmp_path: Path) -> None:
@@ -166,6 +178,35 @@ def test_a_bar_holds_on_its_own_side() -> None:
     assert Bar("a rate", 40, 100, 40).holds and not Bar("a rate", 40, 100, 40).aimed
     assert Bar("a time", 3, None, 3.1, least=False).holds is False
     assert Bar("a time", 3, None, math.inf, least=False).holds is False
+
+
+@pytest.fixture
+def reaching() -> Figures:
+    """A run in which each bar holds that it measured."""
+    figures = Figures()
+    figures.add("open", "direct", measured(ms=1.0))
+    figures.add("open", "whetstone", measured(ms=1.2))
+    figures.held["whetstone"] = (2000, 10_000.0)
+    return figures
+
+
+def test_the_last_line_and_the_exit_code_follow_from_the_bars(reaching: Figures) -> None:
+    holds, line = bench_report.verdict([], bars(reaching))
+    assert holds and line.startswith("it holds: no faults, 4 bars reached")
+    reaching.held["whetstone"] = (1999, 10_000.0)
+    holds, line = bench_report.verdict([], bars(reaching))
+    assert not holds
+    assert line == "it does not hold: 1 of 4 bars missed (streams that are silent, held at once)"
+
+
+def test_the_last_line_and_the_exit_code_follow_from_the_faults_too(reaching: Figures) -> None:
+    assert bench_report.verdict(["a wrong answer"], bars(reaching)) == (False, "it does not hold: 1 fault")
+
+
+def test_a_bar_that_was_not_measured_is_counted_as_that(found: Figures) -> None:
+    unmeasured = [bar for bar in bars(found) if bar.holds is None]
+    holds, line = bench_report.verdict([], unmeasured)
+    assert holds and line.endswith(f"0 bars reached, {len(unmeasured)} not measured")
 
 
 KEPT = {"plain 16: whetstone / direct": 0.2, "paced 128, time: whetstone / direct": 1.0}
