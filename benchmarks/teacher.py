@@ -1,6 +1,6 @@
 """An OpenAI-compatible server that plays tic-tac-toe by rule: it wins if it can, blocks if it must. Knows no proxy.
 
-It answers what the last message shows, in the form of examples/tictactoe/game.py. Standard library only.
+It answers what the last message shows, in the form of whetstone/demo/tictactoe/game.py. Standard library only.
 """
 
 import json
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "tictactoe"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "whetstone" / "demo" / "tictactoe"))
 
 import game
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from migrations.database import connect
 from whetstone import intervals
-from whetstone.apps import app, report_of, still_runs
+from whetstone.demo.agent_process import app, report_of, still_runs
 from whetstone.settings import Settings, load
 from whetstone.store import Store
 from whetstone.up import Stack, running

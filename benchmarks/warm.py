@@ -22,12 +22,12 @@ from rich.table import Table
 from benchmarks.teacher import Teacher
 from migrations.database import connect
 from whetstone import intervals
-from whetstone.apps import app, report_of, still_runs
+from whetstone.demo.agent_process import app, report_of, still_runs
+from whetstone.demo.demo import AGENT
 from whetstone.settings import Settings, load
 from whetstone.store import Store
 from whetstone.up import Stack, running
 
-AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "agent.py"
 POLL_S = 0.2
 
 

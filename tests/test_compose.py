@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from whetstone import up
-from whetstone.settings import Settings, load
+from whetstone.settings import STARTER, Settings, load
 from whetstone.vllm_arguments import arguments
 
 ROOT = Path(__file__).parents[1]
@@ -129,7 +129,7 @@ def test_the_services_run_what_up_runs(compose: dict[str, Any], profile: str, tm
 def test_vllm_is_started_as_our_own_settings_say(compose: dict[str, Any], profile: str) -> None:
     service, settings = compose["services"][f"vllm-{profile}"], of_service(compose["services"]["proxy"])
     command = [part for one in service["command"] for part in one.split("=", 1)]
-    model = str(ROOT / "examples/starter/model") if profile == "cpu" else settings.model
+    model = str(STARTER) if profile == "cpu" else settings.model
     # The starter's files lie elsewhere here than in the image.
     here = settings.model_copy(update={"model": model})
     wanted = arguments(here)

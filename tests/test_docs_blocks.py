@@ -78,7 +78,8 @@ def test_commands_that_a_page_names_are_there(page: Path) -> None:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The folder in which `data` is a running stack's, and its addresses."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "whetstone"):
+        (folder / name).symlink_to(ROOT / name)
     with up(folder / "data") as (_, addresses):
         yield folder, addresses
 

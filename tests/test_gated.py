@@ -10,7 +10,7 @@ import pytest
 from tests.test_imitated import App
 from tests.test_stack import ROOT, until, up
 
-sys.path.append(str(ROOT / "examples" / "tictactoe"))
+sys.path.append(str(ROOT / "whetstone" / "demo" / "tictactoe"))
 import game
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]

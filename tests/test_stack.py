@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 WHETSTONE = [sys.executable, "-m", "whetstone.cli"]
-AGENT = [sys.executable, str(ROOT / "examples" / "tictactoe" / "agent.py")]
+AGENT = [sys.executable, str(ROOT / "whetstone" / "demo" / "tictactoe" / "agent.py")]
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -146,8 +146,8 @@ def demo(
 
         whetstone demo --steps 80
     """
-    from whetstone.apps import AppFailed
-    from whetstone.demo import Plan, run
+    from whetstone.demo.agent_process import AppFailed
+    from whetstone.demo.demo import Plan, run
 
     settings = load(config, data=data or Path("data/demo"), seed=seed, proxy__port=0)
     _stop_on_signals()

@@ -16,7 +16,7 @@ from whetstone import docs_metrics
 from whetstone.privacy import PrivacySettings
 from whetstone.reasons import WhyNotTrained
 from whetstone.serving import UpstreamSettings
-from whetstone.settings import PREFIX, ProjectSettings, Settings
+from whetstone.settings import PREFIX, STARTER, ProjectSettings, Settings
 from whetstone.worth import JudgeSettings, LearningSettings, RewardFunction, RulerSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -65,8 +65,8 @@ def _table(title: str, fields: dict[str, Any]) -> Iterator[str]:
     yield f"## {title}\n"
     yield "| setting | default | meaning |\n|---|---|---|"
     for name, field in fields.items():
-        default = "examples/starter/model" if name == "model" else field.default
-        shown = "–" if default in (None, (), {}, PydanticUndefined) else f"`{default}`"
+        shown = "–" if field.default in (None, (), {}, PydanticUndefined) else f"`{field.default}`"
+        shown = "the starter" if field.default == str(STARTER) else shown
         yield f"| `{name}` | {shown} | {' '.join(str(field.description).split())} |"
     yield ""
 

@@ -35,7 +35,7 @@ LANGFUSE_VARIABLES = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 NEVER_SHOWN = frozenset({"api_key_env", "broker", "database", "url", "urls"})
 """Settings that hold a password, or are given one by mistake."""
 NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
-STARTER = Path(__file__).resolve().parent.parent / "examples" / "starter" / "model"
+STARTER = Path(__file__).with_name("starter")
 
 
 class SettingsError(Exception):
@@ -110,7 +110,7 @@ class Settings(Section):
     data: Path = Path("data")
     """Folder of everything that is kept: database, journal, adapters, logs."""
     model: str = str(STARTER)
-    """Base model: a folder or a hub name. The default is the starter model of this repository."""
+    """Base model: a folder or a hub name. The default is the starter model, which comes with the package."""
     policy: str = "starter"
     """Name that apps ask for as `model`."""
     policies: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The conversations the starter learns from, as chat messages. Knows the examples' prompts; no tokens, no model.
+"""The conversations the starter learns from, as chat messages. Knows the demo's prompts; no tokens, no model.
 
 Four kinds, each drawn from a `random.Random`:
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tictactoe"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "whetstone" / "demo" / "tictactoe"))
 
 import game
 

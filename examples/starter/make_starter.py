@@ -1,6 +1,7 @@
 """Makes the starter model: a tokenizer, a tiny Qwen3 and a few minutes of supervised pre-training, all from a seed.
 
-Knows torch and transformers; what the conversations say stands in formats.py, how they are rendered in template.jinja.
+Knows torch and transformers; what the conversations say stands in formats.py, how they are rendered in the model's own
+chat_template.jinja.
 Needs no network. Prints its progress, then the figures that README.md quotes.
 """
 
@@ -26,7 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-HERE = Path(__file__).resolve().parent
+MODEL = Path(__file__).resolve().parents[2] / "whetstone" / "starter"
 VOCABULARY = 512
 POSITIONS = 2048
 LEARNING_RATE = 2e-3
@@ -69,7 +70,7 @@ def wrap(backend: Tokenizer) -> PreTrainedTokenizerBase:
         additional_special_tokens=["<|im_start|>"],
         model_max_length=POSITIONS,
         clean_up_tokenization_spaces=False,
-        chat_template=(HERE / "template.jinja").read_text(),
+        chat_template=(MODEL / "chat_template.jinja").read_text(),
     )
 
 
@@ -176,7 +177,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the starter model: tokenizer, pre-training, figures.")
-    parser.add_argument("--out", type=Path, default=HERE / "model", help="the folder to write")
+    parser.add_argument("--out", type=Path, default=MODEL, help="the folder to write")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps of pre-training")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of every conversation")
     parser.add_argument("--games", type=int, default=2000, help="games played to measure the result")

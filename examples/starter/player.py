@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tictactoe"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "whetstone" / "demo" / "tictactoe"))
 
 import game
 

@@ -1,4 +1,4 @@
-"""The questions of the app, and what its users think of an answer. Knows the rules in ../tictactoe/game.py; no client.
+"""The questions of the app, and what its users think of an answer. Knows the rules of the demo's game.py; no client.
 
 A question is one board at which X is to move. A user likes a hint that names a cell on as many lines that O has not
 touched as any other free cell is; that is taste, not perfect play, and nothing the starter model was taught.
@@ -10,7 +10,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tictactoe"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "whetstone" / "demo" / "tictactoe"))
 
 import game
 

@@ -1,4 +1,4 @@
-"""The rules, the opponent and the agent of examples/tictactoe, the agent against a small server on a real socket."""
+"""The rules, the opponent and the agent of the demo, the agent against a small server on a real socket."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from tests.examples.conftest import FakeOpenAI, command, foreign_imports, run
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "tictactoe"
+FOLDER = Path(__file__).resolve().parents[2] / "whetstone" / "demo" / "tictactoe"
 AGENT = FOLDER / "agent.py"
 
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from whetstone.alone import LOCK
-from whetstone.curve import in_text, smooth
-from whetstone.demo import MARK, SHOWN_STEPS, Outcome, _cells, _curve, _empty, _for_steps, _line, _steps_table
+from whetstone.demo.curve import in_text, smooth
+from whetstone.demo.demo import MARK, SHOWN_STEPS, Outcome, _cells, _curve, _empty, _for_steps, _line, _steps_table
 from whetstone.intervals import Interval, gain, share
 from whetstone.settings import SettingsError, load
 from whetstone.store import Rewards

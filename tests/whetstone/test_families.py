@@ -21,7 +21,7 @@ from whetstone.families import FAMILIES, OTHERS, parsers_of
         ("meta-llama/Llama-3.2-1B-Instruct", "llama3_json", None),
         ("/models/Mistral-7B-Instruct-v0.3", "mistral", None),
         ("openai/gpt-oss-20b", "openai", "openai_gptoss"),
-        ("examples/starter/model", "hermes", None),
+        ("whetstone/starter", "hermes", None),
     ],
 )
 def test_a_models_name_tells_its_parsers(model: str, tool_call: str, reasoning: str | None) -> None:

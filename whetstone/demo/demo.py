@@ -17,14 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from migrations.database import connect
-from whetstone import curve, intervals
+from whetstone import intervals
 from whetstone.alone import LOCK, alone
-from whetstone.apps import app, report_of, still_runs
+from whetstone.demo import curve
+from whetstone.demo.agent_process import app, report_of, still_runs
 from whetstone.settings import Settings, SettingsError
 from whetstone.store import Rewards, Store
 from whetstone.up import Stack, running, usable
 
-AGENT = Path(__file__).resolve().parent.parent / "examples" / "tictactoe" / "agent.py"
+AGENT = Path(__file__).with_name("tictactoe") / "agent.py"
 SHOWN_STEPS = 6
 """So many stand above the curve, so that 24 lines are enough; without a terminal it is printed after so many."""
 CURVE_LINES = 6

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from whetstone.apps import AppFailed, report_of, still_runs
+from whetstone.demo.agent_process import AppFailed, report_of, still_runs
 from whetstone.up import Stack
 
 
