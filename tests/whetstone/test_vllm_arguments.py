@@ -16,9 +16,18 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_arguments_are_ups_but_for_the_address() -> None:
     settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", policies=("second",), vllm=VllmSettings(max_loras=8))
-    ups, ours = vllm.command(settings, 8001)[3:], arguments(settings)
+    command, ours = vllm.command(settings, 8001), arguments(settings)
+    ups = command[command.index("--model") :]
     assert ours == ["0.0.0.0" if one == "127.0.0.1" else one for one in ups]
     assert {"starter@v0", "second@v0"} <= set(ours)
+
+
+def test_the_build_without_a_gpu_has_the_model_in_the_engine_and_other_machines_are_not_asked_to() -> None:
+    flag = "--distributed-executor-backend"
+    assert vllm.is_cpu_build(), "of this environment; a GPU's leaves the executor to vLLM"
+    command = vllm.command(Settings(), 8001)
+    assert command[command.index(flag) + 1].endswith(".UniProcExecutor")
+    assert flag not in arguments(Settings())
 
 
 def test_what_is_printed_is_shell_words_with_the_environment_before_them() -> None:
