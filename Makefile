@@ -1,7 +1,9 @@
-# Two commands do everything on a bare Linux machine with Python 3.11: `make demo` and `make test`.
+# Two commands do everything on a bare Linux machine (x86-64) with Python 3.11, 3.12 or 3.13: `make demo`, `make test`.
 # Each builds the environment first if it is not there (about two minutes, once).
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Which Python, and where PyTorch's CPU build is; left out, requirements/install.py looks for both.
+export PYTHON TORCH_INDEX
+INSTALL := sh requirements/install.sh
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -56,9 +58,11 @@ static: $(INSTALLED)
 unit: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not slow and not stack and not gpu and not system" $(TEST_ARGS)
 
+# The database knows PyTorch's release, not its CPU build.
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
 	for lock in $(LOCK) $(TRL_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
-		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $$lock || exit 1; done
+		sed 's/^\(torch==[^ +]*\)+cpu/\1/' $$lock > $(AUDIT)/asked.txt && \
+		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(AUDIT)/asked.txt || exit 1; done
 
 secrets: $(AUDIT_INSTALLED)  ## Only whether a file holds a key
 	$(AUDIT)/bin/python requirements/scan.py
@@ -124,10 +128,10 @@ docs: $(INSTALLED)  ## Write the pages that are made from the code
 site: $(INSTALLED)  ## The documentation as a site, in site/; SITE=FOLDER
 	$(BIN)/python docs/make_site.py $(SITE)
 
-install: $(INSTALLED)  ## Only the environment
+install: $(INSTALLED)  ## Only the environment; PYTHON=..., TORCH_INDEX=URL or FOLDER with PyTorch's CPU build
 
-lock: $(INSTALLED)  ## Choose versions anew; FIND_LINKS names a folder with PyTorch's CPU wheel
-	sh requirements/lock.sh $(BIN) $(LOCK) $(FIND_LINKS)
+lock: $(INSTALLED)  ## Lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
+	sh requirements/lock.sh $(BIN) $(LOCK) "$(FIND_LINKS)" $(LOCK_ARGS)
 	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK)
@@ -137,27 +141,19 @@ clean:  ## Remove the environments and what demos left
 	rm -rf $(VENV) $(TRL) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
-	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 11) and f"the lock is for Python 3.11, this is {v[0]}.{v[1]}: install python3.11 or name one with PYTHON=...")'
-	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(LOCK)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	@$(INSTALL) $(VENV) $(LOCK) --ours
+	@touch $@
 
 $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
-	test -x $(TRL)/bin/python || $(BIN)/python -m venv $(TRL)
-	echo ../../../../$(VENV)/lib/python3.11/site-packages > $(TRL)/lib/python3.11/site-packages/whetstone.pth
-	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(TRL_LOCK)
+	@$(INSTALL) $(TRL) $(TRL_LOCK) --sees $(VENV)
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(TRL)/dppo -r requirements/dppo.lock
-	touch $@
+	@touch $@
 
 $(AUDIT_INSTALLED): $(AUDIT_LOCK)
-	test -x $(AUDIT)/bin/python || "$(PYTHON)" -m venv $(AUDIT)
-	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(AUDIT_LOCK)
-	touch $@
+	@$(INSTALL) $(AUDIT) $(AUDIT_LOCK)
+	@touch $@
 
 $(SYSTEM_INSTALLED): $(INSTALLED) $(SYSTEM_LOCK)
-	test -x $(SYSTEM)/bin/python || $(BIN)/python -m venv $(SYSTEM)
-	echo ../../../../$(VENV)/lib/python3.11/site-packages > $(SYSTEM)/lib/python3.11/site-packages/whetstone.pth
-	$(SYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(SYSTEM_LOCK)
-	touch $@
+	@$(INSTALL) $(SYSTEM) $(SYSTEM_LOCK) --sees $(VENV)
+	@touch $@

@@ -18,7 +18,7 @@ from detect_secrets.settings import default_settings
 KNOWN = Path(__file__).with_name("not_secrets.txt")
 OURS = re.compile(r"wsk_[A-Za-z0-9]+_[A-Za-z0-9_-]{20,}")
 """A key that `whetstone keys create` has made."""
-HASHES = (".lock", ".safetensors", KNOWN.name)
+HASHES = (".hashes", ".lock", ".safetensors", KNOWN.name)
 """Ends of names of files that are all hashes and numbers."""
 
 
