@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, and_, bindparam, event, func, or_, select, text
+from sqlalchemy import Connection, Engine, Select, Table, and_, bindparam, event, func, or_, select, text
 
 from migrations import schema
 from migrations.database import Transactions, insert_all_new, of_one_writer
@@ -17,7 +17,7 @@ from proxy.storable import insert_storable, storable
 from proxy.store_calls import CallRows
 from proxy.store_changes import Changes
 from proxy.store_erased import erased_feedback
-from whetstone.reasons import WhyNotTrained
+from proxy.store_reasons import TRAJECTORY, WHY_NOT_TRAINED
 
 REVIEWS_AT_ONCE = 20
 
@@ -126,13 +126,9 @@ class Store:
         return row
 
     def trajectory(self, project: str, trajectory_id: str) -> dict[str, Any] | None:
-        """One trajectory as it stands. What waits for a step of a policy that does not train says so."""
-        row = self._row(schema.trajectories, project, trajectory_id)
-        if row is not None and row["why_not_trained"] == WhyNotTrained.WAITING_STEP:
-            policy = self._row(schema.policies, project, row["policy"])
-            if policy is not None and policy["state"] != "training":
-                row["why_not_trained"] = WhyNotTrained.POLICY_NOT_TRAINING.value
-        return row
+        """One trajectory as it stands."""
+        t = schema.trajectories.c
+        return self._one(TRAJECTORY.where(t.project == project, t.id == trajectory_id))
 
     def group(self, project: str, group_id: str) -> dict[str, Any] | None:
         """One group as it stands."""
@@ -142,7 +138,7 @@ class Store:
         """Its trajectories: id, state, reward, why_not_trained."""
         t = schema.trajectories.c
         query = (
-            select(t.id, t.state, t.reward, t.why_not_trained)
+            select(t.id, t.state, t.reward, WHY_NOT_TRAINED)
             .where(t.project == project, t.group_id == group_id)
             .order_by(t.created_at, t.id)
         )
@@ -157,11 +153,8 @@ class Store:
     def reasons(self, projects: Sequence[str], since: datetime) -> dict[tuple[str, str], int]:
         """Trajectories that began since then, by policy and reason ("" once trained on); a name behind one is cut."""
         t = schema.trajectories.c
-        query = (
-            select(t.policy, t.why_not_trained, func.count())
-            .where(t.project.in_(projects), t.created_at >= since)
-            .group_by(t.policy, t.why_not_trained)
-        )
+        begun = select(t.policy, WHY_NOT_TRAINED).where(t.project.in_(projects), t.created_at >= since).subquery().c
+        query = select(begun.policy, begun.why_not_trained, func.count()).group_by(begun.policy, begun.why_not_trained)
         counts: dict[tuple[str, str], int] = {}
         with self._reader.connect() as connection:
             for policy, reason, count in connection.execute(query):
@@ -190,7 +183,9 @@ class Store:
         self.engine.dispose()
 
     def _row(self, table: Table, project: str, row_id: str) -> dict[str, Any] | None:
-        query = select(table).where(table.c.project == project, table.c.id == row_id)
+        return self._one(select(table).where(table.c.project == project, table.c.id == row_id))
+
+    def _one(self, query: Select[Any]) -> dict[str, Any] | None:
         with self._reader.connect() as connection:
             row = connection.execute(query).one_or_none()
         return dict(row._mapping) if row else None

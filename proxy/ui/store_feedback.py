@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from migrations import schema
+from proxy.store_reasons import WHY_NOT_TRAINED
 from proxy.ui.store_newest import Found, Place, newest
 
 f, t = schema.feedback.c, schema.trajectories.c
@@ -33,7 +34,7 @@ def one(connection: Connection, project: str, feedback_id: str) -> dict[str, Any
 
 def standing(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, dict[str, Any]]:
     """How the trajectories stand that feedback speaks of, by id."""
-    query = select(t.id, t.policy, t.state, t.reward, t.why_not_trained, t.trained_in_step).where(
+    query = select(t.id, t.policy, t.state, t.reward, WHY_NOT_TRAINED, t.trained_in_step).where(
         t.project == project, t.id.in_(trajectory_ids)
     )
     return {row.id: dict(row._mapping) for row in connection.execute(query)} if trajectory_ids else {}

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from migrations import schema
+from proxy.store_reasons import WHY_NOT_TRAINED
 from proxy.ui.store_newest import Found, Place, newest
 
 MOST_MEMBERS = 1_000
@@ -77,7 +78,8 @@ def group(connection: Connection, project: str, group_id: str) -> dict[str, Any]
 
 def members(connection: Connection, project: str, group_id: str) -> list[Member]:
     """Its attempts, in no order; of very many only some."""
-    query = select(*(t[name] for name in Member.__slots__)).where(t.project == project, t.group_id == group_id)
+    columns = (WHY_NOT_TRAINED if name == "why_not_trained" else t[name] for name in Member.__slots__)
+    query = select(*columns).where(t.project == project, t.group_id == group_id)
     return [Member(*row) for row in connection.execute(query.limit(MOST_MEMBERS))]
 
 

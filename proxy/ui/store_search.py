@@ -8,15 +8,14 @@ from sqlalchemy import ColumnElement, Connection, Text, cast, select
 
 from migrations import schema
 from migrations.words import response_text
+from proxy.store_reasons import WHY_NOT_TRAINED, is_for
 from proxy.ui.store_newest import Found, Place, newest
-from whetstone.reasons import WhyNotTrained
 
 t, c, g, f = schema.trajectories.c, schema.completions.c, schema.groups.c, schema.feedback.c
-p = schema.policies.c
 
 _LISTED = (
     *(t.id, t.group_id, t.policy, t.task, t.split, t.state, t.reward, t.reward_source, t.first_version),
-    *(t.last_version, t.completions, t.sampled_tokens, t.why_not_trained, t.trained_in_step, t.metadata, t.end_user),
+    *(t.last_version, t.completions, t.sampled_tokens, WHY_NOT_TRAINED, t.trained_in_step, t.metadata, t.end_user),
     t.created_at,
 )
 _SAID = (
@@ -97,17 +96,6 @@ def _between(created_at: Any, wanted: Wanted) -> list[ColumnElement[bool]]:
     return within
 
 
-def _why(wanted: str) -> ColumnElement[bool]:
-    """As the views tell it: what waits for a step of a policy that does not train waits for that."""
-    is_idle = t.policy.in_(select(p.id).where(p.project == t.project, p.state != "training"))
-    if wanted == WhyNotTrained.POLICY_NOT_TRAINING:
-        return (t.why_not_trained == WhyNotTrained.WAITING_STEP.value) & is_idle
-    if wanted == WhyNotTrained.WAITING_STEP:
-        return (t.why_not_trained == wanted) & ~is_idle
-    # Some have a name behind them: `sampling_bent: top_p`.
-    return (t.why_not_trained == wanted) | t.why_not_trained.startswith(f"{wanted}:", autoescape=True)
-
-
 def _kept(wanted: Wanted, dialect: str) -> list[ColumnElement[bool]]:
     equal = (
         (t.policy, wanted.policy),
@@ -120,7 +108,7 @@ def _kept(wanted: Wanted, dialect: str) -> list[ColumnElement[bool]]:
     if wanted.version is not None:
         kept += [t.first_version <= wanted.version, t.last_version >= wanted.version]
     if wanted.why_not_trained is not None:
-        kept.append(_why(wanted.why_not_trained))
+        kept.append(is_for(wanted.why_not_trained))
     if wanted.reward_from is not None:
         kept.append(t.reward >= wanted.reward_from)
     if wanted.reward_to is not None:

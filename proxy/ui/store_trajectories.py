@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from migrations import schema
-from whetstone.reasons import WhyNotTrained
+from proxy.store_reasons import TRAJECTORY
 
 t, c, p = schema.trajectories.c, schema.completions.c, schema.policies.c
 
@@ -30,21 +30,9 @@ _TURN = (
 
 
 def trajectory(connection: Connection, project: str, trajectory_id: str) -> dict[str, Any] | None:
-    """One trajectory; None where the project has none of that id. What waits for a step of a policy that does not train
-    says so."""
-    its_policy = (p.project == t.project) & (p.id == t.policy)
-    query = (
-        select(schema.trajectories, p.state.label("policy_state"))
-        .join(schema.policies, its_policy, isouter=True)
-        .where(t.project == project, t.id == trajectory_id)
-    )
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        return None
-    told = dict(row._mapping)
-    if told["why_not_trained"] == WhyNotTrained.WAITING_STEP and told["policy_state"] not in (None, "training"):
-        told["why_not_trained"] = WhyNotTrained.POLICY_NOT_TRAINING.value
-    return told
+    """Return one trajectory; None where the project has none of that id."""
+    row = connection.execute(TRAJECTORY.where(t.project == project, t.id == trajectory_id)).one_or_none()
+    return None if row is None else dict(row._mapping)
 
 
 def turns(connection: Connection, project: str, trajectory_id: str, start: int, end: int) -> list[dict[str, Any]]:
