@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
@@ -30,6 +30,30 @@ _VALUES = ("reward", "rewards", "thumbs", "parts", "judge")
 _OF_GROUPS = ("rewards", "judge")
 _AT = re.compile(r" - at `\$\.?(.+)`$")
 """Where msgspec says that a value is wrong."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""Where camel case has what snake case writes as an underscore."""
+_IDS = ("trajectory_id", "completion_id")
+_SYNONYMS: dict[tuple[str, ...], str] = {
+    ("reward",): "score value rating grade points stars feedback_score",
+    ("reward", "thumbs"): "feedback label correct is_correct success passed",
+    ("thumbs",): "thumb thumbs_up thumbs_down thumb_up thumb_down like liked dislike vote upvote sentiment helpful",
+    ("parts",): "key name scores metric metrics criterion feedback_key",
+    ("comment",): "text reason rationale explanation comments note notes message description feedback_text",
+    ("demonstration",): "correction expected expected_output reference ground_truth ideal target right_answer edit",
+    _IDS: "id target_id run_id trace",
+    ("trajectory_id",): "trace_id session_id thread_id conversation_id episode_id rollout_id root_run_id",
+    ("completion_id",): (
+        "observation_id span_id generation_id call_id response_id message_id request_id step_id chat_id upstream_id"
+    ),
+    ("group_id",): "group group_name prompt_id task_id dataset_item_id",
+    ("choice",): "index choice_index",
+    ("metadata",): "tags extra attributes properties source source_info user_id config_id",
+    ("judge",): "rubric criteria evaluator model judge_model",
+    ("idempotency_key",): "score_id feedback_id feedback_source_id dedup_key client_request_id",
+    ("final",): "done end ended is_final terminal last",
+}
+"""What Langfuse, LangSmith, Opik, MLflow, W&B Weave and others call a field of ours; spelling cannot find these."""
+_MEANT = {word: meant for meant, words in _SYNONYMS.items() for word in words.split()}
 
 
 class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,9 +152,15 @@ def _read_one(item: Any, judges: Collection[str]) -> Feedback:
 def _refuse_unknown(item: Mapping[str, Any]) -> None:
     for field in item:
         if field not in Feedback.__struct_fields__:
-            nearest = difflib.get_close_matches(field[:100], Feedback.__struct_fields__, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise BadRequest(f"feedback has no field {field[:100]!r}{hint}", param=field[:100])
+            meant = " or ".join(map(repr, _meant_by(field[:100])))
+            hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(Feedback.__struct_fields__)}"
+            raise BadRequest(f"feedback has no field {field[:100]!r}; {hint}", param=field[:100])
+
+
+def _meant_by(field: str) -> Sequence[str]:
+    """Return the fields that somebody may mean by an unknown one: a synonym, else the nearest spelling, else none."""
+    plain = _HUMP.sub("_", field).replace("-", "_").lower()
+    return _MEANT.get(plain) or difflib.get_close_matches(plain, Feedback.__struct_fields__, n=1)
 
 
 def _check_target(feedback: Feedback) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError
-from proxy.feedback import MAX_BATCH, read_feedback
+from proxy.feedback import _MEANT, _SYNONYMS, MAX_BATCH, Feedback, read_feedback
 from proxy.feedback_rows import row_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -205,6 +205,36 @@ def test_only_a_judge_of_the_settings_is_asked_by_name() -> None:
 def test_a_misspelt_field_is_answered_with_the_nearest_right_one() -> None:
     with pytest.raises(BadRequest, match="did you mean 'trajectory_id'"):
         row(trajectory="t", reward=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("score", "'reward'"), ("value", "'reward'"), ("rating", "'reward'"), ("label", "'reward' or 'thumbs'"),
+        ("id", "'trajectory_id' or 'completion_id'"), ("run_id", "'trajectory_id' or 'completion_id'"),
+        ("trace_id", "'trajectory_id'"), ("traceId", "'trajectory_id'"), ("session_id", "'trajectory_id'"),
+        ("observationId", "'completion_id'"), ("thumbs_up", "'thumbs'"), ("like", "'thumbs'"), ("key", "'parts'"),
+        ("name", "'parts'"), ("reason", "'comment'"), ("text", "'comment'"), ("correction", "'demonstration'"),
+        ("groupId", "'group_id'"), ("Reward", "'reward'"), ("idempotency-key", "'idempotency_key'"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_tool_is_answered_with_ours(field: str, meant: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        row(**{"completion_id": "c", "thumbs": "up", field: "x"})
+    assert refused.value.message == f"feedback has no field {field!r}; did you mean {meant}?"
+    assert refused.value.param == field
+
+
+def test_a_field_that_resembles_none_is_answered_with_all_of_them() -> None:
+    with pytest.raises(BadRequest, match="it takes trajectory_id, completion_id, group_id, choice, reward, rewards"):
+        row(completion_id="c", reward=1, zzz=1)
+
+
+def test_a_synonym_is_no_field_and_leads_to_fields() -> None:
+    fields = set(Feedback.__struct_fields__)
+    assert not fields & _MEANT.keys()
+    assert {name for meant in _MEANT.values() for name in meant} <= fields
+    assert len(_MEANT) == sum(len(words.split()) for words in _SYNONYMS.values()), "a word stands twice"
 
 
 def test_one_bad_feedback_refuses_the_whole_batch() -> None:
