@@ -19,7 +19,7 @@ from starlette.routing import Route
 from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError
 from proxy.ui import failing, session
 from proxy.ui.apart import apart
-from proxy.ui.door import VISITOR, check_csrf, read_form
+from proxy.ui.door import VISITOR, address_of, check_csrf, read_form
 from proxy.ui.page import Acting, Action, Asked, Page, Parts, Visitor
 from proxy.ui.pages import ACTIONS, NAV, PAGES
 from proxy.ui.rendering import renderer
@@ -80,7 +80,7 @@ def _rendered(page: Page, parts: Parts, reader: Engine, request: Request) -> str
         )
         values = page.load(asked)
     said = session.read_told(request.cookies.get(session.SAID, ""))
-    common = {"nav": NAV, "current": page.nav, "said": said}
+    common = {"nav": NAV, "current": page.nav, "said": said, "address": address_of(request.scope)}
     return renderer().page(page.template, visitor, _here(request), now, common | dict(values))
 
 

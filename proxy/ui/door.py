@@ -249,7 +249,25 @@ def _here(scope: Scope) -> str:
     return f"{quote(scope['path'])}?{query}" if query else quote(scope["path"])
 
 
+def address_of(scope: Scope) -> str:
+    """Return scheme and host by which the browser reached us: `https://whetstone.example.com`."""
+    host = headers_of(scope).get(b"host", b"").decode("latin-1")
+    if not host:  # HTTP/1.0 may leave it out
+        name, port = scope["server"]
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return f"{'https' if _is_https(scope) else 'http'}://{host}"
+
+
 def _is_https(scope: Scope) -> bool:
-    """Whether the browser came over TLS, which ends before us: it says so in the origin of each form."""
-    origin = headers_of(scope).get(b"origin", b"")
-    return scope.get("scheme") == "https" or origin.lower().startswith(b"https://")
+    """Whether the browser came over TLS, which may end before us.
+
+    No forwarded header is believed. The browser says it itself: in the origin of forms, in the referrer of links.
+    """
+    headers = headers_of(scope)
+    own = b"https://" + headers.get(b"host", b"").lower()
+    came_from = headers.get(b"referer", b"").lower()
+    return (
+        scope.get("scheme") == "https"
+        or headers.get(b"origin", b"").lower().startswith(b"https://")
+        or (came_from + b"/").startswith(own + b"/")
+    )
