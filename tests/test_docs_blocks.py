@@ -20,7 +20,7 @@ from typer.main import get_command
 from tests.docs_blocks import ROOT, WRITTEN_THERE, Block, blocks, pages
 from tests.test_stack import up
 from whetstone.cli import app
-from whetstone.settings import load
+from whetstone.settings import STARTER, load
 
 SHELL, STACK = ("sh", "bash"), ("python", "sh", "bash", "sql")
 READ = ("toml", "json")
@@ -55,6 +55,19 @@ def test_settings_in_pages_are_settings(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "whetstone.toml"
     file.write_text(block.text, encoding="utf-8")
     load(file, environment={})
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in SETTINGS if "[judges." in block.text], ids=lambda block: block.place
+)
+def test_no_page_has_the_starter_judge(block: Block, tmp_path: Path) -> None:
+    """It can compare nothing: `base` needs another model than the default one."""
+    file = tmp_path / "whetstone.toml"
+    file.write_text(block.text, encoding="utf-8")
+    settings = load(file, environment={})
+    names = {settings.policy, "starter", *(["base"] if settings.model == str(STARTER) else [])}
+    judging = {name: judge.model for name, judge in settings.judges.items()}
+    assert judging and not {name for name, model in judging.items() if model.removeprefix("openai/") in names}
 
 
 @pytest.mark.parametrize("page", of_pages("json"), ids=named)
@@ -130,7 +143,7 @@ def shell(text, place):
 def sql(text, place):
     print("##", place, flush=True)
     from whetstone.ask import ask
-    from whetstone.settings import load
+    from whetstone.settings import STARTER, load
 
     # Comments may stand behind the last statement, and hold what ends one.
     for statement in filter(str.strip, re.sub("--[^\\n]*", "", text).split(";")):

@@ -116,7 +116,8 @@ class Settings(Section):
     policies: tuple[str, ...] = ()
     """More policies on the same base model, each with a line of adapters of its own."""
     aliases: dict[str, str] = Field(default_factory=dict)
-    """Other names that apps may ask for, and the policy each means: `"gpt-4o" = "starter"`."""
+    """Other names that apps may ask for, and the policy that answers instead: `"gpt-4o" = "support"`. GPT-4o itself
+    is not asked."""
     upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Other servers, by a name of yours: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
     project: str = Field("default", min_length=1)
@@ -141,7 +142,7 @@ class Settings(Section):
     learning: dict[str, LearningSettings] = Field(default_factory=dict)
     """What a policy's attempts are worth: `[learning.starter]`, one section for each policy that needs one."""
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
-    """Models that rank groups, by a name of yours: `[judges.strong]`."""
+    """Models that rank groups, by a name of yours: `[judges.strong] model = "openai/gpt-4.1-2025-04-14"`."""
 
     @field_validator("policy")
     @classmethod

@@ -57,7 +57,7 @@ class JudgeSettings(Section):
 
     model: str = Field(min_length=1)
     """Its name for litellm, a dated release rather than an alias (`openai/gpt-4.1-2025-04-14`); `base`: the base model
-    that vLLM serves here."""
+    that vLLM serves here. It must be able to compare long texts and to answer in JSON: the starter cannot."""
     url: str | None = Field(None, pattern=r"^https?://[^/\s]+")
     """Base URL of an OpenAI-compatible server, `/v1` included; without it the provider's own."""
     api_key_env: str | None = Field(None, pattern=VARIABLE)
