@@ -6,7 +6,6 @@ the environment wins.
 """
 
 import contextlib
-import difflib
 import json
 import os
 import tomllib
@@ -21,6 +20,7 @@ from whetstone.ids import ID
 from whetstone.privacy import PrivacySettings
 from whetstone.secret_files import SUFFIX, SecretUnreadable, take_up
 from whetstone.serving import ProxySettings, UpstreamSettings, VllmSettings, policy_name
+from whetstone.suggestions import keys_of, suggestion
 from whetstone.training import TrainerSettings
 from whetstone.worth import JudgeSettings, LearningSettings, Section, without_login
 
@@ -361,20 +361,16 @@ def _flatten(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield (*path, key), str(dumped)
 
 
-def known_keys(section: type[BaseModel] = Settings, path: str = "") -> Iterator[str]:
+def known_keys() -> Iterator[str]:
     """Every setting's dotted name."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from known_keys(field.annotation, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"
+    yield from keys_of(Settings)
 
 
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "; docs/settings.md lists them all"
+        nearest = suggestion(Settings, problem["loc"])
+        hint = f"; did you mean {nearest!r}?" if nearest else "; docs/settings.md lists them all"
         return f"unknown setting {key!r}{hint}"
     why = problem["msg"].removeprefix("Value error, ")
     told = f"setting {key!r}: {why}" if key else why

@@ -56,6 +56,35 @@ def test_a_misspelt_key_in_the_file_is_named_with_the_nearest_right_one(tmp_path
         load(config, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("[learning.starter]\nshadow_shares = 1", "learning.starter.shadow_share"),
+        ("[learning.starter.ruler]\nmin_spreads = 1", "learning.starter.ruler.min_spread"),
+        ('[[learning.starter.rewards]]\nname = "n"\nrun = "a:b"\nwaight = 1', "learning.starter.rewards.0.weight"),
+        ("[projects.acme.privacy]\nkeep_day = 1", "projects.acme.privacy.keep_days"),
+        ("[learnings.starter]\nshadow_share = 1", "learning"),
+        ("[trainer]\nshadow_share = 1", "learning.<name>.shadow_share"),
+        ("learning_rate = 1", "trainer.learning_rate"),
+    ],
+)
+def test_a_misspelt_key_is_looked_for_beside_it_first_and_then_elsewhere(
+    tmp_path: Path, text: str, meant: str
+) -> None:
+    config = tmp_path / "w.toml"
+    config.write_text(text)
+    with pytest.raises(SettingsError) as refused:
+        load(config, {})
+    assert f"did you mean {meant!r}?" in str(refused.value)
+
+
+def test_a_key_that_resembles_no_setting_gets_no_wrong_suggestion(tmp_path: Path) -> None:
+    config = tmp_path / "w.toml"
+    config.write_text("[learning.starter]\nzzz = 1\n")
+    with pytest.raises(SettingsError, match=r"unknown setting 'learning\.starter\.zzz'; docs/settings\.md lists"):
+        load(config, {})
+
+
 @pytest.mark.parametrize("text", ["not = [toml", "\x00"])
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
     config = tmp_path / "w.toml"
