@@ -1,6 +1,7 @@
 """How a stack stands: processes, proxy, model servers, policies, and what of it is wrong. Reads; changes nothing."""
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,7 +26,14 @@ TIMEOUT_S = 5.0
 LATE = timedelta(minutes=2)
 """A worker that has not looked at something for so long does not work."""
 LEAST_COMPLETENESS = 0.99
-COMPLETENESS = b"whetstone_capture_completeness "
+LEAST_FREE_BYTES = 2**30
+"""Of the data folder's disk. `up` does not start with less than a quarter of it."""
+FIGURES = {
+    b"whetstone_capture_completeness": "completeness",
+    b"whetstone_data_free_bytes": "free_bytes",
+    b"whetstone_unwritten_calls": "unwritten",
+}
+"""The proxy's metrics that are read, and what they are called among the facts."""
 Facts = dict[str, Any]
 
 
@@ -40,11 +48,12 @@ def examine(settings: Settings, now: datetime) -> Facts:
     """All that is known, with `problems`: what is wrong and what to do about it."""
     up = _up(settings.data)
     facts: Facts = {"data": str(settings.data), "running": up is not None, "proxy": None, "processes": []}
-    facts |= {"replicas": [], "completeness": None, "policies": [], "waiting_since": {}, "database": True}
+    facts |= {"replicas": [], "policies": [], "waiting_since": {}, "database": True}
+    facts |= dict.fromkeys(FIGURES.values()) | {"free_bytes": _free_bytes(settings.data)}
     if up is not None:
         facts["processes"] = [{"name": name, "pid": pid, "alive": _alive(pid)} for name, pid in up.pids.items()]
         facts["proxy"] = _proxy(up.proxy)
-        facts["completeness"] = _completeness(up.proxy)
+        facts |= _figures(up.proxy)
     try:
         with snapshot(settings.database_url) as connection:
             for own in settings.of_projects():
@@ -90,7 +99,9 @@ def _head(facts: Facts) -> RenderableType:
     table.add_row("data", escape(facts["data"]))
     if (proxy := facts["proxy"]) is not None:
         ready = "ready" if proxy["ready"] else "not ready" if proxy["answers"] else "does not answer"
-        table.add_row("proxy", Text(f"{proxy['url']} {ready}", style="green" if proxy["ready"] else "red"))
+        away = proxy.get("database") is False
+        style = "green" if proxy["ready"] and not away else "red"
+        table.add_row("proxy", Text(f"{proxy['url']} {ready}{', database away' if away else ''}", style=style))
         if (unwritten := proxy.get("unwritten")) is not None:
             table.add_row("journal", f"{unwritten} records not in the database yet, {proxy['journal_bytes']:,} bytes")
     for one in facts["replicas"]:
@@ -98,6 +109,8 @@ def _head(facts: Facts) -> RenderableType:
     if facts["processes"]:
         names = (f"{one['name']} {one['pid']}" + ("" if one["alive"] else " dead") for one in facts["processes"])
         table.add_row("processes", ", ".join(names))
+    if (free := facts["free_bytes"]) is not None:
+        table.add_row("disk", Text(f"{_size(free)} free", style="red" if free < LEAST_FREE_BYTES else ""))
     if facts["completeness"] is not None:
         table.add_row("recorded", f"{facts['completeness']:.2%} of the tokens that vLLM sampled")
     return table
@@ -112,8 +125,7 @@ def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple
         if not one["alive"]:
             yield f"{one['name']} (process {one['pid']}) is dead", f"`up` starts it again; {logs / one['name']}.log"
     yield from _of_proxy(facts, logs)
-    if not facts["database"]:
-        yield f"the database does not answer: {facts['database_error']}", "start it, or correct `database`"
+    yield from _of_storage(facts, settings)
     if facts["running"] or settings.vllm.urls:
         serving = [one for one in facts["replicas"] if one["state"] == "serving"]
         for one in facts["replicas"]:
@@ -123,28 +135,62 @@ def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple
         for what, since in facts["waiting_since"].items():
             if since is not None and now - since > LATE:
                 yield f"{what} wait for the judging worker, {ago(since, now)} by now", f"{logs / 'judge.log'}"
-    share = facts["completeness"]
-    if share is not None and share < LEAST_COMPLETENESS:
-        yield (
-            f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
-            'let nobody ask vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
-            "counted yet",
-        )
+    yield from _of_completeness(facts)
     yield from _of_policies(facts["policies"])
 
 
 def _of_proxy(facts: Facts, logs: Path) -> Iterator[tuple[str, str]]:
     proxy = facts["proxy"]
-    if proxy is None or proxy["ready"]:
+    if proxy is None:
         return
     if not proxy["answers"]:
         yield f"the proxy does not answer at {proxy['url']}", f"{logs / 'proxy.log'} says what it does"
-    else:
+    elif not proxy["ready"]:
         yield "the proxy is not ready: no vLLM has the live versions", f"wait, or look at {logs}/vllm*.log"
-    if proxy.get("database") is False:
-        yield "the proxy cannot write to the database; the journal keeps what is said", "start the database"
     if proxy.get("dropped"):
-        yield f"{proxy['dropped']} calls were answered and not recorded", "free some disk, or raise max_journal_bytes"
+        yield (
+            f"{proxy['dropped']} calls were answered and not recorded",
+            "free some disk space, or raise proxy.max_journal_bytes",
+        )
+
+
+def _of_storage(facts: Facts, settings: Settings) -> Iterator[tuple[str, str]]:
+    is_file = settings.database_url.startswith("sqlite")
+    start = "free disk space if the disk is full, else look at" if is_file else "start the database, or look at"
+    if (proxy := facts["proxy"]) is not None and proxy.get("database") is False:
+        since = proxy.get("database_away_since")
+        yield (
+            f"database away: the proxy cannot write to it{f' since {since}' if since else ''}; "
+            f"{proxy.get('unwritten') or 0} records wait in the journal, and apps are still answered",
+            f"{start} {settings.data / 'logs' / 'proxy.log'}; the proxy then writes the records by itself",
+        )
+    if not facts["database"]:
+        correct = f"free disk space if the disk is full, else check {settings.data / 'whetstone.db'}"
+        yield (
+            f"the database does not answer: {facts['database_error']}",
+            correct if is_file else "start it, or correct `database`",
+        )
+    if (free := facts["free_bytes"]) is not None and free < LEAST_FREE_BYTES:
+        full = "refuses requests" if settings.proxy.when_full == "refuse" else "answers without recording"
+        yield (
+            f"few free bytes: {_size(free)} are left on the disk of {settings.data}",
+            f"delete what is not needed, let the log expire (privacy.keep_days), or move the folder to a larger disk; "
+            f"when the disk is full, the proxy {full}",
+        )
+
+
+def _of_completeness(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Nothing while records wait to be written: their tokens are recorded, and not counted yet."""
+    share, proxy = facts["completeness"], facts["proxy"] or {}
+    if share is None or share >= LEAST_COMPLETENESS:
+        return
+    if facts["unwritten"] or proxy.get("unwritten") or proxy.get("database") is False:
+        return
+    yield (
+        f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
+        'let nobody ask vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
+        "counted yet",
+    )
 
 
 def _of_policies(policies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -193,10 +239,22 @@ def _proxy(url: str) -> Facts:
     return facts | {"answers": True, "ready": answer.status_code == 200} | told
 
 
-def _completeness(url: str) -> float | None:
+def _figures(url: str) -> Facts:
+    """The metrics of FIGURES that the proxy shows."""
     try:
         answer = httpx.get(f"{url}/metrics", headers=key(), timeout=TIMEOUT_S, trust_env=False)
-        lines = [line for line in answer.content.splitlines() if line.startswith(COMPLETENESS)]
-        return float(lines[0].split()[1]) if lines else None
+        lines = [line.split() for line in answer.content.splitlines() if not line.startswith(b"#")]
+        return {FIGURES[line[0]]: float(line[1]) for line in lines if len(line) > 1 and line[0] in FIGURES}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return {}
+
+
+def _free_bytes(data: Path) -> float | None:
+    try:
+        return shutil.disk_usage(data).free
+    except OSError:
         return None
+
+
+def _size(free_bytes: float) -> str:
+    return f"{free_bytes / 2**30:,.1f} GiB" if free_bytes >= LEAST_FREE_BYTES else f"{free_bytes / 2**20:,.0f} MiB"

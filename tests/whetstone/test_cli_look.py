@@ -19,10 +19,12 @@ from typer.testing import CliRunner, Result
 from migrations import schema
 from migrations.database import connect
 from tests.conftest import NOW, Seed
+from tests.server import Handler, Server
 from whetstone.cli import app, main
 from whetstone.look import trajectory_shown
 from whetstone.settings import Settings
 from whetstone.status import examine
+from whetstone.status import shown as status_shown
 
 
 class Here:
@@ -195,6 +197,82 @@ def test_a_dead_process_and_a_silent_proxy_are_found(here: Here) -> None:
     assert f"judge (process {gone.pid}) is dead" in said
     assert "the proxy does not answer at http://127.0.0.1:9" in said
     assert "feedback wait for the judging worker" in said
+
+
+class Proxy(Server):
+    """Answers as a proxy that is ready; what it measures can be set."""
+
+    def __init__(self) -> None:
+        super().__init__(_ProxyHandler)
+        self.ready: dict[str, Any] = {"status": "ok", "vllm": True, "database": True, "database_away_since": None}
+        self.ready |= {"unwritten": 0, "journal_bytes": 0, "dropped": 0}
+        self.figures = {"whetstone_capture_completeness": 1.0, "whetstone_data_free_bytes": 5e10}
+        self.figures |= {"whetstone_unwritten_calls": 0.0}
+
+
+class _ProxyHandler(Handler):
+    server: Proxy
+
+    def respond(self, body: dict[str, Any]) -> None:
+        if self.path == "/readyz":
+            self.whole(200, self.server.ready)
+        else:
+            text = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in self.server.figures.items())
+            self.whole(200, text.encode(), "text/plain")
+
+
+@pytest.fixture
+def proxy(here: Here) -> Iterator[Proxy]:
+    """That of a stack on the folder."""
+    with Proxy() as proxy:
+        (here.data / "up.json").write_text(json.dumps({"proxy": proxy.url, "pids": {"up": os.getpid()}}))
+        yield proxy
+
+
+def status_of(here: Here) -> tuple[dict[str, str], str]:
+    """Its problems with their remedies, and what it shows."""
+    now = datetime.now(UTC)
+    facts = examine(Settings(data=here.data), now)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(status_shown(facts, now))
+    return {one["what"]: one["do"] for one in facts["problems"]}, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_stack_without_a_problem_is_shown_as_that(here: Here, proxy: Proxy) -> None:
+    problems, shown = status_of(here)
+    assert problems == {} and "nothing is wrong" in shown and "46.6 GiB free" in shown
+
+
+def test_a_full_disk_is_two_problems_and_no_question_of_completeness(here: Here, proxy: Proxy) -> None:
+    proxy.ready |= {"database": False, "database_away_since": "2026-01-01T12:00:00Z", "unwritten": 31}
+    proxy.figures |= {"whetstone_capture_completeness": 0.4, "whetstone_unwritten_calls": 31.0}
+    proxy.figures["whetstone_data_free_bytes"] = 8 * 2**20
+    problems, shown = status_of(here)
+    (away, remedy), (few, free_some) = problems.items()
+    assert away.startswith("database away: ") and "2026-01-01T12:00:00Z; 31 records wait in the journal" in away
+    assert remedy.startswith("free disk space")
+    assert few.startswith("few free bytes: 8 MiB") and "privacy.keep_days" in free_some
+    assert "ready, database away" in shown and "8 MiB free" in shown and "past the proxy" not in shown
+
+
+def test_few_free_bytes_are_a_problem_before_the_disk_is_full(here: Here, proxy: Proxy) -> None:
+    proxy.figures["whetstone_data_free_bytes"] = 8 * 2**20
+    problems, shown = status_of(here)
+    assert [what.split(":")[0] for what in problems] == ["few free bytes"]
+    assert "nothing is wrong" not in shown
+
+
+def test_tokens_are_missing_only_once_nothing_waits_to_be_written(here: Here, proxy: Proxy) -> None:
+    proxy.figures |= {"whetstone_capture_completeness": 0.4, "whetstone_unwritten_calls": 3.0}
+    assert status_of(here)[0] == {}
+    proxy.figures["whetstone_unwritten_calls"] = 0.0
+    (what,) = status_of(here)[0]
+    assert what == "60.0% of the tokens that vLLM sampled are not recorded"
+
+
+def test_calls_that_nobody_recorded_are_told_of_a_proxy_that_is_ready(here: Here, proxy: Proxy) -> None:
+    proxy.ready["dropped"] = 7
+    assert "7 calls were answered and not recorded" in status_of(here)[0]
 
 
 def test_export_and_import_tell_what_came_of_it(here: Here, tmp_path: Path) -> None:
