@@ -68,9 +68,7 @@ def test_a_misspelt_key_in_the_file_is_named_with_the_nearest_right_one(tmp_path
         ("learning_rate = 1", "trainer.learning_rate"),
     ],
 )
-def test_a_misspelt_key_is_looked_for_beside_it_first_and_then_elsewhere(
-    tmp_path: Path, text: str, meant: str
-) -> None:
+def test_a_misspelt_key_is_looked_for_beside_it_first_and_then_elsewhere(tmp_path: Path, text: str, meant: str) -> None:
     config = tmp_path / "w.toml"
     config.write_text(text)
     with pytest.raises(SettingsError) as refused:
