@@ -19,9 +19,10 @@ from migrations.database import snapshot
 from migrations.run import MigrationError, check
 from trainer.dry_run import DryRun, dry_run
 from trainer.rows import Row
+from whetstone.fitting import Fitting
 from whetstone.settings import SettingsError, load
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False)
 console = Console()
 errors = Console(stderr=True)
 
@@ -42,9 +43,9 @@ def show(
         typer.echo(msgspec.json.encode(found).decode())
         return
     if found.trajectories:
-        console.print(_trajectories(found))
+        console.print(Fitting(_trajectories(found)))
     if found.discarded:
-        console.print(_discarded(found))
+        console.print(Fitting(_discarded(found)))
     for line in [*sentences(found), *(map(spelled, found.rows) if rows else ())]:
         console.print(escape(line), highlight=False, soft_wrap=True)
 

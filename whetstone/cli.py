@@ -95,7 +95,7 @@ def up(
 ) -> None:
     """Start the stack and keep it up: broker, vLLM, proxy, workers. Ctrl-C or SIGTERM stops all of it.
 
-    <data>/up.json has the addresses once it is ready; logs are in <data>/logs.
+    `<data>/up.json` has the addresses once it is ready; logs are in `<data>/logs`.
 
     Example:
 

@@ -17,6 +17,7 @@ from migrations.run import upgrade
 from whetstone import store_keys
 from whetstone.cli_shared import ConfigOption, DataOption, console, engine_of, errors
 from whetstone.doctor import of_running
+from whetstone.fitting import Fitting
 from whetstone.keys import MOST_PER_MIN, NAME, SCOPES, KeyScope, hash_of, id_of, new_key, read_lifetime, read_scopes
 from whetstone.settings import Settings, load
 
@@ -100,7 +101,7 @@ def list_keys(
         table.add_row(
             row["key_id"], row["project"], escape(row["name"]), opens, _quota(row), made, used, _state(row, now)
         )
-    console.print(table)
+    console.print(Fitting(table))
 
 
 @keys.command("revoke")

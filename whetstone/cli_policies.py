@@ -15,6 +15,7 @@ from whetstone.cli_shared import (
     told_json,
 )
 from whetstone.doctor import of_running
+from whetstone.fitting import Fitting
 from whetstone.settings import load
 
 policies = typer.Typer(help="What learns and what only records.", no_args_is_help=True)
@@ -40,7 +41,7 @@ def list_policies(as_json: JsonOption = False, data: DataOption = None, config: 
             aliases, server, live = ", ".join(row["aliases"] or ()), row["upstream"] or "vLLM", str(row["live_version"])
             said = (row["base_model"], server, live, tested.get(row["id"], ""), row["state"])
             table.add_row(own.project, row["id"], aliases, *said)
-    console.print(table)
+    console.print(Fitting(table))
 
 
 @policies.command("train")

@@ -23,6 +23,7 @@ from migrations.views import BY_NAME, VIEWS, View
 from whetstone import tabular
 from whetstone.ask import Answer, QueryFailed, asking
 from whetstone.cli_shared import ConfigOption, DataOption, console, database_of, errors
+from whetstone.fitting import Fitting
 from whetstone.settings import load
 
 ROWS_OF_TABLE = 1000
@@ -149,14 +150,14 @@ def _tell(view: View | None, *, as_json: bool) -> None:
         for one in VIEWS:
             shown.add_row(one.name, escape(one.purpose))
         more = '\nwhetstone sql admin_steps lists its columns; whetstone sql "SELECT …" asks; docs/sql.md has queries'
-        _said(shown, more)
+        _said(Fitting(shown), more)
         return
     for name in ("column", "on SQLite", "on PostgreSQL"):
         shown.add_column(name, no_wrap=True)
     shown.add_column("meaning", overflow="fold")
     for column in view.columns:
         shown.add_row(column.name, *column.kind.value, escape(column.meaning))
-    _said(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", shown)
+    _said(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", Fitting(shown))
 
 
 def _described(views: Sequence[View]) -> Iterator[tuple[Any, ...]]:

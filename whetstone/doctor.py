@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.database import without_password
 from whetstone import selftest
+from whetstone.fitting import Fitting
 from whetstone.questions import Check
 from whetstone.selftest import SelfTest
 from whetstone.settings import Settings
@@ -123,9 +124,9 @@ def shown(test: SelfTest) -> RenderableType:
     for check in test.checks:
         table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
     if test.trainable:
-        return Group(table, Text("all that training needs is there", style="bold green"))
+        return Group(Fitting(table), Text("all that training needs is there", style="bold green"))
     names = ", ".join(check.name for check in test.missing or test.checks[:1])
-    return Group(table, Text(f"training cannot rely on this server: {names}", style="bold red"))
+    return Group(Fitting(table), Text(f"training cannot rely on this server: {names}", style="bold red"))
 
 
 def answer(check: Check) -> Text:

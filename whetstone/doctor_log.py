@@ -12,6 +12,7 @@ from rich.text import Text
 from sqlalchemy import Engine
 
 from whetstone.doctor import answer
+from whetstone.fitting import Fitting
 from whetstone.questions import Check, Question
 from whetstone.settings import Settings
 from whetstone.store_doctor import Seen, seen
@@ -122,15 +123,15 @@ def checks(log: Seen) -> tuple[Check, ...]:
 def shown(found: Sequence[Check], policy: str) -> RenderableType:
     """A table of the questions, and what is left to do below."""
     table = Table(title=f"the log of {policy}, its newest attempts", title_justify="left", show_lines=True)
-    table.add_column("question", max_width=18)
-    table.add_column("answer", max_width=9)
+    table.add_column("question")
+    table.add_column("answer")
     table.add_column("what was found, and what it means")
     for check in found:
         table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
     doubts = ", ".join(check.name for check in found if check.ok is False)
     if doubts:
-        return Group(table, Text(f"training may not work well on this: {doubts}", style="yellow"))
-    return Group(table, Text("nothing in the log speaks against training on it", style="bold green"))
+        return Group(Fitting(table), Text(f"training may not work well on this: {doubts}", style="yellow"))
+    return Group(Fitting(table), Text("nothing in the log speaks against training on it", style="bold green"))
 
 
 def _share(question: Question, part: int, whole: int, words: str, least: float) -> Check:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whetstone.exporting import Conversation, Said, conversations
+from whetstone.fitting import Fitting
 from whetstone.ids import version_id
 
 COLOURS = {"system": "dim", "developer": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -35,40 +36,40 @@ def conversations_of(trajectory: Row) -> list[Conversation]:
 def trajectories_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
     """A list of trajectories; `wide`: with their tasks."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trajectory", overflow="fold", min_width=20)
+    table.add_column("trajectory", overflow="fold", min_width=12)
     table.add_column("version", overflow="fold")
     if wide:
         table.add_column("task", overflow="fold")
     table.add_column("state", no_wrap=True)
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column("turns", justify="right")
-    table.add_column("why not trained", overflow="fold", min_width=12)
-    table.add_column("began", justify="right", no_wrap=True, min_width=6)
+    table.add_column("why not trained", overflow="fold")
+    table.add_column("began", justify="right", no_wrap=True)
     for row in rows:
         version = row["policy"] if row["last_version"] is None else version_id(row["policy"], row["last_version"])
         task = (row["task"] or "",) if wide else ()
         cells = (row["trajectory_id"], version, *task, row["state"], number(row["reward"]))
         table.add_row(*map(_cell, cells), str(row["completions"]), _cell(_why(row)), ago(row["created_at"], now))
-    return table
+    return Fitting(table)
 
 
 def groups_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
     """A list of groups; `wide`: with their policies."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("group", overflow="fold", min_width=20)
+    table.add_column("group", overflow="fold", min_width=12)
     for name in ("policy", "formed by", "state")[0 if wide else 1 :]:
         table.add_column(name, overflow="fold")
     for name in ("rewarded", "mean", "spread"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold", min_width=8)
-    table.add_column("began", justify="right", no_wrap=True, min_width=6)
+    table.add_column("reason", overflow="fold")
+    table.add_column("began", justify="right", no_wrap=True)
     for row in rows:
         rewarded = f"{row['rewarded']}/{row['size']}" if row["size"] else "–"
         figures = (rewarded, number(row["reward_mean"]), number(row["reward_spread"]))
         policy = (row["policy"],) if wide else ()
         cells = (row["group_id"], *policy, row["formed_by"], row["state"], *figures, row["reason"] or "")
         table.add_row(*map(_cell, cells), ago(row["created_at"], now))
-    return table
+    return Fitting(table)
 
 
 def group_shown(group: Row, now: datetime) -> RenderableType:

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations.database import snapshot
 from whetstone import store_status
 from whetstone.admin import key
+from whetstone.fitting import Fitting
 from whetstone.imported_lines import IMPORTED_LOG
 from whetstone.look import ago, number
 from whetstone.settings import Settings
@@ -84,7 +85,7 @@ def shown(facts: Facts, now: datetime) -> RenderableType:
         tested = "" if row["candidate"] is None else f"v{row['candidate']}"
         counts = "/".join(str(queue[name]) for name in store_status.QUEUE)
         policies.add_row(escape(row["policy"]), escape(state), f"v{row['live_version']}", tested, last, counts)
-    told.append(policies if facts["policies"] else Text("no policy yet", style="dim"))
+    told.append(Fitting(policies) if facts["policies"] else Text("no policy yet", style="dim"))
     told.append(Text())
     told += [Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}") for one in facts["problems"]]
     if not facts["problems"]:

@@ -7,12 +7,13 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from whetstone import admin
 from whetstone.admin import NotDone
+from whetstone.fitting import Fitting
 from whetstone.settings import Settings
 from whetstone.store import Store
 
@@ -70,7 +71,7 @@ def watch(settings: Settings, store: Store, policy: str, asked_at: datetime, con
             time.sleep(LOOK_EVERY_S)
 
 
-def shown(step: dict[str, Any]) -> Table:
+def shown(step: dict[str, Any]) -> RenderableType:
     """The step's figures."""
     table = Table(show_header=False, title=f"step {step['number']} of {escape(step['policy'])}", title_justify="left")
     table.add_row("kind", step["kind"])
@@ -80,4 +81,4 @@ def shown(step: dict[str, Any]) -> Table:
     for name in FIGURES:
         if (value := step[name]) is not None:
             table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-    return table
+    return Fitting(table)

@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Connection, Engine, Row
 
 from whetstone import adapter_folders, admin, by_hand, store_lines, store_versions
 from whetstone.admin import NoStack, NotDone
+from whetstone.fitting import Fitting
 from whetstone.ids import version_id
 from whetstone.settings import Settings, as_environment
 from whetstone.store import Store, UnknownPolicy
@@ -252,7 +254,7 @@ class Versions:
         return ended.stdout
 
 
-def table(policy: str, rows: list[dict[str, Any]]) -> Table:
+def table(policy: str, rows: list[dict[str, Any]]) -> RenderableType:
     """The versions as people read them."""
     shown = Table("version", "from", "state", "reason", "k3", "held out", "loaded", "when", title=escape(policy))
     shown.title_justify = "left"
@@ -267,7 +269,7 @@ def table(policy: str, rows: list[dict[str, Any]]) -> Table:
             _loaded(row),
             f"{row['promoted_at'] or row['created_at']:%Y-%m-%d %H:%M}",
         )
-    return shown
+    return Fitting(shown)
 
 
 def _loaded(row: dict[str, Any]) -> str:

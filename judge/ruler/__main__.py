@@ -28,6 +28,7 @@ from judge.ruler.told import Table
 from judge.store_report import Ranked, Reference, Scope
 from migrations.database import connect
 from migrations.run import MigrationError, upgrade
+from whetstone.fitting import Fitting
 from whetstone.settings import Settings, SettingsError, load
 
 CODE = "code:"
@@ -37,6 +38,7 @@ MOST_READ = 400
 app = typer.Typer(
     help="How good judges are, and what they do.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
@@ -53,7 +55,7 @@ def calibrate(
     policy: PolicyOption = None,
     judge: Annotated[str | None, typer.Option("--judge", help="One judge, by its name in the settings [all]")] = None,
     against: Annotated[
-        str, typer.Option("--against", help="feedback; code:<name>, a reward function's number; or a .jsonl or .csv")
+        str, typer.Option("--against", help="feedback; `code:<name>`, a reward function's number; or a .jsonl or .csv")
     ] = "feedback",
     threshold: Annotated[
         float | None, typer.Option("--threshold", help="Least reward of a good attempt, for the AUC [the median]")
@@ -188,7 +190,7 @@ def _print(table: Table) -> None:
     shown = rich.table.Table(*table.columns, title=escape(table.title), title_justify="left")
     for row in table.rows:
         shown.add_row(*map(escape, row))
-    console.print(shown)
+    console.print(Fitting(shown))
 
 
 def _write(out: Path, found: Sequence[Calibration], sentences: Sequence[str], against: str) -> None:

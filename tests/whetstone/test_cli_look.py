@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -337,6 +338,35 @@ def test_the_shell_is_told_the_names_of_policies(here: Here) -> None:
 def test_policies_are_told_as_json(here: Here) -> None:
     (row,) = here.told("policies", "list")
     assert (row["policy"], row["live_version"], row["state"]) == ("starter", 0, "training")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("policies", "list"), "project policy other names base model answered by live version in test state training"),
+        (("keys", "list"), "key project name opens a minute made last used state inference, feedback open"),
+        (("versions",), "version from state reason k3 held out loaded when live"),
+        (("trajectories",), "trajectory version state reward turns why not trained began rewarded waiting_step"),
+        (("groups",), "group formed by state rewarded mean spread reason began scored"),
+        (("groups", "g"), "trajectory version state reward turns why not trained began"),
+        (("status",), "policy state live in test last step groups open/closed/scored/claimed training"),
+        (("doctor", "--log"), "question answer what was found, and what it means rewards differ within groups"),
+        (("sql",), "view what it is for"),
+        (("sql", "admin_steps"), "column on SQLite on PostgreSQL meaning"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_no_table_cuts_a_header_or_a_state_at_80_columns(here: Here, command: tuple[str, ...], words: str) -> None:
+    filled(here)
+    here.seed.trajectory("one-id-of-forty-characters-" + "x" * 13, why_not_trained="waiting_for_more_siblings")
+    for name in ("first", "second"):
+        made = {"created_at": NOW, "requests_per_min": 60, "tokens_per_min": 1_000_000}
+        here.seed.insert(schema.api_keys, project="default", id=f"key-{name}", name=f"the {name} app's own key",
+                         secret_sha256=name, scopes=["inference", "feedback"], **made)  # fmt: skip
+    shown = here.run(*command).stdout
+    assert shown and "…" not in shown.replace('"SELECT …"', "")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {word for word in words.split() if word not in re.split(r"[\s│┃]+", shown)} == set()
 
 
 def test_every_command_teaches_by_an_example() -> None:
