@@ -132,9 +132,9 @@ install: $(INSTALLED)  ## Only the environment; PYTHON=..., TORCH_INDEX=URL or F
 
 lock: $(INSTALLED)  ## Lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) "$(FIND_LINKS)" $(LOCK_ARGS)
-	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK)
-	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK)
-	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK)
+	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK) $(LOCK_ARGS)
+	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
+	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
 
 clean:  ## Remove the environments and what demos left

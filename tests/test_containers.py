@@ -166,6 +166,31 @@ def test_the_images_locks_are_what_they_need_of_ours(parts: ModuleType) -> None:
         assert parts.needed(name) <= set(parts.lines(ROOT / "requirements" / f"{name}.lock")), name
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "python_full_version >= '3.12'",
+        "sys_platform == 'win32'",
+        "platform_machine == 'aarch64' and sys_platform == 'linux'",
+        "implementation_name == 'pypy'",
+    ],
+)
+def test_of_several_entries_the_images_get_the_one_for_their_python_and_machine(
+    parts: ModuleType, tmp_path: Path, other: str
+) -> None:
+    ours = "numpy==2.3.5 ; python_full_version < '3.12' and sys_platform == 'linux' \\\n    --hash=sha256:aa"
+    theirs = f"numpy==2.4.6 ; {other} \\\n    --hash=sha256:bb"
+    for entries in ((ours, theirs), (theirs, ours)):
+        (tmp_path / "cpu.lock").write_text("# A comment.\n" + "\n".join(entries) + "\n", encoding="utf-8")
+        assert parts.lines(tmp_path / "cpu.lock") == {"numpy": ours}
+
+
+def test_two_entries_for_the_images_are_an_error(parts: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "cpu.lock").write_text("numpy==2.3.5\nnumpy==2.4.6 ; sys_platform == 'linux'\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="two entries of numpy"):
+        parts.lines(tmp_path / "cpu.lock")
+
+
 def test_the_cuda_lock_differs_from_the_trainers_by_pytorchs_own_parts_alone(parts: ModuleType) -> None:
     trainer, cuda = (parts.lines(ROOT / "requirements" / name) for name in ("trainer.lock", "cuda.lock"))
     differ = {name for name in trainer.keys() | cuda.keys() if trainer.get(name) != cuda.get(name)}
