@@ -224,6 +224,10 @@ class Connection(HttpToolsProtocol):
         if len(self._waiting) >= MOST_PIPELINED:
             self._stop(NotHttp(f"more than {MOST_PIPELINED} requests were sent ahead; read the answers first"))
         version = self.parser.get_http_version()
+        # Of two lines one would pass the guard, and whoever stands before us may have read the other (RFC 9112, 3.2).
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (hosts == 0 and version != "1.0"):
+            self._stop(NotHttp(f"a request needs one Host header, this one has {hosts}; check the client"))
         self._take(
             self._parsed(version),
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),

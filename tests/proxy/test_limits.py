@@ -89,6 +89,11 @@ def get(path: str, headers: bytes = b"") -> bytes:
         (b"\x16\x03\x01\x02\x00\x01\x00", 400, "invalid_http", "HTTP/1.1"),
         (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", 400, "invalid_http", "HTTP/1.1"),
         (b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, "invalid_http", "HTTP/1.1"),
+        (b"GET /healthz HTTP/1.1\r\nhost: evil.test\r\nHost: localhost\r\n\r\n", 400, "invalid_http", "one Host"),
+        (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nHost: localhost\r\n\r\n", 400, "invalid_http", "one Host"),
+        (b"GET /healthz HTTP/1.0\r\nhost: evil.test\r\nHost: localhost\r\n\r\n", 400, "invalid_http", "one Host"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400, "invalid_http", "one Host"),
+        (CHAT + b"host: localhost\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY, 400, "invalid_http", "one Host"),
     ],
 )
 def test_a_head_out_of_bounds_is_refused_and_the_connection_ends(
@@ -97,6 +102,23 @@ def test_a_head_out_of_bounds_is_refused_and_the_connection_ends(
     answered, error = error_of(said(narrow, request_bytes))
     assert (answered, error["code"]) == (status, code)
     assert setting in error["message"]
+
+
+def test_a_second_host_is_seen_behind_a_head_that_is_known(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+    request = CHAT + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    twice = request.replace(b"host: localhost\r\n", b"host: evil.test\r\nhost: localhost\r\n")
+    with connect(plain_proxy) as connection:
+        for _ in range(3):
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200")
+        connection.sendall(twice)
+        status, error = error_of(heard(connection))
+    assert (status, error["code"]) == (400, "invalid_http")
+    assert "one Host header, this one has 2" in error["message"]
+    assert len(fake_vllm.requests) == 3
 
 
 def test_a_head_behind_another_request_is_bounded_as_well(narrow: RunningProxy) -> None:
