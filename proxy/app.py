@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations.database import connect
 from proxy import health
 from proxy.asgi import Receive, Scope, Send
+from proxy.background import Background
 from proxy.call import Call
 from proxy.completeness import Completeness
 from proxy.door import Door
@@ -60,6 +61,13 @@ class Proxy:
         self._settings = settings
         self.tenants: dict[str, Tenant] = {}
         self._opened = AsyncExitStack()
+        self._background = Background()
+        self._recorder: Recorder | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Only a new start helps: it is to be stopped."""
+        return self._recorder is not None and not self._recorder.writes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """One ASGI connection."""
@@ -125,6 +133,7 @@ class Proxy:
             on_recovered=self._recovered,
             on_feedback_recovered=self._feedback_recovered,
             settings=settings.proxy,
+            background=self._background,
         )
         await completeness.begin()
         await asyncio.to_thread(first_key.look_after, store.engine, settings)
@@ -151,6 +160,7 @@ class Proxy:
             ),
         )
         recorder.start()
+        self._recorder = recorder
         self._opened.push_async_callback(recorder.close)
         await self._peers.refresh()
         self._opened.push_async_callback(self._leave)
@@ -180,9 +190,11 @@ class Proxy:
             completeness=completeness,
             traffic=traffic,
             data=settings.data,
+            failing=self._background.failing,
         )
-        for task in (self._refresh(), *(task for tenant in tenants for task in tenant.tasks())):
-            self._opened.callback(asyncio.ensure_future(task).cancel)
+        refreshing = self._background.every(settings.proxy.refresh_s, "refresh of keys and policies", self._refresh)
+        for task in (refreshing, *(task for tenant in tenants for task in tenant.start(self._background))):
+            self._opened.callback(task.cancel)
         # What start-up made stays; without this every full collection walks all of it.
         gc.collect()
         gc.freeze()
@@ -220,30 +232,21 @@ class Proxy:
         ]
         await asyncio.gather(*(one.look() for one in reconcilers))
         for one in reconcilers:
-            for task in (one.watch(), one.bring()):
-                self._opened.callback(asyncio.ensure_future(task).cancel)
+            for task in one.start(self._background):
+                self._opened.callback(task.cancel)
 
     async def _leave(self) -> None:
         with suppress(SQLAlchemyError):  # then the others wait until it is gone long enough
             await self._peers.leave()
 
     async def _refresh(self) -> None:
-        """Keep the policies as the database tells them; while it is away the last ones stay."""
-        away = False
-        while True:
-            await asyncio.sleep(self._settings.proxy.refresh_s)
-            try:
-                # First: what is revoked is, whatever else cannot be read.
-                await self._keys.refresh()
-                await self._pauses.refresh()
-                for tenant in self.tenants.values():
-                    await tenant.read_again(patient=True)
-                await self._peers.refresh()
-                away = False
-            except Exception as error:  # whatever it is: without this task nothing would go live any more
-                if not away:
-                    log.warning("the policies cannot be read, the last ones stay: %s", error)
-                away = True
+        """Read keys and policies once; while the database is away the last ones stay."""
+        # First: what is revoked is, whatever else cannot be read.
+        await self._keys.refresh()
+        await self._pauses.refresh()
+        for tenant in self.tenants.values():
+            await tenant.read_again(patient=True)
+        await self._peers.refresh()
 
 
 def _others(settings: Settings) -> dict[str | None, Upstream]:

@@ -25,7 +25,6 @@ from proxy.wire.chat import ChatAsked
 from proxy.wire.dialect import raw
 from whetstone.ids import new_id, version_id
 
-LOOK_EVERY_S = 1.0
 AT_ONCE = 4
 """Answers that are drawn at the same time: what an app asks waits for few of them at most."""
 ANOTHER = frozenset({"stream", "stream_options", "n", "best_of", "model", "messages", "tools"})
@@ -70,7 +69,7 @@ class Evaluations(Protocol):
 
 
 class Evaluating:
-    """Draws them. `run` is a task of its own."""
+    """Draws them."""
 
     def __init__(
         self,
@@ -87,15 +86,10 @@ class Evaluating:
         self._record = record
         self._stumbled: Counter[str] = Counter()
 
-    async def run(self) -> None:
-        """Draw what is due, for ever."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            try:
-                while (due := await asyncio.to_thread(self._evaluations.due)) and await self._draw_all(due):
-                    pass
-            except Exception as error:  # whatever it is: without this task no candidate would be tested any more
-                log.warning("held-out prompts wait to be answered: %s", error)
+    async def draw(self) -> None:
+        """Draw what is due."""
+        while (due := await asyncio.to_thread(self._evaluations.due)) and await self._draw_all(due):
+            pass
 
     async def _draw_all(self, due: Sequence[Due]) -> bool:
         """Draw them, some at once; False where vLLM cannot be asked now."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from proxy.store_steps import StepTables
 from proxy.threads import Threads
 from proxy.traffic import Traffic
 
-PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 
 
 def add(
@@ -42,8 +42,10 @@ def add(
     completeness: Completeness,
     traffic: Traffic,
     data: Path,
+    failing: Mapping[str, str],
 ) -> None:
-    """Add the routes of PATHS to `api`; `policies`, `threads` and `redactors` are those of all projects."""
+    """Add the routes of PATHS to `api`; `policies`, `threads` and `redactors` are those of all projects, `failing` the
+    tasks whose last turn failed."""
     step_tables = [StepTables(store.engine, project) for project in projects]
     queue_tables = QueueTables(store.engine, projects)
 
@@ -57,6 +59,16 @@ def add(
         except SQLAlchemyError:
             return []
 
+    def ready() -> bool:
+        """There is a policy, a vLLM that has the live versions, and somebody who writes to SQL."""
+        live = live_names(policies())
+        return bool(live) and replicas.ready(live) and recorder.writes
+
+    @api.get("/health")
+    async def health() -> Response:
+        """As vLLM answers: 200 while it can serve, else 503; without a body."""
+        return Response(status_code=200 if ready() else 503)
+
     @api.get("/healthz")
     async def healthz() -> Response:
         """The process lives."""
@@ -65,12 +77,12 @@ def add(
     @api.get("/readyz")
     async def readyz(request: Request) -> Response:
         """It can serve: there is a policy, and a vLLM that has the live versions. More is told to admins alone."""
-        live = live_names(policies())
-        ready = bool(live) and replicas.ready(live)
+        serves = ready()
         servers = {one.url: {"state": one.state, "reason": one.reason} for one in replicas}
         state = {
-            "status": "ok" if ready else "unavailable",
+            "status": "ok" if serves else "unavailable",
             "vllm": any(one.healthy for one in replicas),
+            "writer": recorder.writes,
             "database": recorder.away_since_s is None,
             "database_away_since": _instant(recorder.away_since_s),
             "unwritten": recorder.unwritten,
@@ -79,9 +91,10 @@ def add(
             "waiting": replicas.waiting,
             "paused": replicas.held_by is not None,
             "replicas": servers,
+            "failing": dict(failing),
         }
         told = state if is_admin(request.scope) else {"status": state["status"]}
-        return as_json(told, status=200 if ready else 503)
+        return as_json(told, status=200 if serves else 503)
 
     @api.get("/metrics")
     async def metrics() -> Response:

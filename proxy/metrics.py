@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.background import unexpected
 from proxy.recorder import Recorder
 from proxy.redaction import Redactor
 from proxy.refusals import refused
@@ -59,6 +60,7 @@ def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness
         _one("whetstone_journal_bytes", recorder.journal_bytes),
         _one("whetstone_database_away_seconds", 0.0 if away_since_s is None else time.time() - away_since_s),
         _one("whetstone_dropped_calls", recorder.dropped),
+        _some("whetstone_unexpected_errors", [((part,), count) for part, count in sorted(unexpected.items())]),
     ]
     with suppress(OSError):  # the folder's server may be away
         told.append(_one("whetstone_data_free_bytes", shutil.disk_usage(data).free))

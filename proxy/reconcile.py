@@ -1,19 +1,20 @@
 """Each vLLM server brought to what the database says: what is served is loaded, what is over is unloaded.
 
 Two tasks for each: one looks how it is (and at once where a request waits for that), one loads and unloads, which may
-take long. No error ends them: without them a server that was started again would stay without its adapters.
+take long.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.background import Background
 from proxy.errors import NotReached, UpstreamDown
 from proxy.replicas import Replica, Replicas
 from proxy.store_replicas import Adapter, Wanted
@@ -62,7 +63,7 @@ class Table(Protocol):
 
 
 class Reconciler:
-    """Looks after one server. `watch` and `bring` are tasks of their own."""
+    """Looks after one server. `look` and `reconcile` are turns of two tasks."""
 
     def __init__(
         self,
@@ -91,13 +92,13 @@ class Reconciler:
         self._told: tuple[object, ...] = ()
         self._told_s = 0.0
 
-    async def watch(self) -> None:
-        """Look how the server is, for ever."""
-        await _for_ever(self.look, self._replica.look_now, f"{self._replica.url} cannot be looked at")
-
-    async def bring(self) -> None:
-        """Load and unload, and tell the database how the server is, for ever."""
-        await _for_ever(self.reconcile, self._replica.bring_now, f"{self._replica.url} cannot be looked after")
+    def start(self, background: Background) -> list["asyncio.Task[None]"]:
+        """Look how the server is, load and unload, until the tasks are cancelled."""
+        replica = self._replica
+        return [
+            background.every(EVERY_S, f"watch of {replica.url}", self.look, replica.look_now),
+            background.every(EVERY_S, f"adapters of {replica.url}", self.reconcile, replica.bring_now),
+        ]
 
     async def look(self) -> None:
         """See whether the server is well, and what it serves."""
@@ -310,22 +311,3 @@ def _verify(adapter: Adapter) -> None:
     manifest_sha256 = verify(adapter.folder)
     if adapter.manifest_sha256 not in (None, manifest_sha256):
         raise AdapterDamaged(f"{adapter.folder}: its manifest is not the one that the database has noted")
-
-
-async def _for_ever(turn: Callable[[], Awaitable[None]], at_once: asyncio.Event, complaint: str) -> None:
-    """A turn every EVERY_S, and when it is asked for. An error is told once, until a turn goes well."""
-    well = True
-    while True:
-        try:
-            await turn()
-            well = True
-        except Exception as error:  # whatever it is
-            if well:
-                log.warning("%s: %s", complaint, error)
-            well = False
-        try:
-            async with asyncio.timeout(EVERY_S):
-                await at_once.wait()
-        except TimeoutError:
-            pass
-        at_once.clear()

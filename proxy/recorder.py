@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.background import Background
 from proxy.call import Call
 from proxy.errors import NotRecorded
 from proxy.feedback_rows import Taken, identified
@@ -51,6 +52,7 @@ class Recorder:
         on_recovered: Callable[[Call], None],
         on_feedback_recovered: Callable[[Mapping[str, Any]], None] = lambda _row: None,
         settings: ProxySettings | None = None,
+        background: Background | None = None,
     ) -> None:
         """`on_written` is told, in the writer thread, of the calls that SQL has now; `on_recovered` and
         `on_feedback_recovered`, at the start, of the calls and the rows of feedback that dead processes left for it."""
@@ -59,6 +61,7 @@ class Recorder:
         self._on_recovered = on_recovered
         self._on_feedback_recovered = on_feedback_recovered
         self._settings = settings or ProxySettings()
+        self._background = background or Background()
         self._writer = Writer(store, folder, on_written, on_feedback, self._settle)
         self._payload = bytearray()
         """Of the record that is being written."""
@@ -76,13 +79,13 @@ class Recorder:
         """
         settings, in_memory = self._settings, self._settings.durability == "async"
         self._journal = Journal(self._folder, settings.max_journal_bytes, in_memory=in_memory)
-        self._flusher = Flusher(self._journal.to_sync, sync, settings.fsync_every_s)
+        self._flusher = Flusher(self._journal.to_sync, sync)
         self._loop = asyncio.get_running_loop()
         for segment, records in self._journal.left_behind():
             self._recover(segment, records)
         if not in_memory:
             self._store.sync_commits()
-        self._flushing = asyncio.ensure_future(self._flusher.run())
+        self._syncing = self._background.every(settings.fsync_every_s, "sync of the journal", self._flusher.flushed)
         self._writer.start()
 
     @property
@@ -104,6 +107,11 @@ class Recorder:
     def away_since_s(self) -> float | None:
         """Since when the database takes nothing (seconds since the epoch); None while it does."""
         return self._writer.away_since_s
+
+    @property
+    def writes(self) -> bool:
+        """The thread that writes to SQL lives; without it nothing reaches SQL until the proxy is started again."""
+        return not self._writer.dead
 
     def check_room(self) -> None:
         """Refuse what could not be recorded, before anybody works for it.
@@ -195,7 +203,7 @@ class Recorder:
     async def close(self) -> None:
         """Write what is left and stop. What the database does not take stays in the journal."""
         await asyncio.to_thread(self._writer.close)
-        self._flushing.cancel()
+        self._syncing.cancel()
         await self._flusher.close()
         self._journal.close()
 

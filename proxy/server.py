@@ -2,7 +2,9 @@
 
 On SIGTERM or SIGINT nothing new is taken, and what is being answered may go on for `proxy.drain_timeout_s`; a second
 signal hurries. What is not done then is broken off, which ends its call as aborted, as if its app had hung up. Then
-the records are written, and the process ends with 0. Whatever hangs, it ends.
+the records are written, and the process ends with 0. Whatever hangs, it ends. Where the thread that writes to SQL has
+died, the proxy stops by itself in the same order, with 1: a supervisor starts it again, and it writes what the journal
+has.
 """
 
 import asyncio
@@ -59,6 +61,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Proxy, settings: ProxySettings) -> None:
         self._settings = settings
+        self._proxy = app
         self._hurry = False
         http: Any = connections(settings)
         config = uvicorn.Config(
@@ -83,6 +86,9 @@ class Server(uvicorn.Server):
         """What uvicorn calls ten times a second."""
         if counter % LOOK_EVERY == 0:
             self._look()
+        if self._proxy.broken and not self.should_exit:
+            log.critical("the proxy stops with exit code 1, so that it is started again: see the error above")
+            self.handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -154,7 +160,10 @@ def main() -> None:
         _allow_files(settings.proxy)
     except SettingsError as error:
         sys.exit(str(error))
-    Server(Proxy(settings), settings.proxy).run()
+    proxy = Proxy(settings)
+    Server(proxy, settings.proxy).run()
+    if proxy.broken:
+        sys.exit(1)
 
 
 def _allow_files(settings: ProxySettings) -> None:

@@ -26,7 +26,6 @@ from proxy.wire.dialect import Heard, raw
 from whetstone.ids import new_id
 from whetstone.worth import LearningSettings
 
-LOOK_EVERY_S = 1.0
 QUIET_S = 1.0
 """Nobody asked for so long: it is idle."""
 DEFAULT_MAX_TOKENS = 1024
@@ -64,7 +63,7 @@ class Attempts(Protocol):
 
 
 class Shadows:
-    """Draws siblings. `run` is a task of its own."""
+    """Draws siblings."""
 
     def __init__(
         self,
@@ -76,8 +75,10 @@ class Shadows:
         quiet_since_s: Callable[[], float | None],
         record: Callable[[Call], None],
         learning: Mapping[str, LearningSettings],
+        after: datetime,
     ) -> None:
-        """`quiet_since_s`: when the last request of an app ended (monotonic); None while one is served."""
+        """`quiet_since_s`: when the last request of an app ended (monotonic); None while one is served. `after`: what
+        ended before then gets none."""
         self._project = project
         self._attempts = attempts
         self._policies = policies
@@ -86,30 +87,27 @@ class Shadows:
         self._quiet_since_s = quiet_since_s
         self._record = record
         self._learning = {name: one for name, one in learning.items() if one.shadow_share > 0}
+        self._mark: Mark = (after, "")
+        """How far it came."""
 
-    async def run(self, after: datetime) -> None:
-        """Draw siblings of what ended after that time, for ever; at once over where no policy wants any."""
-        mark = (after, "")
-        if not self._learning:
-            return
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            try:
-                mark = await self._draw_all(mark)
-            except Exception as error:  # whatever it is: without this task no sibling would be drawn any more
-                log.warning("no shadow siblings were drawn, trying again: %s", error)
+    @property
+    def wanted(self) -> bool:
+        """Some policy wants siblings."""
+        return bool(self._learning)
 
-    async def _draw_all(self, mark: Mark) -> Mark:
-        """Draw while it is quiet; return how far it came."""
+    async def draw(self) -> None:
+        """Draw while it is quiet and there is anything to draw. What breaks off begins again with the next turn."""
+        mark = self._mark
         while self._quiet():
             found = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
             for place, attempt in found:
                 if attempt is not None and not await self._may_go_on(attempt):
-                    return mark
+                    self._mark = mark
+                    return
                 mark = place
             if not found:
                 break
-        return mark
+        self._mark = mark
 
     async def _may_go_on(self, attempt: Attempt) -> bool:
         """Draw; whether this attempt is dealt with."""

@@ -6,16 +6,16 @@ FastAPI for the rest.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy import admin, admin_keys, admin_privacy, admin_versions, api, passed
 from proxy.asgi import Routes
+from proxy.background import Background
 from proxy.call import Call
 from proxy.drawing import Drawing
 from proxy.errors import DatabaseAway
@@ -47,6 +47,8 @@ from whetstone.settings import Settings
 
 LATE_S = 0.5
 """As long as it takes until every server was looked at anyway."""
+DRAW_EVERY_S = 1.0
+"""From one look for shadow siblings and held-out prompts that are to be drawn to the next."""
 SHADOWS_LATE = timedelta(hours=1)
 """What ended so long before the start may still get shadow siblings."""
 
@@ -121,6 +123,7 @@ class Tenant:
             shared.quiet_since_s,
             record,
             settings.learning,
+            datetime.now(UTC) - SHADOWS_LATE,
         )
         self._evaluating = Evaluating(
             project, EvaluationTables(engine, project, shared.store.changes), lambda: self.policies, drawing, record
@@ -186,9 +189,12 @@ class Tenant:
                 return self._passed
         return self.api
 
-    def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs beside the requests, for ever."""
-        return [self._shadows.run(datetime.now(UTC) - SHADOWS_LATE), self._evaluating.run()]
+    def start(self, background: Background) -> list["asyncio.Task[None]"]:
+        """Start what runs beside the requests, until the tasks are cancelled."""
+        draws = [(f"held-out prompts of {self.project}", self._evaluating.draw)]
+        if self._shadows.wanted:
+            draws.append((f"shadow groups of {self.project}", self._shadows.draw))
+        return [background.every(DRAW_EVERY_S, name, draw) for name, draw in draws]
 
     async def read_again(self, *, patient: bool = False) -> None:
         """Read the policies: whatever was committed before counts from then on, also where several read at once.

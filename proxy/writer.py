@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from proxy.background import note_unexpected
 from proxy.call import Call
 from proxy.records import Spooled, decode, id_of
 from proxy.segments import Record
@@ -65,6 +66,18 @@ class Recorded(msgspec.Struct, frozen=True):
         return decode(self.record.read()) if self.kept is None else self.kept
 
 
+class _Committed(msgspec.Struct, frozen=True):
+    """What one transaction brought to SQL."""
+
+    calls: list[Call]
+    answers: list[tuple[Asked, Any]]
+    """Writes that somebody waits for, and what each returned."""
+    settled: list[Recorded]
+    """Records that the journal need not keep any more."""
+    others: bool
+    """There was something other than calls."""
+
+
 class Writer:
     """`start` first, `close` last; `put` in between, from any thread."""
 
@@ -95,6 +108,10 @@ class Writer:
         """When the next transaction may begin where nobody waits for it (monotonic)."""
         self._one_by_one = 0
         """So many items to come were refused together, and are written each in a transaction of its own."""
+        self._backlog: deque[Recorded | Asked] = deque()
+        """What was taken from the queue and is not committed; the thread's own."""
+        self.dead = False
+        """The thread ended by an error: nothing reaches SQL any more."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     @property
@@ -110,9 +127,14 @@ class Writer:
 
     def put(self, item: Recorded | Asked) -> None:
         """Have it written in its turn."""
-        self._queue.put(item)
         if isinstance(item, Asked):
+            if self.dead:
+                _refuse_dead(item)
+                return
+            self._queue.put(item)
             self._hurry.set()
+        else:
+            self._queue.put(item)
 
     def close(self) -> None:
         """Write what is left and stop. What the database does not take now is left."""
@@ -122,12 +144,35 @@ class Writer:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        backlog: deque[Recorded | Asked] = deque()
-        ended = False
+        try:
+            self._write()
+        except BaseException as error:
+            self._end_dead(error)
+        self._transactions.close()
+
+    def _write(self) -> None:
+        """Write until `close`."""
+        backlog, ended = self._backlog, False
         while not (ended and (not backlog or self._away_since_s is not None)):
             ended = self._fill(backlog) or ended
-            backlog = self._take(backlog)
-        self._transactions.close()
+            backlog = self._backlog = self._take(backlog)
+
+    def _end_dead(self, error: BaseException) -> None:
+        """Log that nothing reaches SQL any more, and refuse writes that somebody waits for; the journal has the rest."""
+        log.critical(
+            "the thread that writes to SQL ended by an error (%s); the proxy stops, its next start writes what the "
+            "journal has",
+            type(error).__name__,
+            exc_info=error,
+        )
+        self._away_since_s = self._away_since_s or time.time()
+        self.dead = True
+        while not self._queue.empty():
+            if (item := self._queue.get()) is not None:
+                self._backlog.append(item)
+        for item in self._backlog:
+            if isinstance(item, Asked):
+                _refuse_dead(item)
 
     def _fill(self, backlog: deque[Recorded | Asked]) -> bool:
         """Take over what has come; wait for it where there is nothing to do, and then for more to go with it. Whether
@@ -156,7 +201,7 @@ class Writer:
         self._began_s = time.time()
         self._next_s = time.monotonic() + EVERY_S
         try:
-            self._commit(batch)
+            committed = self._commit(batch)
         except AWAY as error:
             self._is_away(error)
             for item in backlog:
@@ -170,19 +215,21 @@ class Writer:
                 return backlog
             self._is_back()
             self._refuse(batch[0], error)
+        else:
+            self._announce(committed)
         self._one_by_one = max(0, self._one_by_one - 1)
         for _ in batch:
             backlog.popleft()
         return backlog
 
-    def _commit(self, items: Sequence[Recorded | Asked]) -> None:
+    def _commit(self, items: Sequence[Recorded | Asked]) -> _Committed:
         """One transaction for all of them: what is to be first, feedback, calls; each in the order they came.
 
         Feedback before trajectories: in this order the judge locks them.
         """
         calls: list[Call] = []
         others: list[Asked | Spooled] = []
-        done: list[tuple[Asked, Any]] = []
+        answers: list[tuple[Asked, Any]] = []
         try:
             with self._transactions.begin() as connection:
                 for item in items:
@@ -193,29 +240,34 @@ class Writer:
                         others.append(value)
                 for one in sorted(others, key=lambda one: not (isinstance(one, Asked) and one.first)):
                     if isinstance(one, Asked):
-                        done.append((one, one.write(connection)))
+                        answers.append((one, one.write(connection)))
                     else:
                         self._store.insert_feedback(connection, one.rows)
                 self._store.calls.write(connection, calls, pauses=len(items) <= FEW)
         except Exception:
             self._store.calls.tails.forget()
             raise
+        return _Committed(calls, answers, [item for item in items if isinstance(item, Recorded)], bool(others))
+
+    def _announce(self, committed: _Committed) -> None:
+        """Report what SQL has now. The transaction is over: an error here is not the database's, and stops no other
+        report."""
         self._is_back()
-        if others:
+        if committed.others:
             self._store.changes.committed()
-        for asked, result in done:
-            asked.written.set_result(result)
-        self._on_calls(calls)
-        if settled := [item for item in items if isinstance(item, Recorded)]:
-            self._on_settled(settled)
-        if others:
-            self._on_feedback()
+        for asked, result in committed.answers:
+            _call("answer", asked.written.set_result, result)
+        _call("on_calls", self._on_calls, committed.calls)
+        if committed.settled:
+            _call("on_settled", self._on_settled, committed.settled)
+        if committed.others:
+            _call("on_feedback", self._on_feedback)
 
     def _refuse(self, item: Recorded | Asked, error: Exception) -> None:
         if isinstance(item, Asked):
             item.written.set_exception(error)
         elif self._set_aside(item.record, error):
-            self._on_settled([item])
+            _call("on_settled", self._on_settled, [item])
 
     def _set_aside(self, record: Record, error: Exception) -> bool:
         """What the database refuses for good must not block what is behind it: it goes to a file of its own."""
@@ -223,8 +275,8 @@ class Writer:
             payload = record.read()
             path = self._refused / f"{id_of(payload)}.refused"
             path.write_bytes(payload)
-        except (OSError, msgspec.DecodeError) as unkept:
-            log.error("a record was refused by the database (%s); it stays in the journal: %s", error, unkept)
+        except Exception as unkept:  # one record must not end the thread, which would find it again at every start
+            log.exception("a record was refused by the database (%s); it stays in the journal: %s", error, unkept)
             return False
         log.error("a record was refused by the database (%s); kept in %s", error, path)
         return True
@@ -241,6 +293,19 @@ class Writer:
         if self._away_since_s is not None:
             log.warning("the database takes records again, after %.0f s", time.time() - self._away_since_s)
             self._away_since_s = None
+
+
+def _call(name: str, callback: Callable[..., object], *values: object) -> None:
+    """Call a callback after a transaction; log and count its error."""
+    try:
+        callback(*values)
+    except Exception as error:
+        note_unexpected("writer", f"{name}, called after a transaction,", error)
+
+
+def _refuse_dead(asked: Asked) -> None:
+    if not asked.written.done():
+        asked.written.set_exception(PoolTimeout("the thread that writes to SQL has ended"))
 
 
 def _next(backlog: deque[Recorded | Asked], most: int) -> list[Recorded | Asked]:

@@ -78,6 +78,11 @@ PROXY = (
     _gauge("whetstone_database_away_seconds", "How long the database has taken nothing; 0 while it does."),
     _counter("whetstone_dropped_calls", "Calls that were answered and not recorded."),
     _counter(
+        "whetstone_unexpected_errors",
+        "Errors outside of requests that should not happen, by the part of the proxy; the log has each with its trace.",
+        "part",
+    ),
+    _counter(
         "whetstone_dropped_texts",
         "Texts that redaction dropped whole: it took too long, or a function of the settings failed.",
         "reason",

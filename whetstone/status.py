@@ -105,6 +105,8 @@ def _head(facts: Facts) -> RenderableType:
         table.add_row("proxy", Text(f"{proxy['url']} {ready}{', database away' if away else ''}", style=style))
         if (unwritten := proxy.get("unwritten")) is not None:
             table.add_row("journal", f"{unwritten} records not in the database yet, {proxy['journal_bytes']:,} bytes")
+        if failing := proxy.get("failing"):
+            table.add_row("failing", Text(", ".join(failing), style="red"))
     for one in facts["replicas"]:
         table.add_row("vLLM", escape(f"{one['url']} {one['state']}" + (f": {one['reason']}" if one["reason"] else "")))
     if facts["processes"]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import msgspec
@@ -378,8 +378,10 @@ def door(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @contextmanager
-def own_process(settings: Settings, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A proxy in a process of its own, which a test may kill: its address and the process."""
+def own_process(
+    settings: Settings, *, log: int | IO[bytes] = subprocess.DEVNULL, **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A proxy in a process of its own, which a test may kill: its address and the process. `log`: where it writes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -387,7 +389,7 @@ def own_process(settings: Settings, **environment: str) -> Iterator[tuple[str, s
         [sys.executable, "-m", "proxy"],
         env={**os.environ, **as_environment(settings), "WHETSTONE_PROXY__PORT": str(port), **environment},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -98,13 +98,21 @@ def test_readiness_tells_what_is_missing(plain_proxy: RunningProxy, fake_vllm: F
     ready = plain_proxy.client.get("/readyz")
     servers = {fake_vllm.url: {"state": "serving", "reason": None}}
     others = {"database": True, "database_away_since": None, "unwritten": 0, "journal_bytes": 0, "dropped": 0}
-    others |= {"waiting": 0, "paused": False}
+    others |= {"waiting": 0, "paused": False, "writer": True, "failing": {}}
     assert (ready.status_code, ready.json()) == (200, {"status": "ok", "vllm": True, "replicas": servers, **others})
     fake_vllm.well = False
     wait_for(lambda: plain_proxy.client.get("/readyz").status_code == 503)
     servers[fake_vllm.url] = {"state": "away", "reason": "its health check answers 503"}
     unavailable = {"status": "unavailable", "vllm": False, "replicas": servers, **others}
     assert plain_proxy.client.get("/readyz").json() == unavailable
+
+
+def test_health_answers_as_vllm_does(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+    well = plain_proxy.client.get("/health")
+    assert (well.status_code, well.content) == (200, b"")
+    fake_vllm.well = False
+    wait_for(lambda: plain_proxy.client.get("/health").status_code == 503)
+    assert plain_proxy.client.get("/health").content == b""
 
 
 # --- disk and database fail

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from proxy.background import Background
 from proxy.flushing import Flusher
 
 
@@ -17,7 +18,7 @@ class Disk:
         self.synced: list[int] = []
         self.begun = threading.Semaphore(0)
         self.let = threading.Semaphore(0)
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def to_sync(self) -> list[int]:
         return [self.written]
@@ -36,12 +37,12 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def run(main: Callable[[Disk, Flusher], Awaitable[None]], every_s: float = 3600) -> None:
+def run(main: Callable[[Disk, Flusher], Awaitable[None]]) -> None:
     disk = Disk()
 
     async def timed() -> None:
         async with asyncio.timeout(20):
-            await main(disk, Flusher(disk.to_sync, disk.sync, every_s))
+            await main(disk, Flusher(disk.to_sync, disk.sync))
 
     asyncio.run(timed())
 
@@ -106,16 +107,18 @@ def test_a_disk_that_fails_is_told_to_all_who_wait_and_to_nobody_after_them() ->
     run(main)
 
 
-@pytest.mark.parametrize("error", [None, OSError("gone")])
-def test_it_goes_on_by_itself_whatever_the_disk_said(error: OSError | None) -> None:
+@pytest.mark.parametrize("error", [None, OSError("gone"), ValueError("odd")])
+def test_it_goes_on_by_itself_whatever_the_disk_said(error: Exception | None) -> None:
     async def main(disk: Disk, flusher: Flusher) -> None:
         disk.error = error
         disk.let.release(3)
-        running = asyncio.ensure_future(flusher.run())
+        background = Background()
+        running = background.every(0.001, "sync", flusher.flushed)
         for _ in range(3):
             await asyncio.to_thread(disk.begun.acquire)
+        assert background.failing == ({} if error is None else {"sync": f"{type(error).__name__}: {error}"})
         running.cancel()
         disk.let.release(100)
         await flusher.close()
 
-    run(main, every_s=0.001)
+    run(main)

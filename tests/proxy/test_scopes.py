@@ -43,6 +43,7 @@ EXPECTED: dict[tuple[str, str], KeyScope | None] = {
     ("POST", "/admin/policies/{policy}/pin"): "admin",
     ("POST", "/admin/policies/{policy}/step"): "admin",
     ("POST", "/admin/policies/{policy}/state"): "admin",
+    ("GET", "/health"): None,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
 }

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from judge.sweep import sweep
 from migrations import schema
 from proxy.drawing import PRIORITY
-from proxy.shadows import LOOK_EVERY_S, QUIET_S
+from proxy.shadows import QUIET_S
 from proxy.shares import chosen
+from proxy.tenant import DRAW_EVERY_S
 from tests.proxy.conftest import ANSWER_IDS, PROMPT_IDS, FakeHandler, FakeVllm, RunningProxy, settings_for, wait_for
 from whetstone.worth import LearningSettings
 
@@ -153,7 +154,7 @@ def test_without_a_share_nothing_is_drawn(plain_proxy: RunningProxy, fake_vllm: 
     vllm = Vllm(fake_vllm)
     plain_proxy.chat({"X-Trajectory-Id": "t"})
     end(plain_proxy, trajectory_id="t", reward=1.0)
-    time.sleep(LOOK_EVERY_S + QUIET_S + 0.5)
+    time.sleep(DRAW_EVERY_S + QUIET_S + 0.5)
     assert vllm.drawn == []
 
 

@@ -1,16 +1,19 @@
-"""The order in which the writer locks rows: the judge's."""
+"""The writer: the order in which it locks rows, who learns what it committed, and what ends it."""
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import TimeoutError as NotTaken
 
 from migrations import schema
+from proxy.background import unexpected
 from proxy.feedback_rows import identified, request_row
 from proxy.segments import MemorySegment
 from proxy.store import Store
@@ -80,4 +83,76 @@ def test_what_somebody_had_written_is_read_before_they_are_told(
     assert told == [False]
     assert store.policies("default")[0].live_version == 7
     writer.close()
+    store.close()
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_an_error_of_a_callback_refuses_no_write_and_repeats_none(
+    engine: Engine, seed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, waiting: int
+) -> None:
+    settled, ran = list[int](), list[int]()
+
+    def breaks(*_: Any) -> None:
+        raise RuntimeError("a broken callback")
+
+    def settle(items: Sequence[Recorded]) -> None:
+        settled.append(len(items))
+        breaks()
+
+    def write(number: int) -> Callable[[Connection], int]:
+        def run(connection: Connection) -> int:
+            ran.append(number)
+            connection.execute(schema.policies.update().values(live_version=number))
+            return number
+
+        return run
+
+    before = unexpected["writer"]
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    writer = Writer(Store(engine), folder, breaks, breaks, settle)
+    asked = [Asked(write(number), Future[Any]()) for number in range(waiting)]
+    for one in asked:
+        writer.put(one)
+    writer.start()
+    assert [one.written.result(60) for one in asked] == list(range(waiting))
+    after = Asked(write(7), Future[Any]())
+    writer.put(after)
+    assert after.written.result(60) == 7
+    writer.put(Recorded(make_call("c0"), MemorySegment().append(b"")))
+    writer.close()
+    assert not writer.dead and writer.away_since_s is None
+    assert ran == [*range(waiting), 7]
+    assert settled == [1]
+    assert unexpected["writer"] - before == 6
+    assert "RuntimeError: a broken callback" in caplog.text and "Traceback" in caplog.text
+    with engine.connect() as connection:
+        assert list(connection.scalars(select(schema.completions.c.id))) == ["c0"]
+    assert not list(folder.iterdir())
+
+
+def test_a_writer_that_died_says_so_and_keeps_nobody_waiting(
+    engine: Engine, seed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What ends the thread is no error that a transaction may have."""
+
+    def ends(_: Any) -> None:
+        raise SystemExit
+
+    store = Store(engine)
+    writer = Writer(store, tmp_path, lambda _: None, lambda: None, lambda _: None)
+    dies, behind = Asked(ends, Future[Any]()), Asked(lambda _: None, Future[Any]())
+    for one in (dies, behind):
+        writer.put(one)
+    writer.start()
+    for one in (dies, behind):
+        with pytest.raises(NotTaken, match="the thread that writes to SQL has ended"):
+            one.written.result(60)
+    assert writer.dead and writer.away_since_s is not None
+    after = Asked(lambda _: None, Future[Any]())
+    writer.put(after)
+    with pytest.raises(NotTaken, match="has ended"):
+        after.written.result(60)
+    writer.close()
+    assert "the thread that writes to SQL ended by an error" in caplog.text and "Traceback" in caplog.text
     store.close()
