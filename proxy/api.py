@@ -1,6 +1,6 @@
 """A project's routes but inference: models, feedback, what became of things.
 
-Reads the store, writes by the recorder.
+Reads the store, writes by the recorder. Whatever is no route at all is answered here, too.
 """
 
 import asyncio
@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import Match, Route
 
-from proxy import openapi, refusals
+from proxy import openapi, refusals, scopes
 from proxy.asgi import read_whole
-from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate
+from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
 from proxy.feedback import read_feedback
 from proxy.feedback_rows import request_row, row_of, too_late
 from proxy.keys import is_admin, key_of
@@ -53,7 +54,7 @@ def build(
     @api.exception_handler(404)
     @api.exception_handler(405)
     async def no_route(request: Request, _error: Exception) -> Response:
-        return await answer_error(request, NotFound(f"there is no {request.method} {request.url.path[:200]} here"))
+        return await answer_error(request, _no_route(api, request))
 
     @api.exception_handler(SQLAlchemyError)
     async def database_away(request: Request, error: Exception) -> Response:
@@ -133,6 +134,20 @@ def build(
         return as_json({"object": "list", "data": store.reviews(project)})
 
     return api
+
+
+def _no_route(api: FastAPI, request: Request) -> ProxyError:
+    """Why nothing is served there, and what to do."""
+    method, path = request.method, request.url.path
+    # A route's own 405 knows only its own method; inference is served in front of these routes.
+    allowed = set(scopes.methods(path))
+    for route in api.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            allowed |= route.methods or set()
+    if allowed and method not in allowed:
+        names = " or ".join(sorted(allowed))
+        return WrongMethod(f"no {method} {path[:200]} here; this path takes {names}", allowed)
+    return NotFound(f"no {method} {path[:200]} here{scopes.hint(path)}")
 
 
 def _taken(feedback_id: str) -> dict[str, Any]:

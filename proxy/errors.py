@@ -12,6 +12,7 @@ ProxyError
 │   └── MissingScope           403  the key does not go so far
 ├── NotFound                   404
 │   └── UnknownModel           404
+├── WrongMethod                405  the path is there, for other methods
 ├── TooSlow                    408  the body did not come
 │   └── HeadersTooSlow         408  nor did the headers
 ├── TurnReused                 409  one turn id, two different bodies
@@ -35,6 +36,8 @@ ProxyError
 ├── NotRecorded                503  the journal cannot be written
 └── DatabaseAway               503  what was asked for stands in the database, which does not answer
 """
+
+from collections.abc import Collection
 
 import msgspec
 
@@ -122,6 +125,20 @@ class NotFound(ProxyError):
 
 class UnknownModel(NotFound):
     code = "model_not_found"
+
+
+class WrongMethod(ProxyError):
+    status = 405
+    kind = "invalid_request_error"
+    code = "method_not_supported"
+
+    def __init__(self, message: str, allowed: Collection[str]) -> None:
+        """`allowed`: the path's methods."""
+        super().__init__(message)
+        self._allowed = ", ".join(sorted(allowed)).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"allow", self._allowed)]
 
 
 class TooSlow(ProxyError):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from proxy.asgi import Receive, Scope, Send, body_of, check_json, headers_of, send_whole, unless_disconnected
+from proxy.errors import NotFound, ProxyError
 from proxy.policies import Policies
 from proxy.upstream import Answering, Request, refusal
 from proxy.wire.body import Body, read_body
@@ -15,6 +16,9 @@ from whetstone.serving import ProxySettings
 PATHS = frozenset(
     {"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/messages/count_tokens", "/tokenize", "/detokenize"}
 )
+
+MAX_DETAIL_BYTES = 500
+"""Of an answer that is no error in OpenAI's shape, in the one that is made of it."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -61,12 +65,34 @@ class Passed:
             if response.status != 200 and (error := refusal(response, answer, speaker)):
                 raise error
         content_type = response.headers.get(b"content-type", b"application/json")
+        if response.status >= 400 and not _is_error(answer):
+            answer, content_type = _error(response.status, answer, path, body.model), b"application/json"
         await send_whole(
             send,
             response.status,
             [(b"content-type", content_type)],
             _renamed(answer, speaker.served_name, body.model),
         )
+
+
+def _is_error(answer: bytes) -> bool:
+    """Whether it is an error as OpenAI or Anthropic write it."""
+    try:
+        return "error" in _object.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _error(status: int, answer: bytes, path: str, model: str) -> bytes:
+    """An error in OpenAI's shape for one that has none: vLLM (0.32) has no route for what its model cannot do, and
+    answers `{"detail": "Not Found"}`."""
+    detail = answer[:MAX_DETAIL_BYTES].decode("utf-8", "replace")
+    if status in (404, 405):
+        error: ProxyError = NotFound(f"the model {model!r} does not take {path}: the model server answers {detail}")
+    else:
+        error = ProxyError(f"the model server answers {path} with {status}: {detail}")
+        error.kind = "invalid_request_error" if status < 500 else "server_error"
+    return error.body()
 
 
 def _renamed(answer: bytes, served_name: str, model: str) -> bytes:

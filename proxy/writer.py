@@ -158,7 +158,7 @@ class Writer:
             backlog = self._backlog = self._take(backlog)
 
     def _end_dead(self, error: BaseException) -> None:
-        """Log that nothing reaches SQL any more, and refuse writes that somebody waits for; the journal has the rest."""
+        """Log that nothing reaches SQL any more, refuse writes that somebody waits for; the journal has the rest."""
         log.critical(
             "the thread that writes to SQL ended by an error (%s); the proxy stops, its next start writes what the "
             "journal has",

@@ -158,11 +158,9 @@ def test_a_body_too_large_is_refused(
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/v1/chat/completions"),
         ("POST", "/v1/load_lora_adapter"),
         ("POST", "/v1/unload_lora_adapter"),
         ("POST", "/sleep"),
-        ("GET", "/v1/feedback"),
         ("GET", "/docs"),
         ("GET", "/v1/feedback/nobody"),
         ("GET", "/v1/trajectories/nobody"),
@@ -172,3 +170,57 @@ def test_a_body_too_large_is_refused(
 def test_what_is_not_there_is_404_in_openais_shape(door: RunningProxy, method: str, path: str) -> None:
     response = door.client.request(method, path)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "remedy"),
+    [
+        ("POST", "/chat/completions", "did you leave /v1 out of the base URL?"),
+        ("POST", "/completions", "did you leave /v1 out of the base URL?"),
+        ("POST", "/responses", "did you leave /v1 out of the base URL?"),
+        ("POST", "/messages", "did you leave /v1 out of the base URL?"),
+        ("POST", "/embeddings", "did you leave /v1 out of the base URL?"),
+        ("GET", "/models", "did you leave /v1 out of the base URL?"),
+        ("GET", "/models/starter", "did you leave /v1 out of the base URL?"),
+        ("POST", "/feedback", "did you leave /v1 out of the base URL?"),
+        ("GET", "/trajectories/t", "did you leave /v1 out of the base URL?"),
+        ("POST", "/groups/g/close", "did you leave /v1 out of the base URL?"),
+        ("POST", "/v1/v1/messages", "is there one /v1 too many in the base URL?"),
+    ],
+)
+def test_a_path_that_lacks_v1_or_has_it_twice_is_told_so(
+    door: RunningProxy, method: str, path: str, remedy: str
+) -> None:
+    response = door.client.request(method, path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert error["message"] == f"no {method} {path} here; {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/embeddings", "POST"),
+        ("PUT", "/tokenize", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("GET", "/v1/feedback", "POST"),
+        ("PUT", "/v1/feedback/f", "DELETE, GET"),
+        ("DELETE", "/v1/trajectories/t", "GET"),
+        ("GET", "/admin/policies/starter/step", "POST"),
+        ("PUT", "/admin/keys", "GET, POST"),
+        ("POST", "/healthz", "GET"),
+        ("HEAD", "/healthz", "GET"),
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+    ],
+)
+def test_a_wrong_method_is_405_and_says_which_are_right(
+    door: RunningProxy, method: str, path: str, allowed: str
+) -> None:
+    response = door.client.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    if method != "HEAD":
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "code", "param"}
+        assert (error["type"], error["code"]) == ("invalid_request_error", "method_not_supported")
+        assert error["message"].startswith(f"no {method} {path} here; this path takes ")

@@ -36,6 +36,30 @@ def test_its_errors_pass_too(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> 
 
 
 @pytest.mark.parametrize(
+    ("status", "answer", "message"),
+    [
+        # What vLLM 0.32 answers where its model has no such route.
+        (404, b'{"detail":"Not Found"}',
+         "the model 'starter' does not take /v1/embeddings: the model server answers {\"detail\":\"Not Found\"}"),
+        (422, b'{"detail":"starter@v0"}', 'the model server answers /v1/embeddings with 422: {"detail":"starter"}'),
+        (502, b"<html>Bad Gateway</html>",
+         "the model server answers /v1/embeddings with 502: <html>Bad Gateway</html>"),
+        (500, b"", "the model server answers /v1/embeddings with 500: "),
+    ],
+)  # fmt: skip
+def test_an_error_that_has_not_openais_shape_gets_it(
+    plain_proxy: RunningProxy, fake_vllm: FakeVllm, status: int, answer: bytes, message: str
+) -> None:
+    fake_vllm.script = lambda handler, _: handler.whole(status, answer)
+    response = plain_proxy.client.post("/v1/embeddings", json={"model": "starter", "input": "hi"})
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json")
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "code", "param"}
+    assert error["message"] == message
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+
+
+@pytest.mark.parametrize(
     "path",
     ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache", "/pause",
      "/inference/v1/generate", "/v1/chat/completions/render", "/invocations", "/pooling", "/v1/audio/transcriptions",

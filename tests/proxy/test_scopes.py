@@ -87,17 +87,9 @@ def test_the_table_has_no_route_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(
-            ("GET", path)
-            for path in ("", "/", "/nosuch", "/openapi.json", "/docs", "/admin", "/v1", "/v1/chat/completions")
-        ),
+        *(("GET", path) for path in ("", "/", "/nosuch", "/openapi.json", "/docs", "/admin", "/v1", "/v1/v1")),
         *(("GET", path) for path in ("/healthz/", "/healthz\n", "/readyz/x", "//healthz", "/HEALTHZ", "/v1/models/")),
-        *(
-            ("GET", path)
-            for path in ("/v1/trajectories/a/b", "/v1/trajectories/", "/v1/feedback", "/v1/groups/g/close")
-        ),
-        *((method, "/healthz") for method in ("HEAD", "POST", "OPTIONS", "get")),
-        *((method, "/v1/trajectories/t") for method in ("DELETE", "PUT", "PATCH")),
+        *(("GET", path) for path in ("/v1/trajectories/a/b", "/v1/trajectories/", "/v1/admin/keys", "/v1/metrics")),
         *(
             ("POST", path)
             for path in ("/v1/chat/completions/", "/v1/load_lora_adapter", "/pause", "/v1/trajectories/a/b/end")
@@ -107,6 +99,29 @@ def test_the_table_has_no_route_that_is_not_there() -> None:
 )
 def test_whatever_is_unknown_is_for_admins(method: str, path: str) -> None:
     assert needed(method, path) == "admin"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needs"),
+    [
+        ("GET", "/v1/chat/completions", "inference"),
+        ("PUT", "/tokenize", "inference"),
+        ("GET", "/v1/feedback", "feedback"),
+        ("GET", "/v1/groups/g/close", "feedback"),
+        *((method, "/v1/trajectories/t", "feedback") for method in ("DELETE", "PUT", "PATCH")),
+        *((method, "/healthz", None) for method in ("HEAD", "POST", "OPTIONS", "get")),
+        ("POST", "/chat/completions", "inference"),
+        ("GET", "/models/org/name", "inference"),
+        ("GET", "/trajectories/t", "feedback"),
+        ("POST", "/v1/v1/messages", "inference"),
+        ("POST", "/v1/tokenize", "inference"),
+    ],
+)
+def test_what_is_no_route_but_almost_one_needs_what_that_one_needs(
+    method: str, path: str, needs: KeyScope | None
+) -> None:
+    assert (method, path) not in EXPECTED
+    assert needed(method, path) == needs
 
 
 def test_a_models_name_may_hold_anything() -> None:
