@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
 
-from whetstone import adapters, vllm
+from whetstone import adapters, torch_builds, vllm
 from whetstone.settings import Settings
 from whetstone.store import Store
 from whetstone.supervisor import Part, StartFailed
@@ -50,7 +50,7 @@ def _part(part_name: str, url: str, settings: Settings, store: Store) -> Part:
     return Part(
         part_name,
         vllm.command(settings, port),
-        vllm.environment(settings),
+        {**vllm.environment(settings), **torch_builds.environment()},
         ready,
         timeout_s=settings.vllm.start_timeout_s,
         silence_s=settings.vllm.silence_s,

@@ -17,7 +17,7 @@ import httpx
 
 from migrations.database import connect, without_password
 from migrations.run import upgrade
-from whetstone import doctor, first_key, servers
+from whetstone import doctor, first_key, servers, torch_builds
 from whetstone.alone import alone
 from whetstone.serving import VllmSettings
 from whetstone.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, as_environment
@@ -87,6 +87,8 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
         # Everything is in the environment; a whetstone.toml that lies about must not add to it.
         ours = as_environment(settings, config=Path(os.devnull))
         _check_judging(settings, ours)
+        if mismatch := torch_builds.warning():
+            say(mismatch)
         upgrade(settings.database_url)
         engine = connect(settings.database_url)
         store = Store(engine)
@@ -141,7 +143,7 @@ def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, s
 def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> Part:
     """The training worker; `ours` is what its environment says of the settings."""
     # A thread that waits for another must not spin: vLLM needs the core.
-    patient = {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
+    patient = {**ours, **torch_builds.environment(settings.trainer.python), "OMP_WAIT_POLICY": "PASSIVE"}
     program, niceness = trainer_program(settings.trainer), settings.trainer.niceness
     return _worker(supervisor, "trainer", program, TRAINER_QUEUE, patient, ["--pool", "solo"], niceness)
 

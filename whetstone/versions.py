@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Connection, Engine, Row
 
-from whetstone import adapter_folders, admin, by_hand, store_lines, store_versions
+from whetstone import adapter_folders, admin, by_hand, store_lines, store_versions, torch_builds
 from whetstone.admin import NoStack, NotDone
 from whetstone.fitting import Fitting
 from whetstone.ids import version_id
@@ -242,13 +242,13 @@ class Versions:
         Raises:
             NotDone: it did not come out, for the reason that it gives.
         """
-        python = str(self._settings.trainer.python or sys.executable)
+        python = self._settings.trainer.python
         settings = self._settings.model_copy(update={"model": model})
         # Everything is in the environment; a whetstone.toml that lies about must not add to it.
-        environment = {**os.environ, **as_environment(settings, config=Path(os.devnull))}
+        told = {**as_environment(settings, config=Path(os.devnull)), **torch_builds.environment(python)}
         # -P: what lies in the working directory, which may be an adapter from elsewhere, is not to be imported.
-        command = [python, "-P", "-m", module, *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        command = [str(python or sys.executable), "-P", "-m", module, *arguments]
+        ended = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, check=False)
         if ended.returncode:
             raise NotDone(ended.stderr.strip().rpartition("\n")[2] or f"{module} ended with {ended.returncode}")
         return ended.stdout
