@@ -27,9 +27,9 @@ TOKEN_TIMEOUT_S = 2.0
 STEPS = re.compile(r"^vllm:iteration_tokens_total_count\b.* (\S+)$", re.MULTILINE)
 """How many steps each engine has taken, in the server's /metrics."""
 EXECUTOR_OF_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The model in the engine's process. By its name `uni` the CPU build does not take it (it could not bind OpenMP's threads
-then, which we do by environment). Against a process more it starts in two thirds of the time, and answered 1.35 times
-the short requests a second of the starter (two cores, vLLM 0.32.0)."""
+"""The model in the engine's process. By its name `uni` the CPU build does not take it (it could not bind OpenMP's
+threads then, which we do by environment). Against a process more it starts in two thirds of the time, and answered 1.35
+times the short requests a second of the starter (two cores, vLLM 0.32.0)."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's --max-lora-rank takes; an adapter may have any rank up to it."""
 
