@@ -16,6 +16,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -183,15 +184,37 @@ class FileSegment:
         """
         room_bytes = -(-least_bytes // STEP_BYTES) * STEP_BYTES
         try:
-            os.posix_fallocate(self._file, self._room_bytes, room_bytes - self._room_bytes)
-            if self._memory is None:
-                self._memory = mmap.mmap(self._file, room_bytes)
-            else:
-                self._memory.resize(room_bytes)
+            _reserve(self._file, self._room_bytes, room_bytes)
+            self._map(room_bytes)
         except OSError:
             os.ftruncate(self._file, self._room_bytes)
             raise
         self._room_bytes = room_bytes
+
+    def _map(self, room_bytes: int) -> None:
+        before = self._memory
+        if before is not None:
+            with suppress(SystemError):  # macOS cannot: there another mapping of the file takes its place
+                before.resize(room_bytes)
+                return
+        self._memory = mmap.mmap(self._file, room_bytes)
+        if before is not None:
+            before.close()
+
+
+def _reserve(file: int, start: int, end: int) -> None:
+    """Have the disk keep blocks for these bytes; what is written there stays.
+
+    Raises:
+        OSError: it has not so many.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, start, end - start)
+        return
+    # macOS: zeros that are written get blocks.
+    at = max(start, os.fstat(file).st_size)
+    while at < end:
+        at += os.pwrite(file, _ZEROS[: end - at], at)
 
 
 class MemorySegment:

@@ -328,6 +328,35 @@ sys.exit(2)
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=30).returncode == 0
 
 
+def test_a_system_without_fallocate_and_mremap_keeps_every_record(tmp_path: Path) -> None:
+    """As macOS: files are opened again with records in them, and grow past their first mapping."""
+    program = """
+import mmap, os, sys
+from pathlib import Path
+from proxy.segments import STEP_BYTES, FileSegment
+
+class Fixed(mmap.mmap):
+    def resize(self, newsize):
+        raise SystemError("mmap: resizing not available--no mremap()")
+
+del os.posix_fallocate
+mmap.mmap = Fixed
+path, wrote = Path(sys.argv[1]) / "s.journal", []
+for _ in range(2):
+    segment = FileSegment(path)
+    assert [segment.read(one.start, one.length) for one in segment.records()] == wrote
+    for size in (10, STEP_BYTES // 2, STEP_BYTES, 3 * STEP_BYTES):
+        wrote.append(bytes([65 + len(wrote)]) * size)
+        segment.append(wrote[-1])
+    segment.close()
+segment = FileSegment(path)
+assert [segment.read(one.start, one.length) for one in segment.records()] == wrote
+print("whole")
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "whole\n", done.stderr
+
+
 def test_what_a_killed_process_left_takes_what_its_records_do(tmp_path: Path) -> None:
     path = killed(tmp_path, b"x" * 92)
     path.write_bytes(path.read_bytes() + bytes(segments.STEP_BYTES))
