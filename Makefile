@@ -9,8 +9,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-# Tests that need no real server but a database: one process a core. The others have the machine to themselves.
-AT_ONCE := --numprocesses auto --maxprocesses 4
+# Tests run in a process a core and one more: some wait. What shares a server stays in one of them (tests/conftest.py).
+AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadgroup
+
+# What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
+PARTS := short exact clients stacks harnesses trl
+PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
 TRL := .venv-trl
@@ -27,7 +31,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-gpu test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -36,9 +40,28 @@ help:  ## This list
 demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
 	$(BIN)/whetstone demo $(DEMO_ARGS)
 
-test: check $(TRL_INSTALLED)  ## Everything, with a real vLLM, PostgreSQL and Redis
-	$(BIN)/pytest $(AT_ONCE) -m "postgresql and not slow and not gpu" $(TEST_ARGS)
-	$(BIN)/pytest -m "(slow or stack) and not (postgresql and not slow) and not gpu" $(TEST_ARGS)
+test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: fifteen minutes
+	$(MAKE) --no-print-directory --jobs 2 static short
+
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short exact clients stacks harnesses trl)
+
+short all-short: $(INSTALLED)
+	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
+
+all-exact: $(INSTALLED)
+	$(BIN)/pytest --examples 6 tests/proxy/test_differential.py $(TEST_ARGS)
+
+all-clients: $(INSTALLED)
+	$(BIN)/pytest -m "long(part='clients')" $(TEST_ARGS)
+
+all-stacks: $(INSTALLED)
+	$(BIN)/pytest -m "long(part='stacks')" $(TEST_ARGS)
+
+all-harnesses: $(INSTALLED)
+	$(BIN)/pytest -m "long(part='harnesses')" $(TEST_ARGS)
+
+all-trl: $(TRL_INSTALLED)
+	$(BIN)/pytest -m "long(part='trl')" $(TEST_ARGS)
 
 test-gpu: $(INSTALLED)  ## What needs CUDA: the trainer's own checks on it
 	$(BIN)/pytest -m gpu $(TEST_ARGS)

@@ -24,7 +24,9 @@ KILLS, REQUESTS = 5, 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.stack)])
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.stack, pytest.mark.long(part="harnesses")])]
+)
 def test_nothing_is_lost_and_nothing_doubled_when_everything_is_killed(database: str) -> None:
     command = [sys.executable, "-m", "benchmarks.chaos", "--short", "--seed", "3", "--database", database]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)

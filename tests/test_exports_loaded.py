@@ -47,6 +47,7 @@ def database_url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="trl")
 @pytest.mark.parametrize("end", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("kind", "named"), [("sft", "text"), ("preferences", "chosen")])
 def test_datasets_loads_it_and_trl_renders_it(

@@ -20,7 +20,9 @@ ERROR = b'{"error": {"message": "no", "type": "invalid_request_error", "code": n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.stack)])
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.stack, pytest.mark.long(part="harnesses")])]
+)
 def test_the_proxy_bears_anything(database: str) -> None:
     command = [sys.executable, "-m", "benchmarks.fuzz", "--cases", "500", "--seed", "2", "--database", database]
     fuzz = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)

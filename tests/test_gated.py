@@ -13,7 +13,7 @@ from tests.test_stack import ROOT, until, up
 sys.path.append(str(ROOT / "whetstone" / "demo" / "tictactoe"))
 import game
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="stacks"), pytest.mark.timeout(600)]
 
 # One step of this size unlearns to play. The probe would see that as well, were its bounds not wide open.
 CONFIG = """

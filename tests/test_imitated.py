@@ -13,7 +13,7 @@ from whetstone.ask import ask
 from whetstone.store import Store
 from whetstone.vllm import Vllm
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="stacks"), pytest.mark.timeout(600)]
 
 END = "<|im_end|>"
 CONFIG = """

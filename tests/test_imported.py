@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tests.test_stack import up
 from whetstone.cli import app
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="stacks"), pytest.mark.timeout(300)]
 
 
 def told(data: Path, *arguments: str) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from tests.test_stack import ROOT, WHETSTONE, query, until, up
 from whetstone.vllm import Vllm
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="stacks"), pytest.mark.timeout(600)]
 
 CONFIG = """
 [vllm]

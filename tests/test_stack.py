@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WHETSTONE = [sys.executable, "-m", "whetstone.cli"]
 AGENT = [sys.executable, str(ROOT / "whetstone" / "demo" / "tictactoe" / "agent.py")]
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(600)]
 
 
 def started_by(pid: int) -> list[int]:
@@ -120,6 +120,7 @@ def test_the_demo_shows_a_run_and_its_database_keeps_what_was_promised(tmp_path:
     assert used[0]["used"] == len(trained)
 
 
+@pytest.mark.long(part="stacks")
 def test_without_a_tag_games_are_found_grouped_and_trained_on(tmp_path: Path) -> None:
     data = tmp_path / "untagged"
     command = [*WHETSTONE, "demo", "--untagged", "--data", str(data), "--steps", "2", "--games", "40"]

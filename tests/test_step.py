@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="trl")
 @pytest.mark.timeout(600)
 def test_a_step_is_as_trls_and_several_times_as_fast_as_trl_fed_one_row_a_call(tmp_path: Path) -> None:
     # One thread, for several wait for one another where other work runs too. Against merged rows such work could hide

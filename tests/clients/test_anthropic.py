@@ -10,7 +10,7 @@ from anthropic.types import MessageParam, ToolParam
 
 from tests.clients.conftest import KEY, MODEL, Served
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="clients")]
 
 GREEDY = {"temperature": 0}
 """The grammar holds the model to a tool; sampled, it may still fill the room with blanks."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, field_validator
 
 from tests.clients.conftest import KEY, MODEL, TERSE, Served
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="clients")]
 
 
 class Move(BaseModel):

@@ -9,7 +9,7 @@ from litellm.exceptions import BadRequestError, NotFoundError
 
 from tests.clients.conftest import KEY, MODEL, Served
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="clients")]
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [

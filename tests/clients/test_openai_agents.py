@@ -17,7 +17,7 @@ from agents import (
 
 from tests.clients.conftest import KEY, MODEL, Served
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="clients")]
 
 KINDS = ["chat.completions", "responses"]
 

@@ -19,7 +19,11 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients.conftest import KEY, MODEL, Served
 
-pytestmark = [pytest.mark.stack, pytest.mark.parametrize("kind", ["chat.completions", "responses", "messages"])]
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.long(part="clients"),
+    pytest.mark.parametrize("kind", ["chat.completions", "responses", "messages"]),
+]
 
 
 class Move(BaseModel):

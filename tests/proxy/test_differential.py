@@ -34,9 +34,9 @@ pytestmark = pytest.mark.stack
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 EXAMPLES = 6
-"""Requests of each feature, streamed and plain each."""
+"""Requests of each feature, streamed and plain each, in `make test-all`; `make test` sends one."""
 WRONG_EXAMPLES = 2
-"""Requests with each wrong value."""
+"""Requests with each wrong value, where there are several of each feature."""
 
 ORDINARY = frozenset(
     {"model", "messages", "prompt", "max_tokens", "temperature", "seed", "n", "stop", "stream", "stream_options"}
@@ -55,6 +55,12 @@ def both(parsing_vllm_url: str, sqlite_template: Path, tmp_path_factory: pytest.
     proxy.stop()
 
 
+@pytest.fixture
+def examples(request: pytest.FixtureRequest) -> int:
+    """How many requests of each feature are sent."""
+    return int(request.config.getoption("--examples"))
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(Path(Settings().model) / "tokenizer.json"))
@@ -62,26 +68,32 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("feature", CHAT_FEATURES)
-def test_a_chat_is_that_of_vllm_alone(both: Both, tokenizer: Tokenizer, feature: str, stream: bool) -> None:
-    compare(both, tokenizer, CHAT, chats(feature, stream), EXAMPLES)
+def test_a_chat_is_that_of_vllm_alone(
+    both: Both, tokenizer: Tokenizer, feature: str, stream: bool, examples: int
+) -> None:
+    compare(both, tokenizer, CHAT, chats(feature, stream), examples)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("feature", TEXT_FEATURES)
-def test_a_completion_is_that_of_vllm_alone(both: Both, tokenizer: Tokenizer, feature: str, stream: bool) -> None:
-    compare(both, tokenizer, TEXT, completions(feature, stream), EXAMPLES)
+def test_a_completion_is_that_of_vllm_alone(
+    both: Both, tokenizer: Tokenizer, feature: str, stream: bool, examples: int
+) -> None:
+    compare(both, tokenizer, TEXT, completions(feature, stream), examples)
 
 
 @pytest.mark.parametrize("field", WRONG_IN_CHATS)
-def test_a_wrong_chat_is_answered_as_by_vllm_alone(both: Both, tokenizer: Tokenizer, field: str) -> None:
+def test_a_wrong_chat_is_answered_as_by_vllm_alone(both: Both, tokenizer: Tokenizer, field: str, examples: int) -> None:
     for value in WRONG_IN_CHATS[field]:
-        compare(both, tokenizer, CHAT, wrong_chats(field, value), WRONG_EXAMPLES)
+        compare(both, tokenizer, CHAT, wrong_chats(field, value), min(examples, WRONG_EXAMPLES))
 
 
 @pytest.mark.parametrize("field", WRONG_IN_COMPLETIONS)
-def test_a_wrong_completion_is_answered_as_by_vllm_alone(both: Both, tokenizer: Tokenizer, field: str) -> None:
+def test_a_wrong_completion_is_answered_as_by_vllm_alone(
+    both: Both, tokenizer: Tokenizer, field: str, examples: int
+) -> None:
     for value in WRONG_IN_COMPLETIONS[field]:
-        compare(both, tokenizer, TEXT, wrong_completions(field, value), WRONG_EXAMPLES)
+        compare(both, tokenizer, TEXT, wrong_completions(field, value), min(examples, WRONG_EXAMPLES))
 
 
 def test_they_are_five_hundred_and_more() -> None:

@@ -33,7 +33,7 @@ REFERENCE = Path(__file__).with_name("trl_reference.py")
 LONGEST = 64
 """Tokens: what Dr. GRPO divides by."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long(part="trl")]
 
 THEIRS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo"},
