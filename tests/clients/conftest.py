@@ -25,6 +25,12 @@ TERSE: Any = {"temperature": 0, "frequency_penalty": 2}
 """Sampling for answers in JSON: else the starter fills with blanks what room a grammar leaves it."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files whose tests are all `long` where those are: to import their packages takes half a minute."""
+    long = collection_path.name.startswith("test_") and collection_path.name != "test_openai.py"
+    return True if long and "not long" in config.option.markexpr else None
+
+
 class Served:
     """A proxy that stock clients talk to, and what it recorded since one test began."""
 
