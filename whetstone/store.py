@@ -207,7 +207,10 @@ def _prepare_policy(
     if not insert_new(connection, schema.policies, row | told):
         p = schema.policies.c
         is_it = (p.project == settings.project, p.id == name)
-        connection.execute(schema.policies.update().where(*is_it).values(told))
+        model_path = connection.execute(select(p.model_path).where(*is_it)).scalar_one()
+        # The starter lies in the environment, which may have moved or been made anew.
+        moved = {"model_path": settings.model} if upstream is None and _is_gone(model_path) else {}
+        connection.execute(schema.policies.update().where(*is_it).values(**told, **moved))
     base = {
         "project": settings.project,
         "id": version_id(name, 0),
@@ -219,3 +222,8 @@ def _prepare_policy(
         "promoted_at": now,
     }
     insert_new(connection, schema.policy_versions, base)
+
+
+def _is_gone(model_path: str) -> bool:
+    """Whether it was a folder's path, and no such folder is there. A hub's name is no absolute path."""
+    return Path(model_path).is_absolute() and not Path(model_path).exists()

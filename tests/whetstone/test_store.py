@@ -52,6 +52,21 @@ def test_a_second_start_changes_names_and_nothing_that_was_learnt(engine: Engine
     assert {(row.live_version, row.state) for row in found.values()} == {(3, "training")}
 
 
+def test_a_policy_follows_its_base_model_when_the_folder_moves(engine: Engine, tmp_path: Path) -> None:
+    here, moved = tmp_path / "here", tmp_path / "moved"
+    here.mkdir()
+    store = Store(engine)
+    store.prepare(MANY.model_copy(update={"model": str(here)}))
+    store.prepare(MANY.model_copy(update={"model": str(moved)}))
+    assert policies(engine)["starter"].model_path == str(here), "it is there, and what was trained belongs to it"
+    here.rename(moved)
+    store.prepare(MANY.model_copy(update={"model": str(moved)}))
+    found = policies(engine)
+    assert {name: row.model_path for name, row in found.items()} == {
+        "starter": str(moved), "second": str(moved), "teacher": "gpt-4o"
+    }  # fmt: skip
+
+
 def test_another_servers_policy_cannot_be_set_to_train(engine: Engine) -> None:
     store = Store(engine)
     store.prepare(MANY)
