@@ -172,9 +172,9 @@ class Settled:
 
     feedback: tuple[Became, ...]
     trajectories: tuple[Trajectory, ...]
-    closing: tuple[str, ...]
-    """Groups that the app asked to close."""
+    closing: Mapping[str, datetime]
+    """Groups that the app asked to close, and when it last did."""
     ranking: Mapping[str, datetime]
-    """Groups that the app asked to have ranked, and when it did."""
+    """Groups that the app asked to have ranked, and when it last did."""
     kept: tuple[str, ...]
     """Feedback that was withdrawn when a step had claimed what it speaks of: it stands."""

@@ -66,10 +66,10 @@ def settle(batch: Sequence[Feedback], known: Known, now: datetime, rules: Rules)
     changed = tuple(new for new, old in zip(after, moved.values(), strict=True) if new != old)
     waits = {one.id for one in became if one.reason == WAITS}
     asked = sorted((one for one in batch if one.id in waits), key=lambda one: one.order)
-    closing = {one.target_id for one, _ in found if one.source == "close"}
-    closing |= {one.target_id for one in asked if one.final}
+    closes = [*(one for one, _ in found if one.source == "close"), *(one for one in asked if one.final)]
+    closing = {one.target_id: one.created_at for one in sorted(closes, key=lambda one: one.order)}
     ranking = {one.target_id: one.created_at for one in asked}
-    return Settled(tuple(became), changed, tuple(sorted(closing)), ranking, kept)
+    return Settled(tuple(became), changed, closing, ranking, kept)
 
 
 def _after(

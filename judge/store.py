@@ -257,13 +257,18 @@ def mark_due(connection: Connection, project: str, group_ids: Collection[str], n
     connection.execute(schema.groups.update().where(*is_one).values(due_at=now))
 
 
-def ask_to_close(connection: Connection, project: str, group_ids: Collection[str], now: datetime) -> None:
-    """Have these groups close, as the app asked; the first time counts. The caller has locked them."""
-    if not group_ids:
+def ask_to_close(connection: Connection, project: str, asked_at: Mapping[str, datetime], now: datetime) -> None:
+    """Have these groups close, as the app asked; the last request counts. The caller has locked them.
+
+    Members that began after the request are late. So its time is the app's: a sweep may have begun before them.
+    """
+    if not asked_at:
         return
-    is_one = (g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED))
-    asked_at = func.coalesce(g.close_asked_at, literal(now, g.close_asked_at.type))
-    connection.execute(schema.groups.update().where(*is_one).values(close_asked_at=asked_at, due_at=now))
+    when = bindparam("b_when", type_=g.close_asked_at.type)
+    newly = or_(g.close_asked_at.is_(None), g.close_asked_at < when)
+    is_one = (g.project == project, g.id == bindparam("b_id"), _any_of(g.state, UNCLAIMED), newly)
+    rows = [{"b_id": group_id, "b_when": its_time} for group_id, its_time in sorted(asked_at.items())]
+    connection.execute(schema.groups.update().where(*is_one).values(close_asked_at=when, due_at=now), rows)
 
 
 def ask_to_rank(connection: Connection, project: str, asked_at: Mapping[str, datetime], now: datetime) -> None:

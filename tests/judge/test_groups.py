@@ -197,6 +197,53 @@ def test_a_close_call_closes_at_or_above_the_minimum_and_ends_who_still_runs(jud
     assert (judge.group_of("a").state, judge.group_of("a").reward_mean) == ("scored", 0.5)
 
 
+CLOSINGS = {"close": {"source": "close"}, "judge": {"source": "judge", "judge": {"kind": "ruler"}, "final": True}}
+
+
+@pytest.fixture(params=sorted(CLOSINGS))
+def close(judge, request):
+    """Asks to close the group `g`: by a close call, or by a judge request, which closes it too."""
+    judge.policy(ruler={"judges": ["strict"]})
+
+    def ask(asked_s):
+        asked_at = judge.seed.now + timedelta(seconds=asked_s)
+        judge.seed.feedback("g", kind="group", created_at=asked_at, **CLOSINGS[request.param])
+
+    return ask
+
+
+def join(judge, *names, began_s):
+    """Members of the group `g` that still run."""
+    began = judge.seed.now + timedelta(seconds=began_s)
+    for name in names:
+        judge.seed.trajectory(name, "g", created_at=began, last_seen_at=began)
+
+
+def test_members_that_began_before_the_close_call_are_not_late_though_the_sweep_began_before_them(judge, close):
+    """The sweep of second 1 reads what came meanwhile: four choices of a call, and the request to close."""
+    judge.seed.group(target_size=8)
+    join(judge, *"abcd", began_s=1.2)
+    close(asked_s=1.3)
+    judge.sweep(after_s=1)
+    judge.sweep(after_s=2)
+    assert (judge.group_of("a").state, judge.group_of("a").size) == ("closed", 4)
+    assert {judge.trajectory(name).state for name in "abcd"} == {"ended"}
+
+
+def test_a_second_close_call_ends_members_that_came_after_the_first(judge, close):
+    judge.seed.group(target_size=8)
+    join(judge, *"ab", began_s=1)
+    close(asked_s=2)
+    judge.sweep(after_s=3)
+    assert judge.group_of("a").state == "closed"
+    join(judge, "c", began_s=4)
+    judge.sweep(after_s=5)
+    assert (judge.group_of("c").state, judge.trajectory("c").state) == ("open", "open")
+    close(asked_s=6)
+    judge.sweep(after_s=7)
+    assert (judge.group_of("c").state, judge.group_of("c").size) == ("closed", 3)
+
+
 def test_a_member_that_begins_after_the_close_call_reopens_the_group_and_may_run(judge):
     judge.seed.group(close_asked_at=judge.seed.now)
     for name in "ab":

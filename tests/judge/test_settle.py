@@ -141,16 +141,27 @@ def test_an_end_waits_for_its_trajectory_and_fails_without(seed, swept, trajecto
     assert (feedback(unknown).state, feedback(unknown).reason) == ("failed", "no such trajectory in this project")
 
 
-def test_a_closing_is_noted_on_its_group_once(seed, swept, feedback):
+def test_a_closing_is_noted_on_its_group_with_its_own_time_and_the_last_one_counts(seed, swept, feedback):
     seed.group()
     seed.trajectory("t", "g")
-    first = seed.feedback("g", kind="group", source="close")
-    swept()
-    asked_at = seed.one(schema.groups, "g").close_asked_at
-    assert (feedback(first).state, asked_at) == ("applied", at(seed, 1))
-    seed.feedback("g", kind="group", source="close")
+
+    def close(asked_s, swept_s):
+        given = seed.feedback("g", kind="group", source="close", created_at=at(seed, asked_s))
+        swept(after_s=swept_s)
+        assert feedback(given).state == "applied"
+        return seed.one(schema.groups, "g").close_asked_at
+
+    assert close(asked_s=2, swept_s=1) == at(seed, 2), "it came after the sweep had begun"
+    assert close(asked_s=4, swept_s=5) == at(seed, 4)
+    assert close(asked_s=3, swept_s=6) == at(seed, 4), "an earlier one that was seen later changes nothing"
+
+
+def test_of_two_closings_in_one_sweep_the_last_one_counts(seed, swept):
+    seed.group()
+    for asked_s in (3, 1):
+        seed.feedback("g", kind="group", source="close", created_at=at(seed, asked_s))
     swept(after_s=5)
-    assert seed.one(schema.groups, "g").close_asked_at == asked_at
+    assert seed.one(schema.groups, "g").close_asked_at == at(seed, 3)
 
 
 def test_a_closing_of_nothing_fails_and_one_after_the_claim_is_unused(seed, swept, feedback):
