@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, bindparam
 
 from migrations import schema
 from trainer.claims import Claim, Member, Probe, ToolChat
@@ -189,15 +189,13 @@ class Store:
         s, t = schema.step_trajectories.c, schema.trajectories.c
         with self._engine.begin() as connection:
             update_step(connection, claim)
-            for trajectory_id, advantage in by_trajectory.items():
-                connection.execute(
-                    schema.step_trajectories.update()
-                    .where(s.project == claim.project, s.step_id == claim.id, s.trajectory_id == trajectory_id)
-                    .values(advantage=advantage)
-                )
-            for trajectory_id, reason in left_out.items():
-                connection.execute(
-                    schema.trajectories.update()
-                    .where(t.project == claim.project, t.id == trajectory_id)
-                    .values(why_not_trained=str(reason))
-                )
+            if by_trajectory:
+                is_taught = (s.project == claim.project, s.step_id == claim.id, s.trajectory_id == bindparam("its_id"))
+                taught = schema.step_trajectories.update().where(*is_taught)
+                taught_rows = [{"its_id": one, "its_advantage": advantage} for one, advantage in by_trajectory.items()]
+                connection.execute(taught.values(advantage=bindparam("its_advantage")), taught_rows)
+            if left_out:
+                is_left_out = (t.project == claim.project, t.id == bindparam("its_id"))
+                left = schema.trajectories.update().where(*is_left_out)
+                left_rows = [{"its_id": one, "its_reason": str(reason)} for one, reason in left_out.items()]
+                connection.execute(left.values(why_not_trained=bindparam("its_reason")), left_rows)

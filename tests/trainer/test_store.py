@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, event, select, update
 
 from migrations import schema
 from trainer.claims import Claim, Probe
@@ -194,6 +194,35 @@ def test_a_trajectory_that_teaches_nothing_says_why(store: Store, engine: Engine
     assert {row.target_id: row.state for row in rows(engine, schema.feedback)} == {
         "g-0.0": "used", "g-1.0": "used", "h-0.0": "unused", "h-1.0": "unused",
     }  # fmt: skip
+
+
+def test_advantages_take_as_many_statements_for_forty_trajectories_as_for_two(
+    store: Store, engine: Engine, seed: Any
+) -> None:
+    for number in range(39):
+        scored_group(seed, f"more{number:02}")
+    claim = store.claim("starter", RULES.model_copy(update={"max_groups_per_step": 40}))
+    assert claim is not None
+    ids = sorted(row.trajectory_id for row in rows(engine, schema.step_trajectories))
+    assert len(ids) == 80
+
+    def statements(taught: list[str], left_out: list[str]) -> int:
+        sent: list[str] = []
+
+        def note(*given: Any) -> None:
+            sent.append(given[2])
+
+        event.listen(engine, "before_cursor_execute", note)
+        advantages = {one: float(place) for place, one in enumerate(taught)}
+        store.note_advantages(claim, advantages, dict.fromkeys(left_out, "group_uniform"))
+        event.remove(engine, "before_cursor_execute", note)
+        return len(sent)
+
+    assert statements(ids[:40], ids[40:]) == statements(ids[:1], ids[40:41])
+    advantages = {row.trajectory_id: row.advantage for row in rows(engine, schema.step_trajectories)}
+    assert [advantages[one] for one in ids] == [*map(float, range(40)), *[None] * 40]
+    reasons = {row.id: row.why_not_trained for row in rows(engine, schema.trajectories)}
+    assert {reasons[one] for one in ids[40:]} == {"group_uniform"} != {reasons[one] for one in ids[:40]}
 
 
 def test_feedback_for_a_group_is_used_with_the_group(store: Store, seed: Any) -> None:
