@@ -144,6 +144,7 @@ def test_without_a_tag_games_are_found_grouped_and_trained_on(tmp_path: Path) ->
 def test_a_stack_whose_engine_dies_or_hangs_soon_has_it_back_with_the_live_version(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data, "--train") as (_, address):
+        assert "ERROR" not in (data / "logs" / "vllm.log").read_text()  # nor did the self-test cause one
         assert set(address) == {"proxy", "vllm", "replicas", "database", "broker", "policy", "served", "pids"}
         assert address["policy"] == "starter" and address["served"] == "starter@v0"
         assert play(address["proxy"], 128)["failed_requests"] == 0

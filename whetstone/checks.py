@@ -26,6 +26,8 @@ NOISE_NATS = 0.1
 """Mean shift of logprobs below which two answers count as equal: batches and bfloat16 move them by less."""
 NOISE_OF_ONE_NATS = 0.5
 """The same for a single logprob; a repetition penalty moves those of the prompt's tokens by more."""
+LORA_FIGURE = "vllm:lora_requests_info"
+"""A metric that vLLM shows only with --enable-lora."""
 COOL = 0.7
 """The temperature at which processed logprobs are told from raw ones."""
 
@@ -163,13 +165,23 @@ def seeds(first: Answer, second: Answer) -> Check:
     return SEEDS.answer(same, f"the same seed gave {'the same' if same else 'other'} ids")
 
 
-def adapters(refusal: str) -> Check:
-    """Whether adapters can be loaded at run time, by the refusal to load one from a folder that is not there."""
-    if "No adapter found" in refusal:
+def adapters(refusal: str, figures: str) -> Check:
+    """Whether adapters can be loaded at run time.
+
+    Args:
+        refusal: why vLLM does not load an adapter without a path; it has the route only with
+            VLLM_ALLOW_RUNTIME_LORA_UPDATING.
+        figures: vLLM's metrics, which count adapters only with --enable-lora.
+    """
+    if '"detail"' in refusal:
+        return ADAPTERS.answer(False, "off: vLLM has no route to load them")
+    if "must be provided" not in refusal:
+        return ADAPTERS.answer(None, refusal[:200])
+    if LORA_FIGURE in figures:
         return ADAPTERS.answer(True, "on")
-    if '"detail"' in refusal or "not enabled" in refusal:
-        return ADAPTERS.answer(False, "off")
-    return ADAPTERS.answer(None, refusal[:200])
+    if "vllm:" in figures:
+        return ADAPTERS.answer(False, "off: the route is there, but vLLM was started without --enable-lora")
+    return ADAPTERS.answer(None, "the route is there; without metrics it cannot be seen whether --enable-lora is set")
 
 
 def _missing(answer: Answer) -> str | None:

@@ -42,7 +42,7 @@ from whetstone.cli_shared import (
     told_json,
 )
 from whetstone.cli_status import status
-from whetstone.doctor import NothingToTest, examine, last_test, of_running, shown
+from whetstone.doctor import NothingToTest, examine, last_test, launch_arguments, of_running, shown
 from whetstone.doctor_log import examine as examine_log
 from whetstone.doctor_log import shown as log_shown
 from whetstone.export import FilterRefused
@@ -212,7 +212,7 @@ def doctor(
         else:
             console.print(log_shown(found, settings.policy))
         return
-    test = last_test(settings, store_of(settings)) if stored else examine(settings)
+    test = last_test(settings, store_of(settings)) if stored else examine(settings, launch_arguments(settings.data))
     logged = examine_log(engine_of(settings), settings) if has_database(settings) else ()
     if as_json:
         typer.echo(msgspec.json.encode(msgspec.to_builtins(test) | {"log": logged}).decode())

@@ -3,8 +3,9 @@
 `up` runs the same self-test at each start (`at_start`), so that `--stored` has something to show.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations.database import without_password
 from whetstone import selftest
 from whetstone.fitting import Fitting
-from whetstone.questions import Check
+from whetstone.questions import OF_THE_MODEL, Check, knowing
 from whetstone.selftest import SelfTest
 from whetstone.settings import Settings
 from whetstone.store import Store
@@ -26,6 +27,10 @@ from whetstone.vllm import Vllm, VllmDown, VllmRefused
 
 class NothingToTest(Exception):
     """No vLLM with the policy's model answers, or no test is stored; the message says where, and what to do."""
+
+
+class _Pids(msgspec.Struct):
+    pids: dict[str, int]
 
 
 class _Addresses(msgspec.Struct):
@@ -60,8 +65,22 @@ def of_running(settings: Settings) -> Settings:
     return settings.model_copy(update={"database": database, "policy": up.policy, "vllm": vllm})
 
 
-def examine(settings: Settings) -> SelfTest:
+def launch_arguments(data: Path) -> list[str]:
+    """The arguments with which the stack on the folder started its vLLM; none where it started none."""
+    try:
+        pids = msgspec.json.decode((data / "up.json").read_bytes(), type=_Pids).pids
+        (pid,) = [pid for name, pid in pids.items() if name.startswith("vllm")][:1]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (OSError, ValueError):
+        return []
+
+
+def examine(settings: Settings, arguments: Sequence[str] = ()) -> SelfTest:
     """Test every vLLM of the settings. Returns the first test that training cannot rely on, else the first server's.
+
+    Args:
+        settings: where the servers are.
+        arguments: what they were started with, as far as that is known: nobody is told to set what is set.
 
     Raises:
         NothingToTest: no vLLM with the policy's model answers at one of the addresses.
@@ -70,7 +89,8 @@ def examine(settings: Settings) -> SelfTest:
     if not urls:
         raise NothingToTest(f"no stack runs on {settings.data}: start it with `whetstone up`, or set vllm.urls")
     tests = [_examine(url, settings.served_name) for url in urls]
-    return next((test for test in tests if not test.trainable), tests[0])
+    test = next((test for test in tests if not test.trainable), tests[0])
+    return replace(test, checks=tuple(knowing(check, arguments) for check in test.checks))
 
 
 def _examine(url: str, served: str) -> SelfTest:
@@ -101,18 +121,35 @@ def last_test(settings: Settings, store: Store) -> SelfTest:
     return test
 
 
-def at_start(settings: Settings, store: Store, say: Callable[[str], None]) -> None:
-    """Test the servers that `up` has started, keep what came out, and say it in short. Never stops the start."""
+def at_start(settings: Settings, store: Store, say: Callable[[str], None], arguments: Sequence[str] = ()) -> None:
+    """Test the servers of a stack that starts, keep the result, and say it in short. Never stops the start."""
     try:
-        test = examine(settings)
+        test = examine(settings, arguments)
         store.keep_self_test(settings.project, settings.policy, test)
     except (NothingToTest, SQLAlchemyError) as error:
         say(escape(f"no self-test: {error}"))
         return
-    yes = sum(check.ok is True for check in test.checks)
-    say(f"self-test: {yes} of {len(test.checks)} answers are yes; `whetstone doctor --stored` explains them")
+    say(escape(f"{in_short(test)} (`whetstone doctor --stored` has the details)"))
     for check in test.missing:
         say(escape(f"training cannot rely on the vLLM at {test.address}. {check.name}: {check.found}. {check.means}"))
+
+
+def in_short(test: SelfTest) -> str:
+    """Whether the test passed, and every check that did not answer yes, by name."""
+    parts = ["self-test passed" if test.trainable else "self-test failed"]
+    untested = [check.name for check in test.checks if check.ok is None]
+    of_model = [name for name in untested if name in OF_THE_MODEL]
+    if of_model:
+        parts.append(f"{_listed(of_model)} could not be tested with this model")
+    if others := [name for name in untested if name not in OF_THE_MODEL]:
+        parts.append(f"{_listed(others)} could not be tested")
+    if noes := [check.name for check in test.checks if check.ok is False]:
+        parts.append(f"no: {_listed(noes)}")
+    return "; ".join(parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def shown(test: SelfTest) -> RenderableType:

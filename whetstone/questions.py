@@ -1,8 +1,11 @@
 """What is asked of a model server, and what each outcome means for the user. Words only; asks and judges nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
+from msgspec.structs import replace
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -30,10 +33,24 @@ class Question:
     needed: bool = False
     refusal_is_no: bool = False
     """Whether a refused request means no; otherwise it could not be told."""
+    flags: tuple[str, ...] = ()
+    """Arguments of vLLM's that it depends on."""
+    of_the_model: str = ""
+    """What a no means, and that it could not be told, where vLLM was started with all of `flags`."""
 
     def answer(self, ok: bool | None, found: str) -> Check:
         """The check that came out."""
         return Check(self.name, ok, self.needed, found, self.unknown if ok is None else self.yes if ok else self.no)
+
+
+def knowing(check: Check, arguments: Sequence[str]) -> Check:
+    """The check, told to somebody whose vLLM was started with `arguments`: nobody is told to set what is set."""
+    question = _DEPENDING.get(check.name)
+    if check.ok or question is None or not set(question.flags) <= set(arguments):
+        return check
+    values = {flag: value for flag, value in pairwise(arguments) if not value.startswith("--")}
+    given = " ".join(f"{flag} {values[flag]}" if flag in values else flag for flag in question.flags)
+    return replace(check, means=f"vLLM was started with {given}. {question.of_the_model}")
 
 
 _NO_IDS = (
@@ -57,6 +74,10 @@ CALL = Question(
     "The model could not be brought to call a tool; if apps need it, check vLLM's --tool-call-parser and "
     "--reasoning-parser. Training does not need it.",
     refusal_is_no=True,
+    flags=("--enable-auto-tool-choice", "--tool-call-parser"),
+    of_the_model="So no flag is missing: this model does not write tool calls that the parser reads. If apps need "
+    "tools, take a model that was trained for them; if this one was, set vllm.tool_call_parser to the parser of its "
+    "family. Training does not need it.",
 )
 REASONING = Question(
     "reasoning",
@@ -65,6 +86,9 @@ REASONING = Question(
     "without one where the model does not reason. Training does not need it.",
     "Ask the model something and look whether content comes; without any, vLLM's --reasoning-parser is not that of "
     "the model's family. Training does not need it.",
+    flags=("--reasoning-parser",),
+    of_the_model="So no flag is missing: this model does not mark its reasoning as the parser expects. If it was "
+    "trained to reason, set vllm.reasoning_parser to the parser of its family. Training does not need it.",
 )
 TEMPLATE = Question(
     "chat template",
@@ -102,3 +126,7 @@ ADAPTERS = Question(
     "environment.",
     needed=True,
 )
+_DEPENDING = {question.name: question for question in (CALL, REASONING)}
+"""Questions whose answer depends on the model as much as on vLLM's arguments."""
+OF_THE_MODEL = frozenset({CALL.name, REASONING.name, TEMPLATE.name})
+"""Questions that some models do not let anybody answer."""

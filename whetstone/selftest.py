@@ -40,7 +40,15 @@ TOOLS = [
         "function": {
             "name": TOOL,
             "description": "Look a word up in the dictionary.",
-            "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+            # Strict, and one word alone: where the model begins a call, vLLM's grammar ends it well. A call that is no
+            # JSON would be an error with a trace in vLLM's log.
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"word": {"type": "string", "enum": ["whetstone"]}},
+                "required": ["word"],
+                "additionalProperties": False,
+            },
         },
     }
 ]
@@ -49,7 +57,6 @@ GREETING = [{"role": "user", "content": "Hello!"}]
 ERRAND = [{"role": "user", "content": "Look up the word whetstone with the tool."}]
 TOOL_TOKENS = 192
 """Room for some reasoning before a call."""
-NO_ADAPTER = "/nonexistent/whetstone-self-test"
 SHOWN_CHARACTERS = 300
 """Of an error's text."""
 
@@ -84,7 +91,7 @@ def run(control: Vllm, served: str, limit_s: float = LIMIT_S) -> SelfTest:
         _check(questions.STREAMED, lambda: checks.streamed(talk.stream(), talk.greeting)),
         mode,
         _check(questions.DEFAULTS, lambda: checks.defaults(talk.unset_and_neutral(), mode)),
-        _check(questions.ADAPTERS, lambda: checks.adapters(talk.refusal())),
+        _check(questions.ADAPTERS, lambda: checks.adapters(talk.refusal(), talk.figures())),
         _check(questions.TOOLS, lambda: checks.beside_tools(talk.errand, talk.forced)),
         _check(questions.CALL, lambda: checks.tool_call(talk.errand, talk.forced, TOOL)),
         _check(questions.REASONING, lambda: checks.reasoning(talk.greeting)),
@@ -163,13 +170,20 @@ class _Talk:
         return self._chat(GREETING, temperature=HOT, max_tokens=16, seed=7)
 
     def refusal(self) -> str:
-        """Why an adapter that is not there is not loaded."""
-        body = {"lora_name": "whetstone-self-test", "lora_path": NO_ADAPTER}
+        """Why an adapter without a path is not loaded. A path that is not there would be an error in vLLM's log."""
+        body = {"lora_name": "whetstone-self-test", "lora_path": ""}
         try:
             self._control.answer("POST", "/v1/load_lora_adapter", body, self._left_s())
         except VllmRefused as error:
             return str(error)
-        return "an adapter that is not there was loaded"
+        return "an adapter without a path was loaded"
+
+    def figures(self) -> str:
+        """The server's metrics; empty where it shows none."""
+        try:
+            return self._control.metrics(self._left_s())
+        except VllmRefused:
+            return ""
 
     def version(self) -> str | None:
         try:

@@ -260,6 +260,15 @@ class Vllm:
         """
         return {model.id for model in self._ask(_Models, "GET", "/v1/models").data}
 
+    def metrics(self, timeout_s: float = CONTROL_TIMEOUT_S) -> str:
+        """Its own figures, in Prometheus' format.
+
+        Raises:
+            VllmRefused: it shows none.
+            VllmDown: it cannot be reached.
+        """
+        return self._call("GET", "/metrics", timeout_s=timeout_s).text
+
     def load(self, name: str, folder: Path) -> None:
         """Load an adapter under a new name. Never in place: that would mix two versions in one answer.
 

@@ -35,13 +35,15 @@ class FakeVllm(Server):
         self.strips: tuple[str, ...] = ()
         """Fields a gateway in front of it loses."""
         self.strips_streams_only = False
-        self.takes_tools = self.takes_adapters = True
-        self.template_keeps_answers = True
+        self.takes_tools = self.calls_tools = self.takes_adapters = True
+        self.template_keeps_answers = self.has_metrics = True
+        self.figures = 'vllm:lora_requests_info{max_lora="6"} 1.0'
         self.whole: tuple[int, bytes] | None = None
         """Status and content of every answer, if it is no vLLM at all."""
         self.silent = threading.Event()
         """Once set, it answers no more chat completion until it is closed."""
         self.asked: list[dict[str, Any]] = []
+        self.loads: list[dict[str, Any]] = []
         self._closed = threading.Event()
         super().__init__(_Handler)
 
@@ -57,8 +59,13 @@ class FakeVllm(Server):
             return _json(200, {"object": "list", "data": [{"id": self.served}]})
         if path == "/version":
             return _json(200, {"version": "0.32.0"})
-        if path == "/v1/load_lora_adapter" and self.takes_adapters:
-            return _error(404, f"Loading lora {body['lora_name']} failed: No adapter found for {body['lora_path']}")
+        if path == "/metrics":
+            told = f"vllm:num_requests_running 0\n{self.figures}\n" if self.has_metrics else ""
+            return 200 if self.has_metrics else 404, told.encode()
+        if path == "/v1/load_lora_adapter":
+            self.loads.append(body)
+        if path == "/v1/load_lora_adapter" and self.takes_adapters and not body["lora_path"]:
+            return _error(400, "Both 'lora_name' and 'lora_path' must be provided.")
         if path != "/v1/chat/completions":
             return _json(404, {"detail": "Not Found"})
         self.asked.append(body)
@@ -71,7 +78,7 @@ class FakeVllm(Server):
     def _plain(self, body: dict[str, Any]) -> dict[str, Any]:
         ids = HELLO[: body["max_tokens"]]
         message: dict[str, Any] = {"role": "assistant", "content": "Hello!"}
-        if isinstance(body.get("tool_choice"), dict):
+        if isinstance(body.get("tool_choice"), dict) and self.calls_tools:
             function = {"name": body["tool_choice"]["function"]["name"], "arguments": '{"word": "whetstone"}'}
             call = {"id": "call-1", "type": "function", "function": function}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}

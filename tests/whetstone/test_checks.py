@@ -201,15 +201,19 @@ def test_a_seed_repeats_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "ok"),
+    ("refusal", "figures", "ok"),
     [
-        ("404 Loading lora whetstone-self-test failed: No adapter found for /nonexistent/whetstone-self-test", True),
-        ('vLLM refused /v1/load_lora_adapter: 404 {"detail":"Not Found"}', False),
-        ("502 bad gateway", None),
+        ("400 Both 'lora_name' and 'lora_path' must be provided.", 'vllm:lora_requests_info{max_lora="6"} 1', True),
+        ("400 Both 'lora_name' and 'lora_path' must be provided.", "vllm:num_requests_running 0", False),
+        ("400 Both 'lora_name' and 'lora_path' must be provided.", "", None),
+        ('vLLM refused /v1/load_lora_adapter: 404 {"detail":"Not Found"}', "vllm:lora_requests_info 1", False),
+        ("502 bad gateway", "vllm:lora_requests_info 1", None),
     ],
 )
-def test_the_refusal_of_an_adapter_tells_whether_adapters_are_on(refusal: str, ok: bool | None) -> None:
-    assert checks.adapters(refusal).ok is ok
+def test_the_refusal_of_an_adapter_and_the_metrics_tell_whether_adapters_are_on(
+    refusal: str, figures: str, ok: bool | None
+) -> None:
+    assert checks.adapters(refusal, figures).ok is ok
 
 
 def test_what_it_means_follows_from_the_outcome() -> None:

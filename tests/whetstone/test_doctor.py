@@ -17,11 +17,21 @@ from migrations import schema
 from migrations.database import connect
 from tests.whetstone.conftest import FakeVllm
 from whetstone.cli import app
-from whetstone.doctor import NothingToTest, at_start, examine, last_test, of_running, shown
-from whetstone.questions import ADAPTERS, CALL, PLAIN, SEEDS
+from whetstone.doctor import (
+    NothingToTest,
+    at_start,
+    examine,
+    in_short,
+    last_test,
+    launch_arguments,
+    of_running,
+    shown,
+)
+from whetstone.questions import ADAPTERS, CALL, PLAIN, SEEDS, Check, knowing
 from whetstone.selftest import SelfTest
 from whetstone.settings import Settings
 from whetstone.store import Store
+from whetstone.vllm import command as vllm_command
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TEST = SelfTest(
@@ -138,8 +148,48 @@ def test_a_start_keeps_its_test_and_says_what_is_amiss(seed: Any, engine: Engine
     fake_vllm.mode, settings, said = "raw", Settings(vllm={"urls": (fake_vllm.url,)}), list[str]()
     at_start(settings, Store(engine), said.append)
     assert not last_test(settings, Store(engine)).trainable
-    assert said[0].startswith("self-test: 8 of 10 answers are yes")
+    assert said[0].startswith("self-test failed; sampling defaults could not be tested; no: logprob mode (")
     assert len(said) == 2 and "--logprobs-mode processed_logprobs" in said[1]
+
+
+def test_a_start_names_each_check_that_did_not_answer_yes() -> None:
+    def short(*checks: Check) -> str:
+        return in_short(SelfTest("m", "0.32.0", NOW, True, checks))
+
+    assert short(PLAIN.answer(True, "")) == "self-test passed"
+    calls = CALL.answer(None, "no whole call within 192 tokens")
+    assert short(calls) == "self-test passed; tool calls could not be tested with this model"
+    noes = (calls, ADAPTERS.answer(None, "502"), SEEDS.answer(False, "other ids"))
+    assert short(*noes) == (
+        "self-test passed; tool calls could not be tested with this model; adapters at run time could not be tested; "
+        "no: seeds"
+    )
+
+
+@pytest.mark.parametrize("ok", [False, None])
+def test_nobody_is_told_to_set_a_flag_that_is_set(ok: bool | None) -> None:
+    check = CALL.answer(ok, "the model was told to call, and no call came")
+    assert knowing(check, ["python3", "--tool-call-parser", "hermes"]) == check
+    means = knowing(check, vllm_command(Settings(), 8001)).means
+    assert "start vLLM with" not in means and "check vLLM's" not in means
+    assert means.startswith("vLLM was started with --enable-auto-tool-choice --tool-call-parser hermes. So no flag is")
+    assert "this model does not write tool calls" in means
+    yes = CALL.answer(True, "")
+    assert knowing(yes, vllm_command(Settings(), 8001)) == yes
+
+
+def test_the_flags_of_a_stack_that_runs_are_those_of_its_process(tmp_path: Path, fake_vllm: Any) -> None:
+    """A model that calls no tool, behind a vLLM that was started with every flag for tools."""
+    fake_vllm.calls_tools = False
+    arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    with subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE) as process:
+        write_addresses(tmp_path, replicas=[fake_vllm.url], pids={"up": 1, "vllm": process.pid})
+        assert launch_arguments(tmp_path)[-4:-1] == arguments
+        told = json.loads(doctor(tmp_path, "--json").output.splitlines()[0])
+        process.communicate(b"\n")
+    (check,) = [check for check in told["checks"] if check["name"] == CALL.name]
+    assert check["ok"] is False and "no flag is missing" in check["means"]
+    assert launch_arguments(tmp_path) == [] == launch_arguments(tmp_path / "nowhere")
 
 
 def test_a_start_is_not_stopped_by_a_server_that_does_not_answer(seed: Any, engine: Engine) -> None:
@@ -182,7 +232,13 @@ def test_the_command_ends_with_1_where_training_cannot_rely_on_the_server(data: 
     test = json.loads(stored.output)
     assert (test["served"], test["vllm_version"], test["trainable"]) == ("starter@v0", "0.32.0", False)
     (check,) = [check for check in test["checks"] if check["ok"] is False]
-    assert check == {"name": ADAPTERS.name, "ok": False, "needed": True, "found": "off", "means": ADAPTERS.no}
+    assert check == {
+        "name": ADAPTERS.name,
+        "ok": False,
+        "needed": True,
+        "found": "off: vLLM has no route to load them",
+        "means": ADAPTERS.no,
+    }
 
 
 def test_a_vllm_can_be_tested_before_the_first_start(tmp_path: Path, fake_vllm: Any) -> None:

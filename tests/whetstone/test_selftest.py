@@ -39,8 +39,7 @@ def test_a_real_vllm_as_up_starts_it_has_all_that_training_needs(vllm_url: str) 
     control = Vllm(vllm_url)
     test = selftest.run(control, Settings().served_name)
     assert test.trainable, test
-    needed = {check.name: check.ok for check in test.checks if check.needed}
-    assert needed == dict.fromkeys(needed, True)
+    assert outcomes(test) == dict.fromkeys(ALL, True)
     assert test.vllm_version is not None
     assert control.healthy()
     assert control.models() == {Settings().served_name}  # no adapter was left behind
@@ -83,6 +82,20 @@ def test_a_server_without_a_fault_has_everything(control: Vllm) -> None:
     assert (test.trainable, test.vllm_version, test.missing) == (True, "0.32.0", [])
 
 
+def test_a_server_without_metrics_cannot_be_asked_for_adapters(fake_vllm: Any, control: Vllm) -> None:
+    fake_vllm.has_metrics = False
+    test = selftest.run(control, "starter@v0")
+    assert outcomes(test)["adapters at run time"] is None and test.trainable
+
+
+def test_nothing_that_is_asked_makes_vllm_log_an_error(fake_vllm: Any, control: Vllm) -> None:
+    """A tool call that the model begins is ended by vLLM's grammar, and no adapter is named that is not there."""
+    selftest.run(control, "starter@v0")
+    tools = [tool["function"] for body in fake_vllm.asked for tool in body.get("tools", ())]
+    assert tools and all(tool["strict"] and tool["parameters"]["additionalProperties"] is False for tool in tools)
+    assert all(load["lora_path"] == "" for load in fake_vllm.loads)
+
+
 def test_about_fifteen_short_requests_are_made_and_none_that_could_hurt(fake_vllm: Any, control: Vllm) -> None:
     selftest.run(control, "starter@v0")
     assert len(fake_vllm.asked) <= 15
@@ -102,7 +115,8 @@ def test_about_fifteen_short_requests_are_made_and_none_that_could_hurt(fake_vll
         ({"mode": "raw_logits"}, "logprob mode", "logits, not logprobs"),
         ({"defaults": {"top_k": 2}}, "sampling defaults", "cuts tokens off"),
         ({"defaults": {"temperature": 0.6}}, "sampling defaults", "unset fields move logprobs"),
-        ({"takes_adapters": False}, "adapters at run time", "off"),
+        ({"takes_adapters": False}, "adapters at run time", "off: vLLM has no route"),
+        ({"figures": "vllm:num_requests_waiting 0"}, "adapters at run time", "without --enable-lora"),
     ],
 )
 def test_what_training_needs_and_lacks_is_named(
