@@ -5,25 +5,27 @@ Errors::
     MigrationError                 the message says what was wrong and what to do
     ├── DatabaseUnreachable        no database answers at this URL
     └── DatabaseNewer              it was migrated by a later Whetstone
+
+Alembic is imported where it is used: it takes as long to load as all that a command needs to refuse its settings.
 """
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util.exc import CommandError
 from psycopg.errors import DependentObjectsStillExist, QueryCanceled
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from migrations import readers, views
 from migrations.database import connect, without_password
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
 BASE = "base"
 """Before the first revision: an empty database."""
@@ -56,7 +58,7 @@ def upgrade(url: str, revision: str = "head") -> None:
         DatabaseNewer: its revision is not among ours.
         MigrationError: `revision` is unknown.
     """
-    _move(url, revision, command.upgrade)
+    _move(url, revision, "upgrade")
 
 
 def downgrade(url: str, revision: str) -> None:
@@ -65,7 +67,7 @@ def downgrade(url: str, revision: str) -> None:
     Raises:
         DatabaseUnreachable, DatabaseNewer, MigrationError: as `upgrade`.
     """
-    _move(url, revision, command.downgrade)
+    _move(url, revision, "downgrade")
 
 
 def check(connection: Connection) -> None:
@@ -75,6 +77,9 @@ def check(connection: Connection) -> None:
         DatabaseNewer: a later Whetstone migrated it.
         MigrationError: it is older.
     """
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
     script = ScriptDirectory.from_config(configuration(connection))
     theirs = set(MigrationContext.configure(connection).get_current_heads())
     _refuse_newer(theirs, script)
@@ -82,15 +87,23 @@ def check(connection: Connection) -> None:
         raise MigrationError("the database is of an earlier version: `whetstone migrate` brings it to this one")
 
 
-def configuration(connection: Connection) -> Config:
+def configuration(connection: Connection) -> "Config":
     """Alembic's configuration for a connection whose transaction the caller commits."""
+    from alembic.config import Config
+
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
 
 
-def _move(url: str, revision: str, mover: Callable[[Config, str], None]) -> None:
+def _move(url: str, revision: str, direction: Literal["upgrade", "downgrade"]) -> None:
+    from alembic import command
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+
+    mover = command.upgrade if direction == "upgrade" else command.downgrade
     with _transaction(url) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -148,7 +161,7 @@ def _lock_all(connection: Connection) -> None:
     )
 
 
-def _refuse_newer(theirs: set[str], script: ScriptDirectory) -> None:
+def _refuse_newer(theirs: set[str], script: "ScriptDirectory") -> None:
     ours = {revision.revision for revision in script.walk_revisions()}
     if theirs - ours:
         raise DatabaseNewer(

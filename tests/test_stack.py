@@ -57,7 +57,9 @@ def query(data: Path, sql: str) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def up(data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
     """A stack that is ready, and its up.json; stopped at the end, every process gone."""
-    process = subprocess.Popen([*WHETSTONE, "up", "--data", str(data), "--port", "0", *arguments], cwd=ROOT)
+    command = [*WHETSTONE, "up", "--data", str(data), "--port", "0", *arguments]
+    with data.with_suffix(".out").open("ab") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out)
     try:
         until(lambda: process.poll() is not None or (data / "up.json").exists(), 240)
         assert process.poll() is None, "the stack did not come up"
@@ -145,6 +147,8 @@ def test_a_stack_whose_engine_dies_or_hangs_soon_has_it_back_with_the_live_versi
     data = tmp_path / "data"
     with up(data, "--train") as (_, address):
         assert "ERROR" not in (data / "logs" / "vllm.log").read_text()  # nor did the self-test cause one
+        told = data.with_suffix(".out").read_text()
+        assert "s: starting the engine" in told and "vLLM is ready after" in told and "self-test passed (" in told
         assert set(address) == {"proxy", "vllm", "replicas", "database", "broker", "policy", "served", "pids"}
         assert address["policy"] == "starter" and address["served"] == "starter@v0"
         assert play(address["proxy"], 128)["failed_requests"] == 0
@@ -229,6 +233,29 @@ def test_a_start_that_cannot_succeed_says_what_to_change(
     said = " ".join(ended.stderr.split())
     assert all(word in said for word in words), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("WHETSTONE_PROXY__PORT", "(proxy.port: "), ("WHETSTONE_VLLM__PORT", "(vllm.port: ")],
+)
+def test_a_taken_port_is_told_before_anything_is_started_or_its_programs_are_loaded(
+    tmp_path: Path, setting: str, words: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environment = os.environ | {"WHETSTONE_PROXY__PORT": "0", setting: str(port)}
+        command = [sys.executable, "-X", "importtime", "-m", "whetstone.cli", "up", "--data", str(tmp_path)]
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ended.returncode == 2
+    assert f"port {port} on 127.0.0.1 is taken {words}" in ended.stderr and "choose another with" in ended.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time")}
+    assert "typer" in loaded and not {"alembic", "celery", "torch"} & loaded
+    assert {path.name for path in tmp_path.iterdir()} <= {"up.lock"}
 
 
 def test_a_second_stack_on_the_same_data_is_refused(tmp_path: Path) -> None:

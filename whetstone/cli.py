@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -106,12 +107,15 @@ def up(
     settings = load(config, data=data, model=model, policy=policy, proxy__port=port, seed=seed)
     _stop_on_signals()
     try:
-        with running(settings, console.print) as stack:
+        with running(settings, partial(console.print, highlight=False, soft_wrap=True), console) as stack:
             if train:
                 Store(connect(stack.settings.database_url)).set_policy_state(
                     settings.project, settings.policy, "training"
                 )
-            console.print(f"ready: base_url {stack.proxy_url}/v1, model {settings.policy} ({settings.data}/up.json)")
+            console.print(
+                f"ready: base_url {stack.proxy_url}/v1, model {settings.policy} ({settings.data}/up.json)",
+                soft_wrap=True,
+            )
             while True:
                 for name in stack.watch():
                     console.print(f"{name} had died or hung and was started again; see {settings.data}/logs/{name}.log")

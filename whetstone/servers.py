@@ -18,6 +18,13 @@ def names(urls: Sequence[str]) -> list[str]:
     return ["vllm"] if len(urls) == 1 else [f"vllm-{number}" for number in range(1, len(urls) + 1)]
 
 
+def arguments(settings: Settings) -> list[str]:
+    """What the first server is started with."""
+    port = urlsplit(settings.vllm.urls[0]).port
+    assert port is not None, settings.vllm.urls
+    return vllm.command(settings, port)
+
+
 def parts(settings: Settings, store: Store) -> list[Part]:
     """A part for each address in `vllm.urls`: each is asked, restarted and given its adapters by itself."""
     urls = settings.vllm.urls

@@ -103,8 +103,8 @@ class Supervisor:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._running.append(_Running(part, self._spawn(part)))
 
-    def await_ready(self, *names: str) -> None:
-        """Wait until these parts say that they are ready.
+    def await_ready(self, *names: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until these parts say that they are ready; `meanwhile` is called between two looks.
 
         Raises:
             StartFailed: one died, or took longer than its timeout.
@@ -117,6 +117,7 @@ class Supervisor:
                     raise StartFailed(f"{part.name} ended with code {running.process.returncode}.\n{self._tail(part)}")
                 if time.monotonic() - began > part.timeout_s:
                     raise StartFailed(f"{part.name} was not ready after {part.timeout_s:.0f} s.\n{self._tail(part)}")
+                meanwhile()
                 time.sleep(0.1)
             running.ready = True
 

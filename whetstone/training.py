@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from celery.schedules import ParseException, crontab
 from pydantic import Field, field_validator, model_validator
 
 from whetstone.worth import Section
@@ -109,9 +108,12 @@ class TrainerSettings(Section):
     @field_validator("schedule")
     @classmethod
     def _cron(cls, schedule: str | None) -> str | None:
+        if schedule is None:
+            return None
+        from celery.schedules import ParseException, crontab  # a third of a second, which few need
+
         try:
-            if schedule is not None:
-                crontab.from_string(schedule)
+            crontab.from_string(schedule)
         except (ParseException, ValueError) as error:
             raise ValueError(f"{schedule!r} is not five fields as cron writes them, like 0 3 * * *: {error}") from error
         return schedule

@@ -9,16 +9,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from rich.console import Console
 
 from migrations.database import connect, without_password
 from migrations.run import upgrade
 from whetstone import doctor, first_key, servers, torch_builds
 from whetstone.alone import alone
+from whetstone.progress import Progress, Say, vllm_phase
 from whetstone.serving import VllmSettings
 from whetstone.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, as_environment
 from whetstone.store import Store
@@ -28,7 +30,6 @@ from whetstone.training import TrainerSettings
 
 MIN_FREE_BYTES = 256 * 2**20
 LAST_PORT = 65535
-Say = Callable[[str], None]
 
 
 class Stack:
@@ -70,8 +71,10 @@ class Stack:
 
 
 @contextmanager
-def running(settings: Settings, say: Say) -> Iterator[Stack]:
+def running(settings: Settings, say: Say, console: Console | None = None) -> Iterator[Stack]:
     """Start the stack, give it, and stop everything at the end, whatever happened.
+
+    Progress goes line by line to `say`, or beside it to the console if that is a terminal.
 
     Raises:
         SettingsError: the data folder cannot be used, a port is taken, the model is not there, or strangers could reach
@@ -95,22 +98,18 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
         store.prepare(settings)
         first_key.look_after(engine, settings)
         os.environ.pop(BOOTSTRAP_VARIABLE, None)  # its hash is kept: no part needs to know it
-        supervisor = Supervisor(data / "logs", settings.log.format)
+        supervisor, progress = Supervisor(data / "logs", settings.log.format), Progress(say, console)
         stack = Stack(settings, supervisor, f"http://{_host(settings)}:{settings.proxy.port}")
         try:
             if own_broker:
                 supervisor.start(_redis(Path(run)))
-            if own_vllm:
-                say("starting vLLM (about half a minute)")
-                for part in servers.parts(settings, store):
-                    supervisor.start(part)
-            _start_workers(settings, supervisor, ours)
-            supervisor.await_ready(*servers.names(settings.vllm.urls))
+            _start_models(settings, supervisor, store, ours, progress, own_vllm=own_vllm)
             # Before the proxy: what vLLM samples from then on is an app's, and is to be found in SQL.
-            doctor.at_start(settings, store, say)
-            supervisor.start(_proxy(settings, stack.proxy_url, ours))
-            supervisor.await_ready(*supervisor.pids)
-            _await_live(settings, supervisor, store.live_name(settings), own_vllm)
+            doctor.at_start(settings, store, say, servers.arguments(settings) if own_vllm else ())
+            with progress.doing("starting the proxy and the workers", "they are ready") as look:
+                supervisor.start(_proxy(settings, stack.proxy_url, ours))
+                supervisor.await_ready(*supervisor.pids, meanwhile=look)
+                _await_live(settings, supervisor, store.live_name(settings), own_vllm)
             stack.write_addresses()
             yield stack
         finally:
@@ -119,6 +118,29 @@ def running(settings: Settings, say: Say) -> Iterator[Stack]:
                 say("stopping")
             finally:  # whoever read what we say may be gone
                 supervisor.stop()
+
+
+def _start_models(
+    settings: Settings,
+    supervisor: Supervisor,
+    store: Store,
+    ours: dict[str, str],
+    progress: Progress,
+    *,
+    own_vllm: bool,
+) -> None:
+    """Start the workers, and vLLM where it is ours; wait for vLLM alone, which takes longest."""
+    if not own_vllm:
+        _start_workers(settings, supervisor, ours)
+        return
+    names = servers.names(settings.vllm.urls)
+    log = supervisor.log(names[0])
+    begin = log.stat().st_size if log.exists() else 0
+    with progress.doing("starting vLLM", "vLLM is ready", lambda: vllm_phase(log, begin)) as look:
+        for part in servers.parts(settings, store):
+            supervisor.start(part)
+        _start_workers(settings, supervisor, ours)
+        supervisor.await_ready(*names, meanwhile=look)
 
 
 def _check_judging(settings: Settings, ours: dict[str, str]) -> None:
