@@ -106,7 +106,7 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
             _start_models(settings, supervisor, store, ours, progress, own_vllm=own_vllm)
             # Before the proxy: what vLLM samples from then on is an app's, and is to be found in SQL.
             doctor.at_start(settings, store, say, servers.arguments(settings) if own_vllm else ())
-            with progress.doing("starting the proxy and the workers", "they are ready") as look:
+            with progress.doing("starting the proxy and the workers", "the proxy and the workers are ready") as look:
                 supervisor.start(_proxy(settings, stack.proxy_url, ours))
                 supervisor.await_ready(*supervisor.pids, meanwhile=look)
                 _await_live(settings, supervisor, store.live_name(settings), own_vllm)
