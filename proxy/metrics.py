@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,6 +20,7 @@ from proxy.replicas import Replicas
 from proxy.store_queues import Queues
 from proxy.store_steps import PolicySteps
 from proxy.traffic import Histogram, Traffic
+from whetstone import __version__
 from whetstone.metric_names import BY_NAME
 
 OF_LAST_STEP = {
@@ -53,7 +53,7 @@ def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness
     """What was recorded, what the journal holds, and what nobody holds. `completeness`: None where nobody can tell."""
     away_since_s = recorder.away_since_s
     told = [
-        _one("whetstone_info", 1.0, version("whetstone")),
+        _one("whetstone_info", 1.0, __version__),
         _one("whetstone_recorded_tokens", written_tokens),
         _one("whetstone_capture_completeness", completeness),
         _one("whetstone_unwritten_calls", recorder.unwritten),

@@ -12,7 +12,7 @@ cp "$lock" "$lock.new"
 # Said outright, or the CUDA build and its libraries enter for machines that nobody has.
 sed -n "s/.*\"\(torch==[^\"]*\)\".*/\1+cpu ; sys_platform == 'linux'/p" pyproject.toml |
 "$bin/uv" pip compile pyproject.toml - \
-    --extra serving --extra judging --extra training --extra export --extra demo --extra clients --extra dev \
+    --extra serving --extra judge --extra training --extra export --extra demo --extra clients --extra dev \
     --python-version 3.11 --universal --generate-hashes --no-annotate --no-header --quiet \
     --no-emit-package torchvision --no-emit-package torchaudio --no-emit-package torchcodec \
     ${folder:+--find-links "$folder"} --output-file "$lock.new" "$@"

