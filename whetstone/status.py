@@ -148,8 +148,15 @@ def _of_proxy(facts: Facts, logs: Path) -> Iterator[tuple[str, str]]:
         return
     if not proxy["answers"]:
         yield f"the proxy does not answer at {proxy['url']}", f"{logs / 'proxy.log'} says what it does"
+    elif proxy.get("writer") is False:
+        yield (
+            "the proxy is not ready: the thread that writes to the database has ended",
+            f"`up` starts the proxy again, which writes what the journal has; {logs / 'proxy.log'} says why",
+        )
     elif not proxy["ready"]:
         yield "the proxy is not ready: no vLLM has the live versions", f"wait, or look at {logs}/vllm*.log"
+    for name, error in (proxy.get("failing") or {}).items():
+        yield f"the proxy's task {name!r} fails: {error}", f"{logs / 'proxy.log'} has more"
     if proxy.get("dropped"):
         yield (
             f"{proxy['dropped']} calls were answered and not recorded",

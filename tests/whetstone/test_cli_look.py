@@ -276,6 +276,17 @@ def test_calls_that_nobody_recorded_are_told_of_a_proxy_that_is_ready(here: Here
     assert "7 calls were answered and not recorded" in status_of(here)[0]
 
 
+def test_a_writer_that_has_ended_is_not_blamed_on_vllm(here: Here, proxy: Proxy) -> None:
+    proxy.ready["writer"] = False
+    (what,) = status_of(here)[0]
+    assert what == "the proxy is not ready: the thread that writes to the database has ended"
+
+
+def test_a_task_of_the_proxy_that_fails_is_told(here: Here, proxy: Proxy) -> None:
+    proxy.ready["failing"] = {"watch": "OperationalError: gone"}
+    assert "the proxy's task 'watch' fails: OperationalError: gone" in status_of(here)[0]
+
+
 def test_export_and_import_tell_what_came_of_it(here: Here, tmp_path: Path) -> None:
     filled(here)
     to = tmp_path / "all.jsonl"
