@@ -6,10 +6,8 @@ from datetime import datetime, timedelta
 
 from judge.facts import EVALUATION, OVER, UNCLAIMED, Group, Rules, Trajectory
 from judge.trajectories import alone, ended, explained
-from whetstone.ids import new_id
+from whetstone.ids import SHADOW, new_id
 
-SHADOW = ".shadow"
-"""A shadow group's id is that of the trajectory it was drawn for, and this."""
 TICK = timedelta(microseconds=1)
 """The shortest time both databases tell apart."""
 

@@ -23,7 +23,7 @@ from proxy.shares import chosen
 from proxy.wire.body import Body, whole
 from proxy.wire.completions import TextAsked
 from proxy.wire.dialect import Heard, raw
-from whetstone.ids import new_id
+from whetstone.ids import SHADOW, new_id
 from whetstone.worth import LearningSettings
 
 QUIET_S = 1.0
@@ -125,7 +125,7 @@ class Shadows:
         """Draw the siblings of one attempt; False where an app came in between, or vLLM is away: later again."""
         if not chosen(attempt.trajectory_id, learning.shadow_share):
             return True
-        group_id = f"{attempt.trajectory_id}.shadow"
+        group_id = attempt.trajectory_id + SHADOW
         asked = _asked(attempt, learning.shadow_size, self._max_model_len())
         if asked is None or await asyncio.to_thread(self._attempts.drawn, group_id):
             return True

@@ -1,6 +1,5 @@
 """One call on its way: who asked what, who answers, since when; and the frozen Calls it ends as. No I/O."""
 
-import hashlib
 import time
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from proxy.threads import Place
 from proxy.wire.dialect import Asked, Heard
 from whetstone.ids import new_id
 from whetstone.keys import Principal
+from whetstone.privacy import pseudonym
 
 MAX_END_USER = 256
 """Characters of a user's name; of a longer one, which no index could hold, the hash stands for it."""
@@ -154,7 +154,7 @@ class Turn(msgspec.Struct):
         asked = self.asked
         end_user = asked.end_user
         if end_user is not None and len(end_user) > MAX_END_USER:
-            end_user = hashlib.sha256(end_user.encode("utf-8", "replace")).hexdigest()
+            end_user = pseudonym(end_user)
         prompt = prompt_hash(self.conversation, asked.tools_or_null, self.address.task)
         return Told(msgspec.Raw(asked.sampling()), asked.why_not_trained(), end_user, prompt)
 

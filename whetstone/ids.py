@@ -6,6 +6,8 @@ import time
 
 ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 """What an id given by an app may be."""
+SHADOW = ".shadow"
+"""A shadow group's id is that of the trajectory it was drawn for, and this."""
 
 
 _AT_ONCE = 256

@@ -14,12 +14,10 @@ from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, se
 
 from migrations import schema
 from migrations.database import chunks
-from whetstone.ids import new_id, version_id
+from whetstone.ids import SHADOW, new_id, version_id
 from whetstone.privacy import pseudonym
 
 Kind = Literal["trajectory", "user", "age"]
-SHADOW = ".shadow"
-"""Behind a trajectory's id, that of the group that was drawn for it."""
 MOST_FOUND = 10_000
 """Trajectories of one look by age; another look finds the next."""
 

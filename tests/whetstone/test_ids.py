@@ -1,9 +1,13 @@
 """Ids: never twice, whoever draws them."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from whetstone.ids import ID, new_id
+
+PROGRAMS = ("proxy", "judge", "trainer", "migrations", "whetstone")
 
 
 def test_ids_are_ids_and_sort_by_time() -> None:
@@ -32,3 +36,13 @@ def test_a_child_does_not_go_on_with_its_parents() -> None:
     assert len(told) == 2000
     theirs = {told[start : start + 20] for start in range(0, 2000, 20)}
     assert not theirs & {new_id()[12:] for _ in range(256)}
+
+
+def test_the_suffix_of_shadow_groups_and_the_pseudonym_of_a_user_are_written_once() -> None:
+    """Three programs must agree on them, in rows that are there already."""
+    root = Path(__file__).parents[2]
+    files = [path for program in PROGRAMS for path in sorted((root / program).rglob("*.py"))]
+    owners = {"whetstone/ids.py": r"\.shadow[\"']", "whetstone/privacy.py": r"sha256\(.*\"utf-8\", \"replace\"\)"}
+    for owner, pattern in owners.items():
+        found = [str(path.relative_to(root)) for path in files if re.search(pattern, path.read_text(encoding="utf-8"))]
+        assert found == [owner]
