@@ -51,7 +51,8 @@ def import_log(
     settings = of_running(load(config, data=data))
     own = settings.of_project(project or settings.home)
     _check_policy(settings, policy)
-    wanted = Wanted(file, own.project, policy, reward_field, task, own.privacy.no_train)
+    normalise = (own.proxy.normalise, own.proxy.normalise_timeout_s)
+    wanted = Wanted(file, own.project, policy, reward_field, task, own.privacy.no_train, *normalise)
     with errors.status("checking") as status:
         found = check(wanted, lambda count: status.update(f"checked {count:,} lines"))
     if reward_field != "reward" and not found.rewarded:

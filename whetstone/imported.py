@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from whetstone.imported_lines import BadLine, Logged, NoAnswer, read_line
 from whetstone.imported_rows import One
-from whetstone.imported_threads import digest
+from whetstone.imported_threads import Histories, digest
 from whetstone.store_import import prepare, write
 
 AT_ONCE = 200
@@ -40,6 +40,10 @@ class Wanted:
     task: str | None = None
     no_train: bool = False
     """The project trains on nothing."""
+    normalise: Sequence[str] = ()
+    """Setting `proxy.normalise`."""
+    normalise_timeout_s: float = 0.05
+    """Setting `proxy.normalise_timeout_s`."""
 
 
 @dataclass(slots=True)
@@ -103,9 +107,10 @@ def run(engine: Engine, wanted: Wanted, found: Outcome, progress: Callable[[int]
     with engine.begin() as connection:
         prepare(connection, wanted.project, wanted.policy, now)
     gone: set[bytes] = set()
+    histories = Histories(wanted.normalise, wanted.normalise_timeout_s)
     for number, some in _some(_ones(wanted)):
         with engine.begin() as connection:
-            found.counted += write(connection, wanted.project, wanted.policy, some, now, gone)
+            found.counted += write(connection, wanted.project, wanted.policy, some, now, gone, histories)
         progress(number)
     return found
 

@@ -6,7 +6,7 @@ turn, but those with `"weight": 0`. A served call, as gateways log them: `{"requ
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,6 +68,8 @@ class Logged:
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    as_logged: Sequence[Message] | None = None
+    """The messages with NUL, which no database can store but which counts in their hashes; None: they have none."""
 
 
 def read_line(line: bytes, reward_field: str = "reward", task: str | None = None) -> list[Logged]:
@@ -78,10 +80,18 @@ def read_line(line: bytes, reward_field: str = "reward", task: str | None = None
         NoAnswer: it is a call without an answer.
     """
     try:
+        row = msgspec.json.decode(line)
         # PostgreSQL's texts cannot hold NUL.
-        row = msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", line) if b"u0000" in line else line)
+        stored = msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", line)) if b"u0000" in line else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine(f"no JSON: {error}") from error
+    if stored is None:
+        return _logged(row, reward_field, task)
+    pairs = zip(_logged(stored, reward_field, task), _logged(row, reward_field, task), strict=True)
+    return [replace(one, as_logged=original.messages) for one, original in pairs]
+
+
+def _logged(row: Any, reward_field: str, task: str | None) -> list[Logged]:
     if not isinstance(row, dict):
         raise BadLine("a line must be a JSON object")
     if "request" in row or "response" in row:

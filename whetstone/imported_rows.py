@@ -4,13 +4,13 @@ What is known of the tables is read before (`store_import`); what is decided her
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from whetstone.conversations import Turn
 from whetstone.imported_lines import Logged, Message
-from whetstone.imported_threads import digest
+from whetstone.imported_threads import Read, digest
 from whetstone.reasons import WhyNotTrained
 
 IMPORTED = WhyNotTrained.IMPORTED.value
@@ -55,7 +55,8 @@ class Chunk:
     completions: set[str] = field(default_factory=set)
     """Ids that are there."""
     heads: dict[bytes, list[tuple[str, str]]] = field(default_factory=dict)
-    """History -> completions with it, and their trajectories; the oldest first."""
+    """What completions are found by, by conversation and by tool calls -> they and their trajectories; the oldest
+    first."""
     taken: set[str] = field(default_factory=set)
     """Completions that another one goes on from."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Chunk:
     counted: Counter[str] = field(default_factory=Counter)
 
 
-def place(chunk: Chunk, one: One, said: Sequence[bytes]) -> None:
+def place(chunk: Chunk, one: One, read: Read) -> None:
     """Give a conversation its trajectory and its completions, unless they are there."""
     logged, tags = one.logged, one.logged.tags
     first = f"imported-{one.key}"
@@ -73,12 +74,12 @@ def place(chunk: Chunk, one: One, said: Sequence[bytes]) -> None:
     if logged.is_call and completion_id in chunk.completions:
         chunk.counted["there"] += 1
         return
-    continues, by = None, "metadata"
+    extends, continues, by = None, None, "metadata"
     trajectory_id = tags.trajectory_id
     if trajectory_id is not None and logged.choice:
         trajectory_id = f"{trajectory_id}.{logged.choice}"
     if trajectory_id is None:
-        trajectory_id, continues, by = _found(chunk, one, said, completion_id)
+        trajectory_id, extends, continues, by = _found(chunk, one, read, completion_id)
     standing = chunk.trajectories.get(trajectory_id)
     if standing is not None and not standing.ours:
         chunk.counted["taken"] += 1
@@ -87,41 +88,50 @@ def place(chunk: Chunk, one: One, said: Sequence[bytes]) -> None:
     if standing is None:
         row = _trajectory(chunk, one, trajectory_id, continues)
         standing = chunk.trajectories[trajectory_id] = Standing(0, 0, None, row=row)
-    at: tuple[int, str] | None = _extended(chunk, trajectory_id, said, logged.answers[0]) if logged.is_call else None
+    at: tuple[int, str] | None = None
+    if logged.is_call:
+        at = _followed(chunk, trajectory_id, read, logged.answers[0])
+        extends = extends or (at and at[1])
     for answer in logged.answers:
-        its_id = completion_id if logged.is_call else f"imported-{digest(trajectory_id, said[answer].hex())}"
+        its_id = completion_id if logged.is_call else f"imported-{digest(trajectory_id, read.exact[answer].hex())}"
         if its_id not in chunk.completions:
-            _add(chunk, one, (trajectory_id, standing), its_id, answer, at, said[answer], by)
-        at = (answer, its_id)
+            _add(chunk, one, (trajectory_id, standing), its_id, answer, at, extends, read.turns[answer], by)
+        at, extends = (answer, its_id), its_id
     if len(chunk.rows) == before:
         chunk.counted["there"] += 1
     elif tags.reward is not None:
         standing.reward, standing.changed = tags.reward, True
 
 
-def _found(chunk: Chunk, one: One, said: Sequence[bytes], completion_id: str) -> tuple[str, str | None, str]:
-    """The trajectory of what names none, what a new one goes on from, and the rule that found it."""
+def _found(chunk: Chunk, one: One, read: Read, own: str) -> tuple[str, str | None, str | None, str]:
+    """The trajectory of what names none; the completion there that it extends, or the one elsewhere that a new
+    trajectory goes on from; and the rule that found it."""
     logged = one.logged
-    own = completion_id if logged.is_call else f"imported-{one.key}"
     if not logged.is_call:
-        return own, None, "new"
-    left: str | None = None
-    for place in range(logged.answers[0] - 1, -1, -1):
-        heads = chunk.heads.get(said[place], ()) if logged.messages[place].get("role") == "assistant" else ()
+        return f"imported-{one.key}", None, None, "new"
+    histories = read.found_by(logged.answers[0])
+    by_tool_calls = read.tool_calls(logged.answers[0])
+    for history in histories:
+        heads = chunk.heads.get(history, ())
         if not heads:
             continue
         free = next((head for head in heads if head[0] not in chunk.taken), None)
         if free is not None and not logged.choice:
-            return free[1], None, "content"
-        left = heads[0][0]
-        break
-    return own, left, "new" if left is None else "fork"
+            return free[1], free[0], None, "tool_calls" if history == by_tool_calls else "content"
+        return own, None, heads[0][0], "fork"
+    return own, None, None, "new"
 
 
-def _extended(chunk: Chunk, trajectory_id: str, said: Sequence[bytes], until: int) -> tuple[int, str] | None:
-    """The completion of this trajectory that a call goes on from, and the place of its answer."""
+def _followed(chunk: Chunk, trajectory_id: str, read: Read, until: int) -> tuple[int, str] | None:
+    """The completion of this trajectory whose conversation a call repeats, and the place of its answer.
+
+    What follows one is stored without what that one has. So it must say the same, `proxy.normalise` or not.
+    """
     for place in range(until - 1, -1, -1):
-        for completion_id, its in chunk.heads.get(said[place], ()):
+        history = read.turns[place].history
+        if history is None or not read.is_exact(place):
+            continue
+        for completion_id, its in chunk.heads.get(history, ()):
             if its == trajectory_id and completion_id not in chunk.taken:
                 return place, completion_id
     return None
@@ -134,10 +144,12 @@ def _add(
     completion_id: str,
     answer: int,
     at: tuple[int, str] | None,
-    history: bytes,
+    extends: str | None,
+    turn: Turn,
     by: str,
 ) -> None:
-    """The row of an answer. `at`: where in the conversation the completion that it follows answers, and its id."""
+    """The row of an answer. `at`: where in the conversation the completion that it follows answers, and its id.
+    `extends`: the completion that it goes on from, whether or not that one's messages are repeated."""
     logged, (trajectory_id, standing) = one.logged, to
     message, follows = logged.messages[answer], at and at[1]
     created_at = logged.tags.created_at or chunk.now
@@ -168,17 +180,20 @@ def _add(
         "threaded_by": by,
         "why_not_trained": IMPORTED,
         "created_at": created_at,
-        "history": history,
+        "history": turn.history,
+        "tool_history": turn.tool_history,
         "continued_by": None,
     }
     chunk.completions.add(completion_id)
-    chunk.heads.setdefault(history, []).append((completion_id, trajectory_id))
-    if follows is not None and follows not in chunk.taken:
-        chunk.taken.add(follows)
-        if follows in chunk.rows:
-            chunk.rows[follows]["continued_by"] = completion_id
+    for history in (turn.history, turn.tool_history):
+        if history is not None:
+            chunk.heads.setdefault(history, []).append((completion_id, trajectory_id))
+    if extends is not None and extends not in chunk.taken:
+        chunk.taken.add(extends)
+        if extends in chunk.rows:
+            chunk.rows[extends]["continued_by"] = completion_id
         else:
-            chunk.continued[follows] = completion_id
+            chunk.continued[extends] = completion_id
     standing.completions += 1
     standing.sampled_tokens += logged.completion_tokens or 0
     standing.tail, standing.changed = completion_id, True

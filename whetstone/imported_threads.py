@@ -1,71 +1,56 @@
-"""Which line of a log goes on from which: conversations as hashes of what they say. Pure; knows no table.
-
-As the proxy threads by content (docs/whose_call.md): keys in another order, null or empty content, text as a list of
-parts, ids of tool calls made anew and thinking left out are the same answer. The hashes are not the proxy's: what an
-app goes on to say never continues what was imported.
-"""
+"""Which line of a log goes on from which, by the hashes that the proxy threads by. Pure; knows no table."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-HASH_BYTES = 16
+from whetstone.conversations import HASH_BYTES, MessageReader, Turn, found_by
+from whetstone.imported_lines import Logged
+
 _KIND = b"whetstone import"
-_THINKING = ("thinking", "redacted_thinking")
 _canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Read(msgspec.Struct, frozen=True, gc=False):
+    """A conversation of a log as hashes, message by message."""
+
+    turns: Sequence[Turn]
+    exact: Sequence[bytes]
+    """Of each message the hash of the conversation up to and with it, with all that `proxy.normalise` matches: what is
+    imported must not change with that setting."""
+
+    def found_by(self, answer: int) -> list[bytes]:
+        """All that the completion may be found by which the answer at that place goes on from, the surest first."""
+        return found_by(self.turns[:answer])
+
+    def tool_calls(self, answer: int) -> bytes | None:
+        """The one of these that is of tool calls."""
+        last = next((turn for turn in reversed(self.turns[:answer]) if turn.history is not None), None)
+        return None if last is None else last.tool_history
+
+    def is_exact(self, place: int) -> bool:
+        """Whether up to there no text was left out of the hash."""
+        return self.turns[place].whole == self.exact[place]
+
+
+class Histories:
+    """Reads conversations of a log."""
+
+    def __init__(self, patterns: Sequence[str] = (), timeout_s: float = 0.05) -> None:
+        """`patterns`: the setting `proxy.normalise`."""
+        self._reader = MessageReader(patterns, timeout_s)
+        self._exact = MessageReader()
+
+    def of(self, logged: Logged) -> Read:
+        """A line's conversation. It is its user's: an imported call has no key, and other callers do not find it."""
+        messages = logged.messages if logged.as_logged is None else logged.as_logged
+        turns = self._reader.turns(messages, logged.tags.end_user)
+        exact = self._exact.turns(messages, None) if self._reader.has_patterns else turns
+        return Read(turns, [turn.whole for turn in exact])
 
 
 def digest(*parts: Any) -> str:
     """32 hex digits of what JSON can say."""
     return hashlib.blake2b(_canonical(parts), digest_size=HASH_BYTES, person=_KIND).hexdigest()
-
-
-def histories(messages: Sequence[Mapping[str, Any]], owner: str | None) -> list[bytes]:
-    """For each message the hash of the conversation up to and with it. `owner`: whom it was for; another's differs."""
-    whole = hashlib.blake2b(_canonical([owner]), digest_size=HASH_BYTES, person=_KIND).digest()
-    found = []
-    for message in messages:
-        said = _canonical(_said(message))
-        whole = hashlib.blake2b(whole + said, digest_size=HASH_BYTES, person=_KIND).digest()
-        found.append(whole)
-    return found
-
-
-def _said(message: Mapping[str, Any]) -> list[Any]:
-    role, text = message.get("role"), _text(message.get("content"))
-    if role != "assistant":
-        return [role, text, message.get("name")]
-    return [role, text.strip() if isinstance(text, str) else text, _made(message)]
-
-
-def _text(content: Any) -> Any:
-    if content is None:
-        return ""
-    if not isinstance(content, list):
-        return content
-    parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in _THINKING)]
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    told = [text for text in texts if isinstance(text, str)]
-    return "".join(told) if len(told) == len(parts) else parts
-
-
-def _made(message: Mapping[str, Any]) -> list[list[Any]]:
-    """The tool calls of an answer: name and arguments, however these are written."""
-    calls = message.get("tool_calls")
-    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return [
-        [function.get("name"), _arguments(function.get("arguments"))]
-        for function in (*functions, message.get("function_call"))
-        if isinstance(function, dict)
-    ]
-
-
-def _arguments(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text

@@ -17,7 +17,7 @@ from migrations.database import chunks, insert_all_new, insert_new
 from whetstone.ids import version_id
 from whetstone.imported_lines import IMPORTED_LOG
 from whetstone.imported_rows import IMPORTED, Chunk, One, Standing, figures, place, reward
-from whetstone.imported_threads import digest, histories
+from whetstone.imported_threads import Histories, Read, digest
 from whetstone.privacy import pseudonym
 from whetstone.store_privacy import announce_writer, asked_since
 
@@ -56,7 +56,13 @@ def prepare(connection: Connection, project: str, policy: str, now: datetime) ->
 
 
 def write(
-    connection: Connection, project: str, policy: str, some: Sequence[One], now: datetime, gone: set[bytes]
+    connection: Connection,
+    project: str,
+    policy: str,
+    some: Sequence[One],
+    now: datetime,
+    gone: set[bytes],
+    histories: Histories,
 ) -> Counter[str]:
     """Add some conversations, in one transaction of the caller's. How many trajectories and completions came of them,
     and how many conversations were there already, were deleted on request, or are an app's own (`taken`).
@@ -64,11 +70,10 @@ def write(
     `gone`: of one import, the histories of what was deleted; what goes on from there is left out, and added to it.
     """
     chunk = Chunk(project, policy, now)
-    kept = _not_erased(connection, chunk, some, gone)
-    spoken = [(one, histories(one.logged.messages, one.logged.tags.end_user)) for one in kept]
+    spoken = _not_erased(connection, chunk, [(one, histories.of(one.logged)) for one in some], gone)
     _look(connection, chunk, spoken)
-    for one, said in spoken:
-        place(chunk, one, said)
+    for one, read in spoken:
+        place(chunk, one, read)
     new = (standing for standing in chunk.trajectories.values() if standing.row is not None)
     begun = [(standing.row or {}) | figures(standing) | reward(standing) for standing in new]
     _apart(connection, chunk, begun)
@@ -89,20 +94,22 @@ def write(
     return chunk.counted
 
 
-def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Sequence[bytes]]]) -> None:
+def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Read]]) -> None:
     """Read what is there of the trajectories, completions and histories that these conversations name."""
     named: set[str] = set()
     wanted: set[bytes] = set()
-    for one, said in spoken:
+    for one, read in spoken:
         logged, name = one.logged, one.logged.tags.trajectory_id
         suffix = f".{logged.choice}" if logged.choice else ""
         named |= {f"imported-{one.key}{suffix}", *((f"{name}{suffix}",) if name else ())}
         if logged.is_call:
-            roles = (message.get("role") for message in logged.messages[: logged.answers[0]])
-            wanted |= {history for history, role in zip(said, roles, strict=False) if role == "assistant"}
+            before = read.turns[: logged.answers[0]]
+            wanted |= {one for turn in before for one in (turn.history, turn.tool_history) if one is not None}
     its_policy = (c.project == chunk.project, c.policy == chunk.policy)
-    columns = select(c.id, c.trajectory_id, c.history, c.continued_by).where(*its_policy)
-    heads = [row for some in _some(sorted(wanted)) for row in connection.execute(columns.where(c.history.in_(some)))]
+    its_columns = (c.id, c.trajectory_id, c.history, c.tool_history, c.continued_by, c.created_at)
+    columns = select(*its_columns).where(*its_policy)
+    queries = [columns.where(kind.in_(some)) for some in _some(sorted(wanted)) for kind in (c.history, c.tool_history)]
+    heads = [row for query in queries for row in connection.execute(query)]
     named |= {row.trajectory_id for row in heads}
     for some in chunks(named):
         of_ids = select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained)
@@ -112,9 +119,11 @@ def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Sequ
         heads += connection.execute(columns.where(c.trajectory_id.in_(some)))
         its_ids = select(c.id).where(c.project == chunk.project, c.id.in_(some))
         chunk.completions |= set(connection.execute(its_ids).scalars())
-    for row in sorted({row.id: row for row in heads}.values(), key=lambda row: row.id):
+    for row in sorted({row.id: row for row in heads}.values(), key=lambda row: (row.created_at, row.id)):
         chunk.completions.add(row.id)
-        chunk.heads.setdefault(row.history, []).append((row.id, row.trajectory_id))
+        for history in (row.history, row.tool_history):
+            if history is not None:
+                chunk.heads.setdefault(history, []).append((row.id, row.trajectory_id))
         if row.continued_by is not None:
             chunk.taken.add(row.id)
 
@@ -123,26 +132,29 @@ def _some(wanted: Sequence[bytes], at_once: int = 5000) -> Iterable[Sequence[byt
     return (wanted[start : start + at_once] for start in range(0, len(wanted), at_once))
 
 
-def _not_erased(connection: Connection, chunk: Chunk, some: Sequence[One], gone: set[bytes]) -> list[One]:
+def _not_erased(
+    connection: Connection, chunk: Chunk, some: Sequence[tuple[One, Read]], gone: set[bytes]
+) -> list[tuple[One, Read]]:
     """Those that no deletion means which was asked for after they had been said, and that go on from none of these:
     each later call of a conversation repeats its words."""
     announce_writer(connection)
-    asked = asked_since(connection, min(one.logged.tags.created_at or chunk.now for one in some))
+    asked = asked_since(connection, min(one.logged.tags.created_at or chunk.now for one, _ in some))
     kept = []
-    for one in some:
+    for one, read in some:
         tags = one.logged.tags
         user = (tags.end_user, pseudonym(tags.end_user)) if tags.end_user is not None else ()
         ids = [name for name in (tags.trajectory_id, f"imported-{one.key}") if name is not None]
         siblings = [f"{name}.{one.logged.choice}" for name in ids if one.logged.choice]
         named = [*ids, *siblings, *user]
         at = [asked[chunk.project, name] for name in named if (chunk.project, name) in asked]
-        said = histories(one.logged.messages, tags.end_user)
-        goes_on = one.logged.is_call and not gone.isdisjoint(said[: one.logged.answers[0]])
+        before = (turn.history for turn in read.turns[: one.logged.answers[0]] if turn.history is not None)
+        goes_on = one.logged.is_call and not gone.isdisjoint(before)
         if goes_on or any(when >= (tags.created_at or chunk.now) for when in at):
-            gone.update(said[place] for place in one.logged.answers)
+            answered = (read.turns[place].history for place in one.logged.answers)
+            gone.update(history for history in answered if history is not None)
             chunk.counted["erased"] += 1
         else:
-            kept.append(one)
+            kept.append((one, read))
     return kept
 
 

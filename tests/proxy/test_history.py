@@ -6,17 +6,9 @@ import pytest
 
 from proxy import history as module
 from proxy.call import NULL, Choice
-from proxy.history import (
-    HASH_BYTES,
-    LONG_BYTES,
-    MOST_OWNER_BYTES,
-    MOST_PLACES,
-    SHORT_BYTES,
-    Conversation,
-    Normaliser,
-    prompt_hash,
-)
+from proxy.history import LONG_BYTES, MOST_OWNER_BYTES, SHORT_BYTES, Conversation, Normaliser, prompt_hash
 from tests.proxy.conftest import raw
+from whetstone.conversations import HASH_BYTES, MOST_PLACES, MessageReader, found_by
 
 QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
 CALL = {"id": "chatcmpl-tool-0123456789abcdef", "type": "function"}
@@ -188,6 +180,8 @@ def test_a_conversation_that_grows_comes_to_the_same_as_one_that_is_new(length: 
             messages = [raw(message) for message in turns[:end]]
             grown, new = normaliser.conversation(messages, owner), Normaliser().conversation(messages, owner)
             assert grown == new
+            turns_of = MessageReader().turns(turns[:end], owner)
+            assert (grown.whole, list(grown.found_by)) == (turns_of[-1].whole, found_by(turns_of))
             left_by = Choice(0, {"role": "assistant", "content": f"{end}"}, "stop")
             assert normaliser.history(grown, left_by) == Normaliser().history(new, left_by)
 
@@ -230,7 +224,7 @@ def test_where_a_given_answer_stands_is_not_hashed_again_in_its_next_turn(monkey
     normaliser.history(normaliser.conversation([raw(QUESTION)], "ann"), Choice(0, echo, "stop"))
     hashed.clear()
     normaliser.conversation([raw(QUESTION), raw(echo)], "ann")
-    assert len(hashed) == 1, "what it says, and nothing of where"
+    assert hashed == []
 
 
 def test_what_is_known_of_messages_stays_bounded() -> None:

@@ -1,12 +1,14 @@
 """Which trajectory a call goes on with: rule by rule, and in random interleavings beside a writer that lags behind."""
 
+import json
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, select
 
 from migrations import schema
 from proxy.address import Address
@@ -18,6 +20,7 @@ from proxy.store import Store
 from proxy.store_threads import ThreadTables
 from proxy.threads import Place, Threads
 from tests.proxy.conftest import make_call, make_choice, raw
+from whetstone.imported import Wanted, check, run
 
 IDLE_S = 1800.0
 pytestmark = pytest.mark.anyio
@@ -636,3 +639,19 @@ async def test_what_is_clear_without_sql_is_placed_at_once_and_all_else_is_not(a
     new.answer("yes")
     app.threads.ended("t")
     assert at_once(named) is None
+
+
+async def test_what_goes_on_from_an_imported_conversation_is_a_trajectory_linked_to_it(
+    app: App, engine: Engine, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": [user("hi"), echo()], "end_user": "ann"}), encoding="utf-8")
+    wanted = Wanted(log, "default", "imported")
+    run(engine, wanted, check(wanted, lambda _: None), lambda _: None)
+    with engine.connect() as connection:
+        imported_id = connection.execute(select(schema.completions.c.id)).scalar_one()
+    hers, his = [await app.ask(user("hi"), echo(), user("on"), end_user=name) for name in ("ann", "bob")]
+    assert (hers.place.by, hers.place.continues) == ("after", imported_id)
+    assert (his.place.by, his.place.continues) == ("new", None)
+    hers.answer("yes")
+    his.answer("yes")

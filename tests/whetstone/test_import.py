@@ -8,11 +8,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, select, text
 
 from judge.sweep import sweep
 from migrations import schema
+from proxy.call import Choice
+from proxy.history import Normaliser
+from proxy.turn import owner_of
 from tests.conftest import NOW, Seed, as_told
 from trainer.claims import Claim
 from trainer.examples import Wanted as Imitated
@@ -122,6 +126,99 @@ def test_calls_that_extend_one_another_are_one_trajectory(engine: Engine, import
     assert trajectories[one.trajectory_id].completions == 2
     assert (one.prompt_tokens, one.completion_tokens, one.sampling) == (7, 2, {"temperature": 0.5})
     assert trajectories[one.trajectory_id].metadata == {"model": "gpt-4o"}
+
+
+TOOL_CALL = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CLOCK = r"\d\d:\d\d"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "user", "normalise"),
+    [
+        pytest.param([USER], {"content": "hello"}, None, (), id="nobody is named"),
+        pytest.param([USER], {"content": " hello "}, "alice", (), id="its user is named"),
+        pytest.param([USER], {"content": [{"text": "hello"}]}, None, (), id="a part without a type"),
+        pytest.param([{"role": "user", "content": [{"type": None, "text": "a"}, {"text": "b"}]}], ANSWER, None, (),
+                     id="a question of parts without a type"),
+        pytest.param([{"role": "user", "content": "a\x00b"}], {"content": "c\x00"}, None, (), id="NUL"),
+        pytest.param([{"role": "system", "content": "It is 12:31."}, USER], ANSWER, None, (CLOCK,), id="normalise"),
+        pytest.param([USER], {"content": None, "tool_calls": [TOOL_CALL]}, "alice", (), id="tool calls"),
+        pytest.param([USER], {"content": None, "function_call": TOOL_CALL["function"]}, None, (), id="function call"),
+        pytest.param([USER, ANSWER, USER], {"content": "hello"}, None, (), id="a second answer"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", ["conversation", "call"])
+def test_an_imported_conversation_has_the_hashes_of_the_same_one_served(
+    engine: Engine, imported: Importing, shape: str, asked: list[Row], answer: Row, user: str | None,
+    normalise: tuple[str, ...],
+) -> None:  # fmt: skip
+    message = {"role": "assistant"} | answer
+    if shape == "call":
+        line = call(asked, "", request={"user": user}, response={"choices": [{"message": message}]})
+    else:
+        weighed = [one | ({"weight": 0} if one["role"] == "assistant" else {}) for one in asked]
+        line = {"messages": [*weighed, message], "end_user": user}
+    imported(line, normalise=normalise)
+    (row,) = rows(engine, schema.completions)
+    proxy = Normaliser(normalise)
+    conversation = proxy.conversation([msgspec.Raw(msgspec.json.encode(one)) for one in asked], owner_of(None, user))
+    served = proxy.history(conversation, Choice(0, message))
+    assert (row.history, row.tool_history) == (served.conversation, served.tool_calls)
+
+
+def test_a_call_is_found_by_the_tool_calls_that_it_answers_whatever_stands_before_them(
+    engine: Engine, imported: Importing
+) -> None:
+    """As the proxy finds it: the app wrote another system message."""
+    before, after = ({"role": "system", "content": f"It is {time}."} for time in ("12:31", "12:32"))
+    said = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+    result = {"role": "tool", "tool_call_id": TOOL_CALL["id"], "content": "here"}
+    first = call([before, USER], "", response={"id": "chatcmpl-1", "choices": [{"message": said}]})
+    second = call([after, USER, said, result], "done", response={"id": "chatcmpl-2"})
+    other = call([after, USER, said, result], "else", response={"id": "chatcmpl-3"})
+    imported(first)
+    imported(second, other)
+    found = {row.upstream_id: row for row in rows(engine, schema.completions)}
+    one, two, three = (found[f"chatcmpl-{number}"] for number in (1, 2, 3))
+    assert (two.trajectory_id, two.threaded_by, one.continued_by) == (one.trajectory_id, "tool_calls", two.id)
+    assert (two.follows, two.new_messages) == (None, [after, USER, said, result]), "it repeats other words"
+    assert (three.trajectory_id != one.trajectory_id, three.threaded_by) == (True, "fork")
+
+
+def test_what_normalise_matches_threads_calls_of_a_log_and_is_kept_as_it_was_said(
+    engine: Engine, imported: Importing
+) -> None:
+    before, after = ({"role": "system", "content": f"It is {time}."} for time in ("12:31", "12:32"))
+    lines = [
+        call([before, USER], "hello", response={"id": "chatcmpl-1"}),
+        call([after, USER, ANSWER, USER], "bye", response={"id": "chatcmpl-2"}),
+        {"messages": [before, USER, ANSWER], "trajectory_id": "t"},
+    ]
+    imported(*lines, normalise=(CLOCK,))
+    stored = {row.upstream_id: row for row in rows(engine, schema.completions)}
+    one, two = stored["chatcmpl-1"], stored["chatcmpl-2"]
+    assert (one.trajectory_id, two.threaded_by, one.continued_by) == (two.trajectory_id, "content", two.id)
+    assert (two.follows, two.new_messages) == (None, [after, USER, ANSWER, USER])
+    again = imported(*lines)
+    assert (again.counted["there"], again.counted["completions"]) == (3, 0), "the setting is no part of what is there"
+
+
+def test_of_calls_that_say_the_same_the_oldest_one_is_gone_on_from_first(engine: Engine, imported: Importing) -> None:
+    stamps = [f"2026-01-01T00:00:0{second}Z" for second in range(8)]
+    begun = [
+        call([USER], "hello", response={"id": f"chatcmpl-{place}"}, timestamp=stamp)
+        for place, stamp in enumerate(stamps)
+    ]
+    more = [
+        call([USER, ANSWER, USER], f"{place}", response={"id": f"more-{place}"}, timestamp="2026-01-01T00:01:00Z")
+        for place in range(8)
+    ]
+    imported(*begun)
+    imported(*more)
+    found = {row.upstream_id: row for row in rows(engine, schema.completions)}
+    assert [found[f"more-{place}"].follows for place in range(8)] == [
+        found[f"chatcmpl-{place}"].id for place in range(8)
+    ]
 
 
 def test_two_users_never_share_a_trajectory(engine: Engine, imported: Importing) -> None:
