@@ -86,7 +86,7 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
     _empty(settings.data, console)
     seconds: dict[str, float] = {}
     began = time.monotonic()
-    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
+    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
         seconds["start"] = time.monotonic() - began
         store = Store(connect(stack.settings.database_url))
         store.set_policy_state(settings.project, settings.policy, "training")
