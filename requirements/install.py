@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 """What the locks are for, the preferred one first."""
 PYTORCH = "https://download.pytorch.org/whl/cpu"
-CONNECT_TIMEOUT_S = 8
-READ_TIMEOUT_S = 15
+TIMEOUT_S = 8
 """While torch is looked for: an index that does not answer must not cost minutes."""
 ABSENT = re.compile(r"No matching distribution|there is no version of|not found in the package registry|no wheels with")
-UNREACHABLE = re.compile(r"dns error|Connect|[Tt]imed ?out|[Tt]imeout|Failed to fetch|Request failed|is being ignored")
+TIMED_OUT = re.compile(r"[Tt]imed ?out|[Tt]imeout")
+UNREACHABLE = re.compile(TIMED_OUT.pattern + r"|dns error|Connect|Failed to fetch|Request failed")
 
 
 class Stop(Exception):
@@ -150,7 +150,7 @@ def create(folder: Path, named: str) -> bool:
     with tempfile.TemporaryDirectory() as spare:
         uv = shutil.which("uv")
         if uv is None and ran([sys.executable, "-m", "venv", spare]):
-            ran([f"{spare}/bin/pip", "install", "--timeout", str(READ_TIMEOUT_S), "--retries", "1", "uv"])
+            ran([f"{spare}/bin/pip", "install", "--timeout", str(TIMEOUT_S), "--retries", "1", "uv"])
             uv = shutil.which("uv", path=f"{spare}/bin")
         if uv and not base:
             say("There is no Python 3.11, 3.12 or 3.13 here: uv fetches one.")
@@ -158,7 +158,9 @@ def create(folder: Path, named: str) -> bool:
             return True
     if base:
         raise Stop(f"{base} cannot make an environment: install its venv module (Debian: python3-venv), or uv.")
-    raise Stop("There is no Python 3.11, 3.12 or 3.13 here: install one, or name one with PYTHON=...")
+    raise Stop(
+        "There is no Python 3.11, 3.12 or 3.13, and uv cannot fetch one: install one, or name it with PYTHON=..."
+    )
 
 
 # Installing
@@ -171,7 +173,7 @@ def progress(line: str) -> str:
         return f"downloading {large[1].replace('%2B', '+')} ({large[2]} {large[3]})"
     if re.match(r"(Prepared|Installed) \d+ packages? ", line):
         return line.strip().lower()
-    return "putting them in their places" if line.startswith("Installing collected packages") else ""
+    return "installing" if line.startswith("Installing collected packages") else ""
 
 
 class Installer:
@@ -207,13 +209,13 @@ class Installer:
             variables = {}
             if hurry and tool == "uv":
                 variables = {
-                    "UV_HTTP_CONNECT_TIMEOUT": str(CONNECT_TIMEOUT_S),
-                    "UV_HTTP_TIMEOUT": str(READ_TIMEOUT_S),
+                    "UV_HTTP_CONNECT_TIMEOUT": str(TIMEOUT_S),
+                    "UV_HTTP_TIMEOUT": str(TIMEOUT_S),
                     "UV_HTTP_RETRIES": "1",
                 }
             elif hurry:
                 retries = 0 if self.uv else 1  # uv has tried before
-                arguments += ["--timeout", str(READ_TIMEOUT_S), "--retries", str(retries)]
+                arguments += ["--timeout", str(TIMEOUT_S), "--retries", str(retries)]
             return self.run(tool, arguments, variables)
 
     def run(self, tool: str, arguments: list[str], variables: dict[str, str] | None = None) -> tuple[int, str]:
@@ -239,6 +241,8 @@ class Installer:
     def install_torch(self, torch: list[str], named: str) -> None:
         """Install PyTorch's CPU build. Raises Stop if no source has it."""
         version = torch[0].split()[0].partition("==")[2]
+        found = probe(self.python)
+        build = f"{version} for Python {'.'.join(map(str, found[0] if found else ()))}"
         reasons = []
         for source in [named] if named else ["", PYTORCH]:
             say(f"PyTorch {version}: looking in {source or 'the configured package sources'}")
@@ -249,6 +253,8 @@ class Installer:
                     return
                 if UNREACHABLE.search(printed):
                     reason = reason or "did not answer"
+                    if TIMED_OUT.search(printed):
+                        break  # another tool would wait as long
                 elif ABSENT.search(printed):
                     reason = reason or ("lack it" if not source else "lacks it")
                 else:
@@ -256,7 +262,7 @@ class Installer:
                     raise Stop(f"PyTorch {version} could not be installed: {tool} says why above.")
             reasons.append(f"{source or 'the configured package sources'} {reason}")
         raise Stop(
-            f"PyTorch's CPU build ({version}) is not to be had: {' and '.join(reasons)}. Name an index, a page of "
+            f"PyTorch's CPU build ({build}) is not to be had: {' and '.join(reasons)}. Name an index, a page of "
             "links or a folder that has its wheel: make install TORCH_INDEX=..."
         )
 

@@ -235,6 +235,7 @@ def install(tmp_path: Path, tool: str, sha256: str, made: Path | None = None, **
     for name in ("install.sh", "install.py"):
         shutil.copy(ROOT / "requirements" / name, repository / "requirements" / name)
     (repository / "cpu.lock").write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{sha256}\n", encoding="utf-8")
+    assert UV.is_file()
     for program in (Path("/usr/bin/uname"), Path("/usr/bin/dirname"), *[UV] * (tool == "uv")):
         (programs / program.name).symlink_to(program)
     environment = {
@@ -315,10 +316,11 @@ def test_a_missing_cpu_build_is_said_in_one_sentence_and_nothing_is_left(
 ) -> None:
     done = install(tmp_path, tool, sites.sha256, PIP_INDEX_URL=sites.public.address)
     assert done.status != 0 and not done.environment.exists()
+    version = ".".join(map(str, sys.version_info[:2]))
     assert done.printed.splitlines()[-1] == (
-        "PyTorch's CPU build (2.13.0+cpu) is not to be had: the configured package sources lack it and "
-        "https://download.pytorch.org/whl/cpu did not answer. Name an index, a page of links or a folder that has its "
-        "wheel: make install TORCH_INDEX=..."
+        f"PyTorch's CPU build (2.13.0+cpu for Python {version}) is not to be had: the configured package sources "
+        "lack it and https://download.pytorch.org/whl/cpu did not answer. Name an index, a page of links or "
+        "a folder that has its wheel: make install TORCH_INDEX=..."
     )
     assert sites.public.wheels() == set()
 
