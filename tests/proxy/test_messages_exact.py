@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from proxy.wire.messages import chat_of
+from tests.proxy.both import ATTEMPTS
 from tests.proxy.conftest import RunningProxy, wait_for
 
 pytestmark = pytest.mark.stack
@@ -230,7 +231,7 @@ def compared(response: httpx.Response) -> Any:
 
 def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) -> httpx.Response:
     """Ask the proxy, and vLLM alone; the answers are equal."""
-    for _ in range(3):
+    for _ in range(ATTEMPTS):
         response = real.client.post("/v1/messages", json=request | {"model": "starter"})
         alone = direct.post("/v1/messages", json=request)
         # Of two tokens that are nearly as likely, a batch decides.
