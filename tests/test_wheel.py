@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -12,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests import wrong_builds
+from tests.docs_blocks import pages
 from tests.test_stack import query
 from whetstone import __version__
 from whetstone.torch_builds import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("proxy", "judge", "trainer", "migrations", "whetstone")
+EXTRAS = re.compile(r"(?:whetstone-proxy|-e '\.)\[([a-z,]+)\]")
+"""What a page has pip install, from the index or from the checkout."""
 FILES = """
 import json
 from importlib.resources import files
@@ -61,6 +66,13 @@ def test_every_file_of_our_packages_is_in_the_wheel(wheel: Path) -> None:
     assert there == set(ran("git", "ls-files", *OURS).splitlines())
 
 
+def test_the_extras_that_pages_name_are_the_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [page.read_text(encoding="utf-8") for page in pages()]
+    named = {name for text in texts for extras in EXTRAS.findall(text) for name in extras.split(",")}
+    assert {"serving", "training", "demo"} <= named <= set(project["optional-dependencies"])
+
+
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with the wheel, beside packages as pip chooses them without a lock.
@@ -96,6 +108,7 @@ def test_what_the_product_needs_lies_in_its_packages(installed: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.stack
+@pytest.mark.long(part="stacks")
 @pytest.mark.timeout(600)
 def test_the_demo_runs_in_an_empty_folder_beside_a_torchvision_of_another_build(
     installed: Path, tmp_path: Path
