@@ -60,7 +60,8 @@ def core(trajectory):
     import resource
     return resource.getrlimit(resource.RLIMIT_CORE)[0]
 def child_of_the_wire(trajectory):
-    for fd in range(3, 20):
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd < 3: continue
         try: os.write(fd, b"[1]\\n")
         except OSError: pass
     return 1
