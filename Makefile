@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 
-# Tests run in a process a core and one more: some wait. What shares a server stays in one of them (tests/conftest.py).
-AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadgroup
+# Tests run in a process a core and one more: some wait. What shares a server stays in one of them (tests/sharing.py).
+AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
 PARTS := short exact clients stacks harnesses trl
@@ -49,7 +49,8 @@ short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
 
 all-exact: $(INSTALLED)
-	$(BIN)/pytest --examples 6 tests/proxy/test_differential.py $(TEST_ARGS)
+	CONVERSATIONS=400 $(BIN)/pytest --examples 6 tests/proxy/test_differential.py tests/proxy/test_threading.py $(TEST_ARGS)
+	$(BIN)/pytest -m "long(part='exact')" $(TEST_ARGS)
 
 all-clients: $(INSTALLED)
 	$(BIN)/pytest -m "long(part='clients')" $(TEST_ARGS)

@@ -45,8 +45,8 @@ class Outcome:
     failed_requests: int
 
     def learned(self, enough: float) -> bool:
-        """Whether the gain is as large as that share, and beyond doubt."""
-        return self.gain.mean >= enough and self.gain.low > 0
+        """Whether the gain is as large as that share and beyond doubt; where less than nothing is enough, always."""
+        return enough < 0 or (self.gain.mean >= enough and self.gain.low > 0)
 
     @property
     def clean(self) -> bool:
@@ -140,7 +140,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps to take")
     parser.add_argument("--questions", type=int, default=600, help="held-out questions to each of the two versions")
     parser.add_argument("--seed", type=int, default=0, help="of the adapter, the sampling and the questions")
-    parser.add_argument("--enough", type=float, default=0.15, help="the gain, as a share, that counts as learned")
+    parser.add_argument(
+        "--enough", type=float, default=0.15, help="the gain, as a share, that counts as learned; below 0: any"
+    )
     parser.add_argument("--shuffle", action="store_true", help="the control: thumbs of other answers")
     parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
     args = parser.parse_args()

@@ -20,11 +20,13 @@ import hypothesis
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import Engine, Select, Table, create_engine, make_url, select, text
+from xdist.remote import Producer
 
 from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
 from migrations.words import response_text
+from tests.sharing import Sharing, order
 from whetstone import logs, tracing, vllm
 from whetstone.settings import LogSettings, Settings
 from whetstone.supervisor import Part, Supervisor
@@ -36,9 +38,6 @@ os.environ.pop("COLUMNS", None)
 hypothesis.settings.register_profile("whetstone", deadline=None)
 hypothesis.settings.load_profile("whetstone")
 
-SHARED_SERVERS = {"parsing_vllm_url": "parsing vLLM", "vllm_url": "vLLM"}
-"""Fixture -> the name of the server that it gives, which all its tests share."""
-
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -47,20 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=int, default=1, help="generated requests of each kind (make test-all: 6)")
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing:
+    """Keep tests that share a server in one process (`--dist loadscope` is the plain form of it)."""
+    return Sharing(config, log)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a server, or an expensive fixture, in one process; begin with what takes longest."""
-    for item in items:
-        shared = (name for fixture, name in SHARED_SERVERS.items() if fixture in getattr(item, "fixturenames", ()))
-        if (name := next(shared, None)) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(name))
-
-    def rank(item: pytest.Item) -> int:
-        if item.get_closest_marker("xdist_group"):
-            return 0
-        return 1 if item.get_closest_marker("slow") or item.get_closest_marker("stack") else 2
-
-    items.sort(key=rank)
+    """Begin with what takes longest."""
+    order(items)
 
 
 def as_told(table: Table) -> Select[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.test_stack import ROOT, WHETSTONE, play, query, until, up
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="stacks"), pytest.mark.timeout(600)]
 
 
 def step(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

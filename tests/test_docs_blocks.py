@@ -107,7 +107,6 @@ RUN = sorted(of_pages(*STACK), key=lambda page: (named(page) in LAST, page))
 
 
 @pytest.mark.stack
-@pytest.mark.xdist_group("documented stack")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUN, ids=named)
 def test_a_page_does_what_it_says(page: Path, stack: tuple[Path, dict[str, Any]]) -> None:

@@ -36,13 +36,15 @@ STEPS = 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_whose_worker_is_killed_learns_bit_for_bit_what_an_undisturbed_one_learns() -> None:
-    command = [sys.executable, "-m", "benchmarks.killed", "--kills", "4", "--steps", "5", "--seed", "1"]
+@pytest.mark.parametrize(("kills", "steps"), [(2, 2), pytest.param(4, 5, marks=pytest.mark.long(part="harnesses"))])
+def test_a_run_whose_worker_is_killed_learns_bit_for_bit_what_an_undisturbed_one_learns(kills: int, steps: int) -> None:
+    command = [sys.executable, "-m", "benchmarks.killed"]
+    command += ["--kills", str(kills), "--steps", str(steps), "--seed", "1"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "4 kills, 5 steps, each adapter the same bit for bit: it holds" in run.stdout
+    assert f"{kills} kills, {steps} steps, each adapter the same bit for bit: it holds" in run.stdout
     met = re.findall(r"after its start, ([a-z, ]+) \(", run.stdout)
-    assert len(met) == 4 and len(set(met)) > 1, run.stdout
+    assert len(met) == kills and len(set(met)) > 1, run.stdout
 
 
 def step(number: int, **values: Any) -> Step:

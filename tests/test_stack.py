@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WHETSTONE = [sys.executable, "-m", "whetstone.cli"]
 AGENT = [sys.executable, str(ROOT / "whetstone" / "demo" / "tictactoe" / "agent.py")]
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
 def started_by(pid: int) -> list[int]:
@@ -143,6 +143,7 @@ def test_without_a_tag_games_are_found_grouped_and_trained_on(tmp_path: Path) ->
     assert eval_["n"] == 0
 
 
+@pytest.mark.long(part="stacks")
 def test_a_stack_whose_engine_dies_or_hangs_soon_has_it_back_with_the_live_version(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data, "--train") as (_, address):

@@ -40,10 +40,17 @@ PROMPT, ANSWER = (1, 11, 5), tuple(range(20, 36))
 
 @pytest.mark.slow
 @pytest.mark.stack
-@pytest.mark.timeout(400)
-def test_swaps_under_load_fail_no_request_and_mix_no_versions_and_a_killed_server_comes_back() -> None:
-    command = [sys.executable, "-m", "benchmarks.swaps", "--short", "--seed", "1"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("parts", "swaps"),
+    [("swaps", 3), pytest.param("swaps,killed", 8, marks=pytest.mark.long(part="harnesses"))],
+)
+def test_swaps_under_load_fail_no_request_and_mix_no_versions_and_a_killed_server_comes_back(
+    parts: str, swaps: int
+) -> None:
+    command = [sys.executable, "-m", "benchmarks.swaps", "--short", "--seed", "1", "--parts", parts]
+    command += ["--swaps", str(swaps)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "it holds" in run.stdout
     assert "18 of 18 caught" in run.stdout
@@ -177,9 +184,10 @@ def test_a_prompt_that_is_not_whole_is_no_ground_to_compute_from(seed: Seed, eng
         recorded(engine, settings_of(Path("unused"), 0))
 
 
-def test_a_version_is_written_as_a_step_leaves_it(sets: Sets, seed: Seed, engine: Engine) -> None:
-    sets.add_version(engine, 3, parent=0)
-    row = seed.one(schema.policy_versions, "starter@v3")
+def test_a_version_is_written_as_a_step_leaves_it(sets: Sets, seed: Seed, engine: Engine, database_kind: str) -> None:
+    version = {"sqlite": 3, "postgresql": 5}[database_kind]  # adapters are never overwritten; the first set's both
+    sets.add_version(engine, version, parent=0)
+    row = seed.one(schema.policy_versions, f"starter@v{version}")
     assert (row.state, row.parent, row.served) == ("candidate", 0, True)
     with engine.connect() as connection:
         assert len(connection.execute(select(schema.policy_versions)).all()) == 2

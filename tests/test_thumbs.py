@@ -15,13 +15,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.stack
 @pytest.mark.timeout(600)
-def test_an_app_that_only_posts_thumbs_has_a_policy_that_learns() -> None:
-    # Ten steps leave the gain of twenty unfinished, and still far beyond chance.
-    command = [sys.executable, "-m", "benchmarks.thumbs", "--steps", "10", "--questions", "400", "--enough", "0.05"]
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        # Two steps show that thumbs become steps; whether it learns from them takes more.
+        (2, ["--questions", "40", "--enough", "-1"]),
+        # Ten steps leave the gain of twenty unfinished, and still far beyond chance.
+        pytest.param(10, ["--questions", "400", "--enough", "0.05"], marks=pytest.mark.long(part="harnesses")),
+    ],
+)
+def test_an_app_that_only_posts_thumbs_has_a_policy_that_learns(steps: int, options: list[str]) -> None:
+    command = [sys.executable, "-m", "benchmarks.thumbs", "--steps", str(steps), *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    steps = re.findall(r"^step \d+  (\d+) of (\d+) by baseline", run.stdout, re.MULTILINE)
-    assert len(steps) >= 10 and all(int(baselined) == int(taken) >= 192 for baselined, taken in steps)
+    taken = re.findall(r"^step \d+  (\d+) of (\d+) by baseline", run.stdout, re.MULTILINE)
+    assert len(taken) >= steps and all(int(baselined) == int(of) >= 192 for baselined, of in taken)
     assert " 0 failed requests" in run.stdout
 
 
@@ -36,6 +44,7 @@ def test_learned_is_what_gained_enough_and_more_than_chance_gives() -> None:
     assert not outcome(180, 239).learned(0.15)
     assert not outcome(240, 180).learned(0.15)
     assert not outcome(180, 181).learned(0.0)
+    assert outcome(240, 180).learned(-1)
 
 
 def test_a_run_in_which_groups_had_a_part_or_somebody_was_refused_proves_nothing() -> None:

@@ -1,7 +1,7 @@
 """Conversations at once through a proxy that is restarted and killed between their calls: where did each land?
 
-400 of them; CONVERSATIONS=1000 in the environment makes it 1,000. The app says nothing but its base_url. Every
-conversation has a first question of its own; beside them run some whose words are all the same, of which only what can
+120 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
+base_url. Every conversation has a first question of its own; beside them run some whose words are all the same, of which only what can
 be told apart is asked: as many trajectories as conversations, each one a conversation that grows.
 """
 
@@ -23,11 +23,11 @@ from migrations import schema
 from migrations.database import connect
 from tests.proxy.conftest import own_process, settings_for, wait_for
 
-CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "400"))
-ALIKE = 48
+CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "120"))
+ALIKE = CONVERSATIONS // 8
 """More, with the same words in all of them."""
 AT_ONCE = 10
-RESTARTS = 6
+RESTARTS = 4
 """Every second one is a `kill -9`."""
 PATH = "/v1/chat/completions"
 

@@ -20,7 +20,8 @@ GROUPS, MEMBERS, TOKENS, STEPS = 12, 8, 12, 40
 Rewarding = Callable[[list[float], random.Random], list[float]]
 
 
-SEEDS = (6, 14, 25)
+MORE = pytest.mark.long(part="exact")
+SEEDS = (14, pytest.param(6, marks=MORE), pytest.param(25, marks=MORE))
 """Of 30 seeds, those whose random model begins below 0.45."""
 
 

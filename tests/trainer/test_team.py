@@ -119,6 +119,7 @@ def test_steps_of_two_processes_go_live_and_a_stop_leaves_nobody(launched: Launc
     assert not any(alive(pid) for pid in processes)
 
 
+@pytest.mark.long(part="stacks")
 def test_a_process_that_dies_ends_them_all_and_another_launch_takes_the_step(launched: Launched) -> None:
     first = launched.processes
     launched.group("g")
@@ -131,6 +132,7 @@ def test_a_process_that_dies_ends_them_all_and_another_launch_takes_the_step(lau
     assert launched.seed.one(schema.steps, "starter#1").attempt == 2
 
 
+@pytest.mark.long(part="stacks")
 def test_a_launcher_that_is_killed_takes_its_processes_with_it(launched: Launched) -> None:
     launcher, *others = launched.processes
     os.kill(launcher, signal.SIGKILL)

@@ -18,7 +18,7 @@ from trainer.rows import Row
 from whetstone.training import TrainerSettings
 from whetstone.up import trainer_program
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("team")]
+pytestmark = [pytest.mark.slow]
 MakeRows = Callable[..., list[Row]]
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,64 @@
+"""Which test files run one after the other in one process, because they share what is expensive to start.
+
+Everything else is spread over the processes file by file. Not by mark: the process that spreads the tests knows only
+their names.
+"""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+SHARED = {
+    "a vLLM": (
+        "tests/clients/test_openai.py",
+        "tests/judge/ruler/test_base.py",
+        "tests/proxy/test_completeness.py",
+        "tests/proxy/test_differential.py",
+        "tests/proxy/test_engine_survives.py",
+        "tests/proxy/test_messages_exact.py",
+        "tests/proxy/test_metrics.py",
+        "tests/proxy/test_openapi.py",
+        "tests/proxy/test_responses_exact.py",
+        "tests/proxy/test_shadows.py",
+        "tests/proxy/test_threading.py",
+        "tests/proxy/test_transparent.py",
+        "tests/proxy/test_whose_call.py",
+        "tests/test_moved.py",
+        "tests/whetstone/test_selftest.py",
+    ),
+    "whole stacks": ("tests/test_docs_blocks.py", "tests/test_stack.py"),
+}
+"""What is shared -> the files. Stacks are each test's own: only one at a time is good for two cores."""
+
+SERVERS = {"vllm_url", "parsing_vllm_url"}
+"""Fixtures whose tests belong under `a vLLM`."""
+
+SHARES = {file: shared for shared, files in SHARED.items() for file in files}
+"""The same by file."""
+
+
+class Sharing(LoadScopeScheduling):
+    """Hands out files, or sets of files that share something, in the order of the collection."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = file_of(nodeid)
+        return SHARES.get(file, file)
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: what shares something, then files with slow tests."""
+    first: dict[str, int] = {}
+    for item in items:
+        file = file_of(item.nodeid)
+        slow = item.get_closest_marker("slow") or item.get_closest_marker("stack")
+        first[file] = min(0 if file in SHARES else 1 if slow else 2, first.get(file, 2))
+    items.sort(key=lambda item: first[file_of(item.nodeid)])
+
+
+def file_of(nodeid: str) -> str:
+    """Say which file a test is in."""
+    return nodeid.partition("::")[0]
