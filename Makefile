@@ -13,7 +13,7 @@ LOCK := requirements/cpu.lock
 AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
-PARTS := short exact clients stacks harnesses trl
+PARTS := short postgresql exact clients stacks harnesses trl
 PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
@@ -43,10 +43,13 @@ demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed
 test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: fifteen minutes
 	$(MAKE) --no-print-directory --jobs 2 static short
 
-test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short exact clients stacks harnesses trl)
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl)
 
 short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
+
+all-postgresql: $(INSTALLED)
+	$(BIN)/pytest $(AT_ONCE) -m "long(part='postgresql')" $(TEST_ARGS)
 
 all-exact: $(INSTALLED)
 	CONVERSATIONS=400 $(BIN)/pytest --examples 6 tests/proxy/test_differential.py tests/proxy/test_threading.py $(TEST_ARGS)

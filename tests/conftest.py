@@ -26,7 +26,7 @@ from migrations import schema
 from migrations.database import connect
 from migrations.run import upgrade
 from migrations.words import response_text
-from tests.sharing import Sharing, order
+from tests.sharing import Sharing, leave_out, order
 from whetstone import logs, tracing, vllm
 from whetstone.settings import LogSettings, Settings
 from whetstone.supervisor import Part, Supervisor
@@ -51,9 +51,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing
     return Sharing(config, log)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
+    """Say what is long before long tests are left out, and begin with what takes longest."""
+    leave_out(items)
     order(items)
 
 

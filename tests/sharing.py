@@ -33,6 +33,28 @@ SHARED = {
 SERVERS = {"vllm_url", "parsing_vllm_url"}
 """Fixtures whose tests belong under `a vLLM`."""
 
+SQLITE_ALONE = (
+    "tests/judge/ruler/",
+    "tests/judge/test_timing.py",
+    "tests/proxy/test_admin_versions.py",
+    "tests/proxy/test_app.py",
+    "tests/proxy/test_evaluations.py",
+    "tests/proxy/test_metrics.py",
+    "tests/proxy/test_names.py",
+    "tests/proxy/test_pause.py",
+    "tests/proxy/test_pins.py",
+    "tests/proxy/test_tenants.py",
+    "tests/proxy/test_turns.py",
+    "tests/proxy/test_ui_looked_at.py",
+    "tests/proxy/test_ui_policies.py",
+    "tests/test_feedback_model.py",
+    "tests/trainer/test_dry_run.py",
+    "tests/trainer/test_testing.py",
+    "tests/whetstone/test_cli_sql.py",
+)
+"""Files, or folders of them, whose half on PostgreSQL is left to `make test-all`: what they prove is no database's, and
+other tests ask PostgreSQL the same statements."""
+
 SHARES = {file: shared for shared, files in SHARED.items() for file in files}
 """The same by file."""
 
@@ -47,6 +69,13 @@ class Sharing(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = file_of(nodeid)
         return SHARES.get(file, file)
+
+
+def leave_out(items: list[pytest.Item]) -> None:
+    """Mark as `long` what of both databases only `make test-all` runs."""
+    for item in items:
+        if item.get_closest_marker("postgresql") and item.nodeid.startswith(SQLITE_ALONE):
+            item.add_marker(pytest.mark.long(part="postgresql"))
 
 
 def order(items: list[pytest.Item]) -> None:

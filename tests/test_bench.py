@@ -37,6 +37,7 @@ def test_connections_are_kept_and_each_request_is_a_row(tmp_path: Path) -> None:
     assert worse(told["ratios"], told["ratios"]) == []
 
 
+@pytest.mark.long(part="harnesses")
 @pytest.mark.slow
 def test_a_run_that_misses_a_bar_says_so_last_and_exits_1() -> None:
     """It holds 100 silent streams at once; the bar is 2,000."""

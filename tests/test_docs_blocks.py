@@ -104,11 +104,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
 
 
 RUN = sorted(of_pages(*STACK), key=lambda page: (named(page) in LAST, page))
+LONG = ("examples/tictactoe/README.md", "examples/thumbs/README.md")
+"""Pages whose blocks play games: `make test-all`."""
 
 
 @pytest.mark.stack
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", RUN, ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long(part="stacks")) if named(page) in LONG else page for page in RUN],
+    ids=named,
+)
 def test_a_page_does_what_it_says(page: Path, stack: tuple[Path, dict[str, Any]]) -> None:
     folder, addresses = stack
     program = folder / "page.py"

@@ -44,7 +44,7 @@ def test_a_run_whose_worker_is_killed_learns_bit_for_bit_what_an_undisturbed_one
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{kills} kills, {steps} steps, each adapter the same bit for bit: it holds" in run.stdout
     met = re.findall(r"after its start, ([a-z, ]+) \(", run.stdout)
-    assert len(met) == kills and len(set(met)) > 1, run.stdout
+    assert len(met) == kills and len(set(met)) >= kills // 2, run.stdout
 
 
 def step(number: int, **values: Any) -> Step:

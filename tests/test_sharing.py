@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sharing import SERVERS, SHARED, SHARES, Sharing, file_of, order
+from tests.sharing import SERVERS, SHARED, SHARES, SQLITE_ALONE, Sharing, file_of, order
 
 
 def test_whoever_asks_for_a_vllm_shares_it(request: pytest.FixtureRequest) -> None:
@@ -19,6 +19,7 @@ def test_whoever_asks_for_a_vllm_shares_it(request: pytest.FixtureRequest) -> No
 def test_files_that_share_something_exist() -> None:
     assert [file for file in SHARES if not Path(file).is_file()] == []
     assert len(SHARES) == sum(map(len, SHARED.values()))
+    assert [path for path in SQLITE_ALONE if not Path(path).exists()] == []
 
 
 def test_files_that_share_something_are_one_piece_of_work() -> None:

@@ -117,6 +117,7 @@ def test_the_committed_tokenizer_and_template_are_what_the_script_makes() -> Non
     assert tokenizer.chat_template == made.chat_template
 
 
+@pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_pre_training_is_the_same_for_the_same_seed() -> None:
     weights = []

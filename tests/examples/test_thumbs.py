@@ -95,6 +95,7 @@ def test_held_out_questions_are_marked_and_get_no_thumb(server: Server) -> None:
     assert server.feedback == []
 
 
+@pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_shuffled_thumbs_keep_their_share_and_say_nothing(server: Server) -> None:
     run(APP, server, "--questions", "600", "--thumbs", "1", "--shuffle")

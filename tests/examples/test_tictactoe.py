@@ -157,6 +157,7 @@ def test_a_failed_request_is_counted_and_ends_only_its_game(table: Table) -> Non
     assert len(table.rewards) == 13
 
 
+@pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_shuffled_rewards_keep_their_distribution_and_say_nothing_about_the_game(table: Table) -> None:
     figures = run(AGENT, table, "--games", "320", "--shuffle-rewards", "--run", "r")

@@ -15,7 +15,7 @@ from proxy.openapi import BODIES
 from proxy.wire import dialects
 from tests.proxy.conftest import RunningProxy
 
-EXAMPLES = 25
+EXAMPLES = 12
 """For each operation, as the document says it and against it."""
 
 

@@ -1,8 +1,8 @@
 """Conversations at once through a proxy that is restarted and killed between their calls: where did each land?
 
 120 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
-base_url. Every conversation has a first question of its own; beside them run some whose words are all the same, of which only what can
-be told apart is asked: as many trajectories as conversations, each one a conversation that grows.
+base_url. Every conversation has a first question of its own; beside them run some whose words are all the same, of
+which only what can be told apart is asked: as many trajectories as conversations, each one a conversation that grows.
 """
 
 import asyncio

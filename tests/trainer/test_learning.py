@@ -96,6 +96,7 @@ def test_a_toy_policy_learns_what_is_rewarded(tmp_path: Path, seeded_model: tupl
     assert end >= 0.85
 
 
+@pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_a_toy_policy_learns_nothing_from_shuffled_rewards(tmp_path: Path, seeded_model: tuple[Path, int]) -> None:
     start, end = learn(seeded_model, tmp_path, shuffled)

@@ -103,6 +103,7 @@ def apart(one: bytes, other: bytes) -> float:
     return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
 
 
+@pytest.mark.long(part="exact")
 def test_two_processes_make_the_adapter_that_one_makes(told: Told, alone: Alone) -> None:
     team = told.files("leader")
     for name in ("adapter_model.safetensors", "optimizer.safetensors"):
@@ -111,21 +112,25 @@ def test_two_processes_make_the_adapter_that_one_makes(told: Told, alone: Alone)
     assert team["rng.safetensors"] == alone.after["rng.safetensors"]
 
 
+@pytest.mark.long(part="exact")
 def test_the_figures_are_those_of_all_rows(told: Told, alone: Alone) -> None:
     for ours, theirs in zip(told.figures, alone.figures, strict=False):
         assert ours == pytest.approx(asdict(theirs), rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.long(part="exact")
 def test_after_failures_and_steps_both_hold_the_same_bits(told: Told) -> None:
     assert told.files("follower") == told.files("resumed")
     figures = told.figures[-1]
     assert figures["grad_norm"] > 0 and figures["kl"] > 0
 
 
+@pytest.mark.long(part="exact")
 def test_seven_micro_batches_are_four_rounds(told: Told) -> None:
     assert told.rounds == [[done, 4] for done in (1, 2, 3, 4)]
 
 
+@pytest.mark.long(part="exact")
 def test_whichever_process_fails_the_step_fails_and_nothing_moves(told: Told) -> None:
     met = {name: (kind, moved) for name, (kind, _, moved, _) in told.failures.items()}
     assert met == {
@@ -142,12 +147,14 @@ def test_whichever_process_fails_the_step_fails_and_nothing_moves(told: Told) ->
     assert max(seconds for _, _, _, seconds in told.failures.values()) < 30
 
 
+@pytest.mark.long(part="exact")
 def test_gradients_that_no_process_has_stay_none(told: Told) -> None:
     both, one, none, figure, not_a_number = told.sums
     assert (both, one, none) == ([3.0, 30.0], [5.0, 7.0], None)
     assert figure == pytest.approx(1.2) and not_a_number == "nan"
 
 
+@pytest.mark.long(part="exact")
 def test_a_follower_keeps_no_learner_that_the_leader_has_dropped(told: Told) -> None:
     assert len(json.loads((told.folder / "held.json").read_text())) == 1
 
