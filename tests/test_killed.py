@@ -36,7 +36,7 @@ STEPS = 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("kills", "steps"), [(2, 2), pytest.param(4, 5, marks=pytest.mark.long(part="harnesses"))])
+@pytest.mark.parametrize(("kills", "steps"), [(1, 3), pytest.param(4, 5, marks=pytest.mark.long(part="harnesses"))])
 def test_a_run_whose_worker_is_killed_learns_bit_for_bit_what_an_undisturbed_one_learns(kills: int, steps: int) -> None:
     command = [sys.executable, "-m", "benchmarks.killed"]
     command += ["--kills", str(kills), "--steps", str(steps), "--seed", "1"]
@@ -44,7 +44,7 @@ def test_a_run_whose_worker_is_killed_learns_bit_for_bit_what_an_undisturbed_one
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{kills} kills, {steps} steps, each adapter the same bit for bit: it holds" in run.stdout
     met = re.findall(r"after its start, ([a-z, ]+) \(", run.stdout)
-    assert len(met) == kills and len(set(met)) >= kills // 2, run.stdout
+    assert len(met) == kills and len(set(met)) >= kills / 2, run.stdout
 
 
 def step(number: int, **values: Any) -> Step:
