@@ -52,7 +52,7 @@ all-postgresql: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "long(part='postgresql')" $(TEST_ARGS)
 
 all-exact: $(INSTALLED)
-	CONVERSATIONS=400 $(BIN)/pytest --examples 6 tests/proxy/test_differential.py tests/proxy/test_threading.py $(TEST_ARGS)
+	CONVERSATIONS=400 $(BIN)/pytest --examples 6 tests/integration/test_differential.py tests/integration/test_trajectories.py $(TEST_ARGS)
 	$(BIN)/pytest -m "long(part='exact')" $(TEST_ARGS)
 
 all-clients: $(INSTALLED)
@@ -105,16 +105,16 @@ bench: $(INSTALLED)  ## What the proxy costs, beside nginx and LiteLLM: BENCH_AR
 	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
 
 instructions: $(INSTALLED)  ## What a request takes in instructions, which no other work changes: two minutes; needs valgrind; INSTRUCTIONS_ARGS="--kind stream"
-	$(BIN)/python -m benchmarks.instructions $(INSTRUCTIONS_ARGS)
+	$(BIN)/python -m benchmarks.bench.instructions $(INSTRUCTIONS_ARGS)
 
 scale: $(INSTALLED)  ## Whether queries stay as fast on 2,000,000 completions; SCALE_ARGS="--database postgresql"
 	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
 pages: $(INSTALLED)  ## Whether each page of the dashboard takes less than 300 ms on 1,000,000 completions; five minutes
-	$(BIN)/python -m benchmarks.pages $(PAGES_ARGS)
+	$(BIN)/python -m benchmarks.scale.pages $(PAGES_ARGS)
 
 retention: $(INSTALLED)  ## Whether anybody waits while 1,000,000 of 2,000,000 completions are deleted; RETENTION_ARGS="--database postgresql"
-	$(BIN)/python -m benchmarks.retention $(RETENTION_ARGS)
+	$(BIN)/python -m benchmarks.scale.retention $(RETENTION_ARGS)
 
 soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang up; SOAK_ARGS="--minutes 15": memory
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
@@ -123,34 +123,34 @@ fuzz: $(INSTALLED)  ## Whether the proxy bears anything: 40,000 requests gone wr
 	$(BIN)/python -m benchmarks.fuzz $(FUZZ_ARGS)
 
 thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle", ...
-	$(BIN)/python -m benchmarks.thumbs $(THUMBS_ARGS)
+	$(BIN)/python -m benchmarks.learning.thumbs $(THUMBS_ARGS)
 
 warm: $(INSTALLED)  ## Whether another server's answers warm a policy up: five minutes; WARM_ARGS="--warm 4", ...
-	$(BIN)/python -m benchmarks.warm $(WARM_ARGS)
+	$(BIN)/python -m benchmarks.learning.warm $(WARM_ARGS)
 
 judged: $(INSTALLED)  ## Whether judges rank 1,000 groups once each, their worker killed meanwhile: eight minutes
-	$(BIN)/python -m benchmarks.judged $(JUDGED_ARGS)
+	$(BIN)/python -m benchmarks.faults.judged $(JUDGED_ARGS)
 
 gate: $(INSTALLED)  ## How often the gate's tests err, simulated: three minutes; GATE_ARGS="--only canary"
-	$(BIN)/python -m benchmarks.gate $(GATE_ARGS)
+	$(BIN)/python -m benchmarks.learning.gate $(GATE_ARGS)
 
 killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training worker, 20 times; six minutes
-	$(BIN)/python -m benchmarks.killed $(KILLED_ARGS)
+	$(BIN)/python -m benchmarks.faults.killed $(KILLED_ARGS)
 
 outage: $(INSTALLED)  ## Whether an app feels that the database is away: PostgreSQL stopped for a minute under load
-	$(BIN)/python -m benchmarks.outage $(OUTAGE_ARGS)
+	$(BIN)/python -m benchmarks.faults.outage $(OUTAGE_ARGS)
 
 chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything: 20,000 completions, 40 kills
-	$(BIN)/python -m benchmarks.chaos $(CHAOS_ARGS)
+	$(BIN)/python -m benchmarks.faults.chaos $(CHAOS_ARGS)
 
 swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM killed, one of two refuses; ten minutes
 	$(BIN)/python -m benchmarks.swaps $(SWAPS_ARGS)
 
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
-	$(TRL)/bin/python -W ignore -m benchmarks.step $(STEPS_ARGS)
+	$(TRL)/bin/python -W ignore -m benchmarks.learning.step $(STEPS_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
-	$(BIN)/python -m whetstone.docs
+	$(BIN)/python -m docs.build
 
 site: $(INSTALLED)  ## The documentation as a site, in site/; SITE=FOLDER
 	$(BIN)/python docs/make_site.py $(SITE)

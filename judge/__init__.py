@@ -1,6 +1,6 @@
-"""What it is worth: applies feedback, ends trajectories, closes and scores groups. No torch, no web framework.
+"""Decide what attempts are worth.
 
-`facts` are its values; `settle`, `place`, `trajectories` and `assemble` decide; `store` asks and writes; `sweep` joins
-the two into short transactions; `code` runs reward functions (in a `sandbox`, whose process is `child`) and
-`parts` adds up what they say; `tasks` is what Celery runs.
+A reward comes in as feedback: `settlement` looks at what is due, reads it by `store`, lets `decisions` decide, and
+writes back. `reward_functions` run code on finished trajectories, `ruler` lets a language model rank a group. `audit`
+measures judges, `maintenance` keeps tables small. `tasks` is the Celery worker.
 """

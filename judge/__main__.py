@@ -1,15 +1,15 @@
-"""`python -m judge`: whether all that judging needs is there: reward functions, rubrics, keys. Exit 1 if not."""
+"""Check that all that judging needs exists: reward functions, rubrics, keys (`python -m judge`). Exit 1 if not."""
 
 import os
 import sys
 from collections.abc import Iterator
 
-from judge.sandbox import NotFound, Sandbox
-from whetstone.settings import Settings, load
+from judge.reward_functions.sandbox import NotFound, Sandbox
+from whetstone.config.settings import Settings, load
 
 
 def missing(settings: Settings) -> Iterator[str]:
-    """What is not there, a sentence each. Starts each reward function's process once."""
+    """Yield what is missing, one sentence each. Starts each reward function's process once."""
     for policy, learning in settings.learning.items():
         for function in learning.rewards:
             with Sandbox(function) as box:

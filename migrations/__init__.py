@@ -1,4 +1,5 @@
-"""What is remembered: the tables as they are (`schema`), the way to them (`versions/`), the engine that reaches them.
+"""Define the tables, and move databases to them.
 
-Knows no program of ours; every program may import it.
+`schema` and `schema_rollups` are the tables as they are, `views` what admins read, `versions` the way to them, which
+`run` goes; `readers` makes roles that may read, `words` finds an answer's words.
 """

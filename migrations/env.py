@@ -1,4 +1,4 @@
-"""What Alembic runs for each command. Knows how our history is applied; connection and transaction come from `run`."""
+"""Apply the history: Alembic runs this for each command. Connection and transaction come from `run`."""
 
 from alembic import context
 
@@ -7,7 +7,8 @@ from migrations.schema import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    # SQLite rolls tables back like rows, once the driver leaves transactions to us (`migrations.database`).
+    # SQLite rolls back table changes like rows, because we control the driver's transactions
+    # (`whetstone.database.engine`).
     transactional_ddl=True,
     render_as_batch=True,
     compare_server_default=True,

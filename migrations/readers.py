@@ -1,7 +1,7 @@
-"""Who may read: roles of PostgreSQL that can select from the admin views, and from nothing else.
+"""Manage reader roles: roles of PostgreSQL that can select from the admin views, and from nothing else.
 
-Knows PostgreSQL's privileges; on SQLite whoever can open the file can read it. A view that a migration makes anew has
-lost its readers: `granted` remembers them, `restore` lets them in again.
+On SQLite everyone who can open the file can read it. When a migration recreates a view, the view loses its grants:
+`granted` reads them before, `restore` grants them again.
 """
 
 import re
@@ -13,25 +13,25 @@ from sqlalchemy import Connection, text
 from migrations.views import VIEWS
 
 MADE_BY_US = "reads the admin views of Whetstone, and nothing else"
-"""The comment on a role of ours: no other role is changed or dropped."""
+"""The comment that marks our roles: no other role is changed or dropped."""
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 """Names that need no quotes."""
 
 
 @dataclass(frozen=True)
 class Grants:
-    """Who could read what: the admin views that there were, and pairs of view and role."""
+    """The grants before a migration: the admin views that existed, and pairs of view and role."""
 
     views: frozenset[str]
     pairs: frozenset[tuple[str, str]]
 
 
 class RoleRefused(Exception):
-    """The role stays as it is; the message says why, and what to do."""
+    """The role is not changed; the message says why, and what to do."""
 
 
 def granted(connection: Connection) -> Grants:
-    """The roles beside the owner that may read admin views of this schema; none on SQLite."""
+    """Return the roles other than the owner that may read admin views of this schema; none on SQLite."""
     if connection.dialect.name != "postgresql":
         return Grants(frozenset(), frozenset())
     query = """
@@ -47,7 +47,7 @@ def granted(connection: Connection) -> Grants:
 
 
 def restore(connection: Connection, before: Grants) -> None:
-    """Let everybody read the views that they could read; who could read them all can read those that are new."""
+    """Grant each role the views that it could read; a role that could read all of them also gets the new ones."""
     there = _views(connection)
     for role in sorted({role for _, role in before.pairs}):
         own = {view for view, one in before.pairs if one == role}
@@ -58,7 +58,8 @@ def restore(connection: Connection, before: Grants) -> None:
 
 
 def statements(connection: Connection, role: str, password: str, timeout_s: float | None, *, exists: bool) -> list[str]:
-    """What makes a reader of `role`, or makes one anew that lags behind; `password`: its text or its SCRAM hash."""
+    """Return the statements that create the reader `role`, or update one that exists. `password`: its text or its SCRAM
+    hash."""
     own, schema = _quoted(connection, role), _quoted(connection, _one(connection, "SELECT current_schema()"))
     database = _quoted(connection, _one(connection, "SELECT current_database()"))
     made = "ALTER" if exists else "CREATE"
@@ -76,10 +77,10 @@ def statements(connection: Connection, role: str, password: str, timeout_s: floa
 
 
 def make(connection: Connection, role: str, password: str, timeout_s: float | None) -> bool:
-    """Make a reader, or give one of ours a new password and the views that came since; whether it is new.
+    """Create a reader, or give one of ours a new password and the new views. Return whether it is new.
 
     Raises:
-        RoleRefused: there is a role of this name that we did not make.
+        RoleRefused: a role with this name exists that we did not create.
     """
     exists = _is_ours(connection, role)
     for statement in statements(connection, role, password, timeout_s, exists=exists):
@@ -88,10 +89,10 @@ def make(connection: Connection, role: str, password: str, timeout_s: float | No
 
 
 def drop(connection: Connection, role: str) -> None:
-    """Take a reader away.
+    """Drop a reader.
 
     Raises:
-        RoleRefused: there is none of this name, or we did not make it.
+        RoleRefused: no role has this name, or we did not create it.
     """
     if not _is_ours(connection, role):
         raise RoleRefused(f"there is no role {role}")
@@ -107,7 +108,7 @@ def drop(connection: Connection, role: str) -> None:
 
 
 def sees_too_much(connection: Connection, role: str) -> Sequence[str]:
-    """What it may do beside reading our views, because this server lets everybody do it; in words."""
+    """Return, in words, what else the role may do, because this server allows it to everyone."""
     found = []
     creates = "SELECT has_schema_privilege(:role, current_schema(), 'CREATE')"
     if connection.execute(text(creates), {"role": role}).scalar():

@@ -2,7 +2,7 @@
 
 A trigger notes each change of a row in the row's own transaction: what it counted for before goes, what it counts for
 now comes. Nobody who writes rows has to know of it, whatever version of Whetstone they are. The judging worker puts the
-notes together with the hours they belong to (`judge.rollups`); the views read both, so they are exact at any time.
+notes together with the hours they belong to (`judge.maintenance.rollups`); the views read both, so they are exact.
 
 A note must never be what makes a write fail: it copies, compares with bounds, and inserts a row that nobody else
 writes; all sums are the worker's. No statement of a trigger touches a row that another transaction may hold.

@@ -1,4 +1,4 @@
-"""Moves a database along its history. Knows Alembic and no program of ours; needs no alembic.ini.
+"""Migrate a database along its history, by Alembic; needs no alembic.ini.
 
 Errors::
 
@@ -6,7 +6,8 @@ Errors::
     ├── DatabaseUnreachable        no database answers at this URL
     └── DatabaseNewer              it was migrated by a later Whetstone
 
-Alembic is imported where it is used: it takes as long to load as all that a command needs to refuse its settings.
+Alembic is imported where it is used: its import takes as long as everything else that a command needs to reject its
+settings.
 """
 
 import random
@@ -21,7 +22,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from migrations import readers, views
-from migrations.database import connect, without_password
+from whetstone.database.engine import connect, without_password
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -35,11 +36,11 @@ LOCK_WAITS_MS = 500
 LOCK_TRIES = 120
 
 _LOCK = 0x5748_4554
-"""PostgreSQL's advisory lock of whoever migrates ("WHET"): two programs that start at once take turns."""
+"""PostgreSQL's advisory lock of a migration ("WHET"): two programs that start at once take turns."""
 
 
 class MigrationError(Exception):
-    """The database could not be moved; nothing of it changed."""
+    """The database could not be migrated; nothing in it changed."""
 
 
 class DatabaseUnreachable(MigrationError):
@@ -51,18 +52,18 @@ class DatabaseNewer(MigrationError):
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at `url` to `revision`, all or nothing; one that is there already is left alone.
+    """Bring the database at `url` to `revision`, all or nothing; do nothing if it is there already.
 
     Raises:
-        DatabaseUnreachable: nothing answers at `url`, or it is no database URL.
-        DatabaseNewer: its revision is not among ours.
+        DatabaseUnreachable: nothing answers at `url`, or it is not a database URL.
+        DatabaseNewer: its revision is unknown to this version.
         MigrationError: `revision` is unknown.
     """
     _move(url, revision, "upgrade")
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Take the database at `url` back to `revision` (`base`: no table is left); what later tables held is lost.
+    """Take the database at `url` back to `revision` (`base`: no table is left); the data of later tables is lost.
 
     Raises:
         DatabaseUnreachable, DatabaseNewer, MigrationError: as `upgrade`.
@@ -71,7 +72,7 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def check(connection: Connection) -> None:
-    """See to it that the database is of this version, and leave it as it is.
+    """Check that the database has this version's revision; change nothing.
 
     Raises:
         DatabaseNewer: a later Whetstone migrated it.
@@ -88,7 +89,7 @@ def check(connection: Connection) -> None:
 
 
 def configuration(connection: Connection) -> "Config":
-    """Alembic's configuration for a connection whose transaction the caller commits."""
+    """Return Alembic's configuration for a connection whose transaction the caller commits."""
     from alembic.config import Config
 
     config = Config(attributes={"connection": connection})
@@ -127,20 +128,20 @@ def _move(url: str, revision: str, direction: Literal["upgrade", "downgrade"]) -
             ) from error
         now = set(MigrationContext.configure(connection).get_current_heads())
         if connection.dialect.name == "postgresql" and now != theirs:
-            # A view that was made anew has lost both.
+            # A recreated view has lost its grants and comments.
             readers.restore(connection, before)
             if now == set(script.get_heads()):
                 views.comment(connection)
 
 
 def _lock_all(connection: Connection) -> None:
-    """Lock everything before the first table is changed, or nothing: programs of the version before may be writing.
+    """Lock all tables and views before the first is changed, or none: programs of the previous version may be writing.
 
-    Locks that are taken one by one, in another order than a program takes them, are a deadlock, of which PostgreSQL
-    may end either side. So the move asks for all at once, and gives way before anybody looks for deadlocks.
+    Locks taken one by one, in another order than a program takes them, can deadlock, and PostgreSQL may abort either
+    side. So the migration requests all locks at once, and gives up before PostgreSQL checks for deadlocks.
 
     Raises:
-        MigrationError: somebody used the tables all the time.
+        MigrationError: the tables were in use all the time.
     """
     there = inspect(connection)
     names = ", ".join(f'"{name}"' for name in (*there.get_view_names(), *there.get_table_names()))

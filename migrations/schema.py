@@ -1,10 +1,10 @@
-"""The tables as they are. How they got there stands in `versions/`; a test holds the two equal.
+"""Define the current tables. Their history is in `versions/`; a test checks that both are equal.
 
 Every table belongs to a project: primary keys are (project, id). Times are UTC. NULL means "not yet"; 0.0 is a
-measurement. Each column says its unit and who writes it: P the proxy, J the judging worker, T the training worker,
-W the command line.
+measurement. Each column names its unit and its writer: P the proxy, J the judging worker, T the training worker, W the
+command line.
 
-Admins read the `admin_*` views (made by the migrations), never these tables.
+Admins read the `admin_*` views (created by the migrations), never these tables.
 """
 
 from sqlalchemy import (
@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from migrations import schema_rollups
-from migrations.types import Json, Logprobs, TokenIds, Utc
+from whetstone.database.types import Json, Logprobs, TokenIds, Utc
 
 metadata = MetaData(
     naming_convention={
@@ -36,7 +36,7 @@ metadata = MetaData(
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
-    """An index on the rows that `where` keeps: what is due stays cheap to find however much is over."""
+    """Return an index on the rows that match `where`: finding due rows stays cheap, however many others there are."""
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
@@ -402,7 +402,7 @@ judge_days = Table(
     comment="what judging took each day",
 )
 
-# What dashboards show, and what changed and is not in it yet: read the views `admin_*_hours`, and sum.
+# What dashboards show, and changes that are not in it yet: read the views `admin_*_hours`, and sum.
 trajectory_hours, trajectory_changes = schema_rollups.of_trajectories(metadata)
 completion_hours, completion_changes = schema_rollups.of_completions(metadata)
 feedback_hours, feedback_changes = schema_rollups.of_feedback(metadata)
@@ -477,7 +477,8 @@ step_trajectories = Table(
     Column("staleness", Integer, nullable=False, comment="T: updates from the oldest version that spoke to version_in"),
     Column("baseline", Float, comment="T: the running mean its reward was compared with; NULL where its group was"),
     ForeignKeyConstraint(["project", "step_id"], ["steps.project", "steps.id"]),
-    # Once: whatever dies or is redelivered, no second policy-gradient step of a policy takes the same trajectory.
+    # Once only: even if a worker dies or a message is redelivered, no second policy-gradient step of a policy takes the
+    # same trajectory.
     UniqueConstraint("project", "policy", "trajectory_id"),
     comment="what each step trained on",
 )

@@ -1,17 +1,18 @@
-"""The tables of roll-ups as they are: what dashboards show, by the hour, and what changed and is not in them yet.
+"""Define the current roll-up tables: hourly counts for dashboards, and the changes that are not in them yet.
 
-For each of `trajectories`, `completions` and `feedback` two tables of the same columns. Triggers write `*_changes`, one
-row for what a row counted for before (with a minus) and one for what it counts for now, in the transaction of the
-change; the judging worker adds them to `*_hours`. Read the views `admin_*_hours`, which are both, and sum.
+For each of `trajectories`, `completions` and `feedback` there are two tables with the same columns. Triggers write
+`*_changes`, in the transaction of the change: one row with a row's previous contribution (negative) and one with its
+new contribution. The judging worker adds them to `*_hours`. Read the views `admin_*_hours`, which combine both, and
+sum.
 """
 
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Table, Text
 
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
 FRACTIONS = ("reward_sum", "reward_squares", "ttft_ms", "total_ms")
-"""Measures that are no whole numbers."""
+"""Measures that are not whole numbers."""
 TOKENS = ("prompt_tokens", "sampled_tokens")
-"""Measures that may be more than 32 bits an hour."""
+"""Measures that may exceed 32 bits in an hour."""
 
 TRAJECTORY_KEYS = {
     "policy": "policy of the trajectory's first completion",
@@ -59,18 +60,18 @@ FEEDBACK_MEASURES = {
 
 
 def of_trajectories(metadata: MetaData) -> tuple[Table, Table]:
-    """What was put together, and what changed since."""
+    """Return the tables of hours and of changes for trajectories."""
     by_version = Index(None, "project", "policy", "version")
     return _both(metadata, "trajectory", "trajectories", TRAJECTORY_KEYS, TRAJECTORY_MEASURES, by_version)
 
 
 def of_completions(metadata: MetaData) -> tuple[Table, Table]:
-    """Likewise."""
+    """Return the tables of hours and of changes for completions."""
     return _both(metadata, "completion", "completions", COMPLETION_KEYS, COMPLETION_MEASURES)
 
 
 def of_feedback(metadata: MetaData) -> tuple[Table, Table]:
-    """Likewise."""
+    """Return the tables of hours and of changes for feedback."""
     return _both(metadata, "feedback", "feedback", FEEDBACK_KEYS, FEEDBACK_MEASURES)
 
 
@@ -90,7 +91,7 @@ def _both(
     changes = Table(
         f"{kind}_changes",
         metadata,
-        # Without the project: on SQLite a number alone is the row's own, and needs no index beside the table.
+        # Without the project: on SQLite an integer alone is the row's own id, and needs no separate index.
         Column("id", NUMBER, primary_key=True, autoincrement=False, comment=f"{every}: later than all before it"),
         Column("project", Text, nullable=False, comment=f"{every}: the tenant"),
         *(Column(name, _type(name), nullable=False, comment=f"{every}: {told}") for name, told in keys.items()),

@@ -1,8 +1,8 @@
-"""What admins read: every view and every column of it, in words. The queries stand in `versions/`; a test holds the two
-equal.
+"""Document the admin views: every view and every column, in words. The queries are in `versions/`; a test checks that
+both are equal.
 
-From here come docs/views.md, the comments that PostgreSQL keeps, and what `whetstone sql` tells. A column that shows a
-table's column has that one's words (`migrations.schema`), unless it has its own here.
+docs/views.md, the comments that PostgreSQL stores, and the output of `whetstone sql` come from here. A column that
+shows a table's column has the same words (`migrations.schema`), unless it has its own here.
 """
 
 import re
@@ -12,14 +12,14 @@ from enum import Enum
 from sqlalchemy import BigInteger, Boolean, Connection, Float, Integer, Table, text
 
 from migrations import schema
-from migrations.types import Json, Logprobs, TokenIds, Utc
+from whetstone.database.types import Json, Logprobs, TokenIds, Utc
 
 _WRITERS = re.compile(r"^[PJTW](, [PJTW])*(: |$)")
-"""Who writes it: of interest beside the table, not to those who read."""
+"""The writer of a column: relevant for the table, not for readers of the view."""
 
 
 class Kind(Enum):
-    """What a column holds, as SQLite and as PostgreSQL call it."""
+    """What a column holds, with its type name in SQLite and in PostgreSQL."""
 
     TEXT = ("text", "text")
     INTEGER = ("integer", "integer")
@@ -33,13 +33,13 @@ class Kind(Enum):
 
     @property
     def is_list_or_object(self) -> bool:
-        """SQLite keeps it as text."""
+        """Return whether it is a list or an object; SQLite stores these as text."""
         return self in (Kind.JSON, Kind.TOKEN_IDS, Kind.LOGPROBS)
 
 
 @dataclass(frozen=True)
 class ViewColumn:
-    """A column, and what it means."""
+    """A column and its meaning."""
 
     name: str
     kind: Kind
@@ -48,7 +48,7 @@ class ViewColumn:
 
 @dataclass(frozen=True)
 class View:
-    """A view, what it is for, and its columns in the order of the database."""
+    """A view, its purpose, and its columns in the order of the database."""
 
     name: str
     purpose: str
@@ -65,13 +65,14 @@ _COMMON = {
     "completion_id": "of `admin_completions`",
     "group_id": "of `admin_groups`",
 }
-"""Where the table's words are only who writes it."""
+"""Used where the comment of the table's column names only its writer."""
 
 Words = str | tuple[Kind, str]
 
 
 def _view(name: str, purpose: str, table: Table, columns: str, /, **words: Words) -> View:
-    """`columns`: names as the view has them, `shown=own` where the table's is another; `words` of what is our own."""
+    """Build a view. `columns`: names as the view has them, `shown=own` if the table's name differs; `words`: meanings
+    that differ from the table's."""
     made = []
     for one in columns.split():
         shown, _, own = one.partition("=")
@@ -346,7 +347,7 @@ BY_NAME = {view.name: view for view in VIEWS}
 
 
 def comment(connection: Connection) -> None:
-    """Have PostgreSQL keep the words, for psql's `\\d+` and for whatever else shows them; SQLite keeps none."""
+    r"""Store the words as comments in PostgreSQL, for psql's `\d+` and other tools; SQLite has no comments."""
     for view in VIEWS:
         connection.execute(text(f"COMMENT ON VIEW {view.name} IS {_quoted(view.purpose)}"))
         for column in view.columns:
@@ -354,5 +355,5 @@ def comment(connection: Connection) -> None:
 
 
 def _quoted(words: str) -> str:
-    # PostgreSQL takes no parameters here; a colon would be one to SQLAlchemy.
+    # PostgreSQL takes no parameters here; SQLAlchemy would read a colon as one.
     return "'" + words.replace("'", "''").replace(":", r"\:") + "'"

@@ -1,6 +1,7 @@
-"""The words of an answer. They are stored once: in `response`, or in `response_text` where no string there says them.
+"""Extract the text of an answer. It is stored once: in `response`, or in `response_text` if no string in `response` has
+it.
 
-One expression for all who read them from the table; the view `admin_completions` tells the same.
+All readers of the table use this one expression; the view `admin_completions` returns the same.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from migrations.schema import completions
 
 
 class _Content(FunctionElement[str]):
-    """The string that a JSON object has at `content`; NULL where it has another value there, or none."""
+    """The string at `content` of a JSON object; NULL if it has another value there, or none."""
 
     type = Text()
     inherit_cache = True
@@ -23,7 +24,8 @@ class _Content(FunctionElement[str]):
 @compiles(_Content, "sqlite")
 def _of_sqlite(element: _Content, compiler: SQLCompiler, **how: Any) -> str:
     told = compiler.process(element.clauses, **how)
-    # What is nested too deeply for SQLite would fail whoever reads any row; of a list json_extract tells JSON text.
+    # Without the check, JSON nested too deeply for SQLite would fail every reader of any row. For a list, json_extract
+    # would return JSON text.
     return (
         f"CASE WHEN NOT json_valid({told}) THEN NULL "
         f"WHEN json_type({told}, '$.content') = 'text' THEN json_extract({told}, '$.content') END"
@@ -37,4 +39,4 @@ def _of_postgresql(element: _Content, compiler: SQLCompiler, **how: Any) -> str:
 
 
 response_text = func.coalesce(completions.c.response_text, _Content(completions.c.response)).label("response_text")
-"""What the answer of a row of `completions` says; NULL where that is no text."""
+"""The text of a row of `completions`; NULL if it is no text."""

@@ -1,6 +1,10 @@
-"""What is said: OpenAI's wire in front of vLLM, every completion recorded, feedback taken. No torch, no litellm.
+"""Serve OpenAI's API in front of vLLM, record every completion, take feedback.
 
-A request's way: `guard` -> `inference` -> `request` (what was asked) and `address` (whose call) -> `policies` (which
-version speaks) -> `upstream` (vLLM) -> `answer` or `events` (capture, strip) -> `recorder` (journal, then SQL by
-`store`) -> last byte out.
+A request passes `http` (bytes on sockets), `admission` (may it come in), `inference` (the served call),
+`trajectories` (which trajectory it continues), `upstream` (which vLLM answers), `wire` (what the bytes mean in
+each dialect), and `recording` (journal, then SQL) before the last byte goes out. `api` has the routes beside
+inference, `dashboard` the pages, `metrics` what Prometheus reads, `background` the samples that no app waits
+for. `domain` holds the values that all of them share. `app` builds everything, `project` what belongs to one
+project, `server` runs it; `supervision` keeps what runs beside the requests alive, `errors` is the tree of what
+can go wrong.
 """

@@ -1,4 +1,4 @@
-"""The proxy put together: one ASGI app for uvicorn. What all projects share is made here, the rest in `tenant`."""
+"""Build the proxy as one ASGI app for uvicorn: what all projects share is made here, the rest in `project`."""
 
 import asyncio
 import gc
@@ -11,51 +11,51 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from migrations.database import connect
-from proxy import health
-from proxy.asgi import Receive, Scope, Send
-from proxy.background import Background
-from proxy.call import Call
-from proxy.completeness import Completeness
-from proxy.door import Door
-from proxy.feedback_rows import ended_by
-from proxy.in_flight import InFlight
-from proxy.keys import Keys
-from proxy.pause import Pauses
-from proxy.peers import Peers
-from proxy.policies import Policy
-from proxy.quotas import Quotas
-from proxy.reconcile import Reconciler
-from proxy.recorder import Recorder
-from proxy.replicas import Replica, Replicas
-from proxy.store import Store
-from proxy.store_keys import KeyTables
-from proxy.store_replicas import ReplicaTables
-from proxy.store_threads import ThreadTables
-from proxy.tenant import Shared, Tenant
-from proxy.traffic import Traffic
-from proxy.ui.door import DashboardDoor
-from proxy.ui.store_sessions import SessionTables
-from proxy.upstream import Upstream
-from proxy.writer import AWAY
-from whetstone import first_key
-from whetstone.broker import celery_app, hint
-from whetstone.serving import UpstreamSettings
-from whetstone.settings import Settings
-from whetstone.tasks import ASSEMBLE, STEP
+from proxy.admission.api_key_store import KeyTables
+from proxy.admission.api_keys import Keys
+from proxy.admission.concurrency import ConcurrencyLimit
+from proxy.admission.middleware import AdmissionMiddleware
+from proxy.admission.rate_limits import RateLimiter
+from proxy.api import health
+from proxy.dashboard.middleware import DashboardDoor
+from proxy.dashboard.queries.sessions import SessionTables
+from proxy.domain.call import Call
+from proxy.domain.feedback_rows import ended_by
+from proxy.domain.policies import Policy
+from proxy.http.asgi import Receive, Scope, Send
+from proxy.metrics.completeness import Completeness
+from proxy.metrics.traffic import Traffic
+from proxy.project import Shared, Tenant
+from proxy.recording.recorder import Recorder
+from proxy.recording.store import Store
+from proxy.recording.writer import AWAY
+from proxy.supervision import Background
+from proxy.trajectories.peers import Peers
+from proxy.trajectories.store import ThreadTables
+from proxy.upstream.device_pause import Pauses
+from proxy.upstream.load_balancer import Replica, Replicas
+from proxy.upstream.reconciler import Reconciler
+from proxy.upstream.replica_store import ReplicaTables
+from proxy.upstream.server import Upstream
+from whetstone.config.proxy import UpstreamSettings
+from whetstone.config.settings import Settings
+from whetstone.database.engine import connect
+from whetstone.messaging.celery_app import celery_app, hint
+from whetstone.messaging.task_names import ASSEMBLE, STEP
+from whetstone.registry import bootstrap_key
 
 COLLECT_AFTER = (50_000, 20, 50)
-"""Objects that came and did not go, and collections of the younger ones, before the garbage collector looks."""
+"""Thresholds of the garbage collector: objects allocated and not freed, then collections of the younger generations."""
 DASHBOARD_AT_ONCE = 64
-"""Forms of the dashboard."""
+"""Most forms of the dashboard in flight."""
 THREADS = 32
-"""Look-ups, reads of files and the like at once."""
+"""Most database lookups, file reads and similar work at once."""
 
 log = logging.getLogger(__name__)
 
 
 class Proxy:
-    """The app. Parts that need the event loop are made at start-up."""
+    """The ASGI app. Parts that need the event loop are made at start-up."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,11 +66,11 @@ class Proxy:
 
     @property
     def broken(self) -> bool:
-        """Only a new start helps: it is to be stopped."""
+        """Return whether the proxy must be stopped: only a restart helps."""
         return self._recorder is not None and not self._recorder.writes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """One ASGI connection."""
+        """Serve one ASGI connection."""
         if scope["type"] == "http":
             return self._door.serve(scope, receive, send)
         if scope["type"] == "lifespan":
@@ -98,7 +98,7 @@ class Proxy:
 
     async def _start(self) -> None:
         settings = self._settings
-        # More than the few that are Python's default: a request's look-up must not queue behind writes that wait.
+        # More threads than Python's default: a request's lookup must not queue behind writes that wait.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         if not settings.vllm.urls:
             raise RuntimeError("the proxy needs vLLM's address: setting vllm.urls")
@@ -117,7 +117,7 @@ class Proxy:
             settings.proxy.max_waiting,
             settings.proxy.max_wait_s,
         )
-        # Who waits for this proxy's calls reads those of one project, but they are written in one line.
+        # Other proxies wait for the calls of one project, but the calls of all projects are written in one queue.
         self._peers = Peers(ThreadTables(store.engine, settings.project, store.changes), lambda: recorder.written_until)
         self.tenants = {own.project: Tenant(own, store, self._peers) for own in of_projects}
 
@@ -136,13 +136,13 @@ class Proxy:
             background=self._background,
         )
         await completeness.begin()
-        await asyncio.to_thread(first_key.look_after, store.engine, settings)
+        await asyncio.to_thread(bootstrap_key.ensure, store.engine, settings)
         key_tables = KeyTables(store.engine, projects, store.changes)
         self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)
         await self._keys.refresh()
-        quotas = Quotas(lambda: self._peers.others)
-        in_flight = InFlight(settings.proxy)
-        self._door = Door(
+        quotas = RateLimiter(lambda: self._peers.others)
+        in_flight = ConcurrencyLimit(settings.proxy)
+        self._door = AdmissionMiddleware(
             self._keys,
             quotas,
             in_flight,
@@ -153,8 +153,8 @@ class Proxy:
                 self._keys,
                 SessionTables(store.engine),
                 recorder.commit,
-                # Its own: who has not signed in must not keep apps out.
-                InFlight(settings.proxy.model_copy(update={"max_in_flight": DASHBOARD_AT_ONCE})),
+                # A limit of its own: visitors who have not signed in must not keep apps out.
+                ConcurrencyLimit(settings.proxy.model_copy(update={"max_in_flight": DASHBOARD_AT_ONCE})),
                 settings.project,
                 lambda name: self.tenants[name].dashboard,
             ),
@@ -195,10 +195,11 @@ class Proxy:
         refreshing = self._background.every(settings.proxy.refresh_s, "refresh of keys and policies", self._refresh)
         for task in (refreshing, *(task for tenant in tenants for task in tenant.start(self._background))):
             self._opened.callback(task.cancel)
-        # What start-up made stays; without this every full collection walks all of it.
+        # Objects made at start-up stay; without freezing them, every full collection walks all of them.
         gc.collect()
         gc.freeze()
-        # What requests leave behind is freed by its counts; what is kept of calls would be walked again and again.
+        # Reference counts free what requests leave behind. Without this, objects cached for calls would be walked again
+        # and again.
         gc.set_threshold(*COLLECT_AFTER)
 
     def _policies(self) -> Sequence[Policy]:
@@ -209,7 +210,7 @@ class Proxy:
         return None if None in ended else max(one for one in ended if one is not None)
 
     def _recovered(self, call: Call) -> None:
-        # What the settings no longer name is written, and nobody goes on from it.
+        # A call of a project that is no longer in the settings is written to SQL, but no call can continue it.
         if tenant := self.tenants.get(call.project):
             tenant.threads.recovered(call)
 
@@ -219,7 +220,7 @@ class Proxy:
                 tenant.threads.ended(name)
 
     async def _look_after_servers(self, tables: ReplicaTables) -> None:
-        """Know how vLLM's servers are, and whether a step has their accelerator, before anybody asks."""
+        """Check vLLM's servers, and whether a step has their accelerator, before the first request."""
         settings = self._settings
         self._pauses = Pauses(tables, self._replicas, self._peers.id, settings.vllm.shares_device)
         await self._pauses.refresh()
@@ -236,12 +237,12 @@ class Proxy:
                 self._opened.callback(task.cancel)
 
     async def _leave(self) -> None:
-        with suppress(SQLAlchemyError):  # then the others wait until it is gone long enough
+        with suppress(SQLAlchemyError):  # otherwise the other proxies wait until this one has been silent long enough
             await self._peers.leave()
 
     async def _refresh(self) -> None:
-        """Read keys and policies once; while the database is away the last ones stay."""
-        # First: what is revoked is, whatever else cannot be read.
+        """Read keys and policies once; while the database cannot be reached, the last ones stay in force."""
+        # Keys come first: a revoked key must stop working, even if a later read fails.
         await self._keys.refresh()
         await self._pauses.refresh()
         for tenant in self.tenants.values():
@@ -250,7 +251,7 @@ class Proxy:
 
 
 def _others(settings: Settings) -> dict[str | None, Upstream]:
-    """The servers that are not vLLM, by name, their keys from the environment."""
+    """Return the upstream servers other than vLLM, by name, with their keys from the environment."""
     timeout_s = settings.proxy.upstream_timeout_s
     keys = {name: _key(name, server) for name, server in settings.upstreams.items()}
     return {name: Upstream(server.url, timeout_s, keys[name]) for name, server in settings.upstreams.items()}

@@ -1,40 +1,40 @@
-"""What can go wrong at the proxy's door, as OpenAI-shaped errors. Knows no request; opens nothing.
+"""Define the errors that the proxy answers, in OpenAI's shape.
 
 ProxyError
 ├── BadRequest                 400
-│   ├── NotJson                400  the body is no JSON object
-│   ├── BadId                  400  an id out of its alphabet
-│   ├── NotHttp                400  what came is no HTTP/1 request
-│   └── RefusedField           400  a field that reaches into the server
-├── NoKey                      401  the proxy asks for a key, and none came
-│   └── WrongKey               401  what came opens nothing: wrong, revoked, expired or of nobody here
+│   ├── NotJson                400  the body is not a JSON object
+│   ├── BadId                  400  an id has a character that is not allowed
+│   ├── NotHttp                400  the data is not an HTTP/1 request
+│   └── RefusedField           400  a field that controls the server
+├── NoKey                      401  a key is needed and none was sent
+│   └── WrongKey               401  the key is wrong, revoked, expired or unknown here
 ├── Forbidden                  403  a foreign origin or host
-│   └── MissingScope           403  the key does not go so far
+│   └── MissingScope           403  the key lacks the scope
 ├── NotFound                   404
 │   └── UnknownModel           404
-├── WrongMethod                405  the path is there, for other methods
-├── TooSlow                    408  the body did not come
-│   └── HeadersTooSlow         408  nor did the headers
+├── WrongMethod                405  the path exists for other methods
+├── TooSlow                    408  the body did not arrive in time
+│   └── HeadersTooSlow         408  the headers did not
 ├── TurnReused                 409  one turn id, two different bodies
-├── TooLate                    409  what is to be withdrawn was used, or never counted
-├── StepRefused                409  a step that cannot be asked for now
-├── VersionRefused             409  a version that cannot be moved so
+├── TooLate                    409  feedback that was used, or never counted, cannot be withdrawn
+├── StepRefused                409  a step cannot be requested now
+├── VersionRefused             409  a version cannot be moved like this
 ├── TooLarge                   413
 │   ├── UrlTooLong             414
-│   └── HeadersTooLarge        431  too many of them, or too many bytes
-├── Encoded                    415  a body in a content encoding
-├── RateLimited                429  a key's requests or tokens of this minute are used up
-├── Gone                       499  the app hung up before it had asked; nobody reads this
-├── UpstreamRefused            502  another server did not take our key
+│   └── HeadersTooLarge        431  too many headers, or too many bytes
+├── UnsupportedEncoding        415  a body in a content encoding
+├── RateLimited                429  the key's requests or tokens of this minute are used up
+├── ClientDisconnected         499  the app disconnected before its request was complete; it never sees this
+├── UpstreamRefused            502  another server did not accept our key
 ├── UpstreamDown               503  vLLM does not answer
-│   ├── NotReached             503  nor could it be connected to: nothing was sent
+│   ├── NotReached             503  no connection to vLLM: nothing was sent
 │   ├── AdapterLoading         503  no vLLM has the adapter, which is being loaded
-│   ├── Training               503  the accelerator that vLLM shares is at a step
-│   └── TooManyWaiting         503  no more requests may wait until vLLM answers
-├── Busy                       503  so many requests, or bytes of theirs, are not served at once
+│   ├── Training               503  a step uses the accelerator that vLLM shares
+│   └── TooManyWaiting         503  too many requests wait until vLLM answers
+├── Busy                       503  too many requests, or bytes of their bodies, are in flight
 │   └── TooManyConnections     503
 ├── NotRecorded                503  the journal cannot be written
-└── DatabaseAway               503  what was asked for stands in the database, which does not answer
+└── DatabaseAway               503  the request needs the database, which does not answer
 """
 
 from collections.abc import Collection
@@ -43,14 +43,14 @@ import msgspec
 
 
 class ProxyError(Exception):
-    """An answer other than what was asked for. `message` says what was wrong and what to do."""
+    """Base of all errors that are answered. `message` states what was wrong and what to do."""
 
     status = 500
     kind = "server_error"
     code: str | None = None
     retry_after_s: int | None = None
     closes = False
-    """The connection ends with it: what is left of the request is not read."""
+    """The connection is closed after the error: the rest of the request is not read."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -58,12 +58,12 @@ class ProxyError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """The error in OpenAI's shape; `type` beside it is what Anthropic's clients look for."""
+        """Return the error in OpenAI's shape. The `type` beside it is for Anthropic's clients."""
         error = {"message": self.message, "type": self.kind, "code": self.code, "param": self.param}
         return msgspec.json.encode({"error": error, "type": "error"})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of the error's response."""
+        """Return the headers of the error's response."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -193,7 +193,7 @@ class HeadersTooLarge(TooLarge):
     code = "headers_too_large"
 
 
-class Encoded(ProxyError):
+class UnsupportedEncoding(ProxyError):
     status = 415
     kind = "invalid_request_error"
     code = "content_encoding"
@@ -206,7 +206,7 @@ class RateLimited(ProxyError):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, retry_after_s: int, limits: list[tuple[bytes, bytes]]) -> None:
-        """`limits`: headers that say what is left of which."""
+        """`limits`: headers that report what is left of each limit."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self._limits = limits
@@ -215,7 +215,7 @@ class RateLimited(ProxyError):
         return [*super().headers(), *self._limits]
 
 
-class Gone(ProxyError):
+class ClientDisconnected(ProxyError):
     status = 499
 
 

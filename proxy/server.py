@@ -1,10 +1,11 @@
-"""The proxy as a process: `python -m proxy`. Knows sockets, signals and the order of stopping; no route.
+"""Run the proxy as a process: `python -m proxy`.
 
-On SIGTERM or SIGINT nothing new is taken, and what is being answered may go on for `proxy.drain_timeout_s`; a second
-signal hurries. What is not done then is broken off, which ends its call as aborted, as if its app had hung up. Then
-the records are written, and the process ends with 0. Whatever hangs, it ends. Where the thread that writes to SQL has
-died, the proxy stops by itself in the same order, with 1: a supervisor starts it again, and it writes what the journal
-has.
+- On SIGTERM or SIGINT the server accepts nothing new, and answers in flight may continue for `proxy.drain_timeout_s`. A
+  second signal ends this wait.
+- Answers that are not done then are aborted, as if their app had disconnected, and recorded as aborted.
+- Then the records are written, and the process ends with exit code 0. It ends even if something hangs.
+- If the thread that writes to SQL has died, the proxy stops by itself in the same order, with exit code 1. A supervisor
+  restarts it, and it writes what the journal has.
 """
 
 import asyncio
@@ -25,39 +26,40 @@ from typing import Any
 import uvicorn
 
 from proxy.app import Proxy
-from proxy.connection import Connection, connections
-from proxy.journal import SEGMENT_BYTES
-from proxy.writer import CLOSE_TIMEOUT_S
-from whetstone import tracing
-from whetstone.logs import set_up
-from whetstone.serving import ProxySettings
-from whetstone.settings import SettingsError, load
+from proxy.http.server_connection import Connection, connections
+from proxy.recording.journal.log import SEGMENT_BYTES
+from proxy.recording.writer import CLOSE_TIMEOUT_S
+from whetstone.config.proxy import ProxySettings
+from whetstone.config.settings import SettingsError, load
+from whetstone.observability import tracing
+from whetstone.observability.log_setup import set_up
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BREAK_OFF_S = 2.0
-"""How long calls that are broken off may take to be recorded."""
+"""How long the recording of aborted calls may take."""
 LAST_S = BREAK_OFF_S + CLOSE_TIMEOUT_S + 8.0
-"""After the drain the process lives no longer than that."""
+"""The process ends at most this long after the drain."""
 FILES_BESIDE = 256
-"""Open files besides connections: database, journal, log, model servers' control connections."""
+"""Open files other than connections: database, journal, log, control connections to model servers."""
 ARENAS = 2
-"""Of malloc: one for the event loop, one for threads."""
+"""Arenas of malloc: one for the event loop, one for threads."""
 OWN_BYTES = 256 * 2**10
-"""What is as large as this is given back as soon as it is free. By itself malloc raises that to whatever it has given
-back before: the tables of what is kept of calls, which are made anew again and again, then leave holes in an arena."""
+"""Blocks of at least this size are returned to the system as soon as they are free. By default malloc raises this
+threshold to the size of what it has returned before. Then the tables of cached calls, which are rebuilt again and
+again, leave holes in an arena."""
 SWITCH_S = 0.0001
-"""How long a thread goes on while another waits for the interpreter: an app waits while the thread that writes to SQL
+"""How long a thread keeps the interpreter while another waits for it: an app waits while the thread that writes to SQL
 has it. Python's default is fifty times that."""
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 """glibc's names for both (malloc.h)."""
 LOOK_EVERY = 10
-"""Ticks of uvicorn, of 0.1 s, between two looks at the connections."""
+"""Ticks of uvicorn (0.1 s each) between two checks of the connections."""
 
 log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with limits, and a stop that loses no record."""
+    """uvicorn's server with limits, and a shutdown that loses no record."""
 
     def __init__(self, app: Proxy, settings: ProxySettings) -> None:
         self._settings = settings
@@ -75,7 +77,7 @@ class Server(uvicorn.Server):
             interface="asgi3",
             access_log=False,
             log_config=None,
-            # Its warnings are of what strangers send, a line each.
+            # Its warnings are about bad input of clients, one line each.
             log_level="error",
             proxy_headers=False,
             server_header=False,
@@ -83,7 +85,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def on_tick(self, counter: int) -> bool:
-        """What uvicorn calls ten times a second."""
+        """Check the connections and the writer. uvicorn calls this ten times a second."""
         if counter % LOOK_EVERY == 0:
             self._look()
         if self._proxy.broken and not self.should_exit:
@@ -92,7 +94,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: take nothing new, let answers end, break off the rest, write the records."""
+        """Stop: accept nothing new, let answers end, abort the rest, write the records."""
         for server in self.servers:
             server.close()
         for listener in sockets or []:
@@ -108,7 +110,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop in good order at the first signal; none of them is raised again, so that the process ends with 0."""
+        """Stop in order at the first signal. No signal is raised again, so that the process ends with 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -120,14 +122,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Begin to stop at the first signal; stop faster at the second."""
         self._hurry = self.should_exit
         self.should_exit = True
         if not self._hurry:
             _end_after(self._settings.drain_timeout_s + LAST_S)
 
     async def _quiet(self, seconds: float, *, may_hurry: bool = False) -> bool:
-        """Wait until nothing is served any more; whether that came to be in time."""
+        """Wait until nothing is served any more; return whether that happened in time."""
         until_s = time.monotonic() + seconds
         looked_s = time.monotonic()
         while self.server_state.tasks or self.server_state.connections:
@@ -167,10 +169,10 @@ def main() -> None:
 
 
 def _allow_files(settings: ProxySettings) -> None:
-    """Have the kernel allow as many open files as the settings may come to.
+    """Raise the kernel's limit of open files to what the settings may need.
 
     Raises:
-        SettingsError: this process may not have so many.
+        SettingsError: this process may not open so many.
     """
     segments = settings.max_journal_bytes // SEGMENT_BYTES
     needed = settings.max_connections + settings.max_in_flight + segments + FILES_BESIDE
@@ -186,15 +188,16 @@ def _allow_files(settings: ProxySettings) -> None:
 
 
 def _share_memory() -> None:
-    """Have threads allocate from few arenas: what is free in one serves no other, and memory creeps up with many."""
-    with suppress(AttributeError):  # of glibc alone
+    """Make threads allocate from few arenas: memory that is free in one arena is of no use in another, so with many
+    arenas memory use grows."""
+    with suppress(AttributeError):  # only glibc has it
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_ARENA_MAX, ARENAS)
         mallopt(_M_MMAP_THRESHOLD, OWN_BYTES)
 
 
 def _end_after(seconds: float) -> None:
-    """End the process then, wherever it hangs: what is not written by then is in the journal."""
+    """End the process after this time, wherever it hangs: what is not written by then is in the journal."""
 
     def end() -> None:
         log.error("the proxy did not stop within %g s and is ended; the journal keeps what SQL lacks", seconds)

@@ -23,13 +23,15 @@ from sqlalchemy import Engine, Select, Table, create_engine, make_url, select, t
 from xdist.remote import Producer
 
 from migrations import schema
-from migrations.database import connect
 from migrations.run import upgrade
 from migrations.words import response_text
 from tests.sharing import Sharing, leave_out, order
-from whetstone import logs, tracing, vllm
-from whetstone.settings import LogSettings, Settings
-from whetstone.supervisor import Part, Supervisor
+from whetstone.config.settings import LogSettings, Settings
+from whetstone.database.engine import connect
+from whetstone.observability import log_setup as logs
+from whetstone.observability import tracing
+from whetstone.stack.supervisor import Part, Supervisor
+from whetstone.vllm import client
 
 # Of several processes each is told that it has 80 columns, which rich would believe of every table.
 os.environ.pop("COLUMNS", None)
@@ -160,9 +162,9 @@ def _running_vllm(logs: Path, **settings_of_vllm: Any) -> Iterator[str]:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     settings = Settings(vllm={"urls": (url,), **settings_of_vllm})
-    control = vllm.Vllm(url)
+    control = client.Vllm(url)
     supervisor = Supervisor(logs)
-    command, environment = vllm.command(settings, port), vllm.environment(settings)
+    command, environment = client.command(settings, port), client.environment(settings)
     try:
         supervisor.start(Part("vllm", command, environment, control.healthy, settings.vllm.start_timeout_s))
         supervisor.await_ready("vllm")

@@ -27,7 +27,10 @@ def test_files_that_share_something_are_one_piece_of_work() -> None:
     sharing = object.__new__(Sharing)
     one, another = SHARED["a vLLM"][:2]
     assert scope(sharing, f"{one}::test_a[x::y]") == scope(sharing, f"{another}::test_b") == "a vLLM"
-    assert scope(sharing, "tests/proxy/test_keys.py::test_a") == "tests/proxy/test_keys.py"
+    assert (
+        scope(sharing, "tests/unit/proxy/admission/test_api_keys.py::test_a")
+        == "tests/unit/proxy/admission/test_api_keys.py"
+    )
 
 
 def test_what_shares_something_begins(request: pytest.FixtureRequest) -> None:

@@ -1,7 +1,7 @@
-"""What is learned: groups of scored trajectories -> rows -> one GRPO step on a LoRA -> an adapter on disk.
+"""Turn scored groups into a better LoRA.
 
-A step's way: `advantages` (what each trajectory was worth, against its group) -> `rows` (the very ids that were
-sampled, merged by prefix) -> `batches` (rows of like length together) -> `learner` (forward, `losses`, backward, one
-optimizer update) -> `adapter` (written whole or not at all). Only `learner` and `losses` import torch; nothing here
-tokenizes.
+A step: `step` claims groups by `store`, `domain` makes their trajectories rows with advantages, `learner` takes one
+optimizer step, `adapters` writes the files, `vllm` loads them, `gate` probes the candidate, and `store` promotes it.
+`tasks` is the Celery worker (`tasks_unsloth` on Unsloth, `team` as several processes); `adopt` and `merge` are
+programs that other ones start; `errors` is the tree of what can go wrong.
 """

@@ -1,4 +1,4 @@
-"""`python -m trainer`, which `whetstone step --dry-run` starts: what a step now would be. It only reads.
+"""Show what a training step would do now (`python -m trainer`, started by `whetstone step --dry-run`). Read-only.
 
 Settings come from the environment. Exit codes: 0 shown; 1 the step would fail; 2 it could not begin.
 """
@@ -15,12 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
-from migrations.database import snapshot
 from migrations.run import MigrationError, check
-from trainer.dry_run import DryRun, dry_run
-from trainer.rows import Row
-from whetstone.fitting import Fitting
-from whetstone.settings import SettingsError, load
+from trainer.domain.rows import Row
+from trainer.step.dry_run import DryRun, dry_run
+from whetstone.config.settings import SettingsError, load
+from whetstone.database.engine import snapshot
+from whetstone.terminal.fitting import Fitting
 
 app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False)
 console = Console()
@@ -51,7 +51,7 @@ def show(
 
 
 def sentences(found: DryRun) -> Iterator[str]:
-    """The step in words."""
+    """Yield the summary of the step as sentences."""
     if found.why_not_due is None:
         yield f"a step of {found.policy} is due; nothing was written"
     else:
@@ -69,7 +69,7 @@ def sentences(found: DryRun) -> Iterator[str]:
 
 
 def spelled(row: Row) -> str:
-    """A row's token ids; those that are trained in brackets."""
+    """Return a row's token ids as text, with the trained ids in brackets."""
     ids = (f"[{t}]" if trained else str(t) for t, trained in zip(row.token_ids_T, row.sampled_T, strict=True))
     return f"{row.trajectory_id} {row.advantage:+.4f}: {' '.join(ids)}"
 
@@ -101,7 +101,7 @@ def _discarded(found: DryRun) -> Table:
 
 
 def main() -> None:
-    """Run the command line; errors that a user can mend end with their message."""
+    """Run the command line. Print errors that the user can fix as a message, without a traceback."""
     try:
         app(prog_name="whetstone step --dry-run")
     except (SettingsError, MigrationError, SQLAlchemyError) as error:

@@ -1,6 +1,7 @@
-"""`python -m trainer.adopt SOURCE FOLDER`, which `whetstone versions import` starts: an adapter of peft's made ours.
+"""Convert an adapter of peft into one of ours (`python -m trainer.adopt SOURCE FOLDER`).
 
-Settings come from the environment. Prints one JSON object. Exit codes: 0 written; 2 it is nothing that we could serve.
+`whetstone versions import` starts it. Settings come from the environment. Prints one JSON object. Exit codes: 0
+written; 2 it is no adapter that we can serve.
 """
 
 import sys
@@ -8,35 +9,35 @@ from pathlib import Path
 
 import msgspec
 
-from trainer import adapter
+from trainer.adapters import files
 from trainer.errors import TrainerError
-from trainer.learner import adopted
-from whetstone.settings import SettingsError, load
-from whetstone.vllm import max_lora_rank
+from trainer.learner import imported_lora
+from whetstone.config.settings import SettingsError, load
+from whetstone.vllm.client import max_lora_rank
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """What was written, and whether a step can go on from it."""
+    """What was written, and whether a step can continue from it."""
 
     manifest_sha256: str
     rank: int
-    """The highest of its layers'."""
+    """The highest rank of its layers."""
     why_no_step: str | None
-    """Why no step can go on from it as the settings are; None where one can."""
+    """Why no step can continue from it with the present settings; None where one can."""
 
 
 def adopt(source: Path, folder: Path) -> Adopted:
-    """Write the adapter with a fresh optimizer beside it.
+    """Write the adapter together with a fresh optimizer.
 
     Raises:
-        TrainerError: it is no LoRA of this base model, or the disk refuses.
+        TrainerError: it is no LoRA of this base model, or the disk refuses the write.
         SettingsError: the settings cannot be used.
     """
     settings = load()
-    learner = adopted.adopt(settings.model, source, settings.trainer, settings.seed, max_lora_rank(settings))
+    learner = imported_lora.adopt(settings.model, source, settings.trainer, settings.seed, max_lora_rank(settings))
     config = msgspec.json.decode(learner.files()["adapter_config.json"])
     rank, alpha, trainer = config["r"], config["lora_alpha"], settings.trainer
-    manifest_sha256 = adapter.write(folder, learner, parent=0, step=0)
+    manifest_sha256 = files.write(folder, learner, parent=0, step=0)
     why_no_step = None
     if (rank, alpha) != (trainer.lora_rank, trainer.lora_alpha):
         wanted = f"trainer.lora_rank and trainer.lora_alpha are {trainer.lora_rank} and {trainer.lora_alpha}"
@@ -45,7 +46,7 @@ def adopt(source: Path, folder: Path) -> Adopted:
 
 
 def main() -> None:
-    """Adopt what the command line names."""
+    """Adopt the adapter that the command line names."""
     if len(sys.argv) != 3:
         sys.exit("python -m trainer.adopt SOURCE FOLDER")
     try:

@@ -1,30 +1,30 @@
-"""What can go wrong in training, as one tree. Knows no torch and opens nothing.
+"""The errors of training, as one tree.
 
 TrainerError
-├── RowError              what was logged cannot be trained on (also a ValueError)
-├── RewardError           a reward is no number (also a ValueError)
-├── NotFinite             a loss or gradient is NaN or infinite; nothing has moved
+├── RowError              logged data cannot be trained on (also a ValueError)
+├── RewardError           a reward is NaN or infinite (also a ValueError)
+├── NotFinite             a loss or gradient is NaN or infinite; no weight has moved
 ├── LeaseLost             another worker has taken the step over
-├── DeviceBusy            vLLM does not leave the accelerator that it shares with the trainer
-├── PeerFailed            another process of the step failed, so none goes on
-├── PeersMissing          the processes or devices that the settings ask for are not there
-├── SinkMissing           figures are to go where nothing is installed
+├── DeviceBusy            vLLM does not free the accelerator that it shares with the trainer
+├── PeerFailed            another process of the step failed, so all stop
+├── PeersMissing          the processes or devices that the settings require do not exist
+├── SinkMissing           the package of a metrics sink is not installed
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
-    ├── AdapterExists     the folder is taken; adapters are never overwritten
-    ├── AdapterNotWritten the disk refused; nothing stands under the final name
-    └── AdapterMismatch   the adapter is whole, but of another base model or another shape
+    ├── AdapterExists     the folder exists; adapters are never overwritten
+    ├── AdapterNotWritten the disk refused the write; nothing exists under the final name
+    └── AdapterMismatch   the adapter is complete, but of another base model or another shape
 
-Beside it stands `whetstone.adapters.AdapterDamaged`: whoever loads adapters meets it, not the trainer alone.
+`whetstone.registry.adapters.AdapterDamaged` is not in this tree: other programs load adapters too.
 """
 
 
 class TrainerError(Exception):
-    """Training cannot go on; the message says what was wrong and what to do."""
+    """Training cannot continue; the message gives the cause and the remedy."""
 
 
 class RowError(TrainerError, ValueError):
-    """What was logged cannot be trained on."""
+    """Logged data cannot be trained on."""
 
 
 class RewardError(TrainerError, ValueError):
@@ -40,19 +40,19 @@ class LeaseLost(TrainerError):
 
 
 class DeviceBusy(TrainerError):
-    """vLLM does not leave the accelerator that it shares with the trainer. The step waits and is tried again."""
+    """vLLM does not free the accelerator that it shares with the trainer. The step waits and is retried."""
 
 
 class PeerFailed(TrainerError):
-    """Another process of the step failed, so none goes on. No weight has moved in any of them."""
+    """Another process of the step failed, so all stop. No weight has moved in any of them."""
 
 
 class PeersMissing(TrainerError):
-    """The processes or devices that the settings ask for are not there."""
+    """The processes or devices that the settings require do not exist."""
 
 
 class SinkMissing(TrainerError):
-    """A step's figures are to go to a sink whose package is not installed."""
+    """The package of a sink for a step's figures is not installed."""
 
 
 class ModelUnusable(TrainerError):
@@ -64,12 +64,12 @@ class AdapterError(TrainerError):
 
 
 class AdapterExists(AdapterError):
-    """The folder is taken; adapters are never overwritten."""
+    """The folder exists; adapters are never overwritten."""
 
 
 class AdapterNotWritten(AdapterError):
-    """The disk refused. Nothing stands under the final name."""
+    """The disk refused the write. Nothing exists under the final name."""
 
 
 class AdapterMismatch(AdapterError):
-    """The adapter is whole, but of another base model or another shape than asked for."""
+    """The adapter is complete, but belongs to another base model or has another shape than required."""

@@ -1,7 +1,7 @@
-"""`python -m trainer.merge ADAPTER_FOLDER BASE_MODEL FOLDER`, which `whetstone versions export --merged` starts.
+"""Merge an adapter into its base model (`python -m trainer.merge ADAPTER_FOLDER BASE_MODEL FOLDER`).
 
-Writes a model that needs no adapter: any program that reads transformers' folders serves it. Exit codes: 0 written;
-2 not, and why stands on stderr.
+`whetstone versions export --merged` starts it. The written model needs no adapter: any program that reads transformers'
+folders can serve it. Exit codes: 0 written; 2 not written, and the reason is on stderr.
 """
 
 import os
@@ -10,25 +10,25 @@ import shutil
 import sys
 from pathlib import Path
 
-from trainer.adapter import TEMPORARY
+from trainer.adapters.files import TEMPORARY
 from trainer.errors import AdapterExists, AdapterNotWritten, TrainerError
 from trainer.learner.backends import folder_of
 from trainer.learner.merged import merged
-from whetstone.adapters import AdapterDamaged
+from whetstone.registry.adapters import AdapterDamaged
 
 BESIDE_WEIGHTS = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
-"""How the names end of what a model's folder holds beside weights: tokenizer, template, generation's settings."""
+"""Suffixes of the files in a model's folder other than weights: tokenizer, template, generation settings."""
 INDEX = ".index.json"
-"""How the name ends of a list of weights; those are written anew."""
+"""Suffix of an index of weights; a new one is written."""
 
 
 def merge(adapter_folder: Path, model_path: str, folder: Path) -> None:
-    """Write the base model with the adapter in its weights, whole or not at all.
+    """Write the base model with the adapter in its weights, complete or not at all.
 
     Raises:
-        AdapterExists: something is in the folder; it is left alone.
-        AdapterNotWritten: the disk is full or refuses; nothing stands under the final name.
-        AdapterDamaged, AdapterMismatch, ModelUnusable: the two do not make a model.
+        AdapterExists: the folder is not empty; it is left unchanged.
+        AdapterNotWritten: the disk is full or refuses the write; nothing exists under the final name.
+        AdapterDamaged, AdapterMismatch, ModelUnusable: the two cannot be merged.
     """
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise AdapterExists(f"{folder}: there already; name a folder that is new or empty")
@@ -49,7 +49,7 @@ def merge(adapter_folder: Path, model_path: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Merge what the command line names."""
+    """Merge the adapter and model that the command line names."""
     if len(sys.argv) != 4:
         sys.exit("python -m trainer.merge ADAPTER_FOLDER BASE_MODEL FOLDER")
     try:

@@ -1,4 +1,4 @@
-"""The training worker, `celery -A trainer.tasks worker`: one task at a time. Knows Celery; the step is `step`'s."""
+"""The training worker, `celery -A trainer.tasks worker`: one task at a time. `trainer.step.step` takes the steps."""
 
 import logging
 from datetime import UTC, datetime
@@ -8,23 +8,24 @@ from celery.signals import celeryd_init
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from migrations.database import connect
-from trainer import adapter, sinks
+from trainer.adapters import files
+from trainer.adapters.retention import Sweeper
+from trainer.domain.figures import EndedStep
 from trainer.errors import PeersMissing, SinkMissing
-from trainer.figures import EndedStep
-from trainer.learner import team
-from trainer.replicas import Replicas
-from trainer.retention import Sweeper
-from trainer.rounds import rounds
-from trainer.step import Learners, take_step
-from trainer.store import Store
-from trainer.store_retention import RetentionStore
-from trainer.store_testing import GateTables
-from trainer.testing import Gatekeeper
-from whetstone.broker import celery_app, sweep_every
-from whetstone.settings import Settings, load
-from whetstone.tasks import STEP
-from whetstone.vllm import Vllm
+from trainer.gate.controller import GateController
+from trainer.learner.processes import team
+from trainer.step import metric_sinks
+from trainer.step.schedule import rounds
+from trainer.step.step import Learners, take_step
+from trainer.store.retention import RetentionStore
+from trainer.store.testing import GateTables
+from trainer.store.unit_of_work import Store
+from trainer.vllm.pool import Replicas
+from whetstone.config.settings import Settings, load
+from whetstone.database.engine import connect
+from whetstone.messaging.celery_app import celery_app, sweep_every
+from whetstone.messaging.task_names import STEP
+from whetstone.vllm.client import Vllm
 
 log = logging.getLogger(__name__)
 settings = load()
@@ -39,12 +40,12 @@ def _engine() -> Engine:
 
 
 class Project:
-    """What the steps of one project are taken with."""
+    """The objects that take the steps of one project."""
 
     def __init__(self, own: Settings) -> None:
         self.settings = own
         self.store = Store(_engine(), own.project, own.home)
-        self.gatekeeper = Gatekeeper(GateTables(_engine(), own.project), own)
+        self.gatekeeper = GateController(GateTables(_engine(), own.project), own)
         self.sweeper = Sweeper(RetentionStore(_engine(), own.project, own.home), own)
 
 
@@ -59,17 +60,17 @@ def _replicas() -> Replicas:
 
 
 @cache
-def _sinks() -> sinks.Sinks:
-    return sinks.Sinks(settings.trainer.sinks, settings.data.resolve())
+def _sinks() -> metric_sinks.Sinks:
+    return metric_sinks.Sinks(settings.trainer.sinks, settings.data.resolve())
 
 
 def _ended(project: Project, policy: str) -> EndedStep | None:
-    """The last step that is over; not looked for where no sink wants it."""
+    """Return the last step that is over; not read where no sink needs it."""
     return project.store.ended(policy) if settings.trainer.sinks else None
 
 
 def _tell(project: Project, policy: str, before: EndedStep | None) -> None:
-    """Tell the sinks of the last step that is over if that was not so before."""
+    """Report the last ended step to the sinks, if it has ended since `before`."""
     ended = _ended(project, policy)
     if ended is not None and ended != before:
         _sinks().tell(ended)
@@ -79,27 +80,27 @@ def _tell(project: Project, policy: str, before: EndedStep | None) -> None:
 def _prepare(**_: object) -> None:
     try:
         team.require(settings.trainer)
-        sinks.require(settings.trainer.sinks)
+        metric_sinks.require(settings.trainer.sinks)
     except (PeersMissing, SinkMissing) as error:
-        # Celery would log an exception of a signal's receiver and go on.
+        # Celery would log an exception of a signal's receiver and continue.
         raise SystemExit(str(error)) from error
     if not settings.vllm.urls:
         raise SystemExit(
             "vllm.urls names no server: what is trained is loaded on vLLM and probed there. `whetstone up` starts a "
             "worker that knows its servers; for one of your own set WHETSTONE_VLLM__URLS"
         )
-    adapter.sweep(settings.data.resolve() / "adapters")
+    files.sweep(settings.data.resolve() / "adapters")
 
 
 @app.task(name=STEP)
 def step() -> None:
-    """Go on with candidates that are in tests, remove old adapters, take every step that is due."""
+    """Continue candidates that are in tests, remove old adapters, take every step that is due."""
     try:
         # No two projects have a policy of the same name.
         of = {policy: project for project in _projects() for policy in project.store.policies()}
         rounds(sorted(of), lambda policy: _go_on(of[policy], policy), _tidy, lambda policy: _take(of[policy], policy))
     except DBAPIError as error:
-        # A step in the middle is taken over when its lease ends.
+        # An interrupted step is taken over when its lease ends.
         log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())
 
 
@@ -117,6 +118,6 @@ def _tidy() -> None:
 def _take(project: Project, policy: str) -> bool:
     before = _ended(project, policy)
     taken = take_step(policy, project.store, learners, _replicas(), project.settings)
-    # A claim ends steps too: those that nothing was there for, and those given up.
+    # A claim ends steps too: those with nothing to train on, and those that used up their attempts.
     _tell(project, policy, before)
     return taken

@@ -1,4 +1,4 @@
-"""The training worker where Unsloth computes: it patches transformers, so it is imported before anything else is."""
+"""The training worker with Unsloth. Unsloth patches transformers, so it is imported before everything else."""
 
 import unsloth  # noqa: F401
 

@@ -1,29 +1,29 @@
 """The training worker as several processes: `accelerate launch ... -m trainer.team worker ...` (`up` does it).
 
-The first one is the Celery worker, with the arguments that Celery takes; the others follow it, step by step. Where one
-dies, its launcher ends them all, and whoever watches the launcher starts it again.
+The first process is the Celery worker, with the arguments that Celery takes; the others follow it, step by step. When
+one dies, its launcher ends them all, and the launcher's supervisor restarts it.
 """
 
 import signal
 import sys
 from typing import TYPE_CHECKING
 
-from whetstone import logs
-from whetstone.settings import SettingsError, load
-from whetstone.supervisor import die_with_parent
+from whetstone.config.settings import SettingsError, load
+from whetstone.observability import log_setup
+from whetstone.stack.supervisor import die_with_parent
 
 if TYPE_CHECKING:
-    from trainer.learner.team import Team
+    from trainer.learner.processes.team import Team
 
 
 def main() -> None:
-    """Run this process until Celery is told to stop; the others are stopped by it."""
-    # Launched processes have sessions of their own: whoever kills the launcher would not reach them.
+    """Run this process until Celery is stopped; Celery's process then stops the others."""
+    # Launched processes have sessions of their own: a signal that kills the launcher would not reach them.
     die_with_parent(signal.SIGKILL)
-    # Only now: this takes seconds.
+    # Imported here because it takes seconds.
     from trainer.errors import PeersMissing
-    from trainer.learner.leading import follow
-    from trainer.learner.team import Team
+    from trainer.learner.processes.remote import follow
+    from trainer.learner.processes.team import Team
 
     try:
         settings = load()
@@ -31,10 +31,10 @@ def main() -> None:
     except (SettingsError, PeersMissing) as error:
         raise SystemExit(str(error)) from error
     if not team.leads:
-        logs.set_up(settings.log)
-        # All processes are told to stop at once; what the first one is in the middle of, it may finish.
+        log_setup.set_up(settings.log)
+        # All processes get SIGTERM at once; the first one may finish what it is doing, so the others wait for it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with logs.about(process=team.rank):
+        with log_setup.about(process=team.rank):
             follow(team, {})
     else:
         _lead(team)
@@ -43,7 +43,7 @@ def main() -> None:
 
 def _lead(team: "Team") -> None:
     from trainer import tasks
-    from trainer.learner.leading import Leader
+    from trainer.learner.processes.remote import Leader
 
     leader = tasks.learners.makes = Leader(team)
     try:

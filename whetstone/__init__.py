@@ -1,3 +1,9 @@
-"""Command line, settings and task names: leaves that every program may import. Imports no program of ours."""
+"""What every program shares, and the command line.
+
+From bottom to top: `domain` (values and rules), `config` (settings), `database` (the engine), `observability`
+(logs, traces), `messaging` (Celery), `terminal`, `vllm`, `privacy`, `registry` (projects, policies, versions,
+keys), `transfer` (export and import), `doctor`, `stack` (`whetstone up`), `demo`, `cli`. `torch_builds` hides
+packages that do not match PyTorch's build.
+"""
 
 __version__ = "0.1.0"

@@ -1,9 +1,9 @@
-"""An attempt as a judge reads it: one line of JSON for each message. Pure; knows no table, no tag and no model.
+"""Convert an attempt into the form that a judge reads: one line of JSON for each message. Pure.
 
-Lines are alike where attempts did alike, so that what they share is told once. What differs by accident is made the
-same: ids of tool calls, ids of messages, fields that are empty, a text in a list of one part. A judge reads text only:
-images, files and sound become a short placeholder. Nothing else may: whatever could be text is shown, whatever the
-field it stands in is called.
+Attempts that did the same give the same lines, so that their common beginning is shown once. Accidental differences are
+removed: ids of tool calls, ids of messages, empty fields, a text in a list of one part. A judge reads text only:
+images, files and sound become a short placeholder. Nothing else does: anything that could be text is shown, under any
+field name.
 """
 
 import hashlib
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from judge.decisions.model import Turn
+
 DIGEST_BYTES = 16
 NOTE = "note"
-"""Key of the lines that are ours; no message has it at its top."""
+"""Key of the lines that we add; no message has it at its top level."""
 
 _NEW_PROMPT = "the app began a new prompt"
 _TOO_DEEP = "what stood here is nested too deeply to be shown"
@@ -24,12 +26,12 @@ _CALL_IDS = frozenset({"tool_call_id", "tool_use_id", "call_id"})
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 """Types of content whose `id` is a tool call's."""
 _UNREADABLE = {"signature": "thinking", "encrypted_content": "reasoning"}
-"""Fields that only a provider can read, and the type they belong to. In others they may be an app's own."""
+"""Fields that only a provider can read, and the type they belong to. In other types they may be an app's own."""
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _ID = re.compile(r"[!-~]*")
-"""Whatever holds a space is a text."""
+"""A value with a space is a text, not an id."""
 _LEAST_BASE64 = 200
-"""What is shorter costs little to show, and may be a path, a hash or a word."""
+"""A shorter string costs little to show, and may be a path, a hash or a word."""
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]+|[A-Za-z0-9_-]+)={0,2}")
 _DIGIT = re.compile(r"[0-9]")
 _DATA_URL = re.compile(
@@ -40,39 +42,23 @@ _DATA_URL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One completion of a trajectory, as it is stored."""
-
-    extends: bool
-    """Its prompt goes on from the turn before and that one's answer; `messages` are only what it added."""
-    messages: Sequence[Any]
-    """JSON values: messages of OpenAI or Anthropic, items of Responses, `{"prompt": …}`."""
-    response: Any | None
-    """The assistant's message."""
-    response_text: str | None
-    """What was said where there is no message: text completions."""
-    tools: Any | None
-    """None: as before."""
-
-
-@dataclass(frozen=True, slots=True)
 class Conversation:
     """One attempt."""
 
     trajectory_id: str
     tools: str | None
-    """The tools that were said last, as canonical JSON."""
+    """The last tools that were sent, as canonical JSON."""
     lines: tuple[str, ...]
     """One JSON object for each message, role first; `{"note": …}` is ours. No line breaks."""
     digest: bytes
-    """blake2b of tools and lines, 16 bytes: equal for attempts that a judge cannot tell apart."""
+    """blake2b of tools and lines, 16 bytes: equal for attempts that look the same to a judge."""
 
 
 def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
-    """The turns as one conversation.
+    """Return the turns as one conversation.
 
-    A turn that does not extend the one before begins with a note. Of its messages those that stand at the
-    conversation's start already are left out. Tool calls are numbered `call-1`, `call-2`, … anew in each prompt.
+    A turn that does not extend the previous one begins with a note. Those of its messages that already stand at the
+    start of the conversation are left out. Tool calls are numbered `call-1`, `call-2`, … in each prompt.
     """
     lines: list[str] = []
     tools = None
@@ -93,7 +79,7 @@ def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
 
 
 def shared(conversations: Sequence[Conversation]) -> int:
-    """How many leading lines all of them have: never all lines of one, its last is its own to be judged by."""
+    """Return the number of leading lines that all have: never all lines of one, since its last line is judged."""
     if not conversations:
         return 0
     most = max(min(len(one.lines) for one in conversations) - 1, 0)
@@ -102,7 +88,7 @@ def shared(conversations: Sequence[Conversation]) -> int:
 
 
 class _Reader:
-    """Makes lines of one prompt's messages."""
+    """Converts one prompt's messages into lines."""
 
     def __init__(self) -> None:
         self._calls: dict[str, str] = {}
@@ -111,7 +97,7 @@ class _Reader:
         return _line(self._message, message)
 
     def _message(self, message: Any) -> dict[str, Any]:
-        # A message with a field of our own name must not pass for a line of ours.
+        # A message that contains our own field name must not look like a line of ours.
         if not isinstance(message, dict) or NOTE in message:
             return {"message": _plain(message)}
         fields = {key: value for key, value in message.items() if key != "id" or not _is_id(value)}
@@ -123,7 +109,7 @@ class _Reader:
         return {**({"role": told.pop("role")} if "role" in told else {}), **told}
 
     def _object(self, value: dict[str, Any], is_call: bool) -> dict[str, Any]:
-        """A message, a part of its content or a tool call, without what is empty."""
+        """Convert a message, a part of its content or a tool call, without empty fields."""
         told = {}
         for key in sorted(value):
             field = value[key]
@@ -148,14 +134,14 @@ class _Reader:
         return told
 
     def _call(self, given: Any) -> Any:
-        """The id that stands for this one."""
+        """Return the id that replaces this one."""
         if not isinstance(given, str) or not _is_id(given):
             return _shallow(given)
         return self._calls.setdefault(given, f"call-{len(self._calls) + 1}")
 
 
 def _line(reading: Callable[[Any], Any], value: Any) -> str:
-    """What `reading` makes of the value, as JSON. An app may nest deeper than Python's stack is."""
+    """Return the result of `reading` as JSON. An app may nest values deeper than Python's stack allows."""
     try:
         return _json(reading(value))
     except RecursionError:
@@ -169,7 +155,7 @@ def _answer(turn: Turn) -> dict[str, Any]:
 
 
 def _shallow(value: Any) -> Any:
-    """The value made plain; where it is nested too deeply, that is told in its place and costs no other field."""
+    """Convert a value; one that is nested too deeply is replaced by a remark, and no other field is lost."""
     try:
         return _plain(value)
     except RecursionError:
@@ -177,8 +163,8 @@ def _shallow(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value with its keys in order and without bytes that a judge cannot read."""
-    # No `match`: an attempt may hold a hundred thousand values, and this is most of what they cost.
+    """Return the value with its keys in order, and without bytes that a judge cannot read."""
+    # No `match`: an attempt may have a hundred thousand values, and this is most of their cost.
     if isinstance(value, str):
         return value if len(value) < _LEAST_BASE64 else _DATA_URL.sub(_placeholder, value)
     if isinstance(value, list):
@@ -189,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_bytes(value: dict[str, Any]) -> dict[str, Any]:
-    """A placeholder for the data of Anthropic's `{"media_type": …, "data": …}`, OpenAI's `{"format": …, "data": …}`."""
+    """Replace base64 in Anthropic's `{"media_type": …, "data": …}` and OpenAI's `{"format": …, "data": …}`."""
     if "data" not in value:
         return value
     data, kind = value["data"], value.get("media_type", value.get("format"))
@@ -203,7 +189,7 @@ def _placeholder(found: re.Match[str]) -> str:
 
 
 def _is_base64(text: str) -> bool:
-    """Whether this is bytes and no words: long, of one of both alphabets, with capitals, small letters and digits."""
+    """Return whether this is bytes, not words: long, in one base64 alphabet, with both cases and digits."""
     if len(text) < _LEAST_BASE64 or _BASE64.fullmatch(text) is None:
         return False
     return text.lower() != text != text.upper() and _DIGIT.search(text) is not None
@@ -220,7 +206,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _named(kind: str, data: str) -> str:
-    """What stands for base64: its kind, its size, and six digits by which equal ones are seen to be equal."""
+    """Return the placeholder of base64 data: its kind, its size, and six hex digits that are equal for equal data."""
     same = hashlib.blake2b(data.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
     return f"[{kind[:40]}, {len(data.rstrip('=')) * 3 // 4} bytes, {same}]"
 
@@ -230,7 +216,7 @@ def _are_token_ids(prompt: Any) -> bool:
 
 
 def _equal(some: Sequence[str], others: Sequence[str]) -> int:
-    """How many leading lines are equal."""
+    """Return the number of equal leading lines."""
     pairs = enumerate(zip(some, others, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(some), len(others)))
 

@@ -1,11 +1,11 @@
-"""Why a judge gave no answer. Knows the names of litellm's errors and what providers say in them; imports neither.
+"""Classify why a judge gave no answer, by the names and texts of litellm's errors. Imports neither litellm nor openai.
 
-    Unanswered
-    ├── Later       nothing is wrong with us: the judge is busy, down, slow or unintelligible
-    ├── TooLarge    the prompt is over what the model takes: a shorter one may pass
-    └── Unable      this judge will not answer this, whenever it is asked: another one is to be asked
+    JudgeError
+    ├── JudgeUnavailable  the judge is busy, down, slow or unintelligible: ask again later
+    ├── TooLarge          the prompt exceeds the model's limit: a shorter one may pass
+    └── JudgeRefused      this judge will never answer this: ask another one
 
-The messages go into the database: they are bounded, and free of the judge's API key.
+The messages go into the database: they have a maximum length, and do not contain the judge's API key.
 """
 
 import contextlib
@@ -18,38 +18,38 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from whetstone.worth import JudgeSettings
+from whetstone.config.rewards import JudgeSettings
 
 MAX_AFTER_S = 3600.0
-"""Longest wait that a provider may ask for."""
+"""Longest wait that a provider may request."""
 SAID_CHARS = 200
 """Longest quotation from an error; with its remedy a message has about 300 characters."""
 READ_CHARS = 2000
-"""As much of an error is searched for what it means. Behind that stands, if anything, the prompt, echoed."""
+"""Only this much of an error is searched for its meaning. What follows, if anything, is the echoed prompt."""
 
 
-class Unanswered(Exception):
-    """A judge gave no answer; the message says why, for admins and in SQL."""
+class JudgeError(Exception):
+    """A judge gave no answer; the message gives the reason, for admins and in SQL."""
 
 
-class Later(Unanswered):
-    """Ask again later: after `after_s` seconds where the provider has said so."""
+class JudgeUnavailable(JudgeError):
+    """Ask again later: after `after_s` seconds where the provider gave a time."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
         super().__init__(message)
         self.after_s = after_s
 
 
-class TooLarge(Unanswered):
-    """The prompt is over the model's context, or over what one request may have."""
+class TooLarge(JudgeError):
+    """The prompt exceeds the model's context, or the limit of one request."""
 
 
-class Unable(Unanswered):
+class JudgeRefused(JudgeError):
     """This judge will not answer this; the message ends with what an admin can do."""
 
 
 class Kind(enum.Enum):
-    """What an error means. The value of those that mean `Unable` is the remedy."""
+    """The meaning of an error. For those that mean `JudgeRefused`, the value is the remedy."""
 
     LATER = enum.auto()
     TOO_LARGE = enum.auto()
@@ -93,7 +93,7 @@ KINDS = {
     "litellm.UnprocessableEntityError": Kind.REFUSED,
     "litellm.UnsupportedParamsError": Kind.REFUSED,
     "litellm.VectorStoreSearchError": Kind.REFUSED,
-    # What it has not translated.
+    # Errors that litellm has not translated.
     "openai.APIConnectionError": Kind.LATER,
     "openai.APIError": Kind.LATER,
     "openai.APIResponseValidationError": Kind.LATER,
@@ -115,11 +115,11 @@ KINDS = {
     "openai.UnprocessableEntityError": Kind.REFUSED,
     "openai.WebSocketConnectionClosedError": Kind.LATER,
     "openai.WebSocketQueueFullError": Kind.LATER,
-    # A provider's own package, which litellm wants and which is not installed.
+    # A provider's own package that litellm needs and that is not installed.
     "builtins.ImportError": Kind.MODEL,
     "builtins.ModuleNotFoundError": Kind.MODEL,
 }
-"""What each error class means, exactly: what is not here is `LATER`, and a test fails when litellm adds a class."""
+"""The meaning of each error class, by exact class: others are `LATER`, and a test fails when litellm adds a class."""
 
 STATUSES = {
     401: Kind.KEY,
@@ -132,40 +132,41 @@ STATUSES = {
     425: Kind.LATER,
     429: Kind.LATER,
 }
-"""What a status means where the class says nothing; any other 4xx is `REFUSED`, all else `LATER`."""
+"""The meaning of a status where the class has none; any other 4xx is `REFUSED`, all else `LATER`."""
 
 TOO_LARGE = re.compile(
     r"context[ _](?:length|window|limit|size)|maximum model length|prompt is too long|input is too long"
     r"|too many (?:input )?tokens|maximum number of (?:input )?tokens|request too large",
     re.IGNORECASE,
 )
-"""How providers word it, vLLM and OpenAI among them; litellm knows only some of them."""
+"""Providers' wordings, including vLLM's and OpenAI's; litellm recognizes only some of them."""
 TOO_LARGE_EVER = re.compile(r"request too large", re.IGNORECASE)
-"""With 429: one request is over what a minute may have. The other words then speak of a minute's requests together."""
+"""With 429: one request exceeds the limit of a minute. The other wordings then mean all requests of a minute together.
+"""
 NO_MONEY = re.compile(r"insufficient_quota|credit balance is too low|insufficient (?:balance|credits|funds)", re.I)
-"""What no waiting helps against, though OpenAI says it with 429."""
+"""Errors for which waiting does not help, although OpenAI sends them with 429."""
 NO_PROVIDER = "LLM Provider NOT provided"
-"""litellm's own words; the class it has for them is not the one it raises."""
+"""litellm's text; it does not raise the class that it has for this."""
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:([\d.]+)ms)?")
 """As in OpenAI's headers: 1s, 6m0s, 120ms."""
 RESETS = re.compile(r"x-ratelimit-reset(?:-requests|-tokens)?|anthropic-ratelimit-[a-z-]+-reset")
 
 
-def translated(error: Exception, name: str, judge: JudgeSettings) -> Unanswered:
-    """What an error raised by litellm means for judge `name`; to be raised from it."""
+def translated(error: Exception, name: str, judge: JudgeSettings) -> JudgeError:
+    """Return the JudgeError for an error that litellm raised for judge `name`; the caller raises it from that."""
     kind, text = kind_of(error), _said(error, judge)
     if kind is Kind.LATER:
-        return Later(text, after_s(_headers(error), time.time()))
+        return JudgeUnavailable(text, after_s(_headers(error), time.time()))
     if kind is Kind.TOO_LARGE:
         return TooLarge(text)
     key = f"the environment variable {judge.api_key_env} of judges.{name}"
     if judge.api_key_env is None:
         key = f"judges.{name}.api_key_env: it is to name the environment variable that holds the key"
-    return Unable(f"{text}; {str(kind.value).format(name=name, key=key)}")
+    return JudgeRefused(f"{text}; {str(kind.value).format(name=name, key=key)}")
 
 
 def kind_of(error: Exception) -> Kind:
-    """What the error's class means; where a class means many things, what its status and its text mean."""
+    """Return the meaning of the error's class or, for a class with several meanings, of its status and text."""
     kind = KINDS.get(f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}", Kind.LATER)
     status = getattr(error, "status_code", None)
     if kind is Kind.BY_STATUS:
@@ -183,7 +184,7 @@ def kind_of(error: Exception) -> Kind:
 
 
 def said_by(error: Exception) -> str:
-    """What a provider has said, to be searched: its message, and the codes that come with it."""
+    """Return a provider's error text to search: its message, and the codes that come with it."""
     body = getattr(error, "body", None)
     codes = [str(body.get(key)) for key in ("type", "code", "param")] if isinstance(body, dict) else []
     return " ".join([*codes, str(error)])[:READ_CHARS]
@@ -194,7 +195,7 @@ def _said(error: Exception, judge: JudgeSettings) -> str:
     if judge.api_key_env and (key := os.environ.get(judge.api_key_env)):
         text = text.replace(key, "[key]")
     text = text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
-    # litellm says the class once or twice itself.
+    # litellm itself adds the class once or twice.
     text = re.sub(r"^(?:(?:litellm\.)?\w+: )+", "", " ".join(text.split()))
     whole = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return whole if len(whole) <= SAID_CHARS else f"{whole[: SAID_CHARS - 1]}…"
@@ -210,10 +211,10 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds from `now` (Unix time) after which an error's headers allow another request, at most `MAX_AFTER_S`.
+    """Return the seconds from `now` (Unix time) after which headers allow another request, at most `MAX_AFTER_S`.
 
-    Names are in lower case. `retry-after` says it outright, in seconds or as a date (RFC 9110, 10.2.3); without it, it
-    is when all of the provider's limits are fresh again. None where nothing is said.
+    Names are in lower case. `retry-after` gives it directly, in seconds or as a date (RFC 9110, 10.2.3); without it,
+    the wait ends when all of the provider's limits have been reset. None where no header gives a time.
     """
     with contextlib.suppress(KeyError, ValueError):
         return _bounded(_finite(headers["retry-after-ms"]) / 1000)
@@ -227,10 +228,10 @@ def after_s(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def _reset_s(value: str, now: float) -> float | None:
-    """Seconds until a limit is fresh again, said as a duration, a number of seconds, a date or Unix time."""
+    """Return the seconds until a limit is reset, from a duration, a number of seconds, a date or Unix time."""
     with contextlib.suppress(ValueError):
         number = _finite(value)
-        # No limit lasts for decades: that is a point in time, in milliseconds where it is too far off.
+        # No limit lasts for decades: such a number is a point in time, in milliseconds where it is too far away.
         return number if number < 1e9 else (number if number < 1e12 else number / 1000) - now
     with contextlib.suppress(ValueError):
         return _timestamp(datetime.fromisoformat(value)) - now

@@ -1,8 +1,8 @@
-"""What a judge is asked. Pure; knows tags, ids and lengths, and no model.
+"""Build the prompt for a judge. Pure.
 
-Attempts are data. Each message is one line of JSON in which no `<`, `>` or `&` and no line break stands as itself, so
-nothing an attempt says can close its section or open another. Ids and order are drawn for each prompt: an attempt
-cannot know what it will be called, and no place in the order is always the same one's.
+Attempts are data. Each message is one line of JSON in which every `<`, `>`, `&` and line break is escaped, so an
+attempt cannot close its section or open another. Ids and order are drawn for each prompt: an attempt cannot know its
+id, and no attempt always has the same position.
 """
 
 import json
@@ -21,7 +21,7 @@ ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 """No `l`, `i`, `o`, `0`, `1`: a judge must not mistake one id for another."""
 ID_CHARS = 6
 REFUSED_CHARS = 300
-"""Longest reason that a judge is told why its answer was refused."""
+"""Longest refusal reason that is sent to the judge."""
 
 _SYSTEM = """\
 You judge {attempts} attempts of an AI agent at one task, against one another, by this rubric:
@@ -52,14 +52,14 @@ _PARTS = '{"scores": [{"id": "…", "explanation": "…", "parts": {%s}}, …]}'
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question to a judge, and what is needed to read its answer."""
+    """A prompt for a judge, and what is needed to read its answer."""
 
     messages: list[dict[str, str]]
     """System, user."""
     schema: dict[str, Any]
-    """JSON schema of the answer, as OpenAI's strict mode wants it."""
+    """JSON schema of the answer, as OpenAI's strict mode requires it."""
     ids: tuple[str, ...]
-    """ids[i] is what attempt i is called."""
+    """ids[i] is the id of attempt i."""
     order: tuple[int, ...]
     """Attempts in the order they are shown."""
     left_out: int
@@ -68,7 +68,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """All lines of a prompt. `attempts`: tools of its own and lines, in the order of the attempts."""
+    """All lines of a prompt. `attempts`: own tools and lines, in the order of the attempts."""
 
     context: list[Line]
     tools: list[Line]
@@ -86,13 +86,13 @@ def build(
     most_chars: int | None = None,
     refused: str | None = None,
 ) -> Prompt:
-    """The prompt that has these attempts compared.
+    """Build the prompt that compares these attempts.
 
-    `parts`: what the score is made of, by name, where the judge is to score that (it is not told the weights).
-    `most_chars`: most characters of system and user message together. What is longer is shortened, the longest attempts
-    first, then context and tools where half of the room is not enough for them. Ends of each attempt stay, cut to
-    `LEAST_LINE` characters at the least: a bound without room for these is exceeded. `refused`: why an earlier answer
-    to the same question could not be used.
+    `parts`: the parts of the score, by name, where the judge scores parts (the prompt does not contain the weights).
+    `most_chars`: most characters of system and user message together. A longer prompt is shortened, the longest
+    attempts first, then context and tools where half of the room is not enough for them. Both ends of each attempt
+    stay, cut to `LEAST_LINE` characters at the least: a bound without room for these is exceeded. `refused`: why an
+    earlier answer to the same prompt could not be used.
     """
     ids = _ids(attempts, rng)
     order = list(range(len(attempts)))
@@ -111,7 +111,10 @@ def build(
 
 
 def _fitted(shown: _Shown, room: int) -> tuple[_Shown, int]:
-    """The lines shortened to `room` characters, and how many are left out. Equally long attempts lose equally much."""
+    """Return the lines shortened to `room` characters, and how many are left out.
+
+    Equally long attempts lose equally much.
+    """
     before = [chars(own) + chars(said) for own, said in shown.attempts]
     around = chars(shown.context) + chars(shown.tools)
     most = cap(before, _second(around, sum(before), room))
@@ -126,7 +129,7 @@ def _fitted(shown: _Shown, room: int) -> tuple[_Shown, int]:
 
 
 def _pair(first: list[Line], second: list[Line], room: int) -> tuple[tuple[list[Line], int], tuple[list[Line], int]]:
-    """Both shortened to `room` together; half of it is the second's, if it needs that much."""
+    """Shorten both to `room` together; the second gets half of it, if it needs that much."""
     of_second = _second(chars(first), chars(second), room)
     return shortened(first, room - of_second), shortened(second, of_second)
 
@@ -158,7 +161,7 @@ def _system(rubric: str, parts: Mapping[str, float], attempts: int) -> str:
 
 
 def _user(shown: _Shown, ids: Sequence[str], order: Sequence[int], ending: str) -> list[str | Line]:
-    """The lines of the message: ours, which stand as they are, and those to be made safe."""
+    """Return the lines of the message: ours, which stay unchanged, and those to be escaped."""
     sections: list[str | Line] = [*_section("context", shown.context), *_section("tools", shown.tools)]
     for one in order:
         own, said = shown.attempts[one]
@@ -179,7 +182,7 @@ def _ending(ids: Sequence[str], refused: str | None) -> str:
 
 
 def _ids(attempts: Sequence[Conversation], rng: random.Random) -> tuple[str, ...]:
-    """A name for each, which none of them says."""
+    """Draw an id for each attempt that occurs in none of them."""
     text = "\n".join("\n".join([one.tools or "", *one.lines]) for one in attempts).lower()
     ids: list[str] = []
     while len(ids) < len(attempts):
@@ -190,7 +193,7 @@ def _ids(attempts: Sequence[Conversation], rng: random.Random) -> tuple[str, ...
 
 
 def _schema(ids: Sequence[str], parts: Mapping[str, float]) -> dict[str, Any]:
-    """Bounds are not in it: not every server knows them, and the answer is checked in any case."""
+    """Return the schema. It has no bounds: some servers do not support them, and the answer is checked in any case."""
     number = {"type": "number"}
     worth = {"parts": _object(dict.fromkeys(parts, number))} if parts else {"score": number}
     item = _object({"id": {"type": "string", "enum": list(ids)}, "explanation": {"type": "string"}, **worth})

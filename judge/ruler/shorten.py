@@ -1,7 +1,8 @@
-"""Lines of JSON made safe to stand between tags, and made to fit. Pure; knows no tag, no attempt and no prompt.
+"""Escape lines of JSON so that they can stand between tags, and shorten them to fit. Pure.
 
-Whatever is left out, each line stays one JSON object, and a note says how much is missing where. Lengths are those of
-lines made safe, but only what is shown is made so: a prompt costs time by its room, and little by what is left out.
+When something is left out, each line stays one JSON object, and a note records how much is missing where. Lengths are
+those of escaped lines, but only what is shown is escaped: the time for a prompt depends on its room, and little on what
+is left out.
 """
 
 import json
@@ -15,13 +16,13 @@ from judge.ruler.conversation import NOTE
 LEAST_LINE = 200
 """A line is cut to no fewer characters than this."""
 NOTE_CHARS = 64
-"""Room for a note, its line break included."""
+"""Room for a note, including its line break."""
 
 _MARK_CHARS = 40
 _RANGES = (
     # Tags and entities, in their wide and small forms too.
     *(range(ord(one), ord(one) + 1) for one in "<>&\uff1c\uff1e\uff06\ufe64\ufe65\ufe60"),
-    # What some reader takes for a line break; what hides or reorders text; halves of characters.
+    # Characters that some reader takes for a line break, that hide or reorder text, or that are halves of characters.
     *(range(0x7F, 0xA0), range(0x2028, 0x202F), range(0x2066, 0x206A), range(0xD800, 0xE000), range(0xE0000, 0xE0080)),
 )
 _UNSAFE = re.compile(f"[{''.join(f'{chr(codes[0])}-{chr(codes[-1])}' for codes in _RANGES)}]")
@@ -32,13 +33,13 @@ _ESCAPES = {
 
 
 def escaped(line: str) -> str:
-    """JSON that says the same, without tags, entities, line breaks of any kind, and text that hides."""
+    """Return equivalent JSON without tags, entities, line breaks of any kind, and characters that hide text."""
     return line.translate(_ESCAPES) if _UNSAFE.search(line) else line
 
 
 @dataclass(slots=True)
 class Line:
-    """A line of JSON. Its length is that of what is shown: `str(line)`, its text made safe."""
+    """A line of JSON. Its length is that of what is shown: `str(line)`, its text escaped."""
 
     text: str
     _chars: int = field(init=False)
@@ -54,9 +55,9 @@ class Line:
 
 
 def shortened(lines: Sequence[Line], room: int) -> tuple[list[Line], int]:
-    """Lines of together at most `room` characters, line breaks included, and how many characters are left out.
+    """Return lines of together at most `room` characters, line breaks included, and how many characters are left out.
 
-    Whole lines go first, from the middle; the line at the gap and, at last, the ends are cut inside.
+    Whole lines are removed first, from the middle; then the line at the gap and, at last, the ends are cut inside.
     """
     if not lines or chars(lines) <= room:
         return list(lines), 0
@@ -68,7 +69,7 @@ def shortened(lines: Sequence[Line], room: int) -> tuple[list[Line], int]:
     left = room - NOTE_CHARS - chars([first, last])
     begin, end = 1, len(lines) - 1
     while begin < end:
-        # From both sides in turn, the later one first: the end says most of how it went.
+        # From both sides in turn, the later one first: the end shows best how the attempt went.
         turn = (end - 1, begin) if len(lines) - end <= begin else (begin, end - 1)
         if (place := next((one for one in turn if len(lines[one]) < left), None)) is None:
             break
@@ -86,10 +87,10 @@ def shortened(lines: Sequence[Line], room: int) -> tuple[list[Line], int]:
 
 
 def cut(line: Line, room: int) -> tuple[Line, int]:
-    """The line, still a JSON object, with at most `room` (at the least `LEAST_LINE`) characters, and how many it lost.
+    """Return the line with at most `room` characters, still a JSON object, and how many it lost.
 
-    Its long strings lose their middles, all down to the same length. Where that is not enough, its role stays and the
-    rest becomes text.
+    `room` counts as at least `LEAST_LINE`. Its long strings lose their middles, all down to the same length. Where that
+    is not enough, its role stays and the rest becomes text.
     """
     room = max(room, LEAST_LINE)
     if len(line) <= room:
@@ -103,9 +104,10 @@ def cut(line: Line, room: int) -> tuple[Line, int]:
 
 
 def _longest(told: Any, room: int) -> Line | None:
-    """The line with as much of its strings as fits; None: with none of them it is too long.
+    """Return the line with as much of its strings as fits; None: it is too long even without them.
 
-    Characters of the line = those with empty strings + those of the strings, which alone are tried at each length.
+    Characters of the line = those with empty strings + those of the strings; only the latter are computed at each
+    length.
     """
     texts = _long_texts(told, room)
     if texts is None:
@@ -124,7 +126,7 @@ def _longest(told: Any, room: int) -> Line | None:
 
 
 def _long_texts(told: Any, room: int) -> list[str] | None:
-    """The strings in it that may be cut, in any order; None: without them it is longer than `room` already."""
+    """Return its strings that may be cut, in any order; None: without them it is longer than `room` already."""
     texts: list[str] = []
     left, values = room, [told]
     while values:
@@ -146,12 +148,12 @@ def _long_texts(told: Any, room: int) -> list[str] | None:
 
 
 def _together(texts: Sequence[str], most: int) -> int:
-    """Characters of the strings with at most `most` of each."""
+    """Return the characters of the strings with at most `most` of each."""
     return _escaped_chars(_json([_short(text, most) for text in texts]))
 
 
 def _capped(value: Any, most: int) -> Any:
-    """The value with at most `most` characters of each string, and a word on those it lost."""
+    """Return the value with at most `most` characters of each string, and a remark on what was cut."""
     match value:
         case str():
             return _short(value, most)
@@ -170,7 +172,7 @@ def _short(text: str, most: int) -> str:
 
 
 def cap(lengths: Sequence[int], room: int) -> int:
-    """The most that each may have, so that all together have at most `room`."""
+    """Return the largest length for each, so that all together have at most `room`."""
     for place, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - place)
         if length > share:
@@ -180,12 +182,12 @@ def cap(lengths: Sequence[int], room: int) -> int:
 
 
 def chars(lines: Sequence[str | Line]) -> int:
-    """Of all together, a line break after each included."""
+    """Return the characters of all lines, including a line break after each."""
     return sum(map(len, lines)) + len(lines)
 
 
 def _escaped_chars(line: str) -> int:
-    """Length of the line made safe."""
+    """Return the length of the escaped line."""
     if line.isascii():
         return len(line) + 5 * sum(map(line.count, _UNSAFE_ASCII))
     return len(escaped(line))

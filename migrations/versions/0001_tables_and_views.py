@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.types import Json, Logprobs, TokenIds, Utc
 from migrations.views_0001 import views
+from whetstone.database.types import Json, Logprobs, TokenIds, Utc
 
 revision = "0001"
 down_revision = None

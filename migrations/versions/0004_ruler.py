@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.types import Json, Utc
+from whetstone.database.types import Json, Utc
 
 revision = "0004"
 down_revision = "0003"

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.types import Json, TokenIds, Utc
+from whetstone.database.types import Json, TokenIds, Utc
 
 revision = "0005"
 down_revision = "0004"

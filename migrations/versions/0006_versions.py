@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.types import Json, Utc
 from migrations.views_0001 import SHARED
+from whetstone.database.types import Json, Utc
 
 revision = "0006"
 down_revision = "0005"

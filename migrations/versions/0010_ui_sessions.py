@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from migrations.types import Utc
+from whetstone.database.types import Utc
 
 revision = "0010"
 down_revision = "0009"

@@ -1,4 +1,7 @@
-"""What each dialect's bytes mean: a request in, the bytes for upstream out; an answer in, the bytes for the app out.
+"""Translate between each dialect's bytes and vLLM's. Pure: no socket, no table.
 
-Pure: nothing here opens a socket or knows a table. `dialect` is what all dialects have in common.
+`registry` names the dialects: `chat`, `completions`, `anthropic`, `responses`. A request's bytes go through
+`request_body` and its dialect to the bytes for vLLM; an answer goes back through the dialect, or through `chunk_stream`
+and `sse` while it streams. `interfaces` says what every dialect has to offer, `translated` and `passthrough` are the
+two ways to offer it. `tokens` takes token ids and logprobs out; `trainable_sampling` says what cannot be trained on.
 """

@@ -1,6 +1,6 @@
-"""`/v1/completions`: text in, text out, its ids and logprobs captured. Pure.
+"""Serve `/v1/completions`: text in, text out, with token ids and logprobs captured. Pure.
 
-A request may carry several prompts; each is a conversation of its own, and vLLM numbers the choices through: those of
+A request may have several prompts; each is its own conversation. vLLM numbers the choices across prompts: those of
 prompt p are p·n to p·n + n - 1.
 """
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import NULL, Choice, nothing_said
-from proxy.wire.body import Body, deadly, whole
-from proxy.wire.chunks import ChunkStream
-from proxy.wire.dialect import Answer, Heard, raw, read_index, read_text
-from proxy.wire.sampled import prompt_tokens_of, read_ids
-from proxy.wire.sampling import ALWAYS, why_bent
-from whetstone.reasons import WhyNotTrained
+from proxy.domain.call import NULL, Choice, nothing_said
+from proxy.wire.chunk_stream import ChunkStream
+from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_text
+from proxy.wire.request_body import Body, deadly, whole
+from proxy.wire.tokens import prompt_tokens_of, read_ids
+from proxy.wire.trainable_sampling import ALWAYS, why_bent
+from whetstone.domain.why_not_trained import WhyNotTrained
 
 HARMLESS = ALWAYS | {"prompt"}
-"""Fields of a completion that bend no logprobs."""
+"""Fields of a completion that do not change the logprobs."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -31,16 +31,17 @@ _logprobs = msgspec.json.Decoder(_Logprobs | None)
 
 
 class TextAsked:
-    """A completion as asked. Where another server than vLLM answers (`captured` false) it goes as it came."""
+    """A request for a completion. If a server other than vLLM answers it (`captured` is False), it is sent
+    unchanged."""
 
     endpoint = "completions"
     path = "/v1/completions"
 
     def __init__(self, body: Body, captured: bool) -> None:
-        """Read it as far as capture needs.
+        """Read the request as far as capture needs.
 
         Raises:
-            RefusedField: it would end the engine.
+            RefusedField: it would stop the engine.
         """
         values = body.values
         self._body = body
@@ -52,7 +53,8 @@ class TextAsked:
         self.end_user = body.user
         self.choices_a_prompt = max(whole(values.get("n")) or 1, 1)
         given = values.get("return_token_ids")
-        # An echo with ids says no text; a beam has no logprobs of its own; a flag that is none must stay an error.
+        # An echo with ids has no text, and a beam has no logprobs of its own. A flag of the wrong type must stay an
+        # error.
         self.capturable = (
             captured
             and not values.get("echo")
@@ -61,12 +63,12 @@ class TextAsked:
             and (given is None or isinstance(given, bool))
         )
         self.wants_token_ids = not self.capturable or given is True
-        """Whether the app sees ids where the answer has any."""
+        """Whether the app sees token ids if the answer has any."""
         self.wants_logprobs = not self.capturable or values.get("logprobs") is not None
 
     @property
     def prompts(self) -> list[Any]:
-        """Its prompts, texts or lists of ids."""
+        """The request's prompts: texts or lists of ids."""
         prompt = self._body.values.get("prompt")
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             return prompt
@@ -74,32 +76,32 @@ class TextAsked:
 
     @property
     def messages(self) -> list[msgspec.Raw]:
-        """Its prompts, one message each: `{"prompt": text or ids}`."""
+        """The prompts, one message each: `{"prompt": text or ids}`."""
         return [raw({"prompt": prompt}) for prompt in self.prompts]
 
     conversation = messages
 
     def goes_on(self) -> bool:
-        """A prompt has no answers in it that are told apart."""
+        """Return False: a prompt has no answers that can be recognised."""
         return False
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
-        """A completion has no tools."""
+        """JSON null: a completion has no tools."""
         return NULL
 
     def sampling(self) -> bytes:
-        """Every field but model and prompt."""
+        """Return every field except model and prompt."""
         return self._body.without("model", "prompt")
 
     def why_not_trained(self) -> str | None:
-        """Which field bends its logprobs; None when none does."""
+        """Return why the answer cannot be trained on (the field that changes its logprobs), or None if it can."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
         return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values, HARMLESS)
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
-        """The body to send: the app's own fields, the adapter's name as model, and what capture needs."""
+        """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""
         fields = dict(self._body.fields)
         fields["model"] = raw(served_name)
         if self._for_vllm:
@@ -111,7 +113,7 @@ class TextAsked:
         return msgspec.json.encode(fields)
 
     def read(self, body: bytes) -> Answer:
-        """Take a whole answer apart."""
+        """Read a whole answer."""
         fields = _object.decode(body)
         pieces = _objects.decode(fields["choices"])
         texts = _Texts(self)
@@ -127,11 +129,11 @@ class TextAsked:
         return Answer(msgspec.json.encode(fields), upstream_id, texts.heard)
 
     def events(self) -> "TextStream":
-        """Take a streamed one apart."""
+        """Return the reader of a streamed answer."""
         return TextStream(self)
 
     def error(self, body: bytes, status: int) -> bytes:
-        """An error of upstream's is in this dialect already."""
+        """Return the body unchanged: an upstream error is already in this dialect."""
         return body
 
 
@@ -152,10 +154,10 @@ class _Texts:
         self._spoken: dict[int, _Spoken] = {}
         self._prompt_token_ids: dict[int, list[int]] = {}
         self.prompt_tokens: int | None = None
-        """Of all prompts together."""
+        """Number of tokens of all prompts together."""
 
     def hear(self, piece: dict[str, msgspec.Raw]) -> None:
-        """Take what a choice, or a piece of it, says."""
+        """Record a choice, or a piece of one."""
         index = read_index(piece["index"])
         spoken = self._spoken.setdefault(index, _Spoken())
         spoken.texts.append(read_text(piece.get("text", NULL)) or "")
@@ -164,7 +166,8 @@ class _Texts:
             spoken.token_ids = (spoken.token_ids or []) + ids
         logprobs = _logprobs.decode(piece.get("logprobs", NULL))
         if logprobs is not None:
-            # The first token of an echoed prompt has none: then there is not one for every token, which counts below.
+            # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is
+            # checked later.
             told = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
             spoken.logprobs = (spoken.logprobs or []) + told
         spoken.finish_reason = read_text(piece.get("finish_reason", NULL)) or spoken.finish_reason
@@ -173,7 +176,7 @@ class _Texts:
             self._prompt_token_ids[index // self._asked.choices_a_prompt] = prompt_ids
 
     def strip(self, piece: dict[str, msgspec.Raw]) -> None:
-        """Take out what capture added, leaving the nulls vLLM alone would have sent."""
+        """Remove what capture added, leaving the nulls that vLLM would have sent without it."""
         if not self._asked.wants_token_ids:
             for name in ("token_ids", "prompt_token_ids"):
                 if name in piece:
@@ -182,17 +185,17 @@ class _Texts:
             piece["logprobs"] = NULL
 
     @property
-    def heard(self) -> tuple[Heard, ...]:
-        """What was said so far, prompt by prompt; a prompt nobody answered yet too."""
+    def heard(self) -> tuple[PromptResult, ...]:
+        """What was answered so far, for each prompt, including prompts without an answer."""
         n = self._asked.choices_a_prompt
         prompts = range(max(len(self._asked.prompts), 1))
         return tuple(self._heard(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
 
-    def _heard(self, prompt: int, indexes: range) -> Heard:
+    def _heard(self, prompt: int, indexes: range) -> PromptResult:
         choices = tuple(_choice(index, self._spoken[index]) for index in indexes if index in self._spoken)
         choices = choices or (nothing_said(indexes.start),)
         alone = len(self._asked.prompts) <= 1
-        return Heard(self._prompt_token_ids.get(prompt), self.prompt_tokens if alone else None, choices, prompt)
+        return PromptResult(self._prompt_token_ids.get(prompt), self.prompt_tokens if alone else None, choices, prompt)
 
 
 def _choice(index: int, spoken: _Spoken) -> Choice:
@@ -206,7 +209,7 @@ def _choice(index: int, spoken: _Spoken) -> Choice:
 
 
 class TextStream(ChunkStream):
-    """One streamed completion."""
+    """The state of one streamed completion."""
 
     def __init__(self, asked: TextAsked) -> None:
         super().__init__()
@@ -214,8 +217,8 @@ class TextStream(ChunkStream):
         self._texts = _Texts(asked)
 
     @property
-    def heard(self) -> tuple[Heard, ...]:
-        """What was said so far."""
+    def heard(self) -> tuple[PromptResult, ...]:
+        """What was answered so far."""
         return self._texts.heard
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:

@@ -1,26 +1,26 @@
-"""Server-sent events: cut out of a stream of bytes. Knows the grammar and no dialect."""
+"""Split a stream of bytes into server-sent events."""
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 16 * 2**20
-"""Longest event: what is cut off anew with each piece that comes must not grow for ever."""
+"""Longest event. An unfinished event is scanned again with each piece that arrives, so it must not grow without end."""
 
 
 class Events:
-    """Cuts what comes into whole events."""
+    """Splits incoming bytes into whole events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes as they come; return the events that are whole now, without the empty line that ends each.
+        """Take bytes as they arrive. Return the events that are now whole, without the empty line that ends each.
 
         Raises:
-            ValueError: an event has no end.
+            ValueError: an event does not end.
         """
         data = self._rest + data
         if data.find(b"\r") >= 0:
-            # Another server may end its lines so; what is cut in the middle of one is put right with what follows.
+            # Another server may end its lines with CRLF. If one is split between two pieces, the next call joins it.
             held = data.endswith(b"\r")
             data = data[:-1].replace(b"\r\n", b"\n") + b"\r" if held else data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
@@ -30,7 +30,7 @@ class Events:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """An event's data; None where it has none (a comment)."""
+    """Return an event's data, or None if it has none (a comment)."""
     if event.startswith(b"data: "):
         return event[6:]
     for line in event.split(b"\n"):

@@ -1,7 +1,7 @@
-"""A dialect that vLLM serves without ids, asked as the chat that vLLM itself makes of it. Pure.
+"""Serve a dialect that vLLM answers without ids, by sending the chat that vLLM itself would make of it. Pure.
 
-The chat is captured like any other; the answer is put back into the dialect. What `chat_of` does not cover exactly is
-`native`'s.
+The chat is captured like any other, and the answer is translated back into the dialect. Requests that `chat_of` does
+not cover exactly go to `passthrough`.
 """
 
 from collections.abc import Callable
@@ -9,27 +9,27 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proxy.wire.body import Body
-from proxy.wire.chat import ChatAsked
-from proxy.wire.chat_events import ChatStream
-from proxy.wire.dialect import Answer, Heard, raw
-from proxy.wire.native import NOT_SAMPLING, conversation, end_user_of
+from proxy.wire.chat.request import ChatAsked
+from proxy.wire.chat.stream import ChatStream
+from proxy.wire.interfaces import Answer, PromptResult, raw
+from proxy.wire.passthrough import NOT_SAMPLING, conversation, end_user_of
+from proxy.wire.request_body import Body
 from proxy.wire.sse import Events, data_of
 
 
 class Back(Protocol):
-    """A streamed chat on its way back into a dialect."""
+    """Translates a streamed chat back into a dialect."""
 
     def feed(self, chunk: dict[str, Any]) -> bytes:
-        """The dialect's events for one chunk."""
+        """Return the dialect's events for one chunk."""
         ...
 
     def error(self, error: dict[str, Any]) -> bytes:
-        """For an error within the stream."""
+        """Return the dialect's events for an error within the stream."""
         ...
 
     def end(self) -> bytes:
-        """What ends the stream."""
+        """Return what ends the stream."""
         ...
 
 
@@ -48,7 +48,8 @@ class TranslatedAsked:
         error_of: Callable[[bytes, int], bytes],
         id_of: Callable[[str], str] = str,
     ) -> None:
-        """`chat` stands for `body`; the others put answer, stream, errors and the answer's id back into the dialect."""
+        """`chat` stands for `body`; the other arguments translate the answer, the stream, the errors and the answer's
+        id back."""
         pieces = {name: raw(value) for name, value in chat.items()}
         self._chat = ChatAsked(Body(pieces, chat, body.model), captured=True)
         self._body = body
@@ -70,28 +71,29 @@ class TranslatedAsked:
         return self._chat.messages
 
     def goes_on(self) -> bool:
-        """Whether there is an answer in the chat."""
+        """Return whether there is an answer in the chat."""
         return self._chat.goes_on()
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
-        """The request's tools, as they came; JSON null when it has none."""
+        """The request's tools, as they came; JSON null if it has none."""
         return self._body.tools_or_null
 
     def sampling(self) -> bytes:
-        """Every other field, as one JSON object."""
+        """Return every other field, as one JSON object."""
         return self._body.without(*NOT_SAMPLING)
 
     def why_not_trained(self) -> str | None:
-        """Which field of the chat bends its logprobs; None when none does."""
+        """Return why the answer cannot be trained on (the chat's field that changes its logprobs), or None if it
+        can."""
         return self._chat.why_not_trained()
 
     def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
-        """The chat, with what capture needs."""
+        """Return the chat, with what capture needs."""
         return self._chat.for_upstream(served_name, cache_salt)
 
     def read(self, body: bytes) -> Answer:
-        """Take a whole answer apart."""
+        """Read a whole answer."""
         answer = self._chat.read(body)
         upstream_id = None if answer.upstream_id is None else self._id_of(answer.upstream_id)
         chat = msgspec.json.decode(answer.for_app)
@@ -103,12 +105,12 @@ class TranslatedAsked:
         return Answer(said, upstream_id, answer.heard)
 
     def events(self) -> "TranslatedStream":
-        """Take a streamed one apart."""
+        """Return the reader of a streamed answer."""
         return TranslatedStream(self._chat.events(), self._events_of(), self._id_of)
 
 
 class TranslatedStream:
-    """The state of one streamed answer (`dialect.Stream`): the chat's, put back event by event."""
+    """The state of one streamed answer (`interfaces.Stream`): the chat's, translated back event by event."""
 
     def __init__(self, chat: ChatStream, back: Back, id_of: Callable[[str], str]) -> None:
         self._chat = chat
@@ -118,30 +120,30 @@ class TranslatedStream:
 
     @property
     def upstream_id(self) -> str | None:
-        """The answer's id, as the app holds it."""
+        """The answer's id, as the app sees it."""
         return None if self._chat.upstream_id is None else self._id_of(self._chat.upstream_id)
 
     @property
     def error(self) -> str | None:
-        """What went wrong within the stream."""
+        """The error within the stream."""
         return self._chat.error
 
     @property
     def done(self) -> bool:
-        """The chat has said its last event."""
+        """Whether the chat's last event has arrived."""
         return self._chat.done
 
     @property
-    def heard(self) -> tuple[Heard, ...]:
-        """What was said so far."""
+    def heard(self) -> tuple[PromptResult, ...]:
+        """What was answered so far."""
         return self._chat.heard
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the chat as they come; return the dialect's events for the app, possibly none."""
+        """Take bytes of the chat as they arrive. Return the dialect's events for the app, possibly none."""
         return b"".join(self._pass(event) for event in self._events.feed(self._chat.feed(data)))
 
     def last(self) -> bytes:
-        """What ends the stream in this dialect."""
+        """Return what ends the stream in this dialect."""
         return self._back.end()
 
     def _pass(self, event: bytes) -> bytes:

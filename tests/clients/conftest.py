@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.proxy.conftest import RunningProxy, settings_for, wait_for
-from whetstone.settings import Settings
+from tests.unit.proxy.conftest import RunningProxy, settings_for, wait_for
+from whetstone.config.settings import Settings
 
 # Read while the packages are imported: prices come from the package, traces go nowhere.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"

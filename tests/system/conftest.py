@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine
 
-from tests.proxy.conftest import BASE_NAMES, FakeVllm, RunningProxy, settings_for
-from tests.proxy.ui_scene import Scene, fill
-from tests.proxy.ui_story import Story
-from whetstone import store_keys
-from whetstone.keys import KeyScope, hash_of, new_key
+from tests.unit.proxy.conftest import BASE_NAMES, FakeVllm, RunningProxy, settings_for
+from tests.unit.proxy.ui_scene import Scene, fill
+from tests.unit.proxy.ui_story import Story
+from whetstone.domain.api_keys import KeyScope, hash_of, new_key
+from whetstone.registry import api_key_store
 
 if TYPE_CHECKING:  # the environment of the other tests has no Playwright
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -143,6 +143,6 @@ def make_key(engine: Engine, *scopes: KeyScope) -> str:
     """A key that opens the proxy as soon as that has read it."""
     key_id, key = new_key()
     with engine.begin() as connection:
-        made = store_keys.Made("default", "a person's", list(scopes), datetime.now(UTC))
-        store_keys.create(connection, made, key_id, hash_of(key.encode()))
+        made = api_key_store.Made("default", "a person's", list(scopes), datetime.now(UTC))
+        api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     return key

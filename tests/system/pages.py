@@ -10,7 +10,7 @@ class Visit:
     url: str
     heading: str
     page: str
-    """Its path in `proxy.ui.pages`."""
+    """Its path in `proxy.dashboard.pages.registry`."""
 
 
 VISITS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_grafana import ALL
+from tests.deploy.test_grafana import ALL
 
 pytestmark = pytest.mark.system
 

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.proxy.conftest import RunningProxy
-from tests.proxy.ui_scene import Scene, fill
 from tests.system.conftest import Look
+from tests.unit.proxy.conftest import RunningProxy
+from tests.unit.proxy.ui_scene import Scene, fill
 
 pytestmark = pytest.mark.system
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.ui.pages import NAV, PAGES
+from proxy.dashboard.pages.registry import NAV, PAGES
 from tests.system.conftest import Look
 from tests.system.pages import VISITS, Visit
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.proxy.conftest import RunningProxy, wait_for
-from tests.proxy.ui_story import Story
 from tests.system.conftest import Look, make_key
+from tests.unit.proxy.conftest import RunningProxy, wait_for
+from tests.unit.proxy.ui_story import Story
 
 if TYPE_CHECKING:  # the environment of the other tests has no Playwright
     from playwright.sync_api import Route

@@ -1,6 +1,7 @@
-"""One policy in training: rows in, one update, files out. The only folder with torch in it.
+"""Train one policy: rows in, one optimizer step, files out. The only folder with torch in it.
 
-`learner` reads like the step it takes; `losses` has the formulas, `trees` and `batches` say what one forward pass
-reads, `attention` and `head` how, `hf` and `unsloth` load the model, `proofs` show at start that all this computes
-what the plain model would. Nothing here knows groups, rewards, tables or vLLM.
+`learner` reads like the step it takes. `prefix_trees` and `micro_batches` decide what one forward pass reads, `forward`
+runs it (with `attention` and `chunked_head`), `losses` has the formulas. `backends` loads the model with `hf` or
+`unsloth`; `imported_lora` and `merged` take and give other forms of it, `eos_tokens` knows how its answers end.
+`self_checks` prove at the start that all this computes what the plain model would; `processes` shares a step.
 """

@@ -1,13 +1,13 @@
-"""How a forest of rows is read: each token sees its own piece up to itself, and all that its piece continues.
+"""Attention over a forest of rows: each token sees its own piece up to itself, and all pieces that its piece continues.
 
-Three ways with the same result. `segments` takes piece by piece, each with a copy of the keys of its path: nearly no
-work is spent on what is not seen, with any kernel. `dense` gives one call a mask of T x T: the plain reference, and the
-better one for chains of forks, whose paths are long. `flex` compiles that mask into a kernel that skips what is empty:
-for long forests on CUDA.
+There are three ways with the same result. `segments` takes piece by piece, each with a copy of the keys of its path: it
+spends nearly no work on keys that are not visible, with any kernel. `dense` gives one call a mask of T x T: the plain
+reference, and better for chains of forks, whose paths are long. `flex` compiles that mask into a kernel that skips
+empty blocks: for long forests on CUDA.
 
-Registered with transformers as the attention called NAME. Models hand their keyword arguments down to it, and with
-them the `tree`; without one it is transformers' own. What else a model asks of its attention (a sliding window, capped
-scores, sinks) is not known here and is refused, so that a tree is never read wrongly.
+It is registered with transformers as the attention called NAME. Models pass their keyword arguments down to it, and
+with them the `tree`; without a tree it is transformers' own attention. Other attention features of a model (a sliding
+window, capped scores, sinks) are not supported and are refused, so that a tree is never read wrongly.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -22,30 +22,32 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from trainer.learner.trees import ROOT, Forest
+from trainer.learner.prefix_trees import ROOT, Forest
 
 NAME = "whetstone"
 FLEX_FROM = 4096
-"""Tokens from which on `auto` takes flex-attention on CUDA; below, the masks of the others are small."""
+"""From this many tokens, `auto` takes flex-attention on CUDA; below, the masks of the other ways are small."""
 LONG_PATHS = 16
-"""Times the tokens: where the keys of all paths are more, `auto` leaves `segments`, which copies them, for `dense`."""
+"""Where the keys of all paths are more than this many times the tokens, `auto` takes `dense` instead of `segments`,
+which copies them.
+"""
 LONGEST_DENSE = 2**14
-"""Tokens; a mask of more would be above 256 MiB."""
+"""Tokens; the mask of a longer forest would be above 256 MiB."""
 QUERIES = 256
-"""At most so many queries of a piece at once: each call reads keys up to its last query, none beyond."""
+"""Most queries of a piece in one call: each call reads keys up to its last query only."""
 HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
-"""Arguments that attention may be given and that change nothing about a forest."""
+"""Arguments of attention that change nothing about a forest."""
 
 Way = Literal["segments", "dense", "flex"]
 
 
 class NotAForest(Exception):
-    """This model asks more of its attention than a forest can be read with."""
+    """The model needs attention features that a forest does not support."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """A forest as attention reads it."""
+    """A forest in the form that attention reads."""
 
     way: Way
     parts: list[tuple[slice, list[slice], Tensor | None]] = field(default_factory=list)
@@ -53,16 +55,16 @@ class Tree:
     mask: Tensor | None = None
     """For `dense`: bool (T, T), True where a query sees a key."""
     blocks: Any = None
-    """For `flex`: the same by blocks."""
+    """For `flex`: the same mask by blocks."""
 
 
 def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
-    """What attention needs to know of the forest, made once for all layers."""
+    """Return what attention needs of the forest; computed once for all layers."""
     if way == "segments":
         return Tree(way, parts=list(_parts(forest, device)))
     piece_of_T, sees_PP = _who_sees_whom(forest, device)
     if way == "flex":
-        # Here, for it brings a compiler with it, which takes a second to import.
+        # Imported here because it loads a compiler, which takes a second.
         from torch.nn.attention.flex_attention import create_block_mask
 
         tokens = len(forest.token_ids_T)
@@ -75,14 +77,14 @@ def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
 
 
 def ways_of(wanted: str, device: torch.device) -> tuple[Way, ...]:
-    """The ways that the setting `attention` allows on the device."""
+    """Return the ways that the setting `attention` allows on the device."""
     if wanted != "auto":
         return (cast(Way, wanted),)
     return ("segments", "dense", "flex") if device.type == "cuda" else ("segments", "dense")
 
 
 def way_for(forest: Forest, proven: Collection[Way]) -> Way:
-    """The way of those that suits the forest best."""
+    """Return the proven way that suits the forest best."""
     tokens = len(forest.token_ids_T)
     if "flex" in proven and (tokens >= FLEX_FROM or len(proven) == 1):
         return "flex"
@@ -106,10 +108,12 @@ def attend(
     tree: Tree | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of (1, heads, T, size) queries to (1, key heads, T, size) keys; (1, T, heads, size) and no weights.
+    """Compute attention of (1, heads, T, size) queries to (1, key heads, T, size) keys.
+
+    Return (1, T, heads, size) and None for the weights.
 
     Raises:
-        NotAForest: there is a tree, and the model asks for something else too.
+        NotAForest: there is a tree, and the model also passes an argument that a forest does not support.
     """
     if tree is None:
         attended, _ = sdpa_attention_forward(
@@ -141,7 +145,10 @@ def _part(
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None) -> Tensor:
-    """Under the mask; causal without one. Each key head serves as many query heads as there are more of these."""
+    """Compute attention under the mask; causal without one.
+
+    Each key head is repeated to match the number of query heads.
+    """
     repeats = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
@@ -166,7 +173,7 @@ def _parts(forest: Forest, device: torch.device) -> Iterator[tuple[slice, list[s
 
 
 def _who_sees_whom(forest: Forest, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Piece of each of T tokens, and bool (P, P): whether the first piece continues the second, or is it."""
+    """Return each token's piece, (T,), and bool (P, P): whether the first piece continues or is the second."""
     lengths_P = torch.tensor([piece.end - piece.start for piece in forest.pieces])
     sees_PP = torch.zeros(len(forest.pieces), len(forest.pieces), dtype=torch.bool)
     for place in range(len(forest.pieces)):
@@ -176,7 +183,7 @@ def _who_sees_whom(forest: Forest, device: torch.device) -> tuple[Tensor, Tensor
 
 @cache
 def _flex() -> Callable[..., Tensor]:
-    """Compiled on CUDA at its first call, which takes a minute; elsewhere as it is."""
+    """Return flex-attention. On CUDA it compiles at its first call, which takes a minute; elsewhere it does not."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if torch.cuda.is_available():
@@ -184,6 +191,6 @@ def _flex() -> Callable[..., Tensor]:
     return cast(Callable[..., Tensor], flex_attention)
 
 
-# Causal as it is: a mask is never needed, neither by forests nor by rows padded on the right.
+# It is causal by itself: neither forests nor rows padded on the right need a mask.
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)

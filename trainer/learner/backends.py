@@ -1,4 +1,4 @@
-"""Who computes: how a base model is loaded and gets its LoRA. What is done with it then is the same for all."""
+"""Choose the backend: how a base model is loaded and gets its LoRA. All later code is the same for all backends."""
 
 from pathlib import Path
 from typing import Protocol
@@ -8,32 +8,32 @@ from peft import LoraConfig, PeftModel
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from trainer.base import BaseModel, fingerprint
+from trainer.domain.base import BaseModel, fingerprint
 from trainer.errors import ModelUnusable
 from trainer.learner import hf, unsloth
-from whetstone.training import TrainerSettings
+from whetstone.config.trainer import TrainerSettings
 
 
 class Backend(Protocol):
-    """A module that computes."""
+    """The interface of a backend module."""
 
     def load(self, model_path: str | Path, settings: TrainerSettings, device: torch.device, /) -> PreTrainedModel:
-        """The base model on its device. Raises ModelUnusable."""
+        """Load the base model onto its device. Raises ModelUnusable."""
 
     def adapted(self, model: PreTrainedModel, config: LoraConfig, settings: TrainerSettings, /) -> PeftModel:
-        """The model with a LoRA on it, drawn from the process's RNG. Raises ModelUnusable."""
+        """Return the model with a LoRA on it, initialized from the process's RNG. Raises ModelUnusable."""
 
     def made_ready(self, model: PeftModel, settings: TrainerSettings, /) -> None:
-        """Dropout off, checkpointing as the settings say."""
+        """Switch dropout off, and checkpointing as the settings require."""
 
 
 def backend_of(settings: TrainerSettings) -> Backend:
-    """The backend of the settings."""
+    """Return the backend of the settings."""
     return {"hf": hf, "unsloth": unsloth}[settings.backend]
 
 
 def device_of(settings: TrainerSettings) -> torch.device:
-    """The device of the settings; `auto` is the first of cuda, mps and cpu that is there."""
+    """Return the device of the settings; `auto` is the first available of cuda, mps and cpu."""
     if settings.device != "auto":
         return torch.device(settings.device)
     if torch.cuda.is_available():
@@ -42,7 +42,7 @@ def device_of(settings: TrainerSettings) -> torch.device:
 
 
 def base_of(model_path: str | Path) -> BaseModel:
-    """The base model's fingerprint.
+    """Return the base model's fingerprint.
 
     Raises:
         ModelUnusable: its files cannot be found.
@@ -51,7 +51,7 @@ def base_of(model_path: str | Path) -> BaseModel:
 
 
 def folder_of(model_path: str | Path) -> Path:
-    """Where the base model's files are, whether it is named by a folder or as the hub does.
+    """Return the folder of the base model's files. `model_path` is a folder or a name on the hub.
 
     Raises:
         ModelUnusable: its files cannot be found.

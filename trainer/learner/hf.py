@@ -1,4 +1,4 @@
-"""The backend of transformers and peft: the base model from its folder, a LoRA on it. CPU, CUDA, MPS; the reference."""
+"""The backend of transformers and peft: the base model from its folder, with a LoRA. CPU, CUDA, MPS; the reference."""
 
 from pathlib import Path
 
@@ -10,14 +10,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from trainer.errors import ModelUnusable
-from whetstone.training import TrainerSettings
+from whetstone.config.trainer import TrainerSettings
 
 
 def load(model_path: str | Path, _settings: TrainerSettings, device: torch.device) -> PreTrainedModel:
-    """The base model in the precision it was saved in. Safetensors only: other formats run code when they are read.
+    """Load the base model in the precision it was saved in.
+
+    Safetensors only: other formats run code when they are read.
 
     Raises:
-        ModelUnusable: it is not there or cannot be read.
+        ModelUnusable: it does not exist or cannot be read.
     """
     transformers_logging.disable_progress_bar()
     try:
@@ -28,7 +30,7 @@ def load(model_path: str | Path, _settings: TrainerSettings, device: torch.devic
 
 
 def adapted(model: PreTrainedModel, config: LoraConfig, _settings: TrainerSettings) -> PeftModel:
-    """The model with a LoRA on it. Its weights are fp32 whatever the base's are: peft's own habit.
+    """Return the model with a LoRA on it. Its weights are fp32 for any precision of the base: peft's default.
 
     Raises:
         ModelUnusable: peft has no LoRA for layers of this kind.
@@ -40,7 +42,7 @@ def adapted(model: PreTrainedModel, config: LoraConfig, _settings: TrainerSettin
 
 
 def made_ready(model: PeftModel, settings: TrainerSettings) -> None:
-    """Without dropout anywhere, as the server has none; layers computed again on the way back if that is wanted."""
+    """Switch off all dropout, as the server has none, and gradient checkpointing on where the settings require it."""
     model.eval()
     wanted = settings.gradient_checkpointing
     if not (model.device.type != "cpu" if wanted is None else wanted):
@@ -49,5 +51,5 @@ def made_ready(model: PeftModel, settings: TrainerSettings) -> None:
     causal.gradient_checkpointing_enable()
     for module in causal.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            # They ask this of themselves; what is in them stays as it is, or their dropout would come alive.
+            # These layers check this flag themselves. Their submodules stay in eval mode; else dropout would be active.
             module.training = True

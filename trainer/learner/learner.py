@@ -1,7 +1,6 @@
-"""One policy in training: the base model, its LoRA, the LoRA's AdamW and RNG.
+"""Train one policy: the base model, its LoRA, and the LoRA's AdamW and RNG.
 
-Knows rows and settings; nothing of groups, rewards, tables, vLLM or where adapters are kept. Whatever raises during a
-step, the weights, the optimizer and the RNG stand as they stood before it.
+If anything raises during a step, the weights, the optimizer and the RNG are as they were before it.
 """
 
 import json
@@ -19,50 +18,30 @@ from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_mode
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from trainer.base import BaseModel
+from trainer.domain.base import BaseModel
+from trainer.domain.figures import StepFigures
+from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError
 from trainer.learner import losses
 from trainer.learner.backends import backend_of, base_of, device_of
-from trainer.learner.batches import MicroBatch
+from trainer.learner.forward import Reading
 from trainer.learner.losses import PolicyLoss, Tokens, k3
-from trainer.learner.peers import Alone, Peers
-from trainer.learner.reading import Reading
-from trainer.rows import Answer, Row, imitated
-from whetstone import adapters
-from whetstone.training import Kind, TrainerSettings
+from trainer.learner.micro_batches import MicroBatch
+from trainer.learner.processes.collective import Alone, Collective
+from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.registry import adapters
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 OPTIMIZER_STATE = "optimizer.safetensors"
 RNG_STATE = "rng.safetensors"
 
-ALONE: Peers = Alone()
+ALONE: Collective = Alone()
 
 HALF_LOSS_SCALE = 2.0**12
-"""In fp16 the gradient of one token of a large step is below what it can tell from 0; the adapter's own are fp32."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """What a step was, measured before its update. Means are over all sampled tokens of the step."""
-
-    loss: float
-    kl: float | None
-    """Nats a token: k3 of the policy to the base model; None if it was not measured."""
-    entropy: float
-    """Nats a token, at the temperature that was sampled with."""
-    mismatch_k3: float | None
-    """Nats a token: k3 of the server to the trainer, over tokens of version_in; None without any."""
-    fresh_share: float
-    """Share of the tokens that version_in spoke."""
-    masked_share: float
-    """Share of the tokens whose policy term the loss masked out."""
-    grad_norm: float
-    """Before clipping."""
-    sampled_tokens: int
-    read_tokens: int
-    """Tokens of the forward passes: what rows share counts once, padding counts."""
-    rows: int
+"""In fp16 the gradient of one token of a large step would round to 0, so the loss is scaled. The adapter's own
+gradients are fp32.
+"""
 
 
 @dataclass(slots=True)
@@ -89,10 +68,10 @@ class _Sums:
 
 
 class Learner:
-    """A base model with one LoRA that is being trained. Made by `fresh` or `resume`."""
+    """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
     def __init__(
-        self, model: PeftModel, base: BaseModel, settings: TrainerSettings, rng: dict[str, Tensor], peers: Peers
+        self, model: PeftModel, base: BaseModel, settings: TrainerSettings, rng: dict[str, Tensor], peers: Collective
     ) -> None:
         self.base = base
         self._peers = peers
@@ -108,10 +87,10 @@ class Learner:
         self._optimizer = torch.optim.AdamW(self._trained.values(), lr=settings.learning_rate, weight_decay=0.0)
 
     @classmethod
-    def fresh(cls, model_path: str | Path, settings: TrainerSettings, seed: int, peers: Peers = ALONE) -> Self:
-        """A LoRA that changes nothing yet on every linear layer but the head; version 0 with what it takes to move.
+    def fresh(cls, model_path: str | Path, settings: TrainerSettings, seed: int, peers: Collective = ALONE) -> Self:
+        """Return version 0: a LoRA on every linear layer but the head, with an optimizer and RNG.
 
-        Sets torch's thread count for the process.
+        The LoRA changes nothing yet. Sets torch's thread count for the process.
 
         Raises:
             ModelUnusable: the base model cannot be loaded.
@@ -132,16 +111,18 @@ class Learner:
 
     @classmethod
     def resume(
-        cls, model_path: str | Path, adapter_folder: Path, settings: TrainerSettings, peers: Peers = ALONE
+        cls, model_path: str | Path, adapter_folder: Path, settings: TrainerSettings, peers: Collective = ALONE
     ) -> Self:
-        """The learner that wrote the folder: on the CPU, with as many threads, its next step is the same bit for bit.
+        """Return the learner that wrote the folder.
 
-        Sets torch's thread count for the process. The learning rate is the settings', not the folder's.
+        On the CPU, with as many threads, its next step is the same bit for bit.
+
+        Sets torch's thread count for the process. The learning rate comes from the settings, not from the folder.
 
         Raises:
             ModelUnusable: the base model cannot be loaded.
-            AdapterDamaged: the folder is not what was written.
-            AdapterMismatch: it belongs to another base model, or has another rank or alpha than the settings.
+            AdapterDamaged: the folder's contents are not what was written.
+            AdapterMismatch: it belongs to another base model, or its rank or alpha differs from the settings.
         """
         adapters.verify(adapter_folder)
         manifest, _ = adapters.read_manifest(adapter_folder)
@@ -171,16 +152,16 @@ class Learner:
         on_progress: Callable[[int, int], None] | None = None,
         kind: Kind = "grpo",
     ) -> StepFigures:
-        """One optimizer update from all the rows.
+        """Make one optimizer update from all the rows.
 
-        `version_in` is the version that this learner holds: tokens it spoke are the fresh ones. `on_progress` is
-        called with (micro-batches done, micro-batches in all) after each, before the update; what it raises ends the
-        step with nothing moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs.
+        `version_in` is the version that this learner holds: the tokens it sampled are the fresh ones. `on_progress` is
+        called with (micro-batches done, micro-batches in all) after each, before the update; if it raises, the step
+        ends and no weight has moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs.
 
         Raises:
-            RowError: no row has a sampled token, or one begins with it.
-            NotFinite: the loss or the gradient is NaN or infinite; nothing has moved.
-            PeerFailed: another process of the step failed; nothing has moved.
+            RowError: no row has a sampled token, or a row begins with one.
+            NotFinite: the loss or the gradient is NaN or infinite; no weight has moved.
+            PeerFailed: another process of the step failed; no weight has moved.
         """
         rows = [row for row in rows if any(row.sampled_T)]
         step_tokens = sum(sum(row.sampled_T) for row in rows)
@@ -208,7 +189,7 @@ class Learner:
         finally:
             self._optimizer.zero_grad(set_to_none=True)
             if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # vLLM may share the device, and it is its turn
+                torch.cuda.empty_cache()  # vLLM may share the device, and needs the memory next
         return StepFigures(
             loss=sums.loss,
             kl=None if math.isnan(sums.kl) else sums.kl / step_tokens,
@@ -224,14 +205,14 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """Nats of each of `token_ids` after what stands before it, at temperature 1, with the LoRA as it is."""
+        """Return the logprob in nats of each of `token_ids` after its prefix, at temperature 1, with this LoRA."""
         if not prompt_ids or not token_ids:
             raise RowError("logprobs need a prompt and at least one token")
-        rows = imitated("", [Answer("", tuple(prompt_ids), tuple(token_ids))])
+        rows = rows_for_sft("", [Answer("", tuple(prompt_ids), tuple(token_ids))])
         return cast(list[float], self._reading.read(self._reading.batch(rows, [1.0])).logprobs_S.tolist())
 
     def files(self) -> Mapping[str, bytes]:
-        """The adapter as vLLM and peft load it, and what `resume` needs beside it: file name -> contents."""
+        """Return the adapter as vLLM and peft load it, and what `resume` needs in addition: file name -> contents."""
         optimizer = {
             f"{key}.{name}": value
             for name, weight in self._trained.items()
@@ -245,7 +226,7 @@ class Learner:
         }
 
     def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
-        """Of each row's tokens in the loss."""
+        """Return, for each row, the weight of its tokens in the loss."""
         if kind == "sft":
             return [1 / step_tokens] * len(rows)
         tokens: Counter[str] = Counter()
@@ -263,7 +244,7 @@ class Learner:
         ]
 
     def _accumulate(self, batch: MicroBatch, step_tokens: int, version_in: int, kind: Kind) -> Tensor:
-        """Add the micro-batch's gradient. Returns its sums: loss, kl, entropy, mismatch, fresh, masked."""
+        """Add the micro-batch's gradient. Return its sums: loss, kl, entropy, mismatch, fresh, masked."""
         base_S = self._base_logprobs(batch)
         read = self._reading.read(batch)
         policy = self._policy_loss(batch, read.logprobs_S, kind)
@@ -289,12 +270,12 @@ class Learner:
             )
 
     def _mismatch(self, batch: MicroBatch, trainer_S: Tensor) -> Tensor:
-        """k3 of server to trainer, of each token; a ratio counts as at most `max_ratio`, as it does in the loss."""
+        """Return k3 of server to trainer for each token; a ratio counts as at most `max_ratio`, as in the loss."""
         most_S = batch.inference_logprobs_S + math.log(self._settings.max_ratio)
         return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
 
     def _base_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        """What the base model says: one more forward pass, without the adapter. None if nobody asks for it."""
+        """Return the base model's logprobs, by one more forward pass without the adapter. None if not needed."""
         if not (self._settings.measure_kl or self._settings.kl_weight):
             return None
         with torch.no_grad(), self._model.disable_adapter():
@@ -307,7 +288,7 @@ class Learner:
         return losses.guarded(tokens, self._loss, self._settings.max_ratio)
 
     def _update(self, loss: float) -> float:
-        """Clip the gradient and let the optimizer move. Returns the norm before clipping."""
+        """Clip the gradient and run the optimizer. Return the norm before clipping."""
         gradients = [weight.grad for weight in self._trained.values() if weight.grad is not None]
         for gradient in gradients:
             gradient.div_(self._loss_scale)
@@ -321,7 +302,7 @@ class Learner:
 
     @contextmanager
     def _own_rng(self) -> Iterator[None]:
-        """Draw from this learner's RNG, and leave the process's alone."""
+        """Draw from this learner's RNG, and leave the process's RNG unchanged."""
         with torch.random.fork_rng(devices=_cuda_devices(self._device)):
             torch.set_rng_state(self._rng["cpu"])
             if "cuda" in self._rng and self._device.type == "cuda":
@@ -332,12 +313,12 @@ class Learner:
     def _adapter_config(self) -> bytes:
         config: dict[str, Any] = self._model.peft_config["default"].to_dict()
         config |= {"base_model_name_or_path": self.base.name, "inference_mode": True}
-        # Sets have no order; the same adapter is to be the same bytes.
+        # Sets have no order, but the same adapter must give the same bytes.
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         return json.dumps(plain, indent=1, sort_keys=True).encode() + b"\n"
 
     def _load(self, folder: Path) -> None:
-        """Take over weights and optimizer state."""
+        """Load weights and optimizer state from the folder."""
         weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
         own = get_peft_model_state_dict(self._model, save_embedding_layers=False)
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
@@ -347,7 +328,7 @@ class Learner:
         for name, weight in self._trained.items():
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 if (value := state.get(f"{key}.{name}")) is not None:
-                    # AdamW counts steps on the CPU; the moments lie beside their weight.
+                    # AdamW counts steps on the CPU; the moments are on the device of their weight.
                     self._optimizer.state[weight][key] = value if key == "step" else value.to(weight.device)
 
 

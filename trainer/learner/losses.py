@@ -1,12 +1,12 @@
-"""Log probabilities in, losses and figures out. Knows formulas; nothing of models, rows or optimizers.
+"""Compute losses and figures from log probabilities.
 
-Every function works on S sampled tokens, whatever rows they came from: prompts and padding never get here. π is the
-policy being trained, μ the one that sampled; both are of the token that was sampled, at the temperature it was
-sampled with. r = π/μ is their ratio, A the advantage of the token's trajectory.
+Every function works on S sampled tokens of any rows: prompts and padding are never among them. π is the policy being
+trained, μ the one that sampled; both are probabilities of the sampled token, at the temperature it was sampled with.
+r = π/μ is their ratio, A the advantage of the token's trajectory.
 
-A loss of a step is L = Σ_t w_t · ℓ_t over all its sampled tokens. The functions below give ℓ_t; the weights w_t are
-the paper's normaliser (`weight`), known before the first forward pass, so that micro-batches add up to the step's
-loss however it is split.
+A loss of a step is L = Σ_t w_t · ℓ_t over all its sampled tokens. The functions below give ℓ_t; the weights w_t are the
+paper's normaliser (`weight`). They are fixed before the first forward pass, so that micro-batches add up to the step's
+loss for any split.
 
 | loss | ℓ_t | w_t |
 |---|---|---|
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whetstone.training import LossName
+from whetstone.config.trainer import LossName
 
 CLIPS: dict[str, tuple[float, float]] = {
     "dppo_tv": (0.2, 0.2),
@@ -34,8 +34,9 @@ CLIPS: dict[str, tuple[float, float]] = {
     "dr_grpo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
 }
-"""How far down and up a token may move: probabilities for dppo_tv (prime-rl's setting), the largest ratio itself for
-cispo (which has no lower bound), 1 - ε_low and 1 + ε_high of the ratio for the others; each from its paper."""
+"""How far a token may move down and up: probabilities for dppo_tv (prime-rl's setting), the largest ratio itself for
+cispo (which has no lower bound), 1 - ε_low and 1 + ε_high of the ratio for the others; each from its paper.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ class Tokens:
     """log μ, nats."""
     advantages_S: Tensor
     sequences_S: Tensor
-    """int64: which row of the micro-batch each belongs to, from 0."""
+    """int64: index of the row in the micro-batch that each token belongs to, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """What each token adds to a loss, and which of them add nothing."""
+    """What each token adds to a loss, and which tokens add nothing."""
 
     losses_S: Tensor
     """ℓ_t, before its weight."""
@@ -68,14 +69,12 @@ def dppo_tv(tokens: Tokens, *, low: float, high: float, regulariser: float) -> P
     """DPPO with the binary total-variation mask (arXiv 2602.04879), and a quadratic pull towards the sampler.
 
         ℓ_t = -m_t · r_t · A_t  +  λ · (π_t - μ_t)²
-
         r_t = π_t / μ_t      the gradient flows through it, unclipped
         m_t = 0 where A_t > 0 and π_t - μ_t > δ_high, or A_t < 0 and μ_t - π_t > δ_low; else 1
 
-    Masked: the policy term of tokens whose probability has already moved by more than δ (`low`, `high`) the way their
-    advantage pushes; |π - μ| is the total variation of "this token, or any other". A token that moved the other way
-    keeps its gradient: it leads back. The regulariser (λ) covers every sampled token, masked ones too.
-
+    Masked: the policy term of tokens whose probability has already moved by more than δ (`low`, `high`) in the
+    direction of their advantage; |π - μ| is the total variation of "this token, or any other". A token that moved the
+    other way keeps its gradient, which leads back. The regulariser (λ) covers every sampled token, masked ones too.
     Normalised by all sampled tokens of the optimizer step: long answers weigh by their tokens.
     """
     advantages_S = tokens.advantages_S
@@ -130,7 +129,7 @@ def gspo(tokens: Tokens, *, low: float, high: float) -> PolicyLoss:
 
 
 def nll(trainer_logprobs_S: Tensor) -> PolicyLoss:
-    """Supervised: the negative log likelihood of an answer that is to be imitated.
+    """Supervised loss: the negative log likelihood of an answer to imitate.
 
     ℓ_t = -log π_t      normalised by all answer tokens of the optimizer step
     """
@@ -138,7 +137,7 @@ def nll(trainer_logprobs_S: Tensor) -> PolicyLoss:
 
 
 def policy_loss(name: LossName, clip_low: float | None, clip_high: float | None, tv_regulariser: float) -> Loss:
-    """The loss of that name; bounds that are None are its paper's (`CLIPS`)."""
+    """Return the loss of that name. Bounds that are None are taken from its paper (`CLIPS`)."""
     low = CLIPS[name][0] if clip_low is None else clip_low
     high = CLIPS[name][1] if clip_high is None else clip_high
     match name:
@@ -155,10 +154,10 @@ def policy_loss(name: LossName, clip_low: float | None, clip_high: float | None,
 def weight(
     name: LossName, *, trajectory_tokens: int, trajectories: int, step_tokens: int, max_answer_tokens: int
 ) -> float:
-    """w_t of every sampled token of one trajectory: the paper's normaliser, over the whole optimizer step.
+    """Return w_t of every sampled token of one trajectory: the paper's normaliser, over the whole optimizer step.
 
-    `trajectory_tokens` are all its sampled tokens, however many rows they lie in; `trajectories` and `step_tokens`
-    count the step; `max_answer_tokens` is the constant that Dr. GRPO divides by instead of a length.
+    `trajectory_tokens` are all its sampled tokens, over all its rows; `trajectories` and `step_tokens` count the step;
+    `max_answer_tokens` is the constant that Dr. GRPO divides by instead of a length.
     """
     match name:
         case "dppo_tv" | "cispo" | "dapo":
@@ -170,11 +169,11 @@ def weight(
 
 
 def guarded(tokens: Tokens, loss: Loss, max_ratio: float) -> PolicyLoss:
-    """`loss` without the tokens whose ratio is above `max_ratio`: they have no policy term and count as masked; in the
-    ratio of a whole row they stand with 1.
+    """Apply `loss` without the tokens whose ratio is above `max_ratio`.
 
-    Such a token was all but impossible for the sampler and is not for the trainer: one of them would outweigh the
-    rest of the step. The other way, a ratio near 0 weighs nothing by itself.
+    They have no policy term and count as masked; in the ratio of a whole row they count as 1. The sampler considered
+    such a token nearly impossible and the trainer does not: one of them would outweigh the rest of the step. In the
+    other direction, a ratio near 0 weighs nothing by itself.
     """
     with torch.no_grad():
         beyond_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S > torch.tensor(max_ratio).log()
@@ -183,12 +182,12 @@ def guarded(tokens: Tokens, loss: Loss, max_ratio: float) -> PolicyLoss:
 
 
 def k3(sampler_logprobs_S: Tensor, other_logprobs_S: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(sampler ‖ other), per token, in nats; never negative.
+    """Return Schulman's k3 estimate of KL(sampler ‖ other), per token, in nats; never negative.
 
         d = other - sampler;  k3 = exp(d) - 1 - d
 
     Its mean is unbiased over tokens that the sampler drew. k3(inference, trainer) is the mismatch of server and
-    trainer; k3(trainer, base) the policy's distance from the base model. http://joschu.net/blog/kl-approx.html
+    trainer; k3(trainer, base) is the policy's distance from the base model. http://joschu.net/blog/kl-approx.html
     """
     d_S = other_logprobs_S - sampler_logprobs_S
     return torch.expm1(d_S) - d_S
@@ -205,7 +204,7 @@ def _clipped(ratio_S: Tensor, advantages_S: Tensor, low: float, high: float) -> 
 
 
 def _without(tokens: Tokens, left_out_S: Tensor) -> Tokens:
-    """With ratio 1 and no gradient where left out: `where` alone would pass 0 · inf = NaN back through an overflow."""
+    """Give left-out tokens ratio 1 and no gradient. `where` alone would pass 0 · inf = NaN back through an overflow."""
     at_S = torch.where(left_out_S, 0.0, tokens.trainer_logprobs_S)
     was_S = torch.where(left_out_S, 0.0, tokens.inference_logprobs_S)
     return Tokens(at_S, was_S, tokens.advantages_S, tokens.sequences_S)

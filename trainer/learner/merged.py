@@ -1,5 +1,4 @@
-"""A base model with an adapter in its weights: W + (alpha / rank)·B·A in W's own precision. Knows models, no folder's
-fate."""
+"""Merge an adapter into its base model's weights: W + (alpha / rank)·B·A in W's own precision."""
 
 from pathlib import Path
 from typing import cast
@@ -12,16 +11,16 @@ from transformers import PreTrainedModel
 from trainer.errors import AdapterMismatch
 from trainer.learner import hf
 from trainer.learner.backends import base_of
-from whetstone import adapters
-from whetstone.training import TrainerSettings
+from whetstone.config.trainer import TrainerSettings
+from whetstone.registry import adapters
 
 
 def merged(model_path: str | Path, adapter_folder: Path) -> PreTrainedModel:
-    """The model as one, on the CPU: a step may have the accelerator.
+    """Return the merged model, on the CPU: a step may be using the accelerator.
 
     Raises:
         ModelUnusable: the base model cannot be loaded.
-        AdapterDamaged: the folder is not what was written.
+        AdapterDamaged: the folder's contents are not what was written.
         AdapterMismatch: it belongs to another base model, or the sum is not finite.
     """
     adapters.verify(adapter_folder)

@@ -1,11 +1,12 @@
 """The backend of Unsloth: its kernels under the same base model and LoRA. CUDA only, in an environment of its own.
 
-Loaded in 16 bits, for the server answers in 16 bits: what is trained on four is another model. Whether it keeps rows
-of one sequence apart is proven like any other model's, and where it does not, rows lie side by side.
+The model is loaded in 16 bits because the server answers in 16 bits: a model trained in four bits is another model.
+Whether it separates the rows of one sequence is proven as for any other model; where it does not, rows lie side by
+side.
 
-Unsloth patches transformers as that is imported, so it comes first: `trainer.tasks_unsloth` sees to it. Its package
-declares Apache-2.0 but part of its files carry AGPL-3.0; nothing here is copied from it, and it is never installed
-unless somebody asks for it.
+Unsloth patches transformers when that is imported, so Unsloth is imported first: see `trainer.tasks_unsloth`. Its
+package declares Apache-2.0 but part of its files carry AGPL-3.0. Nothing here is copied from it, and it is only
+installed by a user's explicit choice.
 """
 
 from pathlib import Path
@@ -15,16 +16,16 @@ from peft import LoraConfig, PeftModel
 from transformers import PreTrainedModel
 
 from trainer.errors import ModelUnusable
-from whetstone.training import TrainerSettings
+from whetstone.config.trainer import TrainerSettings
 
 REMEDY = "install it into an environment of its own (docs/training.md) and set trainer.python to that one's Python"
 
 
 def load(model_path: str | Path, settings: TrainerSettings, device: torch.device) -> PreTrainedModel:
-    """The base model in bf16 or fp16, as its kernels want it.
+    """Load the base model in bf16 or fp16, as the kernels require.
 
     Raises:
-        ModelUnusable: there is no Unsloth, no CUDA, or it does not take the model.
+        ModelUnusable: Unsloth is not installed, there is no CUDA, or Unsloth does not support the model.
     """
     if device.type != "cuda":
         raise ModelUnusable(f"trainer.backend is unsloth, which computes on CUDA only, not on {device}; set it to hf")
@@ -35,12 +36,12 @@ def load(model_path: str | Path, settings: TrainerSettings, device: torch.device
     try:
         model, _tokenizer = FastLanguageModel.from_pretrained(
             str(model_path),
-            # What is longer it would cut off without a word.
+            # Unsloth cuts off longer sequences without a warning.
             max_seq_length=max(settings.max_row_tokens, settings.micro_batch_tokens),
             dtype=None,
             load_in_4bit=False,
             load_in_16bit=True,
-            # By default it takes another repository's copy of a model it knows the name of.
+            # By default it loads another repository's copy of a model whose name it recognizes.
             use_exact_model_name=True,
             device_map={"": str(device)},
         )
@@ -50,7 +51,7 @@ def load(model_path: str | Path, settings: TrainerSettings, device: torch.device
 
 
 def adapted(model: PreTrainedModel, config: LoraConfig, settings: TrainerSettings) -> PeftModel:
-    """The model with a LoRA on it. Random as the process's generator is: `random_state` would seed it anew."""
+    """Return the model with a LoRA on it, drawn from the process's RNG state: `random_state` would seed it again."""
     from unsloth import FastLanguageModel
 
     modules = config.target_modules
@@ -67,7 +68,7 @@ def adapted(model: PreTrainedModel, config: LoraConfig, settings: TrainerSetting
 
 
 def made_ready(model: PeftModel, _settings: TrainerSettings) -> None:
-    """In Unsloth's own training mode, which its checkpointing needs; its adapters have no dropout."""
+    """Switch on Unsloth's own training mode, which its checkpointing needs. Its adapters have no dropout."""
     from unsloth import FastLanguageModel
 
     FastLanguageModel.for_training(model)

@@ -1,4 +1,4 @@
-"""An example app as a process of its own, which knows the base_url and nothing of us, and the report it ends with."""
+"""Run an example app as a separate process that gets only the base_url, and read its final report."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from whetstone.up import Stack
+from whetstone.stack.stack import Stack
 
 
 class AppFailed(Exception):
@@ -18,9 +18,9 @@ class AppFailed(Exception):
 
 @contextmanager
 def app(stack: Stack, script: Path, arguments: Sequence[str], niceness: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `script` against the stack's proxy; killed where it still runs at the end.
+    """Start `script` against the stack's proxy; kill it at the end if it still runs.
 
-    Its niceness is how far it gives way to others on the CPU.
+    Its niceness is how far it yields the CPU to others.
     """
     command = [sys.executable, str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments]
     with subprocess.Popen(
@@ -36,7 +36,7 @@ def app(stack: Stack, script: Path, arguments: Sequence[str], niceness: int = 0)
 
 
 def still_runs(process: subprocess.Popen[bytes]) -> None:
-    """See to it that an app that is to go on does.
+    """Check that an app that should still run does.
 
     Raises:
         AppFailed: it has ended.
@@ -46,10 +46,10 @@ def still_runs(process: subprocess.Popen[bytes]) -> None:
 
 
 def report_of(process: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
-    """Wait for the app's end while the stack runs; the JSON object in its last line.
+    """Wait for the app to end while the stack runs; return the JSON object in its last line.
 
     Raises:
-        AppFailed: it ended with another code than 0, or said nothing.
+        AppFailed: its exit code is not 0, or it printed nothing.
         StartFailed: a program of the stack ended.
     """
     while True:

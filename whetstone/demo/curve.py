@@ -1,25 +1,25 @@
-"""The curve of a run: reward by version, as text while it runs and as a picture at its end. Draws; measures nothing."""
+"""Draw the reward by version of a run, as text while it runs and as a picture at its end."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from whetstone.intervals import Interval
+from whetstone.domain.stats import Interval
 
 SMOOTHED_OVER = 9
 """Versions that the bold line averages."""
 
 
 def smooth(rewards: Sequence[float]) -> list[float]:
-    """The running mean: of each version and what came up to SMOOTHED_OVER // 2 before and after it."""
+    """Return the running mean: of each version and up to SMOOTHED_OVER // 2 versions before and after it."""
     half = SMOOTHED_OVER // 2
     around = [rewards[max(0, place - half) : place + half + 1] for place in range(len(rewards))]
     return [sum(window) / len(window) for window in around]
 
 
 def in_text(rewards: Sequence[float], width: int, height: int = 8) -> list[str]:
-    """Lines of text: a dot for each version's mean reward, a bullet for the running mean; nothing without rewards.
+    """Return lines of text: a dot for each version's mean reward, a bullet for the running mean; empty without rewards.
 
-    More versions than there is room for share columns.
+    If there are more versions than columns, versions share columns.
     """
     if not rewards:
         return []
@@ -43,7 +43,8 @@ def in_text(rewards: Sequence[float], width: int, height: int = 8) -> list[str]:
 
 
 def draw(path: Path, rewards: Sequence[float], held_out: Sequence[tuple[str, Interval]], title: str) -> None:
-    """Write a PNG: thin line each version's mean reward, bold its running mean, bands the held-out shares."""
+    """Write a PNG: thin line for each version's mean reward, bold line for its running mean, bands for held-out
+    shares."""
     import matplotlib
 
     matplotlib.use("Agg")

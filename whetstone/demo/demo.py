@@ -1,6 +1,6 @@
-"""`whetstone demo`: a stock agent gets better because its base_url points at us. Drives the stack from outside.
+"""`whetstone demo`: show that a stock agent improves because its base_url points at us. Drives the stack from outside.
 
-Everything it shows comes from the database or from the agent's own count; everything it does, an operator could do.
+Everything it shows comes from the database or from the agent's own count; an operator could do everything that it does.
 """
 
 import shutil
@@ -16,30 +16,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from migrations.database import connect
-from whetstone import intervals
-from whetstone.alone import LOCK, alone
+from whetstone.config.settings import Settings, SettingsError
+from whetstone.database.engine import connect
 from whetstone.demo import curve
 from whetstone.demo.agent_process import app, report_of, still_runs
-from whetstone.settings import Settings, SettingsError
-from whetstone.store import Rewards, Store
-from whetstone.up import Stack, running, usable
+from whetstone.domain import stats
+from whetstone.registry.projects import Rewards, Store
+from whetstone.stack.data_lock import LOCK, exclusive
+from whetstone.stack.stack import Stack, running, usable
 
 AGENT = Path(__file__).with_name("tictactoe") / "agent.py"
 SHOWN_STEPS = 6
-"""So many stand above the curve, so that 24 lines are enough; without a terminal it is printed after so many."""
+"""Steps shown above the curve, so that 24 lines are enough; without a terminal, the curve is printed after this many
+steps."""
 CURVE_LINES = 6
 NICENESS = 10
-"""The agent's: where the CPU is short it plays less, and steps take no longer."""
+"""The agent's niceness: where the CPU is short it plays less, and steps take no longer."""
 ENOUGH_GAMES = 16
-"""A version's mean over fewer games says nothing."""
+"""Fewest games for a version's mean."""
 MARK = "demo.txt"
-"""A data folder with this file in it is a demo's, and the next demo may empty it."""
+"""A data folder that contains this file belongs to a demo, and the next demo may empty it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run of the demo does."""
+    """The parameters of a demo run."""
 
     steps: int
     games: int
@@ -47,31 +48,32 @@ class Plan:
     connections: int
     shuffle_rewards: bool
     untagged: bool
-    """The agent names neither games nor groups: both are found."""
+    """The agent sends neither game nor group ids: the proxy detects both."""
     pause_s: float
-    """Rest of a connection between two games while the policy trains: as live traffic has it. Without one sixteen take
-    both cores of a small machine from the trainer, and play more games between two steps than a step may use."""
+    """Pause of a connection between two games while the policy trains, as in live traffic. Without a pause, sixteen
+    connections take both cores of a small machine from the trainer, and play more games between two steps than a step
+    may use."""
 
     def arguments(self, seed: int, model: str) -> list[str]:
-        """The agent's, whatever it plays."""
+        """Return the agent's arguments that do not depend on the phase."""
         said = ["--model", model, "--connections", str(self.connections), "--seed", str(seed)]
         return [*said, *(["--untagged"] if self.untagged else [])]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
+    """The result of a demo run."""
 
-    first: intervals.Interval
-    last: intervals.Interval
-    gain: intervals.Interval
+    first: stats.Interval
+    last: stats.Interval
+    gain: stats.Interval
     last_version: int
     failed_requests: int
     seconds: dict[str, float]
 
     @property
     def rose(self) -> bool:
-        """Whether the reward rose beyond doubt, and nobody was refused meanwhile."""
+        """Whether the reward rose significantly and no request failed."""
         return self.last.low > self.first.high and not self.failed_requests
 
 
@@ -79,7 +81,7 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
     """Start the stack on an empty data folder, train, measure, stop.
 
     Raises:
-        SettingsError, StartFailed: the stack does not come up.
+        SettingsError, StartFailed: the stack does not start.
         AppFailed: the agent ended early.
     """
     settings = _for_steps(settings)
@@ -109,9 +111,9 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
             report["failed_requests"] += ended["failed_requests"]
         seconds["measure"] = time.monotonic() - began
         outcome = Outcome(
-            first=intervals.share(won[0]),
-            last=intervals.share(won[last_version]),
-            gain=intervals.gain(won[0], won[last_version]),
+            first=stats.share(won[0]),
+            last=stats.share(won[last_version]),
+            gain=stats.gain(won[0], won[last_version]),
             last_version=last_version,
             failed_requests=report["failed_requests"],
             seconds=seconds,
@@ -121,14 +123,14 @@ def run(settings: Settings, plan: Plan, console: Console) -> Outcome:
 
 
 def _for_steps(settings: Settings) -> Settings:
-    """With a training worker that gives way to nobody, unless the settings say how far: nobody's app waits here."""
+    """Let the training worker use the CPU without yielding, unless its niceness is set: no app waits here."""
     if "niceness" in settings.trainer.model_fields_set:
         return settings
     return settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"niceness": 0})})
 
 
 def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str, Any]:
-    """Let the agent play until the policy has taken its steps; the agent's own report."""
+    """Let the agent play until the policy has taken its steps; return the agent's own report."""
     settings = stack.settings
     progress = Progress(TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     bar = progress.add_task("steps", total=plan.steps)
@@ -164,7 +166,7 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
 
 
 def _empty(data: Path, console: Console) -> None:
-    """Begin anew: remove what an earlier demo left, and nothing else.
+    """Remove what an earlier demo left, and nothing else.
 
     Raises:
         SettingsError: the folder is not a demo's, a stack runs on it, or it cannot be written.
@@ -176,10 +178,10 @@ def _empty(data: Path, console: Console) -> None:
             f"{data} holds something else than a demo's data (no {MARK} is in it): remove it yourself, or choose "
             "another folder with --data"
         )
-    with alone(data):
+    with exclusive(data):
         if left:
             console.print(f"[dim]removing the data of the last demo in {data}[/dim]")
-        # The mark goes last: what is left half empty can be emptied again.
+        # The mark is removed last, so that a half-emptied folder can be emptied later.
         for path in sorted(left, key=lambda path: path.name == MARK):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -216,7 +218,7 @@ def _steps_table(steps: list[dict[str, Any]], rewards: dict[int, Rewards]) -> Ta
 
 
 def _curve(rewards: dict[int, Rewards], console: Console) -> list[Text]:
-    """Mean reward by version, drawn; the version that speaks now only once it has spoken enough."""
+    """Return the curve of mean reward by version; the live version appears once it has played enough games."""
     means = [rewards[version].mean for version in sorted(rewards) if rewards[version].trajectories >= ENOUGH_GAMES]
     lines = curve.in_text(means, console.width, CURVE_LINES)
     return [Text("reward by version (· each, ● running mean)", style="bold"), *map(Text, lines)] if lines else []
@@ -262,4 +264,4 @@ QUERIES = (
     "SELECT policy_version, turn, response_text, token_ids, inference_logprobs FROM admin_completions"
     " ORDER BY created_at DESC LIMIT 10",
 )
-"""Where to look further."""
+"""Example queries that are printed at the end."""

@@ -67,6 +67,6 @@ def _build(release: str) -> str:
 
 
 def _imports(package: str) -> bool:
-    # -P: what lies in the working directory is not to be imported.
+    # -P: do not import from the working directory.
     command = [sys.executable, "-P", "-c", f"import {package}"]
     return not subprocess.run(command, capture_output=True, timeout=IMPORT_TIMEOUT_S, check=False).returncode

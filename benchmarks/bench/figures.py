@@ -1,0 +1,249 @@
+"""Compute the reported figures from measurements: percentiles, ratios, the bars, the baseline check. Pure."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.bench.load import Took
+from benchmarks.bench.sides import DIRECT
+from benchmarks.bench.upstream import EVENTS, EVERY_S
+
+TOLERANCE = 0.35
+"""How much worse than the baseline's a ratio may be: between two runs of the same code on a busy machine a third is not
+rare.
+"""
+SATURATED = 0.9
+"""Share of its core: a side that uses less is limited by the load generator, which shares the other core with the
+upstream.
+"""
+PACED_MS = EVENTS * EVERY_S * 1000
+"""Duration of a paced stream by the upstream's own schedule."""
+RATES = ("plain", "large", "stream")
+"""Measurements that send as many requests as possible."""
+
+
+@dataclass
+class Measured:
+    """One side in one measurement of one round."""
+
+    took: Took
+    cpu_s: float = 0.0
+    """CPU time of the side, until everything was written."""
+    busy: float = 0.0
+    """Share of its core during the load; 0 where that is unknown."""
+    rss_bytes: int = 0
+    opened: int = 0
+    """Connections that the upstream accepted meanwhile."""
+    written_s: float = 0.0
+    """How long SQL took for the rest after the last answer."""
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return len(self.took.ms) / self.took.seconds
+
+    @property
+    def capacity(self) -> float:
+        """Answers per second if it had used its core fully: the rate, where it has."""
+        return self.rate / self.busy if 0 < self.busy < SATURATED else self.rate
+
+
+@dataclass
+class Figures:
+    """All figures of a run: measurement -> side -> rounds."""
+
+    by: dict[str, dict[str, list[Measured]]] = field(default_factory=dict)
+    held: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Side -> number of streams open at once, bytes each."""
+    highest_rss: dict[str, int] = field(default_factory=dict)
+    """Side -> VmHWM after all requests, but before the silent streams."""
+
+    def add(self, what: str, side: str, measured: Measured) -> None:
+        self.by.setdefault(what, {}).setdefault(side, []).append(measured)
+
+    def of(self, what: str, side: str) -> list[Measured]:
+        """Return its rounds; none where it was not measured."""
+        return self.by.get(what, {}).get(side, [])
+
+    def median(self, what: str, side: str, figure: str) -> float | None:
+        """Return the median of an attribute of Measured."""
+        values = [getattr(one, figure) for one in self.of(what, side)]
+        return statistics.median(values) if values else None
+
+    def ratio(self, what: str, side: str, other: str, own: str = "rate", others: str = "capacity") -> float | None:
+        """Return the median of the round-by-round ratios of two figures of Measured.
+
+        A peer counts as if it used its core fully.
+        """
+        pairs = zip(self.of(what, side), self.of(what, other), strict=False)
+        ratios = [getattr(one, own) / getattr(two, others) for one, two in pairs if two.rate > 0]
+        return statistics.median(ratios) if ratios else None
+
+    def cpu_us(self, what: str, side: str) -> float | None:
+        """Return the CPU time per request, in microseconds."""
+        rounds = self.of(what, side)
+        answers = sum(len(one.took.ms) for one in rounds)
+        spent_s = sum(one.cpu_s for one in rounds)
+        return spent_s / answers * 1e6 if answers and spent_s else None
+
+    def percentile(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
+        """Return a percentile in ms, the median of the rounds; infinite where too much was lost."""
+        values = self._percentiles(what, side, share, first)
+        return statistics.median(values) if values else None
+
+    def added_ms(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
+        """Return by how much a side's percentile exceeds that of the upstream alone: the median of the rounds."""
+        own, alone = (self._percentiles(what, name, share, first) for name in (side, DIRECT))
+        added = [one - two for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
+        return statistics.median(added) if added else None
+
+    def _percentiles(self, what: str, side: str, share: float, first: bool) -> list[float]:
+        tooks = [one.took for one in self.of(what, side)]
+        return [percentile(took.first_ms if first else took.ms, share, took.lost) for took in tooks]
+
+    def longer(self, what: str, side: str) -> float | None:
+        """Return how much longer a paced stream takes than the upstream's schedule, at the median; 0.05 is 5 %."""
+        took = self.percentile(what, side, 0.5)
+        return None if took is None else took / PACED_MS - 1
+
+    def longer_than_alone(self, what: str, side: str) -> float | None:
+        """Return how much longer it takes than from the upstream alone in the same round.
+
+        The upstream alone is limited by its core too.
+        """
+        own, alone = (self._percentiles(what, name, 0.5, False) for name in (side, DIRECT))
+        times = [one / two for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
+        return statistics.median(times) - 1 if times else None
+
+    def lost(self, what: str, side: str) -> int:
+        """Return the number of requests without a complete answer in time."""
+        return sum(one.took.lost for one in self.of(what, side))
+
+    def rss_bytes(self, side: str) -> int:
+        """Return the largest resident memory when load ended."""
+        return max((one.rss_bytes for sides in self.by.values() for one in sides.get(side, [])), default=0)
+
+    def ratios(self) -> dict[str, float]:
+        """Return the ratios that a baseline stores: rates relative to every other side, and the times of paced streams.
+
+        Rates assume a fully used core: when other processes took the core, the proxy must not look slow.
+        """
+        found = {}
+        for what, sides in self.by.items():
+            for side in sides:
+                if not side.startswith("whetstone"):
+                    continue
+                for other in sides:
+                    ratio = self.ratio(what, side, other, "capacity")
+                    if what.startswith(RATES) and not other.startswith("whetstone") and ratio is not None:
+                        found[f"{what}: {side} / {other}"] = round(ratio, 4)
+                longer = self.longer_than_alone(what, side) if what.startswith("paced") else None
+                if longer is not None and math.isfinite(longer):
+                    found[f"{what}, time: {side} / {DIRECT}"] = round(1 + longer, 4)
+        return found
+
+
+def percentile(values: Sequence[float], share: float, lost: int = 0) -> float:
+    """Return the least value that this share of all does not exceed; lost requests count as infinite."""
+    place = max(0, math.ceil(share * (len(values) + lost)) - 1)
+    return math.inf if place >= len(values) else sorted(values)[place]
+
+
+def worse(now: Mapping[str, float], kept: Mapping[str, float], tolerance: float = TOLERANCE) -> list[str]:
+    """Return the ratios that are worse than the baseline's by more than the tolerance. Rates should be high, times low.
+
+    Ratios that only one of both has are not compared; if there is nothing to compare, that is a fault too.
+    """
+    faults = []
+    shared = [name for name in kept if name in now]
+    for name in shared:
+        timed = ", time:" in name
+        by = (now[name] / kept[name] if timed else kept[name] / max(now[name], 1e-9)) - 1
+        if by > tolerance:
+            faults.append(f"{name}: {now[name]:.3g}, was {kept[name]:.3g}: {by:.0%} worse, {tolerance:.0%} may be")
+    return faults if shared else ["nothing of the baseline was measured"]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A requirement."""
+
+    name: str
+    must: float
+    aim: float | None
+    value: float | None
+    """None: not measured here."""
+    least: bool = True
+    """The value must be at least `must`; otherwise at most."""
+
+    @property
+    def holds(self) -> bool | None:
+        return self._reaches(self.must)
+
+    @property
+    def aimed(self) -> bool | None:
+        return None if self.aim is None else self._reaches(self.aim)
+
+    def _reaches(self, bound: float) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= bound if self.least else self.value <= bound
+
+
+def bars(found: Figures, side: str = "whetstone", workers: str = "whetstone, 2 workers") -> list[Bar]:
+    """Return the requirements for the proxy, with its values."""
+    held, each_bytes = found.held.get(side, (None, None))
+    share = found.median("paced 128", side, "busy")
+    memory = found.rss_bytes(side)
+    lost, many = (found.lost("paced 400", side) if found.of("paced 400", side) else None), "400 paced streams"
+    rate = "requests/s, 16 connections"
+    return [
+        Bar(f"{rate}, of LiteLLM's", 40, 100, found.ratio("plain 16", side, "litellm")),
+        Bar(f"{rate}, of nginx's", 0.07, 0.2, found.ratio("plain 16", side, "nginx", others="rate")),
+        Bar(f"{rate}, of all nginx's core could do", 0.07, 0.2, found.ratio("plain 16", side, "nginx")),
+        Bar("27 KB captured, requests/s, of rLLM's", 10, 20, found.ratio("large 16", side, "rllm")),
+        Bar("streams/s, 16 connections, of LiteLLM's", 60, 200, found.ratio("stream 16", side, "litellm")),
+        Bar("1,000 requests/s, added p50, ms", 0.3, 0.12, found.added_ms("open", side, 0.5), least=False),
+        Bar("1,000 requests/s, added p99, ms", 3, 0.8, found.added_ms("open", side, 0.99), least=False),
+        Bar("first event later by, p50, ms", 0.5, None, found.added_ms("first", side, 0.5, first=True), least=False),
+        Bar("128 paced streams, share of the core", 0.6, 0.37, share, least=False),
+        Bar("128 paced streams, longer by", 0.05, 0.01, found.longer_than_alone("paced 128", side), least=False),
+        Bar(f"{many}, longer by", 0.15, None, found.longer_than_alone("paced 400", side), least=False),
+        Bar(f"{many}, lost", 0, None, lost, least=False),
+        Bar("CPU us a request, 16 connections", 200, 65, found.cpu_us("plain 16", side), least=False),
+        Bar("resident under load, MiB", 200e6 / 2**20, None, memory / 2**20 if memory else None, least=False),
+        Bar("streams that are silent, held at once", 2000, None, held),
+        Bar("memory of each, KiB", 64, None, None if each_bytes is None else each_bytes / 1024, least=False),
+        Bar("two workers, requests/s of one's", 1.7, None, found.ratio("plain 64", workers, side, others="rate")),
+    ]
+
+
+def as_json(found: Figures, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything, for a file."""
+    sides = sorted({side for measured in found.by.values() for side in measured})
+    figures: dict[str, Any] = {}
+    for what, measured in found.by.items():
+        figures[what] = {
+            side: {
+                "requests_per_s": [round(one.rate, 1) for one in rounds],
+                "core": [round(one.busy, 3) for one in rounds],
+                "p50_ms": found.percentile(what, side, 0.5),
+                "p99_ms": found.percentile(what, side, 0.99),
+                "first_p50_ms": found.percentile(what, side, 0.5, first=True),
+                "cpu_us": found.cpu_us(what, side),
+                "lost": found.lost(what, side),
+                "opened": sum(one.opened for one in rounds),
+            }
+            for side, rounds in measured.items()
+        }
+    return {
+        "machine": dict(machine),
+        "figures": figures,
+        "rss_bytes": {side: found.rss_bytes(side) for side in sides},
+        "highest_rss_bytes": found.highest_rss,
+        "held": {side: {"streams": count, "bytes_each": each} for side, (count, each) in found.held.items()},
+        "bars": {bar.name: {"value": bar.value, "must": bar.must, "holds": bar.holds} for bar in bars(found)},
+        "ratios": found.ratios(),
+    }

@@ -1,0 +1,161 @@
+"""A side of the comparison: its processes, their CPU and memory and, for our proxy, its rows in SQL.
+
+A side is stopped (SIGSTOP) while others are measured, so that it takes no time from them. Linux, for /proc.
+"""
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.bench.client import Target
+from whetstone.config.settings import Settings
+from whetstone.database.engine import connect
+
+START_S = 120.0
+"""How long a side may take until it answers: LiteLLM imports for half a minute."""
+DIRECT = "direct"
+"""The side that is the upstream alone."""
+SQL_OFF = "SQL off"
+"""The form of the proxy whose database is blocked during the load."""
+
+
+@dataclass
+class Side:
+    """A server to measure."""
+
+    name: str
+    targets: tuple[Target, ...]
+    """One for each worker."""
+    pids: tuple[int, ...] = ()
+    """Its processes, without their children; for the upstream alone, it and this process, which sends the requests."""
+    cores: int = 1
+    """Number of cores that it may use."""
+    settings: Settings | None = None
+    """The proxy's settings."""
+    form: str | None = None
+    """Form of the proxy; None for other servers."""
+
+    @property
+    def target(self) -> Target:
+        return self.targets[0]
+
+    @functools.cached_property
+    def processes(self) -> list[int]:
+        """All of its processes after the start; cached, since finding them takes longer than a measurement."""
+        return [pid for own in self.pids for pid in (own, *(() if self.name == DIRECT else _children(own)))]
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that it has used so far."""
+        return sum(_cpu_s(pid) for pid in self.processes)
+
+    def memory_bytes(self, field: str = "VmRSS") -> int:
+        """Return the resident memory of its processes, or their maximum (`VmHWM`)."""
+        return sum(_memory_bytes(pid, field) for pid in self.processes)
+
+    def stop(self) -> None:
+        """Stop its processes until `go_on`; not the upstream, which all others need."""
+        for pid in self.processes if self.name != DIRECT else ():
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Continue its processes."""
+        for pid in self.processes if self.name != DIRECT else ():
+            os.kill(pid, signal.SIGCONT)
+        if self.settings is not None:
+            self.wait_written()
+
+    def state(self, target: Target) -> dict[str, Any]:
+        """Return the proxy's own report of its state."""
+        headers = dict([self.target.headers.strip().split(": ", 1)])
+        answer = httpx.get(f"http://{target.host}:{target.port}/readyz", headers=headers, timeout=30)
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def wait_written(self) -> float:
+        """Wait until the proxy can serve and SQL has everything; return how long that took.
+
+        Raises:
+            SystemExit: it is not ready in time.
+        """
+        began_s = time.perf_counter()
+        while time.perf_counter() - began_s < START_S:
+            told = [self.state(target) for target in self.targets]
+            if all(one["status"] == "ok" and one["unwritten"] == 0 for one in told):
+                return time.perf_counter() - began_s
+            time.sleep(0.02)
+        raise SystemExit(f"{self.name}: not ready, or not everything written, after {START_S:g} s: {told}")
+
+    def rows(self) -> tuple[int, int]:
+        """Return the number of completions in SQL, and of their calls."""
+        assert self.settings is not None
+        engine = connect(self.settings.database_url)
+        with engine.begin() as connection:
+            counted = connection.exec_driver_sql("SELECT count(*), count(DISTINCT call_id) FROM completions").one()
+        engine.dispose()
+        return counted[0], counted[1]
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Block the database during the load, where that form is measured.
+
+        The journal stores what waits, and it is written afterwards.
+        """
+        if self.form != SQL_OFF:
+            yield
+            return
+        assert self.settings is not None
+        engine = connect(self.settings.database_url)
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")  # its transaction has the write lock from its first statement on
+            yield
+            connection.rollback()
+        engine.dispose()
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Run what is started inside on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _children(pid: int) -> list[int]:
+    stats = Path("/proc").glob("[0-9]*/stat")
+    found = [int(path.parent.name) for path in stats if int(_stat(path)[1]) == pid]
+    return [one for child in found for one in (child, *_children(child))]
+
+
+def _stat(path: Path) -> list[str]:
+    """Return the fields after the name: state, parent, ...; for a process that has just ended, one without a parent."""
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X", "-1"]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = _stat(Path(f"/proc/{pid}/stat"))
+    if len(fields) < 13:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_bytes(pid: int, field: str) -> int:
+    """Return the memory of a process; 0 if it has ended meanwhile, as a worker of another proxy may."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), 0)

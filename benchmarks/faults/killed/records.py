@@ -1,0 +1,186 @@
+"""Write the frozen database of scored groups that `killed` trains on, and compare what two runs left."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, select
+
+from migrations import schema
+from whetstone.config.settings import Settings
+from whetstone.registry.adapters import MANIFEST, AdapterDamaged, verify
+
+GROUPS_PER_STEP, SIZE, TURNS = 3, 4, 2
+PROMPT_TOKENS, ANSWER_TOKENS, VOCABULARY = 24, 16, 256
+
+Speak = Callable[[list[int], list[int]], list[float]]
+"""Logprobs of an answer after a prompt, by the base model."""
+
+
+def freeze(engine: Engine, settings: Settings, steps: int, speak: Speak) -> None:
+    """Write a policy that trains, and scored groups for `steps` steps, all sampled by version 0."""
+    rng = random.Random(settings.seed)
+    began = datetime.now(UTC) - timedelta(hours=1)
+    with engine.begin() as connection:
+        of_project = {"project": settings.project, "created_at": began}
+        connection.execute(schema.projects.insert().values(id=settings.project, created_at=began))
+        policy = {"base_model": settings.served_name, "model_path": settings.model, "live_version": 0}
+        policy |= {"next_version": 1, "next_step": 1, "state": "training"}
+        connection.execute(schema.policies.insert().values(id=settings.policy, **of_project, **policy))
+        version = {"policy": settings.policy, "version": 0, "state": "live", "served": True, "promoted_at": began}
+        connection.execute(schema.policy_versions.insert().values(id=settings.served_name, **of_project, **version))
+        for number in range(steps * GROUPS_PER_STEP):
+            # They are taken in this order.
+            _group(connection, settings, f"g{number:03d}", began + timedelta(seconds=number), rng, speak)
+
+
+def _group(
+    connection: Connection, settings: Settings, name: str, at: datetime, rng: random.Random, speak: Speak
+) -> None:
+    ours = {"project": settings.project, "policy": settings.policy, "created_at": at}
+    group = {"formed_by": "header", "state": "scored", "size": SIZE, "rewarded": SIZE, "compared_with": "group"}
+    connection.execute(schema.groups.insert().values(id=name, closed_at=at, **ours, **group))
+    for member in range(SIZE):
+        trajectory_id = f"{name}-{member}"
+        trajectory = {
+            "group_id": name, "split": "train", "no_train": False, "state": "rewarded", "reward": rng.random(),
+            "first_version": 0, "last_version": 0, "completions": TURNS, "sampled_tokens": TURNS * ANSWER_TOKENS,
+            "last_seen_at": at, "ended_at": at, "tail_completion_id": f"{trajectory_id}-{TURNS - 1}",
+        }  # fmt: skip
+        connection.execute(schema.trajectories.insert().values(id=trajectory_id, **ours, **trajectory))
+        whole: list[int] = []
+        for turn in range(TURNS):
+            prompt, answer = _random_ids(rng, PROMPT_TOKENS), _random_ids(rng, ANSWER_TOKENS)
+            completion_id, before = f"{trajectory_id}-{turn}", f"{trajectory_id}-{turn - 1}" if turn else None
+            completion = {
+                "upstream_id": f"chatcmpl-{completion_id}", "call_id": completion_id, "choice": 0, "turn": turn,
+                "policy_version": 0, "endpoint": "chat.completions", "streamed": False, "status": "complete",
+                "trajectory_id": trajectory_id, "follows": before, "prompt_token_ids": prompt, "token_ids": answer,
+                "inference_logprobs": speak(whole + prompt, answer), "sampling": {"temperature": 1.0},
+                "prompt_tokens": len(whole) + len(prompt), "completion_tokens": len(answer), "threaded_by": "header",
+            }  # fmt: skip
+            connection.execute(schema.completions.insert().values(id=completion_id, **ours, **completion))
+            whole += prompt + answer
+
+
+def _random_ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in SQL, and the files of the version that it made."""
+
+    number: int
+    state: str
+    attempt: int
+    figures: tuple[Any, ...]
+    """Figures that must not depend on kills: groups, tokens, loss, entropy, kl, gradient."""
+    taught: dict[str, float | None]
+    """Trajectory -> advantage."""
+    files: dict[str, bytes]
+    """The adapter's files, without the manifest, which has version numbers; empty if they are not complete."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run left."""
+
+    steps: tuple[Step, ...]
+    groups: Counter[str]
+    """State -> number of groups."""
+    trained_in: dict[str, int | None]
+    """Trajectory -> its recorded training step."""
+    live: tuple[int, ...]
+    """Live versions."""
+
+
+FIGURES = (
+    "groups",
+    "trajectories",
+    "sampled_tokens",
+    "reward_mean",
+    "loss",
+    "entropy",
+    "kl",
+    "masked_share",
+    "grad_norm",
+)
+
+
+def ledger(engine: Engine) -> Ledger:
+    """Read all of it."""
+    s, m, g = schema.steps.c, schema.step_trajectories.c, schema.groups.c
+    t, v = schema.trajectories.c, schema.policy_versions.c
+    with engine.connect() as connection:
+        folders = {row.version: row.adapter_path for row in connection.execute(select(v.version, v.adapter_path))}
+        taught: dict[str, dict[str, float | None]] = {}
+        for step_id, trajectory_id, advantage in connection.execute(select(m.step_id, m.trajectory_id, m.advantage)):
+            taught.setdefault(step_id, {})[trajectory_id] = advantage
+        steps = tuple(
+            Step(
+                number=row.number,
+                state=row.state,
+                attempt=row.attempt,
+                figures=tuple(getattr(row, name) for name in FIGURES),
+                taught=taught.get(row.id, {}),
+                files=_files(folders.get(row.version_out)),
+            )
+            for row in connection.execute(select(schema.steps).order_by(s.number))
+        )
+        return Ledger(
+            steps=steps,
+            groups=Counter(connection.execute(select(g.state)).scalars()),
+            trained_in={row.id: row.trained_in_step for row in connection.execute(select(t.id, t.trained_in_step))},
+            live=tuple(connection.execute(select(v.version).where(v.state == "live")).scalars()),
+        )
+
+
+def _files(folder: str | None) -> dict[str, bytes]:
+    try:
+        if folder is None:
+            return {}
+        verify(Path(folder))
+    except AdapterDamaged:
+        return {}
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != MANIFEST}
+
+
+def wrong_with(run: Ledger, steps: int) -> list[str]:
+    """Return the faults of one run: each step must be there once, each group and trajectory in one of them."""
+    faults = []
+    if (numbers := [step.number for step in run.steps]) != list(range(1, steps + 1)):
+        faults.append(f"steps {numbers}, not 1 to {steps}")
+    faults += [f"step {step.number} is {step.state}" for step in run.steps if step.state != "promoted"]
+    faults += [f"step {step.number} left no whole adapter" for step in run.steps if not step.files]
+    if run.groups != Counter(trained=steps * GROUPS_PER_STEP):
+        faults.append(f"groups: {dict(run.groups)}")
+    taught = Counter(name for step in run.steps for name in step.taught)
+    if twice := sorted(name for name, times in taught.items() if times > 1):
+        faults.append(f"in more than one step: {twice}")
+    said = {name: step.number for step in run.steps for name in step.taught}
+    if said != run.trained_in:
+        faults.append("trajectories and steps do not agree on who was trained where")
+    if len(run.live) != 1:
+        faults.append(f"live are {list(run.live)}")
+    return faults
+
+
+def differences(undisturbed: Ledger, killed: Ledger) -> list[str]:
+    """Return the differences of the two runs."""
+    faults = []
+    for one, other in zip(undisturbed.steps, killed.steps, strict=False):
+        if one.taught != other.taught:
+            faults.append(f"step {one.number} trained on other trajectories, or with other advantages")
+        if one.figures != other.figures:
+            pairs = zip(FIGURES, one.figures, other.figures, strict=True)
+            faults.append(f"step {one.number}: " + ", ".join(f"{n} {a} != {b}" for n, a, b in pairs if a != b))
+        names: Sequence[str] = sorted(one.files.keys() | other.files.keys())
+        faults += [f"step {one.number}: {n} differs" for n in names if one.files.get(n) != other.files.get(n)]
+    if len(undisturbed.steps) != len(killed.steps):
+        faults.append(f"{len(undisturbed.steps)} steps undisturbed, {len(killed.steps)} with kills")
+    return faults

@@ -1,0 +1,287 @@
+"""Fuzz the proxy with schemathesis and hypothesis: right and wrong requests, no 5xx and no incomplete record.
+
+Starts an instant model server and a proxy of its own, sends what the OpenAPI document allows and forbids, damaged
+bodies and headers on every route, and bytes that are hardly HTTP; then stops the proxy and checks its answers, its log
+and its tables. The same seed gives the same cases. Loopback only. Exit 0 only if all of it holds.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httptools
+import hypothesis
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given
+from rich.console import Console
+from rich.table import Table
+from schemathesis import Case, GenerationMode
+
+from benchmarks.fakes.instant_vllm import Instant
+from benchmarks.fuzz.asks import ask, wrong_with
+from benchmarks.fuzz.cases import Request, streams
+from benchmarks.fuzz.cases import requests as odd_requests
+from benchmarks.fuzz.records import counts, wrong_with_records
+from benchmarks.kit.postgres import Postgres
+from benchmarks.kit.process import running_proxy, unhandled
+from migrations.run import upgrade
+from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, load
+from whetstone.database.engine import connect
+from whetstone.registry.projects import Store
+
+CASES = 20_000
+SHARES = {"document": 0.3, "requests": 0.5, "bytes": 0.2}
+"""Shares of the cases: as OpenAPI allows or forbids, HTTP with any content, and bytes that may be no HTTP."""
+FAILS_EVERY = 40
+"""The model server answers one in this many calls with 500."""
+START_S, DRAIN_S, STOP_S = 60.0, 60.0, 40.0
+MOST_FAULTS = 20
+MAKES_KEYS = "POST /admin/keys"
+"""Once there is a key, the proxy requires one: a run without keys does not create any."""
+RUNS = (("sqlite", False), ("postgresql", True))
+"""Database, and whether the proxy requires keys."""
+WRITTEN = ("/v1/feedback", "/end", "/close")
+
+
+class Run:
+    """One run against one database: `go`, then `report`."""
+
+    def __init__(self, cases: int, seed: int, data: Path, database: str | None, *, keys: bool) -> None:
+        self._cases, self._seed, self._data = cases, seed, data
+        self._log = data / "proxy.log"
+        self._key = f"fuzz-{secrets.token_hex(32)}" if keys else None
+        self._calls: set[str] = set()
+        self._feedback: set[str] = set()
+        self._statuses: dict[str, Counter[str]] = {}
+        self._faults: list[str] = []
+        self._database = database
+
+    def go(self) -> None:
+        """Start, send everything, stop."""
+        with _instant(self._calls.add) as vllm:
+            self._settings = _settings(self._data, self._database, vllm)
+            upgrade(self._settings.database_url)
+            Store(connect(self._settings.database_url)).prepare(self._settings)
+            secret = {} if self._key is None else {BOOTSTRAP_VARIABLE: self._key}
+            with running_proxy(self._settings, self._log, **secret) as (url, process):
+                if not _until(lambda: _state(url) is not None or process.poll() is not None, START_S):
+                    sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
+                began = time.perf_counter()
+                for kind, send in (("document", self._document), ("requests", self._requests), ("bytes", self._bytes)):
+                    self._statuses[kind] = Counter()
+                    send(url, int(self._cases * SHARES[kind]))
+                self._took_s = time.perf_counter() - began
+                if process.poll() is not None:
+                    self._faults.append(f"the proxy has died: {process.returncode}")
+                elif not _until(lambda: (_state(url) or {}).get("status") == "ok", DRAIN_S):
+                    self._faults.append(f"it is not ready afterwards: {_state(url)}")
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_S)
+                if process.returncode != 0:
+                    self._faults.append(f"the proxy stopped with {process.returncode}")
+
+    def report(self, console: Console) -> bool:
+        """Print the result; return whether all of it holds."""
+        self._faults += unhandled(self._log.read_text(encoding="utf-8", errors="replace"))
+        left = sorted(path.name for path in (self._data / "journal").iterdir())
+        if left:
+            self._faults.append(f"left in the journal: {left}")
+        engine = connect(self._settings.database_url)
+        self._faults += wrong_with_records(engine, self._calls, self._feedback)
+        kind, keys = engine.dialect.name, "without keys" if self._key is None else "with keys"
+        table = Table("cases", "sent", "answers by status", title=f"fuzz on {kind}, {keys}, seed {self._seed}")
+        for name, statuses in self._statuses.items():
+            told = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
+            table.add_row(name, str(int(self._cases * SHARES[name])), told)
+        rows = ", ".join(f"{count} {name}" for name, count in counts(engine).items())
+        table.add_row("together", str(self._cases), f"{self._took_s:.0f} s; {len(self._calls)} calls answered; {rows}")
+        engine.dispose()
+        console.print(table)
+        for fault in self._faults[:MOST_FAULTS]:
+            console.print(f"FAULT {fault}", markup=False, highlight=False)
+        console.print(f"{len(self._faults)} faults: it does not hold" if self._faults else "it holds")
+        return not self._faults
+
+    def _document(self, url: str, cases: int) -> None:
+        headers = self._authorization()
+        document = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers)
+        operations = [found.ok() for found in document.get_all_operations()]
+        chosen = [
+            (operation, mode)
+            for operation in operations
+            for mode in GenerationMode
+            if mode is GenerationMode.POSITIVE or "requestBody" in operation.definition.raw
+            if self._key is not None or operation.label != MAKES_KEYS
+        ]
+        with requests.Session() as session:
+            session.trust_env = False
+
+            def send(case: Case) -> None:
+                if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                    case.body["model"] = "starter"  # any other name ends at once with 404
+                response = case.call(session=session, headers=headers, timeout=60)
+                got = (response.status_code, {k: v[0] for k, v in response.headers.items()}, response.content)
+                self._note("document", got, case.as_curl_command, case.path, head=case.method == "HEAD")
+
+            for operation, mode in chosen:
+                self._each(operation.as_strategy(generation_mode=mode), 1 + cases // len(chosen), send)
+
+    def _requests(self, url: str, cases: int) -> None:
+        key = tuple((name.lower().encode(), value.encode()) for name, value in self._authorization().items())
+
+        def send(request: Request) -> None:
+            if self._key is None and f"{request.method} {request.target.decode()}".startswith(MAKES_KEYS):
+                return
+            request = Request(request.method, request.target, (*key, *request.headers), request.body)
+            self._send("requests", url, request.wire(), request, patient=True)
+
+        self._each(odd_requests(), cases, send)
+
+    def _bytes(self, url: str, cases: int) -> None:
+        self._each(streams, cases, lambda data: self._send("bytes", url, data, None, patient=False))
+
+    def _each(self, strategy: Any, cases: int, send: Callable[[Any], None]) -> None:
+        """Send this many examples, the same with the same seed."""
+
+        @hypothesis.seed(self._seed)
+        @given(strategy)
+        @hypothesis.settings(
+            max_examples=cases,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def every(example: Any) -> None:
+            if len(self._faults) < MOST_FAULTS:
+                send(example)
+
+        every()
+
+    def _send(self, kind: str, url: str, data: bytes, request: Request | None, *, patient: bool) -> None:
+        try:
+            answers = ask(url, data, patient=patient and _may_be_answered(request))
+        except (OSError, httptools.HttpParserError) as error:
+            self._fault(f"{type(error).__name__}: {error}", lambda: repr(data))
+            return
+        path = "" if request is None else request.target.decode()
+        for answer in answers:
+            got = (answer.status, answer.headers, answer.body)
+            if answer.whole:
+                head = request is None or request.method == "HEAD"
+                self._note(kind, got, lambda: repr(data), path, head=head and not answer.body)
+        if not answers:
+            self._statuses[kind]["none"] += 1
+
+    def _note(self, kind: str, got: tuple[int, Any, bytes], case: Callable[[], str], path: str, *, head: bool) -> None:
+        status, _, body = got
+        self._statuses[kind][str(status)] += 1
+        if fault := wrong_with(*got, head=head):
+            self._fault(fault, case)
+        if status == 202 and path.split("?")[0].endswith(WRITTEN):
+            said = json.loads(body)
+            self._feedback |= {one["id"] for one in (said if isinstance(said, list) else [said])}
+
+    def _fault(self, what: str, case: Callable[[], str]) -> None:
+        self._faults.append(f"{what}\n  {case()[:2000]}")
+
+    def _authorization(self) -> dict[str, str]:
+        return {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+
+
+def _may_be_answered(request: Request | None) -> bool:
+    """Return whether an answer is certain: headers may announce more data than there is, or split one request."""
+    framing = (b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
+    return request is not None and not any(name.lower() in framing for name, _ in request.headers)
+
+
+def _settings(data: Path, database: str | None, vllm: str) -> Settings:
+    return load(
+        environment={},
+        data=data,
+        database=database,
+        # There is no broker: hints are lost, which does not matter here.
+        broker="redis://127.0.0.1:1/0",
+        vllm__urls=(vllm,),
+        proxy__headers_timeout_s=5.0,
+        proxy__body_timeout_s=5.0,
+    )
+
+
+@contextmanager
+def _instant(on_call: Callable[[str], None]) -> Iterator[str]:
+    """Start an instant model server in a thread of its own; yield its address."""
+    loop = asyncio.new_event_loop()
+    server = Instant(("starter@v0",), fails_every=FAILS_EVERY, on_call=on_call)
+    url = loop.run_until_complete(server.start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        server.stop()
+        loop.close()
+
+
+def _state(url: str) -> dict[str, Any] | None:
+    """Return the proxy's own report of its state; None where it cannot be reached."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url + "/readyz", timeout=5) as response:
+            said: dict[str, Any] = json.load(response)
+            return said
+    except OSError:
+        return None
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return held
+
+
+def main() -> None:
+    """Run the fuzzing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=CASES, help="on each database")
+    parser.add_argument("--seed", type=int, default=1, help="decides every case")
+    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    parser.add_argument("--keys", choices=("yes", "no"), help="the proxy asks for keys, and the cases have an admin's")
+    args = parser.parse_args()
+    console = Console(width=120)
+    held = True
+    with tempfile.TemporaryDirectory(prefix="whetstone-fuzz-") as folder:
+        for kind, keys in (run for run in RUNS if args.database in (run[0], "both")):
+            data = Path(folder) / kind
+            data.mkdir()
+            with contextlib.closing(Postgres()) if kind == "postgresql" else contextlib.nullcontext() as postgres:
+                database = None if postgres is None else postgres.url
+                run = Run(args.cases, args.seed, data, database, keys=args.keys == "yes" if args.keys else keys)
+                run.go()
+                held = run.report(console) and held
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("NO_PROXY", "127.0.0.1,localhost")
+    main()

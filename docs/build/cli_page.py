@@ -1,0 +1,69 @@
+"""The page docs/cli.md, made from the command line itself: every command, its help, its arguments and options."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+
+from whetstone.cli.main import EXIT_CODES, app
+
+HEAD = """# The command line
+
+`whetstone COMMAND --help` says the same. Every command takes `--data DIR`, the folder that the stack runs on (`data`
+without it), and `--config FILE`. What prints facts takes `--json`: one array or object on stdout, with the names of the
+[views](views.md); notes go to stderr. In a pipe, and with `NO_COLOR` set, nothing is coloured.
+"""
+NOT_RUN = "<!-- not run: an example of the help; each command has tests of its own -->"
+COMPLETION = """## Completion
+
+`whetstone --install-completion` teaches your shell (bash, zsh, fish) the commands, options and the names of policies;
+`whetstone --show-completion` prints what it would add.
+"""
+
+
+def page() -> str:
+    """Its text, without the line that says who made it."""
+    root: Any = typer.main.get_command(app)
+    return "\n".join([HEAD, f"{EXIT_CODES}\n", COMPLETION, *_commands(root, ("whetstone",))])
+
+
+def _commands(group: Any, names: tuple[str, ...]) -> Iterator[str]:
+    for name in sorted(group.commands):
+        command = group.commands[name]
+        if command.hidden:
+            continue
+        path = (*names, name)
+        yield f"{'#' * min(len(path), 4)} {' '.join(path)}\n"
+        yield _help(command.help or "")
+        if hasattr(command, "commands"):
+            yield from _commands(command, path)
+        else:
+            yield from _parameters(command)
+
+
+def _help(text: str) -> str:
+    """Its paragraphs; examples, which are indented, as code."""
+    told: list[str] = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("    "):
+            told.append(f"{NOT_RUN}\n```\n{inspect.cleandoc(paragraph)}\n```\n")
+        else:
+            told.append(" ".join(paragraph.split()) + "\n")
+    return "\n".join(told)
+
+
+def _parameters(command: Any) -> Iterator[str]:
+    shown = [one for one in command.params if one.name != "help" and one.name not in ("data", "config")]
+    if not shown:
+        return
+    context = typer.Context(command)
+    yield "| | | |\n|---|---|---|"
+    for one in shown:
+        is_argument = one.param_type_name == "argument"
+        names = one.metavar or one.name if is_argument else ", ".join(one.opts)
+        is_flag = not is_argument and one.is_flag
+        kind = "" if is_flag else one.display_type(context).strip("<>").replace("|", " or ")
+        told = f"{'needed. ' if one.required else ''}{one.help or ''}".replace("|", "\\|")
+        yield f"| `{names}` | {kind} | {told} |"
+    yield ""

@@ -1,0 +1,232 @@
+"""Show how good judges are and what they do (`python -m judge.audit`, started by `whetstone judge`). Read-only.
+
+Exit codes: 0 done; 1 there is nothing to compare; 2 it could not begin, or `--fail-on-alarm` and there is an alarm.
+"""
+
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import rich.table
+import typer
+from rich.console import Console
+from rich.markup import escape
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from judge.audit import report as told
+from judge.audit import store
+from judge.audit.calibrate import Calibration, calibrations
+from judge.audit.hacking_signs import Seen, drifted, hacked, repetition
+from judge.audit.plots import NoMatplotlib, draw
+from judge.audit.references import NoReferences, from_file
+from judge.audit.report import Table
+from judge.audit.store import Ranked, Reference, Scope
+from migrations.run import MigrationError, upgrade
+from whetstone.config.settings import Settings, SettingsError, load
+from whetstone.database.engine import connect
+from whetstone.terminal.fitting import Fitting
+
+CODE = "code:"
+MOST_READ = 400
+"""Groups of a policy whose texts are checked for repetition, evenly spread over time."""
+
+app = typer.Typer(
+    help="How good judges are, and what they do.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of database, adapters and logs [data]")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file [whetstone.toml, if it is there]")]
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="One policy [all]")]
+
+
+@app.command()
+def calibrate(
+    policy: PolicyOption = None,
+    judge: Annotated[str | None, typer.Option("--judge", help="One judge, by its name in the settings [all]")] = None,
+    against: Annotated[
+        str, typer.Option("--against", help="feedback; `code:<name>`, a reward function's number; or a .jsonl or .csv")
+    ] = "feedback",
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="Least reward of a good attempt, for the AUC [the median]")
+    ] = None,
+    days: Annotated[int | None, typer.Option("--days", min=1, help="Judgements of so many days [all]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write report.md and pictures to")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Compare judges' scores with the rewards that people, apps or rules gave the same attempts.
+
+    Exit code 1 where there is nothing to compare.
+    """
+    with _opened(data, config) as (settings, connection):
+        scope = _scope(connection, settings, policy, days, judge)
+        said = list(store.judgements(connection, scope))
+        groups, by = len({one.group_id for one in said}), f" by {judge!r}" if judge is not None else ""
+        if not groups:
+            raise NoReferences(
+                f"no judgement{by} is stored; name judges in [learning.<policy>.ruler], or have a group ranked: "
+                'POST /v1/feedback {"group_id": …, "judge": {"kind": "ruler"}}'
+            )
+        references = _references(connection, scope, against)
+        found = calibrations(said, references, store.days(connection, scope), threshold)
+    if not any(one.groups for one in found):
+        raise NoReferences(
+            f"{groups} groups were judged, and of none two attempts have a reward from {against}; post feedback on "
+            "some (ruler.review_share draws attempts for people to look at: SELECT * FROM admin_reviews), or compare "
+            "with a reward function or a file: --against code:<name>, --against rewards.jsonl"
+        )
+    sentences = [sentence for one in found for sentence in told.verdicts(one)]
+    for one in found:
+        _print(told.table(one))
+    for sentence in sentences:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+    if out is not None:
+        _write(out, found, sentences, against)
+
+
+@app.command()
+def report(
+    policy: PolicyOption = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How far to look back")] = 30,
+    fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="Exit code 2 if there is an alarm")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show what judging costs, which groups wait for it, its noise and drift, and signs of reward hacking."""
+    with _opened(data, config) as (settings, connection):
+        scope = _scope(connection, settings, policy, days)
+        drift = store.drift(connection, scope)
+        ranked = store.ranked(connection, scope)
+        tables = [
+            told.days_table(store.days(connection, scope)),
+            told.waiting_table(store.waiting(connection, scope)),
+            told.noise_table(ranked),
+            told.drift_table(drift),
+        ]
+        alarms = [*drifted(drift), *hacked(seen(connection, settings.project, ranked))]
+    for table in tables:
+        _print(table)
+    for sentence in told.alarmed(alarms, ranked=len(ranked)):
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+    raise typer.Exit(2 if alarms and fail_on_alarm else 0)
+
+
+def seen(connection: Connection, project: str, ranked: Sequence[Ranked]) -> list[Seen]:
+    """Return the data for alarms. Of a policy with more than 400 groups, only the texts of 400 are read."""
+    of_policy: dict[str, list[str]] = {}
+    for one in ranked:
+        of_policy.setdefault(one.policy, []).append(one.id)
+    read = [one for ids in of_policy.values() for one in ids[:: -(-len(ids) // MOST_READ)]]
+    repeated = _repeated(store.texts(connection, project, read))
+    return [
+        Seen(one.policy, one.version, one.at, one.reward, one.tokens, repeated.get(one.id), one.noise) for one in ranked
+    ]
+
+
+def _repeated(texts: Iterable[tuple[str, str, str]]) -> Mapping[str, float]:
+    """Return group id -> mean share of repeated text in its attempts."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for group_id, trajectory_id, text in texts:
+        said.setdefault((group_id, trajectory_id), []).append(text)
+    shares: dict[str, list[float]] = {}
+    for (group_id, _), several in said.items():
+        if (share := repetition("\n".join(several))) is not None:
+            shares.setdefault(group_id, []).append(share)
+    return {group_id: statistics.fmean(several) for group_id, several in shares.items()}
+
+
+def _references(connection: Connection, scope: Scope, against: str) -> Mapping[str, Reference]:
+    if against == "feedback":
+        return store.by_feedback(connection, scope)
+    if not against.startswith(CODE):
+        return from_file(Path(against))
+    found, names = store.by_code(connection, scope, against.removeprefix(CODE))
+    if not found:
+        there = f"there are: {', '.join(sorted(names))}" if names else "none has said anything of a judged group"
+        raise NoReferences(f"no reward function gave {against.removeprefix(CODE)!r}; {there}")
+    return found
+
+
+@contextmanager
+def _opened(data: Path | None, config: Path | None) -> Iterator[tuple[Settings, Connection]]:
+    """Load the settings, and open their database for reading."""
+    settings = load(config, data=data)
+    if settings.database is None and not (settings.data / "whetstone.db").exists():
+        raise SettingsError(f"there is no database in {settings.data}; start the stack with `whetstone up` first")
+    upgrade(settings.database_url)
+    engine = connect(settings.database_url)
+    try:
+        with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            yield settings, connection
+    finally:
+        engine.dispose()
+
+
+def _scope(
+    connection: Connection, settings: Settings, policy: str | None, days: int | None, judge: str | None = None
+) -> Scope:
+    there = store.policies(connection, settings.project)
+    if policy is not None and policy not in there:
+        raise SettingsError(f"no policy is named {policy!r}; there are: {', '.join(there) or 'none'}")
+    since = datetime.now(UTC) - timedelta(days=days) if days is not None else None
+    return Scope(settings.project, policy, judge, since)
+
+
+def _print(table: Table) -> None:
+    if not table.rows:
+        console.print(f"{escape(table.title)}: none", style="dim", highlight=False)
+        return
+    shown = rich.table.Table(*table.columns, title=escape(table.title), title_justify="left")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    console.print(Fitting(shown))
+
+
+def _write(out: Path, found: Sequence[Calibration], sentences: Sequence[str], against: str) -> None:
+    pictures: list[Path] = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            pictures = [path for one in found if one.groups for path in draw(out, one)]
+        except NoMatplotlib as error:
+            errors.print(escape(str(error)), highlight=False, soft_wrap=True)
+        head = f"# Judges against {against}\n"
+        shown = [f"![{path.stem}]({path.name})" for path in pictures]
+        text = [
+            head,
+            *(f"- {one}" for one in sentences),
+            "",
+            *(told.table(one).markdown() for one in found),
+            *shown,
+            "",
+        ]
+        (out / "report.md").write_text("\n".join(text), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{out} cannot be written: {error}") from error
+    console.print(
+        f"written: {escape(str(out / 'report.md'))} and {len(pictures)} pictures", highlight=False, soft_wrap=True
+    )
+
+
+def main() -> None:
+    """Run the command line. Print errors that the user can fix as a message, without a traceback."""
+    try:
+        app(prog_name="whetstone judge")
+    except (NoReferences, SettingsError, MigrationError, SQLAlchemyError) as error:
+        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1 if isinstance(error, NoReferences) else 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Detect signs that a policy learns to please its judge instead of doing well, and that its judge has changed. Pure.
+
+A sign is no proof: an honest policy may well write more. Each alarm names what to look at.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from whetstone.domain.stats import Z_95, Interval
+
+LEAST_AGREEMENT, LARGEST_FALL = 0.7, 0.15
+"""Drift alarm: judge and strong judge order less than this share of pairs alike, or the share fell by at least this
+much.
+"""
+FEWEST_PAIRS = 30
+FEWEST_GROUPS = 10
+"""Groups in each half of the time; with fewer nothing is concluded."""
+LEAST_RISE = 0.1
+"""A rise by a smaller share of the earlier value is no sign, even if it is certain."""
+SHINGLE = 4
+LONGEST_WORDS = 1000
+"""Words of a text that are checked: longer texts repeat more by nature."""
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+"""A word, or one character of a script without spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A group that judges have ranked: means over its attempts, None where there are no values."""
+
+    policy: str
+    version: int | None
+    """The oldest version that answered in it."""
+    at: datetime
+    reward: float | None
+    tokens: float | None
+    """Tokens sampled in an attempt."""
+    repetition: float | None
+    noise: float | None
+    """How much its judges differ from themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftDay:
+    """Comparison of judge and strong judge on one day."""
+
+    policy: str
+    day: str
+    pairs: int
+    agreement: float
+    """Share of the pairs of attempts that both order alike."""
+    difference: float
+    """How much higher the judge scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One sign."""
+
+    name: str
+    policy: str
+    figures: str
+    look_at: str
+
+
+SIGNS: Mapping[str, tuple[str, str]] = {
+    "length": (
+        "tokens",
+        "the longest attempts of the latest versions: is more said, or only longer? Give the rubric a part "
+        "for brevity, or take off for length in code",
+    ),
+    "repetition": (
+        "repetition",
+        "the latest versions' texts: do they say the same again to look thorough? A penalty in code can count it",
+    ),
+    "disagreement": (
+        "noise",
+        "groups with a large judge_noise: attempts may have grown so alike, or so strange, that judges guess",
+    ),
+}
+"""Sign -> the figure that rises together with the reward, and what to look at."""
+
+
+def repetition(text: str) -> float | None:
+    """Return the share of the text's four-word sequences that are repeats: 1 - distinct / all; None for fewer words."""
+    words = [one.group().lower() for _, one in zip(range(LONGEST_WORDS), _WORD.finditer(text), strict=False)]
+    runs = [tuple(words[start : start + SHINGLE]) for start in range(len(words) - SHINGLE + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else None
+
+
+def hacked(seen: Sequence[Seen]) -> list[Alarm]:
+    """Return alarms for policies whose reward rose together with a figure that should not rise.
+
+    The halves are by version, then by time. Both rises lie beyond their 95 % intervals.
+    """
+    found = []
+    for policy in sorted({one.policy for one in seen}):
+        earlier, later = halves([one for one in seen if one.policy == policy])
+        reward = _rise(earlier, later, "reward")
+        if reward is None:
+            continue
+        for name, (figure, look_at) in SIGNS.items():
+            if (rise := _rise(earlier, later, figure)) and rise[1].mean >= LEAST_RISE * abs(rise[0]):
+                figures = f"reward {_shown(*reward)}, {figure} {_shown(*rise)}"
+                found.append(Alarm(name, policy, figures, look_at))
+    return found
+
+
+def halves(seen: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
+    """Return the earlier and the later half, by version, then by time."""
+    ordered = sorted(seen, key=lambda one: (-1 if one.version is None else one.version, one.at))
+    middle = len(ordered) // 2
+    return ordered[:middle], ordered[middle:]
+
+
+def change(before: Sequence[float], after: Sequence[float]) -> Interval | None:
+    """Return mean(after) - mean(before) with its normal 95 % interval, ±1.96·√(s²/n + s'²/n').
+
+    None if a side has fewer than two values.
+    """
+    if min(len(before), len(after)) < 2:
+        return None
+    mean = statistics.fmean(after) - statistics.fmean(before)
+    half = Z_95 * math.sqrt(sum(statistics.variance(one) / len(one) for one in (before, after)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def drifted(days: Sequence[DriftDay]) -> list[Alarm]:
+    """Return alarms for judges that no longer rank as their strong judge does, on the last days with enough pairs."""
+    found = []
+    for policy in sorted({one.policy for one in days}):
+        recent, before = _recent(sorted((one for one in days if one.policy == policy), key=lambda one: one.day))
+        now = _agreement(recent)
+        if now is None:
+            continue
+        then = _agreement(before)
+        if now < LEAST_AGREEMENT or (then is not None and then - now >= LARGEST_FALL):
+            told = f"{now:.0%} of {_pairs(recent)} pairs since {recent[0].day}"
+            told += f", {then:.0%} of {_pairs(before)} before" if then is not None else ""
+            look_at = (
+                "groups in admin_judgements where purpose 'reward' and 'drift' differ: has the judge's model changed?"
+            )
+            found.append(Alarm("drift", policy, f"judge and strong judge order alike {told}", look_at))
+    return found
+
+
+def _rise(earlier: Sequence[Seen], later: Sequence[Seen], figure: str) -> tuple[float, Interval] | None:
+    """Return the figure's earlier mean and its rise; None where a rise is not certain."""
+    before, after = (list(_figures(half, figure)) for half in (earlier, later))
+    if min(len(before), len(after)) < FEWEST_GROUPS:
+        return None
+    rise = change(before, after)
+    return (statistics.fmean(before), rise) if rise is not None and rise.low > 0 else None
+
+
+def _figures(half: Sequence[Seen], figure: str) -> Iterator[float]:
+    return (value for one in half if (value := getattr(one, figure)) is not None)
+
+
+def _shown(before: float, rise: Interval) -> str:
+    return f"{before:.3g} → {before + rise.mean:.3g} (+{rise.low:.2g} to +{rise.high:.2g})"
+
+
+def _recent(days: Sequence[DriftDay]) -> tuple[Sequence[DriftDay], Sequence[DriftDay]]:
+    """Return the last days that have enough pairs together, and those before."""
+    start = len(days)
+    while start and _pairs(days[start:]) < FEWEST_PAIRS:
+        start -= 1
+    return days[start:], days[:start]
+
+
+def _agreement(days: Sequence[DriftDay]) -> float | None:
+    """Return the agreement over all their pairs; None for too few pairs."""
+    pairs = _pairs(days)
+    return math.fsum(one.agreement * one.pairs for one in days) / pairs if pairs >= FEWEST_PAIRS else None
+
+
+def _pairs(days: Sequence[DriftDay]) -> int:
+    return sum(one.pairs for one in days)

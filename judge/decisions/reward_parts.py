@@ -1,0 +1,86 @@
+"""Combine the results of reward functions with feedback into a trajectory's reward. Pure: runs no function.
+
+A function's number is stored under the function's name, its named numbers under `<function>.<name>`.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from judge.decisions.model import Trajectory
+from whetstone.config.rewards import RewardFunction, RewardSettings
+from whetstone.domain.reward_bounds import MAX_PARTS, MAX_REWARD, PART
+
+CODE = "code"
+"""`reward_source` of a reward that functions alone decided."""
+
+Given = tuple[float, str]
+"""A reward, and its source."""
+
+
+class NotNumbers(ValueError):
+    """A function's answer is neither a number nor named numbers; the message names what it is."""
+
+
+def parts_of(function: str, answer: str) -> dict[str, float]:
+    """Return the parts in a function's answer, which is JSON.
+
+    Raises:
+        NotNumbers: it is no JSON, or neither a finite number or boolean nor an object of these.
+    """
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise NotNumbers(f"answered no JSON: {answer[:80]!r}") from None
+    if not isinstance(said, dict):
+        return {function: _number(said)}
+    if len(said) > MAX_PARTS:
+        raise NotNumbers(f"gave {len(said)} numbers, {MAX_PARTS} is the most")
+    if unnamed := [name for name in said if not PART.fullmatch(name)]:
+        raise NotNumbers(f"named a number {unnamed[0][:80]!a}; a name is 1 to 64 of A-Z a-z 0-9 . _ -")
+    return {f"{function}.{name}": _number(number) for name, number in said.items()}
+
+
+def _number(said: object) -> float:
+    if not isinstance(said, bool | int | float):
+        raise NotNumbers(f"gave {json.dumps(said)[:80]}, which is no number")
+    if not -MAX_REWARD <= said <= MAX_REWARD:
+        raise NotNumbers(f"gave {str(said)[:24]}, which is no number from {-MAX_REWARD:.0e} to {MAX_REWARD:.0e}")
+    return float(said)
+
+
+def worth(trajectory: Trajectory, given: Given | None, learning: RewardSettings) -> Trajectory:
+    """Return the trajectory with the reward from feedback (`given`) and its parts; none while functions are due."""
+    both = None if trajectory.code_due_at is not None else combined(given, trajectory.code_parts or {}, learning)
+    reward, source = both or (None, None)
+    return replace(trajectory, reward=reward, reward_source=source)
+
+
+def combined(given: Given | None, parts: Mapping[str, float], learning: RewardSettings) -> Given | None:
+    """Return an attempt's reward: `given`, plus weight × number of each function that returned something.
+
+    A veto that is not 0 overrides everything; penalties count where something else gives a reward. Functions of kind
+    `reward` are enough without feedback if all of them returned something: with one missing, the attempt would be
+    compared with others that were measured by more. Parts of functions that the settings no longer name do not count.
+    """
+    said = {function.name: _numbers(function, parts) for function in learning.rewards}
+    kinds = {kind: [one for one in learning.rewards if one.kind == kind] for kind in ("reward", "penalty")}
+    if vetoed(parts, learning):
+        return learning.failure_reward or 0.0, CODE
+    if given is None and not (kinds["reward"] and all(said[one.name] for one in kinds["reward"])):
+        return None
+    base, source = given or (0.0, CODE)
+    total = base + sum(one.weight * sum(said[one.name]) for one in [*kinds["reward"], *kinds["penalty"]])
+    return (total, source) if math.isfinite(total) else None
+
+
+def vetoed(parts: Mapping[str, float], learning: RewardSettings) -> bool:
+    """Return whether a function of kind `veto` gave a number that is not 0."""
+    vetoes = (one for one in learning.rewards if one.kind == "veto")
+    return any(number != 0 for veto in vetoes for number in _numbers(veto, parts))
+
+
+def _numbers(function: RewardFunction, parts: Mapping[str, float]) -> list[float]:
+    """Return the function's numbers; a function's name has no dot, a part's may."""
+    return [number for name, number in parts.items() if name.partition(".")[0] == function.name]

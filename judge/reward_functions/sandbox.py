@@ -1,0 +1,192 @@
+"""Run reward functions in processes of their own, bounded in time and memory.
+
+It limits accidents: an endless loop, a leak, a crash. It does not protect against hostile code: the process belongs to
+the same user and has network access.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from judge.reward_functions import sandbox_child
+from whetstone.config.rewards import RewardFunction
+
+START_S = 60.0
+"""How long a process may take to start and to import the function's module."""
+LINE_BYTES = 8 * sandbox_child.ANSWER_BYTES
+"""Longest line read from a process: an answer with each of its characters escaped."""
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
+"""The part of the worker's environment that a function sees, besides Python's module path: no settings, no keys."""
+
+
+class SaidNothing(Exception):
+    """A function gave no answer; the message gives the reason, for admins and in SQL."""
+
+
+class NotFound(SaidNothing):
+    """There is no such function or program, or its module cannot be imported."""
+
+
+class Sandbox:
+    """One reward function, called for one trajectory after the other. Used from one thread.
+
+    A process serves until it fails; the next trajectory gets a new one. Starting Python for each would cost more than
+    most functions do.
+    """
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+        self._process: _Process | None = None
+        self._not_found: NotFound | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop()
+
+    def start(self) -> None:
+        """Start a process that has loaded the function, if there is none.
+
+        Raises:
+            NotFound: the function does not exist; later calls raise this at once.
+        """
+        if self._not_found is not None:
+            raise self._not_found
+        if self._process is None:
+            self._process = _Process(self._function)
+            try:
+                _checked(self._process.read(START_S))
+            except SaidNothing as error:
+                self._stop()
+                self._not_found = NotFound(str(error))
+                raise self._not_found from error
+
+    def ask(self, trajectory: bytes) -> str:
+        """Return the function's answer, as JSON, for a trajectory, as JSON without line breaks.
+
+        Raises:
+            NotFound: there is no such function.
+            SaidNothing: it raised, exceeded its time or memory, or failed in another way.
+        """
+        self.start()
+        assert self._process is not None
+        try:
+            said = self._process.exchange(trajectory, self._function.timeout_s)
+        except SaidNothing:
+            self._stop()
+            raise
+        return str(_checked(said).get("answer"))
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+class _Process:
+    """A child process, its socket and its folder."""
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="whetstone-reward-", ignore_cleanup_errors=True)
+        self._wire, theirs = socket.socketpair()
+        run = str(Path(function.run).absolute()) if os.sep in function.run else function.run
+        limits = [str(function.timeout_s), str(function.memory_mb)]
+        # -P: the judge's own modules must not hide those of the standard library.
+        command = [sys.executable, "-P", sandbox_child.__file__, str(theirs.fileno()), run, *limits]
+        with theirs:
+            self._popen = subprocess.Popen(
+                command,
+                cwd=self._folder.name,
+                env=_environment(self._folder.name),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def exchange(self, line: bytes, timeout_s: float) -> dict[str, object]:
+        """Send a line and read one.
+
+        Raises:
+            SaidNothing: no line came in time, or the process has died.
+        """
+        began = time.monotonic()
+        self._wire.settimeout(timeout_s)
+        try:
+            self._wire.sendall(line + b"\n")
+        except TimeoutError:
+            raise SaidNothing(_too_late(timeout_s)) from None
+        except OSError:
+            raise SaidNothing(self._death()) from None
+        return self.read(timeout_s - (time.monotonic() - began), timeout_s)
+
+    def read(self, left_s: float, of_s: float | None = None) -> dict[str, object]:
+        """Read a line within `left_s` seconds (of `of_s` in all).
+
+        Raises:
+            SaidNothing: no line came, it has another format, or it reports an error.
+        """
+        deadline = time.monotonic() + left_s
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            self._wire.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                more = self._wire.recv(2**16)
+            except TimeoutError:
+                raise SaidNothing(_too_late(of_s or left_s)) from None
+            except OSError:
+                more = b""
+            if not more or len(line) > LINE_BYTES:
+                raise SaidNothing(self._death())
+            line += more
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict):
+                return said
+        raise SaidNothing("it wrote into the socket that its answers go through")
+
+    def kill(self) -> int:
+        """Kill the process and all that it has started; return its exit code."""
+        if self._popen.returncode is None:
+            # Before `wait`: until then no other process can have its number.
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        code = self._popen.wait()
+        self._wire.close()
+        self._folder.cleanup()
+        return code
+
+    def _death(self) -> str:
+        return f"it {sandbox_child.how_ended(self.kill())}"
+
+
+def _checked(said: dict[str, object]) -> dict[str, object]:
+    if "error" in said:
+        raise SaidNothing(str(said["error"]))
+    return said
+
+
+def _too_late(timeout_s: float) -> str:
+    return f"it took longer than {timeout_s:g} s"
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return a function's environment: modules are searched as in the worker, files go into a temporary folder."""
+    paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {
+        **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *paths]),
+        "TMPDIR": folder,
+        # Many such processes run beside a busy vLLM, and threads use address space.
+        "OMP_NUM_THREADS": "1",
+    }

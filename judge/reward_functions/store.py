@@ -1,0 +1,94 @@
+"""The SQL of reward functions: read what they get of a trajectory, write their results. Changes no other table."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, text
+
+from judge.decisions.effective_feedback import rewards_from_feedback
+from judge.decisions.model import Trajectory
+from judge.reward_functions.payload import Attempt, Said, Spoken
+from judge.store import unit_of_work
+from migrations import schema
+from whetstone.database.types import Json
+
+f, t, c = schema.feedback.c, schema.trajectories.c, schema.completions.c
+
+_CONVERSATION = text(
+    "SELECT messages FROM admin_conversations WHERE project = :project AND completion_id = :completion_id"
+).columns(messages=Json)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The results of its policy's functions for one trajectory."""
+
+    id: str
+    code_parts: dict[str, float]
+    code_error: str | None
+
+
+def due_from(connection: Connection, project: str, trajectory_ids: Collection[str], when: datetime) -> None:
+    """Make these trajectories due for functions from `when` on; those that are no longer due stay unchanged.
+
+    The caller has locked them.
+    """
+    is_one = (t.project == project, t.id == bindparam("one"), t.code_due_at.is_not(None))
+    update = schema.trajectories.update().where(*is_one).values(code_due_at=when)
+    if trajectory_ids:
+        connection.execute(update, [{"one": trajectory_id} for trajectory_id in sorted(trajectory_ids)])
+
+
+def attempt(connection: Connection, project: str, trajectory: Trajectory) -> Attempt:
+    """Return the argument of the functions for a trajectory."""
+    about = select(t.task, t.metadata, t.end_user).where(t.project == project, t.id == trajectory.id)
+    row = connection.execute(about).one()
+    completions = _completions(connection, project, trajectory.id)
+    messages: list[Any] = []
+    if completions:
+        last = completions[-1]
+        prompt = connection.execute(_CONVERSATION, {"project": project, "completion_id": last.completion_id})
+        messages = [*(prompt.scalar_one() or []), *([last.response] if last.response else [])]
+    group_ids = unit_of_work.groups_of(connection, project, [trajectory.id])
+    standing = unit_of_work.standing(connection, project, [trajectory.id], group_ids)
+    reward, _ = rewards_from_feedback(standing, {trajectory.id: trajectory}).get(trajectory.id, (None, None))
+    return Attempt(
+        trajectory_id=trajectory.id,
+        policy=trajectory.policy,
+        task=row.task,
+        split=trajectory.split,
+        metadata=row.metadata,
+        end_user=row.end_user,
+        messages=messages,
+        completions=completions,
+        reward=reward,
+        feedback=_feedback(connection, project, trajectory, [one.id for one in standing]),
+    )
+
+
+def write(connection: Connection, project: str, ran: Sequence[Ran]) -> None:
+    """Write the functions' results; these trajectories are no longer due. The caller has locked them."""
+    is_one = (t.project == project, t.id == bindparam("one"))
+    values = {name: bindparam(f"b_{name}", type_=t[name].type) for name in ("code_parts", "code_error")}
+    update = schema.trajectories.update().where(*is_one).values(code_due_at=None, **values)
+    rows = [{"one": one.id, "b_code_parts": one.code_parts, "b_code_error": one.code_error} for one in ran]
+    if rows:
+        connection.execute(update, rows)
+
+
+def _completions(connection: Connection, project: str, trajectory_id: str) -> list[Spoken]:
+    columns = [c.id if field.name == "completion_id" else c[field.name] for field in fields(Spoken)]
+    query = select(*columns).where(c.project == project, c.trajectory_id == trajectory_id).order_by(c.turn)
+    return [Spoken(*row) for row in connection.execute(query)]
+
+
+def _feedback(connection: Connection, project: str, trajectory: Trajectory, ids: Sequence[str]) -> list[Said]:
+    """Return these feedbacks in the order they were given; of a group's feedback, its entry for this trajectory."""
+    columns = (f.completion_id, f.source, f.reward, f.parts, f.comment, f.rewards)
+    query = select(*columns).where(f.project == project, f.id.in_(ids)).order_by(f.created_at, f.id)
+    return [
+        Said(row.completion_id, row.source, (row.rewards or {}).get(trajectory.id, row.reward), row.parts, row.comment)
+        for row in connection.execute(query)
+    ]

@@ -1,0 +1,113 @@
+"""The input of a ranking: a group's distinct attempts, the rubric, and the judgements they need. Pure.
+
+Attempts that look the same to a judge are shown once. Everything is named by hashes of its content: the same question
+has the same name in every process, and an answer to it can be reused.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from judge.ruler import plan
+from judge.ruler.conversation import Conversation
+from judge.ruler.parse import Scored
+from judge.ruler.plan import PlannedJudgement
+from whetstone.config.rewards import JudgeSettings, RulerSettings
+
+FORM = "1"
+"""Part of every name: increase it when the prompt or the reading of answers changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankingInput:
+    """A group in the form that judges read."""
+
+    group_id: str
+    attempts: tuple[Conversation, ...]
+    """Distinct attempts, by digest: an order that does not reveal which are good."""
+    trajectories: tuple[tuple[str, ...], ...]
+    """For each attempt, the ids of its trajectories."""
+    sections: tuple[tuple[int, ...], ...]
+    """The attempts that are judged together."""
+    rubric: str
+    parts: Mapping[str, float]
+    """The weights above 0."""
+    rubric_hash: str
+    """Hash of the rubric and its parts."""
+    attempts_hash: str
+    """Hash of the rubric and all attempts."""
+
+    def judgement_id(self, slot: PlannedJudgement, judge: JudgeSettings) -> str:
+        """Return the id of this group's judgement by this model in this place."""
+        place = (slot.purpose, slot.judge, str(slot.place), self.cache_key(slot.section, slot.place, judge))
+        return _hash(self.group_id, self.attempts_hash, *place)
+
+    def cache_key(self, section: int, place: int, judge: JudgeSettings) -> str:
+        """Return a key that is equal where an answer may be reused: the same attempts, rubric, model and place."""
+        room = str(judge.context_tokens - judge.max_output_tokens)
+        asked = (judge.model, judge.url or "", str(judge.temperature), room, str(place))
+        attempts = (_name(self.attempts[one]) for one in self.sections[section])
+        return _hash(FORM, self.rubric_hash, *asked, *attempts)
+
+    def stored(self, section: int, scored: Sequence[Scored], order: Sequence[int]) -> dict[str, Any]:
+        """Return the value of column `scores`.
+
+        `scored`: by place in the section; `order`: the places in the order shown.
+        """
+        position = {one: shown for shown, one in enumerate(order)}
+        return {
+            trajectory_id: {
+                "score": scored[place].score,
+                "explanation": scored[place].explanation,
+                "parts": scored[place].parts,
+                "position": position[place],
+                "attempt": _name(self.attempts[one]),
+            }
+            for place, one in enumerate(self.sections[section])
+            for trajectory_id in self.trajectories[one]
+        }
+
+    def again(self, section: int, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scores that another judgement gave exactly these attempts, for the trajectories here."""
+        by_attempt = {said["attempt"]: said for said in scores.values()}
+        return {
+            trajectory_id: by_attempt[_name(self.attempts[one])]
+            for one in self.sections[section]
+            for trajectory_id in self.trajectories[one]
+        }
+
+    def read(self, section: int, scores: Mapping[str, Any]) -> dict[int, float]:
+        """Return attempt -> score of a stored judgement."""
+        by_attempt = {said["attempt"]: said["score"] for said in scores.values()}
+        return {one: by_attempt[_name(self.attempts[one])] for one in self.sections[section]}
+
+
+def material(group_id: str, conversations: Sequence[Conversation], rubric: str, ruler: RulerSettings) -> RankingInput:
+    """Build the input from the group's attempts, with equal ones merged."""
+    by_digest: dict[bytes, list[Conversation]] = {}
+    for one in sorted(conversations, key=lambda one: (one.digest, one.trajectory_id)):
+        by_digest.setdefault(one.digest, []).append(one)
+    attempts = tuple(alike[0] for alike in by_digest.values())
+    parts = {name: weight for name, weight in ruler.parts.items() if weight}
+    rubric_hash = _hash(rubric, json.dumps(parts, sort_keys=True))
+    return RankingInput(
+        group_id=group_id,
+        attempts=attempts,
+        trajectories=tuple(tuple(one.trajectory_id for one in alike) for alike in by_digest.values()),
+        sections=tuple(plan.sections(len(by_digest), ruler.attempts_per_call)),
+        rubric=rubric,
+        parts=parts,
+        rubric_hash=rubric_hash,
+        attempts_hash=_hash(rubric_hash, *map(_name, attempts)),
+    )
+
+
+def _name(attempt: Conversation) -> str:
+    """Return the attempt's name, the same in every group."""
+    return attempt.digest.hex()
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.blake2b("\x00".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

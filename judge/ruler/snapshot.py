@@ -1,0 +1,149 @@
+"""Read a group before judges rank it, and store the verdict if the group has not changed since.
+
+Reads and writes through `judge.store.ruler`. The scores are applied like all other feedback.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from judge.decisions.judge_schedule import FUNCTIONS_FIRST
+from judge.decisions.model import Rules
+from judge.decisions.reward_parts import vetoed
+from judge.ruler import plan
+from judge.ruler.aggregate import Verdict
+from judge.ruler.conversation import conversation
+from judge.ruler.lease import Waits
+from judge.ruler.prompt import DEFAULT_RUBRIC
+from judge.ruler.ranking_input import RankingInput, material
+from judge.settlement.sweep import apply
+from judge.store import ruler as store_ruler
+from judge.store import unit_of_work
+from judge.store.ruler import Asked, Member, Taken
+from whetstone.config.rewards import RewardSettings, RulerSettings
+
+SOON_S = 2.0
+"""When to look again for what is about to finish."""
+LOOK_AGAIN_S = 600.0
+"""When to look again for what only people can repair."""
+NOTHING_TO_RANK = "none of its attempts can be ranked"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """What was read of a group."""
+
+    group: Taken
+    asked: Asked | None
+    """The feedback that requests the ranking; None: the settings require it."""
+    members: tuple[tuple[Any, ...], ...] | None
+    """The state of its trajectories; None: it is not compared."""
+    about: RankingInput | None
+    """What has to be ranked; None: nothing."""
+
+
+def read(connection: Connection, group: Taken, asked: Asked | None, learning: RewardSettings) -> GroupSnapshot:
+    """Read everything that judges get of a group.
+
+    Attempts that broke off with the reward of a failure, or were vetoed, are left out: a rule has decided on them.
+
+    Raises:
+        Waits: reward functions have not run, or the rubric cannot be read.
+    """
+    members = store_ruler.members(connection, group)
+    if any(member.code_due_at is not None for member in members):
+        raise Waits(FUNCTIONS_FIRST, SOON_S)
+    ranked = [one for one in members if not _decided(one, learning)]
+    conversations = [conversation(one.id, store_ruler.turns(connection, group.project, one.id)) for one in ranked]
+    about = None
+    if any(one.lines for one in conversations):
+        task = next((one.task for one in ranked if one.task is not None), None)
+        rubric = (asked.rubric if asked is not None else None) or _rubric(learning.ruler, task)
+        about = material(group.id, conversations, rubric, learning.ruler)
+    return GroupSnapshot(group, asked, tuple(one.said for one in members), about)
+
+
+def conclude(
+    connection: Connection,
+    case: GroupSnapshot,
+    group: Taken,
+    said: Verdict | None,
+    ruler: RulerSettings,
+    now: datetime,
+    rules: Rules,
+) -> bool | None:
+    """Store the scores as feedback on the group, and apply it in the same transaction.
+
+    `group`: with its present lease. Return False if the group has changed since it was read and must be read again.
+    Return None if another worker has it, or it does not have to be ranked any more.
+    """
+    asked_at = store_ruler.lock(connection, group)
+    if asked_at is False:
+        return None
+    there = tuple(one.said for one in store_ruler.members(connection, group))
+    if asked_at != case.group.asked_at or case.members not in (None, there):
+        return False
+    rewards: dict[str, float] = {}
+    if case.about is not None and said is not None:
+        each = zip(case.about.trajectories, said.scores_G, strict=True)
+        rewards = {trajectory_id: score for ids, score in each for trajectory_id in ids}
+    feedback = _feedback(group, case.asked, rewards, now)
+    stands = feedback is not None and store_ruler.write_scores(connection, group.project, feedback)
+    if case.asked is not None and not stands:
+        return False  # withdrawn meanwhile: another request may still be valid
+    noise = said.noise if said is not None else None
+    reviewed = {one for one in rewards if plan.sampled(f"review {one}", ruler.review_share)}
+    store_ruler.judged(connection, group, noise, reviewed, now)
+    if feedback is not None and stands:
+        store_ruler.supersede_requests(connection, group, feedback)
+        if rewards:
+            apply(connection, unit_of_work.feedback_of(connection, group.project, feedback["id"]), now, rules)
+    return True
+
+
+def own_id(group_id: str) -> str:
+    """Return the id of the feedback that ranks a group without a request: the same for every ranking of the group."""
+    return hashlib.blake2b(f"judge {group_id}".encode(), digest_size=16).hexdigest()
+
+
+def _decided(member: Member, learning: RewardSettings) -> bool:
+    return (member.reward_source == "failure" and member.broken_off) or vetoed(member.code_parts or {}, learning)
+
+
+def _rubric(ruler: RulerSettings, task: str | None) -> str:
+    path: Path | None = ruler.rubrics.get(task, ruler.rubric) if task is not None else ruler.rubric
+    if path is None:
+        return DEFAULT_RUBRIC
+    try:
+        # PostgreSQL stores no NUL in a text.
+        text = path.read_text(encoding="utf-8").replace("\x00", "\ufffd").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Waits(f"the rubric {path} cannot be read: {error}", LOOK_AGAIN_S) from error
+    if not text:
+        raise Waits(f"the rubric {path} is empty", LOOK_AGAIN_S)
+    return text
+
+
+def _feedback(group: Taken, asked: Asked | None, rewards: Mapping[str, float], now: datetime) -> dict[str, Any] | None:
+    """Return the scores as a row of table `feedback`: the one that requested them, else one of ours."""
+    if asked is None and not rewards:
+        return None
+    return {
+        "id": asked.id if asked is not None else own_id(group.id),
+        "target_kind": "group",
+        "target_id": group.id,
+        "choice": 0,
+        "rewards": dict(rewards) or None,
+        "source": "judge",
+        "final": True,
+        "judge": {"kind": "ruler"},
+        "state": "waiting" if rewards else "unused",
+        "reason": None if rewards else NOTHING_TO_RANK,
+        "created_at": asked.created_at if asked is not None else now,
+        "due_at": None,
+    }

@@ -1,0 +1,174 @@
+"""Serve a project's routes except inference: models, feedback, trajectories, groups.
+
+Reads the store, writes through the recorder. It also answers requests to paths that do not exist.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import Match, Route
+
+from proxy.admission import scopes
+from proxy.admission.scopes import CONTENT
+from proxy.api import openapi
+from proxy.api.feedback_ingest import FeedbackIngest
+from proxy.api.json_response import as_json
+from proxy.domain.feedback import read_feedback
+from proxy.domain.feedback_rows import request_row, row_of, too_late
+from proxy.domain.policies import Policies, Policy
+from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
+from proxy.http.asgi import read_whole
+from proxy.http.scope import is_admin, key_of
+from proxy.metrics import rejections
+from proxy.recording.recorder import Recorder
+from proxy.recording.store import Store
+from whetstone.config.proxy import ProxySettings
+
+log = logging.getLogger(__name__)
+
+_HIDDEN = frozenset({"project", "key_id"})
+
+
+def build(
+    *,
+    project: str,
+    policies: Callable[[], Policies],
+    store: Store,
+    recorder: Recorder,
+    take: FeedbackIngest,
+    judges: Collection[str],
+    settings: ProxySettings,
+) -> FastAPI:
+    """Build the routes from these parts."""
+    api = FastAPI(title="Whetstone", docs_url=None, redoc_url=None, redirect_slashes=False)
+    openapi.add(api)
+
+    @api.exception_handler(ProxyError)
+    async def answer_error(_request: Request, error: ProxyError) -> Response:
+        rejections.note(error)
+        return Response(error.body(), error.status, {k.decode(): v.decode() for k, v in error.headers()})
+
+    @api.exception_handler(404)
+    @api.exception_handler(405)
+    async def no_route(request: Request, _error: Exception) -> Response:
+        return await answer_error(request, _no_route(api, request))
+
+    @api.exception_handler(SQLAlchemyError)
+    async def database_away(request: Request, error: Exception) -> Response:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return await answer_error(request, DatabaseAway("the database does not answer; try again soon"))
+
+    @api.get("/v1/models")
+    async def models() -> Response:
+        """List every name that may be requested: policies, aliases, served versions."""
+        return as_json({"object": "list", "data": _models(policies())})
+
+    @api.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """Show one of these names."""
+        known = policies()
+        speaker = known.resolve(name)
+        return as_json(_model(name, next(policy for policy in known if policy.name == speaker.policy)))
+
+    @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
+    async def post_feedback(request: Request) -> Response:
+        """Store what trajectories were worth. The answer comes once it is committed, or journaled while the database is
+        down."""
+        body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
+        items, batch = read_feedback(body, judges)
+        now = datetime.now(UTC)
+        # In order: of two rewards for the same trajectory the last one counts.
+        rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
+        ids = await take(rows, key_of(request.scope))
+        results = [_taken(feedback_id) for feedback_id in ids]
+        return as_json(results if batch else results[0], status=202)
+
+    @api.post("/v1/trajectories/{trajectory_id}/end", status_code=202, openapi_extra=openapi.IDEMPOTENT)
+    async def end_trajectory(trajectory_id: str, request: Request) -> Response:
+        """End a trajectory: it expects no more calls."""
+        return await ask("end", trajectory_id, request)
+
+    @api.post("/v1/groups/{group_id}/close", status_code=202, openapi_extra=openapi.IDEMPOTENT)
+    async def close_group(group_id: str, request: Request) -> Response:
+        """Close a group: it is compared with the members that it has."""
+        return await ask("close", group_id, request)
+
+    async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
+        key = request.headers.get("idempotency-key")
+        row = request_row(source, target_id, key, project, datetime.now(UTC))
+        ids = await take([row], key_of(request.scope))
+        return as_json(_taken(ids[0]), status=202)
+
+    @api.get("/v1/feedback/{feedback_id}")
+    def get_feedback(feedback_id: str, request: Request) -> Response:
+        """Show the state of a feedback, including the step that trained on it."""
+        return _found(store.feedback(project, feedback_id), "feedback", feedback_id, request)
+
+    @api.delete("/v1/feedback/{feedback_id}")
+    async def withdraw_feedback(feedback_id: str, request: Request) -> Response:
+        """Withdraw a feedback: it no longer counts. This fails once a step has used it."""
+        await recorder.withdraw(project, feedback_id, datetime.now(UTC))
+        row = await asyncio.to_thread(store.feedback, project, feedback_id)
+        if row is not None and (why_not := too_late(row)):
+            raise TooLate(f"feedback {feedback_id!r} cannot be withdrawn: {why_not}")
+        return _found(row, "feedback", feedback_id, request)
+
+    @api.get("/v1/trajectories/{trajectory_id}")
+    def get_trajectory(trajectory_id: str, request: Request) -> Response:
+        """Show a trajectory's state, reward and `why_not_trained`."""
+        return _found(store.trajectory(project, trajectory_id), "trajectory", trajectory_id, request)
+
+    @api.get("/v1/groups/{group_id}")
+    def get_group(group_id: str, request: Request) -> Response:
+        """Show a group's state, rewards and members."""
+        group = store.group(project, group_id)
+        if group is not None:
+            group["members"] = store.group_members(project, group_id)
+        return _found(group, "group", group_id, request)
+
+    @api.get("/v1/reviews")
+    def get_reviews() -> Response:
+        """List the attempts that wait for a person's review, the longest waiting first. Feedback on one removes it."""
+        return as_json({"object": "list", "data": store.reviews(project)})
+
+    return api
+
+
+def _no_route(api: FastAPI, request: Request) -> ProxyError:
+    """Return why nothing is served at this path, and what to do."""
+    method, path = request.method, request.url.path
+    # A route's own 405 knows only its own method, and inference is served in front of these routes.
+    allowed = set(scopes.methods(path))
+    for route in api.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            allowed |= route.methods or set()
+    if allowed and method not in allowed:
+        names = " or ".join(sorted(allowed))
+        return WrongMethod(f"no {method} {path[:200]} here; this path takes {names}", allowed)
+    return NotFound(f"no {method} {path[:200]} here{scopes.hint(path)}")
+
+
+def _taken(feedback_id: str) -> dict[str, Any]:
+    return {"id": feedback_id, "object": "feedback", "state": "waiting"}
+
+
+def _models(policies: Policies) -> list[dict[str, Any]]:
+    return [_model(name, policy) for policy in policies for name in policy.names]
+
+
+def _model(name: str, policy: Policy) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
+
+
+def _found(row: dict[str, Any] | None, kind: str, row_id: str, request: Request) -> Response:
+    """Return the row without the fields that only admins may read: a key for feedback must not read text of apps and
+    people."""
+    if row is None:
+        raise NotFound(f"there is no {kind} {row_id[:200]!r} in this project")
+    hidden = _HIDDEN if is_admin(request.scope) else _HIDDEN | CONTENT
+    return as_json({"object": kind} | {key: value for key, value in row.items() if key not in hidden})

@@ -1,0 +1,73 @@
+"""Read and check the body of `POST /admin/policies/{policy}/step`, by which an admin requests a step."""
+
+import math
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from proxy.errors import BadRequest, NotJson
+from whetstone.config.trainer import BEST, DEMONSTRATIONS, Kind
+
+DEFAULT_LIMIT = 64
+MAX_LIMIT = 10_000
+
+
+class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
+    """The kind of step and its data. Without a body: a policy-gradient step on the groups that are ready."""
+
+    kind: Annotated[Kind, Meta(description="`sft` imitates examples instead of weighing trajectories.")] = "grpo"
+    source: Annotated[
+        str | None,
+        Meta(
+            description="Of `sft`, whose answers: `demonstrations` of feedback, the `best` logged ones of this policy, "
+            "or another policy's, by its name."
+        ),
+    ] = None
+    min_reward: Annotated[
+        float | None, Meta(description="Of `sft`, least reward of an answer; not for demonstrations.")
+    ] = None
+    limit: (
+        Annotated[int, Meta(description=f"Of `sft`, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)]
+        | None
+    ) = None
+
+
+def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, Any]:
+    """Return what to store as the step requested for `policy`, one of `policies`.
+
+    Raises:
+        NotJson: the body is not JSON.
+        BadRequest: a field is unknown or of the wrong type, or does not go with the others.
+    """
+    try:
+        asked = msgspec.json.decode(body, type=StepAsked) if body.strip() else StepAsked()
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"step: {str(error)[:300]}; fields are kind, from, min_reward, limit") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(f"the body must be JSON, or empty: {error}") from error
+    if asked.kind == "grpo":
+        given = {"from": asked.source, "min_reward": asked.min_reward, "limit": asked.limit}
+        if wrong := next((name for name, value in given.items() if value is not None), None):
+            raise BadRequest(
+                f'{wrong} goes with "kind": "sft"; a grpo step takes the groups that are there', param=wrong
+            )
+        return {"kind": "grpo"}
+    _check_source(asked, policy, policies)
+    if asked.min_reward is not None and not math.isfinite(asked.min_reward):
+        raise BadRequest("min_reward must be a finite number", param="min_reward")
+    limit = DEFAULT_LIMIT if asked.limit is None else asked.limit
+    return {"kind": "sft", "from": asked.source, "min_reward": asked.min_reward, "limit": limit}
+
+
+def _check_source(asked: StepAsked, policy: str, policies: Collection[str]) -> None:
+    others = sorted(set(policies) - {policy})
+    if asked.source == policy:
+        raise BadRequest(f'a policy\'s own answers are "from": "{BEST}"', param="from")
+    if asked.source not in (DEMONSTRATIONS, BEST, *others):
+        told = f"{DEMONSTRATIONS}, {BEST}, or another policy's name ({', '.join(others) or 'there is none'})"
+        got = "nothing" if asked.source is None else repr(asked.source[:100])
+        raise BadRequest(f"from must be {told}, not {got}", param="from")
+    if asked.source == DEMONSTRATIONS and asked.min_reward is not None:
+        raise BadRequest("demonstrations have no reward; leave min_reward out", param="min_reward")

@@ -1,0 +1,114 @@
+"""Sample answers that no app waits for, with lower priority than the apps' requests. Records nothing."""
+
+import msgspec
+
+from proxy.domain.address import Address
+from proxy.domain.call import Call
+from proxy.domain.policies import ServedVersion
+from proxy.errors import UpstreamDown
+from proxy.upstream.server import Answering, Request
+from proxy.wire.interfaces import UNREADABLE, DialectRequest, PromptResult, raw
+
+PRIORITY = 1000
+"""vLLM serves lower numbers first; an app's request has 0."""
+MAX_WHY = 200
+"""Most characters of a refusal that are stored."""
+MAX_BYTES = 64 * 2**20
+"""Most bytes of an answer."""
+
+
+class PromptRejected(Exception):
+    """The model server rejects the prompt; a retry cannot succeed. The message may quote the prompt: store it in SQL,
+    do not log it."""
+
+
+class SampleFailed(UpstreamDown):
+    """The model server failed, or its answer cannot be read; this prompt may be the cause.
+
+    Do not log the message: it may quote the prompt.
+    """
+
+
+class BackgroundSampler:
+    """Sends requests to vLLM on behalf of a project."""
+
+    def __init__(self, project: str, vllm: Answering) -> None:
+        self._project = project
+        self._vllm = vllm
+        self._takes_priority = True
+
+    async def draw(self, asked: DialectRequest, speaker: ServedVersion, call_id: str) -> PromptResult:
+        """Return the answer to the one prompt of `asked`.
+
+        Raises:
+            UpstreamDown: vLLM is not available now.
+            SampleFailed: vLLM failed, or its answer cannot be read.
+            PromptRejected: vLLM rejects the prompt.
+        """
+        behind = self._takes_priority  # another sample may change it meanwhile
+        status, said = await self._post(asked, speaker, call_id, behind=behind)
+        if status == 400 and behind:
+            # A server without `--scheduling-policy priority` (first come, first served) rejects the field.
+            status, said = await self._post(asked, speaker, call_id, behind=False)
+            if status != 400:
+                self._takes_priority = False
+        if status != 200:
+            why = f"the model server refuses: {status} {said[:MAX_WHY].decode('utf-8', 'replace')}"
+            raise PromptRejected(why) if status in (400, 422) else SampleFailed(why)
+        try:
+            return asked.read(said).heard[0]
+        except UNREADABLE as error:
+            raise SampleFailed(f"what the model server says cannot be read: {error}") from error
+
+    async def _post(
+        self, asked: DialectRequest, speaker: ServedVersion, call_id: str, *, behind: bool
+    ) -> tuple[int, bytes]:
+        body = asked.for_upstream(speaker.served_name, self._project)
+        if behind:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            body = msgspec.json.encode({**fields, "priority": raw(PRIORITY)})
+        request = Request(asked.path, body, call_id, speaker.served_name, call_id)
+        with await self._vllm.ask(lambda: request) as response:
+            return response.status, await response.read(MAX_BYTES)
+
+
+def drawn(
+    asked: DialectRequest,
+    speaker: ServedVersion,
+    heard: PromptResult,
+    *,
+    project: str,
+    call_id: str,
+    trajectory_id: str,
+    by: str,
+    address: Address,
+    messages: list[msgspec.Raw],
+    end_user: str | None,
+    created_at_s: float,
+    total_ms: float,
+) -> Call:
+    """Return the sampled answers as a call to be recorded. `by`: the rule that found its trajectory."""
+    return Call(
+        id=call_id,
+        project=project,
+        policy=speaker.policy,
+        policy_version=speaker.version,
+        endpoint=asked.endpoint,
+        streamed=False,
+        status="complete",
+        error=None,
+        trajectory_id=trajectory_id,
+        threaded_by=by,
+        address=address,
+        end_user=end_user,
+        messages=messages,
+        tools_or_null=asked.tools_or_null,
+        sampling=msgspec.Raw(asked.sampling()),
+        bent=asked.why_not_trained(),
+        prompt_token_ids=heard.prompt_token_ids,
+        prompt_tokens=heard.prompt_tokens,
+        choices=heard.choices,
+        created_at_s=created_at_s,
+        ttft_ms=None,
+        total_ms=total_ms,
+    )

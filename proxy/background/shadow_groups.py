@@ -1,0 +1,196 @@
+"""Sample shadow groups: siblings of an ended attempt's last turn, for a judge to rank, while vLLM is idle.
+
+No app sees them. They are off unless a policy's `shadow_share` is above 0, and never sampled where tools were offered:
+no app executes the tool calls of such an answer. Requests of apps come first: sampling is aborted when one arrives, and
+starts again when the proxy is idle.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from proxy.background.sampler import BackgroundSampler, PromptRejected, drawn
+from proxy.domain.address import Address
+from proxy.domain.call import Call, Choice
+from proxy.domain.policies import Policies
+from proxy.domain.sampling_share import chosen
+from proxy.errors import UnknownModel, UpstreamDown
+from proxy.wire.completions import TextAsked
+from proxy.wire.interfaces import PromptResult, raw
+from proxy.wire.request_body import Body, whole
+from whetstone.config.rewards import RewardSettings
+from whetstone.domain.ids import SHADOW, new_id
+
+QUIET_S = 1.0
+"""The proxy counts as idle after so long without a request of an app."""
+DEFAULT_MAX_TOKENS = 1024
+"""For attempts that set no `max_tokens`."""
+
+log = logging.getLogger(__name__)
+
+
+Mark = tuple[datetime, str]
+"""When a trajectory ended, and its id: how far the search has come."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """An ended trajectory whose last turn may get siblings."""
+
+    trajectory_id: str
+    policy: str
+    task: str | None
+    messages: list[msgspec.Raw]
+    """The conversation before its last answer."""
+    prompt_token_ids: list[int]
+    sampling: Mapping[str, Any]
+
+
+class Attempts(Protocol):
+    """The SQL of ended attempts."""
+
+    def ended(self, policies: Sequence[str], after: Mark) -> list[tuple[Mark, Attempt | None]]:
+        """Return the next attempts that ended, the earliest first; None stands for one whose last turn cannot be
+        sampled again."""
+        ...
+
+    def drawn(self, group_id: str) -> bool:
+        """Return whether this group exists."""
+        ...
+
+
+class Shadows:
+    """Samples siblings of ended attempts."""
+
+    def __init__(
+        self,
+        project: str,
+        attempts: Attempts,
+        policies: Callable[[], Policies],
+        drawing: BackgroundSampler,
+        max_model_len: Callable[[], int | None],
+        quiet_since_s: Callable[[], float | None],
+        record: Callable[[Call], None],
+        learning: Mapping[str, RewardSettings],
+        after: datetime,
+    ) -> None:
+        """Create the sampler of siblings. `quiet_since_s`: when the last request of an app ended (monotonic); None
+        while one is served. `after`: attempts that ended before then get no siblings."""
+        self._project = project
+        self._attempts = attempts
+        self._policies = policies
+        self._drawing = drawing
+        self._max_model_len = max_model_len
+        self._quiet_since_s = quiet_since_s
+        self._record = record
+        self._learning = {name: one for name, one in learning.items() if one.shadow_share > 0}
+        self._mark: Mark = (after, "")
+        """How far the search has come."""
+
+    @property
+    def wanted(self) -> bool:
+        """Return whether a policy wants siblings."""
+        return bool(self._learning)
+
+    async def draw(self) -> None:
+        """Sample while the proxy is idle and there are attempts left. An aborted attempt starts again in the next
+        call."""
+        mark = self._mark
+        while self._quiet():
+            found = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
+            for place, attempt in found:
+                if attempt is not None and not await self._may_go_on(attempt):
+                    self._mark = mark
+                    return
+                mark = place
+            if not found:
+                break
+        self._mark = mark
+
+    async def _may_go_on(self, attempt: Attempt) -> bool:
+        """Sample the siblings of an attempt; return whether it is done with."""
+        try:
+            return await self._draw(attempt, self._learning[attempt.policy])
+        except (TypeError, ValueError) as error:  # bad values of this attempt must not block the others
+            log.warning("%s gets no shadow siblings: %s", attempt.trajectory_id, type(error).__name__)
+            return True
+
+    def _quiet(self) -> bool:
+        since_s = self._quiet_since_s()
+        return since_s is not None and time.monotonic() - since_s >= QUIET_S
+
+    async def _draw(self, attempt: Attempt, learning: RewardSettings) -> bool:
+        """Sample the siblings of one attempt; return False to retry it later, if a request of an app arrived or vLLM is
+        not available."""
+        if not chosen(attempt.trajectory_id, learning.shadow_share):
+            return True
+        group_id = attempt.trajectory_id + SHADOW
+        asked = _asked(attempt, learning.shadow_size, self._max_model_len())
+        if asked is None or await asyncio.to_thread(self._attempts.drawn, group_id):
+            return True
+        try:
+            speaker = self._policies().resolve(attempt.policy)
+        except UnknownModel:
+            return True
+        call_id, created_at_s, began = new_id(), time.time(), time.perf_counter()
+        try:
+            heard = await self._unless_somebody_asks(self._drawing.draw(asked, speaker, call_id))
+        except UpstreamDown as error:
+            log.info("shadow siblings wait: %s", type(error).__name__)
+            return False
+        except PromptRejected:
+            log.warning("%s gets no shadow siblings: the model server refuses its prompt", attempt.trajectory_id)
+            return True
+        if heard is None:
+            return False
+        self._record(
+            drawn(
+                asked,
+                speaker,
+                msgspec.structs.replace(heard, choices=tuple(_as_message(choice) for choice in heard.choices)),
+                project=self._project,
+                call_id=call_id,
+                trajectory_id=new_id(),
+                by="shadow",
+                address=Address(group_id=group_id, group_size=learning.shadow_size, task=attempt.task),
+                messages=attempt.messages,
+                end_user=None,
+                created_at_s=created_at_s,
+                total_ms=(time.perf_counter() - began) * 1000,
+            )
+        )
+        log.info("drew %d shadow siblings of %s", len(heard.choices), attempt.trajectory_id)
+        return True
+
+    async def _unless_somebody_asks(self, speaking: Awaitable[PromptResult | None]) -> PromptResult | None:
+        """Return the answers; None if a request of an app arrived meanwhile, which then has vLLM to itself."""
+        task = asyncio.ensure_future(speaking)
+        try:
+            while not task.done() and self._quiet_since_s() is not None:
+                await asyncio.wait((task,), timeout=0.02)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+
+
+def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextAsked | None:
+    """Return a request for `size` answers to the attempt's last turn; None if its prompt leaves no room for an
+    answer."""
+    given = attempt.sampling
+    most = whole(given.get("max_completion_tokens")) or whole(given.get("max_tokens")) or DEFAULT_MAX_TOKENS
+    if max_model_len is not None:
+        most = min(most, max_model_len - len(attempt.prompt_token_ids))
+    if most < 1:
+        return None
+    kept = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
+    values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | kept
+    return TextAsked(Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True)
+
+
+def _as_message(choice: Choice) -> Choice:
+    """Return a text choice as the chat message that it would have been."""
+    return msgspec.structs.replace(choice, message={"role": "assistant", "content": choice.text})

@@ -1,0 +1,142 @@
+"""Build the dashboard of one project: its pages and actions as routes."""
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from proxy.dashboard import error_page, session
+from proxy.dashboard.executor import apart
+from proxy.dashboard.interfaces import Acting, Action, Asked, Page, Parts, Visitor
+from proxy.dashboard.middleware import VISITOR, address_of, check_csrf, read_form
+from proxy.dashboard.pages.registry import ACTIONS, NAV, PAGES
+from proxy.dashboard.rendering import renderer
+from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError
+
+log = logging.getLogger(__name__)
+
+
+class Unexpected(ProxyError):
+    """An internal error; the log has its trace."""
+
+    code = "fault"
+
+
+def build(parts: Parts) -> Starlette:
+    """Build the app of one project; the visitor is in the scope (`proxy.dashboard.middleware`)."""
+    reader = parts.engine.execution_options(isolation_level="AUTOCOMMIT")
+    routes = [
+        Route("/ui", _to_first, methods=["GET"]),
+        Route("/ui/", _to_first, methods=["GET"]),
+        *(Route(page.path, partial(_show, page, parts, reader), methods=["GET"]) for page in PAGES),
+        *(Route(action.path, partial(_act, action, parts), methods=["POST"]) for action in ACTIONS),
+    ]
+    handlers: dict[Any, Any] = {
+        ProxyError: _answer_error,
+        SQLAlchemyError: _database_away,
+        HTTPException: _no_route,
+        Exception: _fault,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _to_first(_request: Request) -> Response:
+    return RedirectResponse(session.FIRST, 303, {"cache-control": "no-store"})
+
+
+async def _show(page: Page, parts: Parts, reader: Engine, request: Request) -> Response:
+    started_s = time.perf_counter()
+    body = await apart(_rendered, page, parts, reader, request)
+    taken_ms = 1000 * (time.perf_counter() - started_s)
+    response = HTMLResponse(
+        body, headers={"cache-control": "no-store", "server-timing": f"total;dur={taken_ms:.1f}", "vary": "cookie"}
+    )
+    if session.SAID in request.cookies:  # it was shown
+        response.raw_headers.append(session.cookie(session.SAID, "", lives_s=0))
+    return response
+
+
+def _rendered(page: Page, parts: Parts, reader: Engine, request: Request) -> str:
+    visitor: Visitor = request.scope[VISITOR]
+    now = datetime.now(UTC)
+    if "\0" in "".join(request.query_params.values()):
+        raise BadRequest("no id and no label has a NUL")  # PostgreSQL's text cannot have one either
+    with reader.connect() as connection:
+        asked = Asked(
+            parts.settings.project, connection, request.path_params, dict(request.query_params), visitor, parts, now
+        )
+        values = page.load(asked)
+    said = session.read_told(request.cookies.get(session.SAID, ""))
+    common = {"nav": NAV, "current": page.nav, "said": said, "address": address_of(request.scope)}
+    return renderer().page(page.template, visitor, _here(request), now, common | dict(values))
+
+
+async def _act(action: Action, parts: Parts, request: Request) -> Response:
+    visitor: Visitor = request.scope[VISITOR]
+    fields = await read_form(request.receive)
+    form = dict(fields)
+    check_csrf(form, visitor)
+    path = request.path_params
+    back = _filled(action.back, path)
+    try:
+        done = await action.act(Acting(parts.settings.project, path, form, fields, visitor, parts, datetime.now(UTC)))
+    except NotFound:
+        raise
+    except ProxyError as error:
+        return _go(back, session.told(error.message, wrong=True))
+    except SQLAlchemyError as error:
+        log.error("%s: %s", request.url.path, error)
+        return _go(back, session.told("the database does not answer: nothing was done; try again soon", wrong=True))
+    return _go(done.to or back, session.told(done.said, wrong=False))
+
+
+def _go(to: str, said: str) -> Response:
+    response = RedirectResponse(to, 303)
+    response.raw_headers.append(session.cookie(session.SAID, said, lives_s=session.SAID_LIFETIME_S))
+    return response
+
+
+def _filled(path: str, holes: Mapping[str, str]) -> str:
+    for name, value in holes.items():
+        path = path.replace(f"{{{name}}}", quote(value, safe=""))
+    return path
+
+
+def _here(request: Request) -> str:
+    query = request.url.query
+    return f"{quote(request.url.path)}?{query}" if query else quote(request.url.path)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProxyError)
+    kept = {name.decode(): value.decode() for name, value in error.headers() if name == b"retry-after"}
+    page = error_page.page(error, request.scope.get(VISITOR, error_page.NOBODY), _here(request))
+    return HTMLResponse(page, error.status, kept | {"cache-control": "no-store"})
+
+
+async def _no_route(request: Request, _error: Exception) -> Response:
+    return await _answer_error(request, NotFound(f"there is no {request.method} {request.url.path[:200]} here"))
+
+
+async def _database_away(request: Request, error: Exception) -> Response:
+    log.error("%s %s: %s", request.method, request.url.path, error)
+    return await _answer_error(request, DatabaseAway("the database does not answer; try again soon"))
+
+
+async def _fault(request: Request, _error: Exception) -> Response:
+    return await _answer_error(
+        request, Unexpected("this page broke by a fault of Whetstone's own: the proxy's log has it")
+    )

@@ -1,0 +1,103 @@
+"""Define what a page and an action of the dashboard consist of. Values only."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from proxy.api.version_moves import Ledger
+from proxy.domain.policies import Policies
+from proxy.recording.recorder import Recorder
+from whetstone.config.settings import Settings
+
+Take = Callable[[list[dict[str, Any]], str | None], Awaitable[list[str]]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the pages and actions of one project use."""
+
+    settings: Settings
+    """The project's own settings."""
+    policies: Callable[[], Policies]
+    engine: Engine
+    recorder: Recorder
+    ledger: Ledger
+    take: Take
+    """Store rows of feedback as `POST /v1/feedback` does: redacted, committed or journalled. Return their ids."""
+    step_asked: Callable[[], None]
+    """Notify the trainer that a step was requested."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """The visitor of the dashboard."""
+
+    project: str
+    key_id: str | None
+    """None if the proxy needs no keys, or the visitor has not signed in yet."""
+    csrf: str
+    """The token that each of the visitor's forms must send back."""
+    signed_in: bool
+    """Whether the visitor signed in with a key, so that a sign-out is possible."""
+    may_look: bool = True
+    """Whether the visitor may see more than the sign-in page."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request of a page. `connection` is for reading; it is open while the page's values are loaded."""
+
+    project: str
+    connection: Connection
+    path: Mapping[str, str]
+    """Values of the placeholders in the page's path."""
+    query: Mapping[str, str]
+    visitor: Visitor
+    parts: Parts
+    now: datetime
+
+
+@dataclass(frozen=True)
+class Page:
+    """One address, its template, and the function that loads the template's values; it runs in a thread."""
+
+    path: str
+    template: str
+    load: Callable[[Asked], Mapping[str, Any]]
+    nav: str | None = None
+    """Path of the page in the navigation that this page belongs to."""
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A submitted form, its CSRF token checked."""
+
+    project: str
+    path: Mapping[str, str]
+    form: Mapping[str, str]
+    """The last value of each field."""
+    fields: Sequence[tuple[str, str]]
+    """All fields, in order."""
+    visitor: Visitor
+    parts: Parts
+    now: datetime
+
+
+@dataclass(frozen=True)
+class Done:
+    """Result of an action. `said` is shown on the next page, which is `to`, or else the action's `back`."""
+
+    said: str
+    to: str | None = None
+
+
+@dataclass(frozen=True)
+class Action:
+    """The address of a form. Errors of `act` (`ProxyError`) are shown on `back`, a path with the same placeholders."""
+
+    path: str
+    act: Callable[[Acting], Awaitable[Done]]
+    back: str

@@ -1,0 +1,272 @@
+"""Control access to the dashboard: sign-in and sign-out, the session of each request, security headers.
+
+Runs in `proxy.admission.middleware`, before API keys are checked.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from hmac import compare_digest
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.admission import origin
+from proxy.admission.api_keys import Keys
+from proxy.admission.concurrency import ConcurrencyLimit
+from proxy.dashboard import error_page, session
+from proxy.dashboard.assets import URL
+from proxy.dashboard.executor import apart
+from proxy.dashboard.interfaces import Visitor
+from proxy.dashboard.queries import sessions as store_sessions
+from proxy.dashboard.queries.sessions import Session, SessionTables
+from proxy.dashboard.rendering import renderer, static
+from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
+from proxy.http.asgi import Header, Receive, Scope, Send, headers_of, read_whole, send_whole, with_headers
+from proxy.http.scope import PRINCIPAL
+from whetstone.domain.api_keys import Principal, anybody
+
+VISITOR = "whetstone.visitor"
+"""Key of the visitor in a request's scope."""
+FRESH = "whetstone.fresh"
+"""Key of the token that the answer must set as a cookie; absent if the browser has one already."""
+MOST_FORM_BYTES = 256 * 2**10
+MOST_FIELDS = 50
+FORM_TIMEOUT_S = 30.0
+CLOSED: list[Header] = [
+    # Nothing from other sites, nothing inline, no frames.
+    (
+        b"content-security-policy",
+        b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    # Sends no referrer to other sites, and lets our own forms send their origin: with `no-referrer` they could not.
+    (b"referrer-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+]
+
+Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
+Commit = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
+
+
+class DashboardDoor:
+    """Admits visitors. `tenant` returns the pages of a project; `commit` runs a write in the writer's thread."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        sessions: SessionTables,
+        commit: Commit,
+        in_flight: ConcurrencyLimit,
+        home: str,
+        tenant: Callable[[str], Routes],
+    ) -> None:
+        self._keys = keys
+        self._sessions = sessions
+        self._commit = commit
+        self._in_flight = in_flight
+        self._home = home
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: with a page of its project, or with an error page."""
+        send = with_headers(send, CLOSED)
+        try:
+            headers = headers_of(scope)
+            origin.check(headers, keys_needed=self._keys.needed)
+            origin.check_own(headers)
+            if "\0" in scope["path"]:
+                raise NotFound("no path has a NUL")
+            await self._in_flight.serve(self._serve, scope, receive, send)
+        except ProxyError as error:
+            await error_page.answer(send, error, scope.get(VISITOR, error_page.NOBODY), _here(scope))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path.startswith(URL):
+            await _send_file(scope, send, path.removeprefix(URL))
+            return
+        visitor = scope[VISITOR] = await self._visitor(scope)
+        if FRESH in scope:
+            send = with_headers(send, [session.cookie(session.FORM, scope[FRESH], secure=_is_https(scope))])
+        if path == session.SIGN_IN:
+            await self._sign_in(scope, receive, send)
+        elif not visitor.may_look:
+            await _ask_to_sign_in(scope, send)
+        elif path == f"{session.PATH}/sign-out":
+            await self._sign_out(scope, receive, send)
+        else:
+            await self._tenant(visitor.project)(scope, receive, send)
+
+    async def _visitor(self, scope: Scope) -> Visitor:
+        """Return the visitor: from a session, from a key in a header (which scripts send), or anonymous if no keys are
+        needed.
+
+        Raises:
+            WrongKey, MissingScope: the key in the header is invalid, or does not have the scope.
+        """
+        headers = headers_of(scope)
+        with_key = b"authorization" in headers or b"x-api-key" in headers
+        held = session.token_of(headers, session.COOKIE)
+        if self._keys.needed and not with_key and held is not None:
+            signed_in = await self._signed_in(held)
+            if signed_in is not None:
+                scope[PRINCIPAL] = signed_in
+                return Visitor(signed_in.project, signed_in.key_id, session.csrf_of(held), signed_in=True)
+        token = session.token_of(headers, session.FORM)
+        if token is None:
+            token = scope[FRESH] = session.new_token()
+        csrf = session.csrf_of(token)
+        principal: Principal | None = None
+        if not self._keys.needed:
+            principal = anybody(self._home)
+        elif with_key:
+            principal = self._keys.admit(headers, "admin")
+        if principal is None:
+            return Visitor(self._home, None, csrf, signed_in=False, may_look=False)
+        scope[PRINCIPAL] = principal
+        return Visitor(principal.project, principal.key_id, csrf, signed_in=False)
+
+    async def _signed_in(self, token: str) -> Principal | None:
+        """Return the principal that signed in, as long as its key is valid and has the scope `admin`."""
+        try:
+            found = await apart(self._sessions.find, session.hash_of(token), datetime.now(UTC))
+        except SQLAlchemyError as error:
+            raise DatabaseAway("the database does not answer; try again soon") from error
+        principal = None if found is None else self._keys.by_id(found.project, found.key_id)
+        return principal if principal is not None and principal.allows("admin") else None
+
+    async def _sign_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor: Visitor = scope[VISITOR]
+        if visitor.may_look:
+            await _go(send, session.FIRST)
+        elif scope["method"] == "POST":
+            form = await _form(receive, visitor)
+            await self._try_key(scope, form, send)
+        else:
+            asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            await _show_sign_in(send, visitor, 200, asked.get("next", ""), None)
+
+    async def _try_key(self, scope: Scope, form: dict[str, str], send: Send) -> None:
+        after = session.own_path(form.get("next", ""))
+        try:
+            principal = self._keys.admit({b"x-api-key": form.get("key", "").strip().encode()}, "admin")
+        except (NoKey, MissingScope) as error:
+            await _show_sign_in(send, scope[VISITOR], error.status, after, error)
+            return
+        now, token = datetime.now(UTC), session.new_token()
+        new = Session(principal.project, str(principal.key_id))
+        await self._commit(
+            lambda connection: store_sessions.begin(
+                connection, new, session.hash_of(token), now, now + session.LIFETIME
+            )
+        )
+        lives_s = int(session.LIFETIME.total_seconds())
+        await _go(send, after, session.cookie(session.COOKIE, token, lives_s=lives_s, secure=_is_https(scope)))
+
+    async def _sign_out(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await _go(send, session.FIRST)
+            return
+        await _form(receive, scope[VISITOR])
+        token = session.token_of(headers_of(scope), session.COOKIE)
+        if token is not None:
+            await self._commit(lambda connection: store_sessions.end(connection, session.hash_of(token)))
+        await _go(send, session.SIGN_IN, session.cookie(session.COOKIE, "", lives_s=0))
+
+
+async def _form(receive: Receive, visitor: Visitor) -> dict[str, str]:
+    fields = await read_form(receive)
+    check_csrf(dict(fields), visitor)
+    return dict(fields)
+
+
+async def read_form(receive: Receive) -> list[tuple[str, str]]:
+    """Return the fields of a submitted form, in order.
+
+    Raises:
+        TooLarge, TooSlow, ClientDisconnected: as `read_whole`.
+        BadRequest: the form has too many fields.
+    """
+    body = await read_whole(receive, MOST_FORM_BYTES, FORM_TIMEOUT_S)
+    try:
+        return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError as error:
+        raise BadRequest(f"a form of ours has at most {MOST_FIELDS} fields") from error
+
+
+def check_csrf(form: dict[str, str], visitor: Visitor) -> None:
+    """Check that a form was issued to this visitor.
+
+    Raises:
+        Forbidden: it was not; another site's page may have sent it.
+    """
+    if not compare_digest(form.get("csrf", "").encode(), visitor.csrf.encode()):
+        raise Forbidden(
+            "this form is not of your present session: it was open while you signed in or out, or cookies are "
+            "off for this site. Nothing was done; go back, reload the page and send it again"
+        )
+
+
+async def _show_sign_in(send: Send, visitor: Visitor, status: int, after: str, error: ProxyError | None) -> None:
+    values = {"next": session.own_path(after), "wrong": None if error is None else error.message}
+    page = renderer().page("sign_in.html", visitor, session.SIGN_IN, datetime.now(UTC), values)
+    await send_whole(send, status, [(b"content-type", error_page.HTML), error_page.NO_STORE], page.encode())
+
+
+async def _ask_to_sign_in(scope: Scope, send: Send) -> None:
+    after = quote(_here(scope), safe="/") if scope["method"] in ("GET", "HEAD") else session.FIRST
+    to = f"{session.SIGN_IN}?next={after}"
+    if b"hx-request" in headers_of(scope):
+        # The request is for a part of a page whose session is over: redirect the whole page, not the part.
+        await send_whole(send, 401, [(b"hx-redirect", to.encode()), error_page.NO_STORE], b"")
+    else:
+        await _go(send, to)
+
+
+async def _go(send: Send, to: str, *headers: Header) -> None:
+    await send_whole(send, 303, [(b"location", to.encode("latin-1")), error_page.NO_STORE, *headers], b"")
+
+
+async def _send_file(scope: Scope, send: Send, name: str) -> None:
+    found = static().get(name)
+    if found is None or scope["method"] not in ("GET", "HEAD"):
+        raise NotFound(f"there is no file {name[:200]!r} here")
+    # The URL contains the version, so its content never changes.
+    is_its = scope["query_string"] == f"v={found.version}".encode()
+    kept = b"public, max-age=31536000, immutable" if is_its else b"no-cache"
+    headers = [(b"content-type", found.kind), (b"cache-control", kept)]
+    await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else found.body)
+
+
+def _here(scope: Scope) -> str:
+    query = scope["query_string"].decode("latin-1")
+    return f"{quote(scope['path'])}?{query}" if query else quote(scope["path"])
+
+
+def address_of(scope: Scope) -> str:
+    """Return the scheme and host by which the browser reached us: `https://whetstone.example.com`."""
+    host = headers_of(scope).get(b"host", b"").decode("latin-1")
+    if not host:  # HTTP/1.0 may leave it out
+        name, port = scope["server"]
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return f"{'https' if _is_https(scope) else 'http'}://{host}"
+
+
+def _is_https(scope: Scope) -> bool:
+    """Return whether the browser used TLS, which may end before us.
+
+    Forwarded headers are not trusted. The browser itself shows it: by the origin of forms, by the referrer of links.
+    """
+    headers = headers_of(scope)
+    own = b"https://" + headers.get(b"host", b"").lower()
+    came_from = headers.get(b"referer", b"").lower()
+    return (
+        scope.get("scheme") == "https"
+        or headers.get(b"origin", b"").lower().startswith(b"https://")
+        or (came_from + b"/").startswith(own + b"/")
+    )

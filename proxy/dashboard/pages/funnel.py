@@ -1,0 +1,47 @@
+"""The page that shows why trajectories were not trained on: how far they get, and where the others drop out."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from proxy.dashboard import pagination
+from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.queries import counts as store_counts
+from proxy.dashboard.queries import trajectories
+from proxy.dashboard.views.funnel import CLAIMED, ONGOING, funnel
+
+WINDOWS = {"day": timedelta(days=1), "week": timedelta(days=7), "all": None}
+"""Name in the URL -> how far back."""
+
+
+def why_not_trained(asked: Asked) -> Mapping[str, Any]:
+    """Load the funnel of one policy, or of all policies, over a time window."""
+    kept = pagination.filters(asked.query, "policy", "window")
+    window = kept.get("window") if kept.get("window") in WINDOWS else "week"
+    names = trajectories.policy_names(asked.connection, asked.project)
+    chosen = [name for name in names if kept.get("policy") in (None, name)]
+    lasts = WINDOWS[str(window)]
+    since = None if lasts is None else (asked.now - lasts).replace(minute=0, second=0, microsecond=0)
+    counts = store_counts.reasons(asked.connection, asked.project, chosen, since)
+    by_policy = {name: [(state, why, n) for of, state, why, n in counts if of == name] for name in chosen}
+
+    def examples(reason: str) -> str:
+        by = {"state": reason} if reason in (ONGOING, CLAIMED) else {"why": reason}
+        begun = f"{since:%Y-%m-%dT%H:%M}" if since is not None else None
+        return pagination.href("/ui/trajectories", {"policy": kept.get("policy"), **by, "since": begun})
+
+    return {
+        "stages": funnel((state, why, n) for _, state, why, n in counts),
+        "each": {name: funnel(rows) for name, rows in by_policy.items() if rows},
+        "since": since,
+        "window": window,
+        "windows": list(WINDOWS),
+        "kept": kept,
+        "policies": names,
+        "examples": examples,
+        "at": lambda **changed: pagination.href("/ui/funnel", {**kept, **changed}),
+    }
+
+
+PAGES = [Page("/ui/funnel", "funnel.html", why_not_trained, nav="/ui/funnel")]
+ACTIONS: list[Action] = []

@@ -1,0 +1,72 @@
+"""The review queue: attempts that wait for a human review, and the reviews.
+
+A review is feedback like any app's: the same code reads, checks, redacts and commits it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.dashboard.interfaces import Acting, Action, Asked, Done, Page
+from proxy.dashboard.queries import reviews as store_reviews
+from proxy.dashboard.views.message_view import messages_of
+from proxy.domain.feedback import read_feedback
+from proxy.domain.feedback_rows import row_of
+from proxy.errors import BadRequest
+
+MOST_MESSAGES = 8
+"""Most messages of a conversation: the first one, and the rest from its end."""
+MOST_CHARACTERS = 3_000
+
+
+def reviews(asked: Asked) -> Mapping[str, Any]:
+    """Load the queue, the longest waiting first."""
+    rows = store_reviews.waiting(asked.connection, asked.project)
+    names = [row["trajectory_id"] for row in rows]
+    scores = store_reviews.explanations(asked.connection, asked.project, {row["group_id"] for row in rows} - {None})
+    shown = []
+    for row, name in zip(rows, names, strict=True):
+        messages = messages_of(row["messages"], MOST_CHARACTERS)
+        answer = messages_of(row["response"], MOST_CHARACTERS)
+        left_out = max(0, len(messages) - MOST_MESSAGES)
+        messages = [*messages[:1], *messages[1 - MOST_MESSAGES :]] if left_out else messages
+        shown.append(
+            {**row, "messages": messages, "answer": answer, "left_out": left_out, "scores": scores.get(name, [])}
+        )
+    return {"rows": shown, "at_once": store_reviews.AT_ONCE}
+
+
+async def review(acting: Acting) -> Done:
+    """Store the review of one attempt.
+
+    Raises:
+        BadRequest: the form has no reward, or an invalid one.
+        NotRecorded: the feedback could not be stored.
+    """
+    said: dict[str, Any] = {"trajectory_id": acting.path["trajectory_id"]}
+    if acting.form.get("thumbs") in ("up", "down"):
+        said["thumbs"] = acting.form["thumbs"]
+    else:
+        said["reward"] = _reward(acting.form.get("reward", ""))
+    if comment := acting.form.get("comment", "").strip():
+        said["comment"] = comment
+    (feedback,), _ = read_feedback(msgspec.json.encode(said))
+    (feedback_id,) = await acting.parts.take([row_of(feedback, acting.project, acting.now)], acting.visitor.key_id)
+    told = f"thumbs {said['thumbs']}" if "thumbs" in said else f"reward {said['reward']:g}"
+    return Done(f"Noted: {told} for {said['trajectory_id']} (feedback {feedback_id}).")
+
+
+def _reward(text: str) -> float:
+    try:
+        reward = float(text.strip().replace(",", ".").replace("−", "-"))
+    except ValueError as error:
+        raise BadRequest("say thumbs up or down, or give a reward: a number such as 0.5", param="reward") from error
+    if not math.isfinite(reward):
+        raise BadRequest("a reward must be a finite number", param="reward")
+    return reward
+
+
+PAGES = [Page("/ui/reviews", "reviews.html", reviews, nav="/ui/reviews")]
+ACTIONS = [Action("/ui/reviews/{trajectory_id}", review, back="/ui/reviews")]

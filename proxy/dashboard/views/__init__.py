@@ -1,0 +1,1 @@
+"""Shape what was read so that a template can show it. Pure."""

@@ -1,0 +1,92 @@
+"""Compute the values of charts for static/charts.js: means, intervals, series. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.dashboard.queries.policies import Became, Worth
+from whetstone.domain.stats import t_95
+
+DIGITS = 6
+"""Significant digits that a chart gets."""
+LEAST_ALIKE = 30
+"""Number of trajectories with equal rewards from which their interval may have zero width."""
+ROUNDING = 1e-12
+"""Relative rounding error of a variance that is computed from sums."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A version's mean reward with its 95 % interval. All None if no trajectory has a reward; the interval None if
+    there are too few."""
+
+    version: int
+    state: str
+    was_live: bool
+    rewarded: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+def points(became: Sequence[Became], worths: Sequence[Worth]) -> list[Point]:
+    """Return the versions, in order, each with the rewards of its trajectories."""
+    by_version = {worth.version: worth for worth in worths}
+    return [_point(one, by_version.get(one.version)) for one in became]
+
+
+def measured(worths: Sequence[Worth]) -> dict[int, Point]:
+    """Return the mean rewards of all versions, however old."""
+    found = (_point(Became(one.version, "", was_live=False), one) for one in worths)
+    return {point.version: point for point in found if point.rewarded}
+
+
+def _point(became: Became, worth: Worth | None) -> Point:
+    """Compute Student's interval: `mean ± t · s / √n`, s from the sample (n - 1). A few equal rewards do not show how
+    much others differ, so they get no interval."""
+    if worth is None or worth.rewarded < 1:
+        return Point(became.version, became.state, became.was_live, 0, None, None, None)
+    n = worth.rewarded
+    mean = worth.reward_sum / n
+    variance = max(0.0, worth.reward_squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
+    if variance <= ROUNDING * mean * mean and n < LEAST_ALIKE:
+        return Point(became.version, became.state, became.was_live, n, mean, None, None)
+    half = t_95(n - 1) * math.sqrt(variance / n)
+    return Point(became.version, became.state, became.was_live, n, mean, mean - half, mean + half)
+
+
+def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[str, Any]:
+    """Return the reward curve over versions, with the state of each; versions that were never live are beside it."""
+    return {
+        "kind": "rewards",
+        "x": [one.version for one in points],
+        "y": [_short(one.mean) for one in points],
+        "low": [_short(one.low) for one in points],
+        "high": [_short(one.high) for one in points],
+        "was_live": [one.was_live for one in points],
+        "n": [one.rewarded for one in points],
+        "state": [one.state for one in points],
+        "live": live,
+        "candidate": candidate,
+        "x_is": "version",
+        "y_is": "reward",
+    }
+
+
+def figure(steps: Sequence[Mapping[str, Any]], name: str, marked: int | None = None) -> dict[str, Any]:
+    """Return one metric over the steps, in their order; the step `marked` is highlighted."""
+    return {
+        "kind": "figure",
+        "x": [step["number"] for step in steps],
+        "y": [_short(step[name]) for step in steps],
+        "marked": marked,
+        "x_is": "step",
+        "y_is": name.replace("_", " "),
+    }
+
+
+def _short(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,155 @@
+"""Spell token ids with the base model's vocabulary, if its file is on this machine.
+
+The proxy never encodes text. Only the dashboard reads vocabularies, and works without them. Nothing is fetched from a
+model hub. The `tokenizers` library would block the whole process, with all answers in flight, for a third of a second
+while it reads a large file. This module reads only the vocabulary and its decoder type, in 60 ms.
+"""
+
+import codecs
+import logging
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FILE = "tokenizer.json"
+MOST_KEPT = 2
+"""Vocabularies in memory; large ones take some 20 MB each."""
+SPACE = "▁"
+"""SentencePiece's spelling of a space (U+2581)."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""SentencePiece's spelling of a byte of a letter that it has no piece for."""
+
+log = logging.getLogger(__name__)
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _File(msgspec.Struct):
+    """The parts of a tokenizer.json that define what ids spell."""
+
+    model: _Model
+    decoder: Any = None
+    added_tokens: list[_Added] = []
+
+
+class Vocabulary:
+    """The bytes that each token id of one model spells."""
+
+    def __init__(self, told: _File) -> None:
+        """Read the pieces of a tokenizer file.
+
+        Raises:
+            ValueError: its decoder is not supported.
+        """
+        kinds = _kinds(told.decoder)
+        if not kinds & {"ByteLevel", "Metaspace", "ByteFallback", "Replace"}:
+            raise ValueError(f"a decoder of the kinds {sorted(kinds)}")
+        self._bytes_of = _of_bytes if "ByteLevel" in kinds else _of_words
+        vocab = told.model.vocab
+        named = vocab.items() if isinstance(vocab, dict) else ((name, place) for place, (name, _) in enumerate(vocab))
+        self._pieces = {place: name for name, place in named}
+        self._added = {one.id: one.content.encode() for one in told.added_tokens}
+
+    def texts(self, token_ids: Sequence[int]) -> list[str] | None:
+        """Return what each id adds to the text, special tokens included; a letter of several tokens is at its last
+        token. None if an id is not in this vocabulary."""
+        decoder, texts = codecs.getincrementaldecoder("utf-8")("replace"), []
+        for token_id in token_ids:
+            spelled = self._added.get(token_id)
+            if spelled is None:
+                if token_id not in self._pieces:
+                    return None
+                spelled = self._bytes_of(self._pieces[token_id])
+            texts.append(decoder.decode(spelled))
+        return texts
+
+
+class Vocabularies:
+    """The vocabularies that were read, by the model's path. Used from several threads."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Vocabulary | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def texts(self, model_path: str, token_ids: Sequence[int]) -> list[str] | None:
+        """Return what each id spells; None if the model's vocabulary is not on this machine, or lacks one of the
+        ids."""
+        vocabulary = self._of(model_path)
+        return None if vocabulary is None else vocabulary.texts(token_ids)
+
+    def _of(self, model_path: str) -> Vocabulary | None:
+        with self._lock:  # several pages at once must not read the same file
+            if model_path not in self._kept:
+                self._kept[model_path] = _read(model_path)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(model_path)
+            return self._kept[model_path]
+
+
+def _read(model_path: str) -> Vocabulary | None:
+    path = _file(model_path)
+    if path is None:
+        return None
+    try:
+        return Vocabulary(msgspec.json.decode(path.read_bytes(), type=_File))
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        log.warning("%s does not tell what token ids spell: %s", path, error)
+        return None
+
+
+def _file(model_path: str) -> Path | None:
+    """Return the model's tokenizer file: in its folder, or in the cache of the hub's own client."""
+    in_folder = Path(model_path) / FILE
+    if in_folder.is_file():
+        return in_folder
+    if model_path.count("/") != 1:
+        return None
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = hub / f"models--{model_path.replace('/', '--')}" / "snapshots"
+    found = sorted(snapshots.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """Return the types of a decoder and of its parts."""
+    if not isinstance(decoder, dict):
+        return set()
+    kinds = {str(decoder.get("type"))}
+    for one in decoder.get("decoders") or ():
+        kinds |= _kinds(one)
+    return kinds
+
+
+def _of_bytes(piece: str) -> bytes:
+    """Decode a piece in which each letter stands for a byte, as in GPT-2 (`bytes_to_unicode`)."""
+    return bytes(_BYTES[letter] for letter in piece) if all(one in _BYTES for one in piece) else piece.encode()
+
+
+def _of_words(piece: str) -> bytes:
+    found = _BYTE.fullmatch(piece)
+    return bytes.fromhex(found[1]) if found else piece.replace(SPACE, " ").encode()
+
+
+def _letters() -> dict[str, int]:
+    """Map letters to bytes: printable bytes stand for themselves, the others for the letters from U+0100 on."""
+    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _letters()

@@ -1,0 +1,189 @@
+"""Define a served call as an immutable value: what goes into the journal, and from there into SQL."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.domain.address import Address
+
+NULL = msgspec.Raw(b"null")
+Status = Literal["complete", "aborted", "error"]
+
+
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One choice of a call's answer. None: vLLM did not report it."""
+
+    index: int
+    message: dict[str, Any]
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    sampled: int | None = None
+    """Number of tokens, where their ids are not stored."""
+    text_of_parts: str | None = msgspec.field(name="text", default=None)
+    """The text of a message that consists of parts, if its dialect can read it."""
+
+    @property
+    def text(self) -> str | None:
+        """The choice's text, or None if it has none."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else self.text_of_parts
+
+    @property
+    def text_beside(self) -> str | None:
+        """The choice's text if the message does not have it as its content, else None."""
+        return None if isinstance(self.message.get("content"), str) else self.text_of_parts
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of sampled tokens."""
+        return self.sampled if self.token_ids is None else len(self.token_ids)
+
+
+def nothing_said(index: int) -> Choice:
+    """Return an empty choice, for a prompt without an answer."""
+    return Choice(index=index, message={})
+
+
+class History(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Hashes by which a later request finds the completion that it continues. None: nothing extends it, or it made no
+    tool call."""
+
+    conversation: bytes | None = None
+    tool_calls: bytes | None = None
+
+    @property
+    def found_by(self) -> tuple[bytes, ...]:
+        """The hashes that exist."""
+        if self.tool_calls is None:
+            return () if self.conversation is None else (self.conversation,)
+        return (self.tool_calls,) if self.conversation is None else (self.conversation, self.tool_calls)
+
+
+NO_HISTORY = History()
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A served call with all its choices."""
+
+    id: str
+    project: str
+    policy: str
+    policy_version: int
+    endpoint: str
+    streamed: bool
+    status: Status
+    error: str | None
+    trajectory_id: str
+    threaded_by: str
+    address: Address
+    end_user: str | None
+    messages: list[msgspec.Raw]
+    tools_or_null: msgspec.Raw
+    """JSON null if it has none: msgspec does not decode an optional Raw."""
+    sampling: msgspec.Raw
+    bent: str | None
+    """Why its sampling cannot be trained on; None if it can."""
+    prompt_token_ids: list[int] | None
+    prompt_tokens: int | None
+    choices: tuple[Choice, ...]
+    created_at_s: float
+    ttft_ms: float | None
+    total_ms: float
+    answer_id: str | None = None
+    """The id in the answer, as the app sees it; None if nothing was answered."""
+    first_id: str = ""
+    """The id of the request's first choice, if that is another call's: this call's prompt is not the request's
+    first."""
+    request_digest: str | None = None
+    """Hash of path and body. Set for a retry, for a call with a turn key, and for one that was not answered whole."""
+    reply: bytes | None = None
+    """The answer as it was sent, if it may be requested again."""
+    extends: str | None = None
+    """The completion of its own trajectory that it continues, if the conversation shows it."""
+    continues: str | None = None
+    """The completion of another trajectory that this call's new trajectory continues."""
+    prompt_hash: str | None = None
+    """Hash of its conversation, tools and task."""
+    key_id: str | None = None
+    """The API key that the request came with; None if none was needed."""
+    histories: tuple[History, ...] = ()
+    """One for each choice, if it may be continued."""
+    redactions: int | None = None
+    """Number of pieces that were redacted; None if redaction did not run."""
+    withheld: bool = False
+    """Some of the redacted pieces are in the prompt or the answer, and the token ids that spell them were removed."""
+
+    @property
+    def tools(self) -> msgspec.Raw | None:
+        """The request's tools, as they came."""
+        return None if self.tools_or_null == NULL else self.tools_or_null
+
+    @property
+    def created_at(self) -> datetime:
+        """When the request arrived."""
+        return datetime.fromtimestamp(self.created_at_s, UTC)
+
+    @property
+    def upstream_id(self) -> str:
+        """The id in the answer; without an answer, the one that vLLM would have made of our id."""
+        return self.answer_id or f"chatcmpl-{self.id}"
+
+    @property
+    def tokens(self) -> int:
+        """Number of prompt tokens and sampled tokens, as far as vLLM reported them."""
+        return self.read_tokens + self.sampled_tokens
+
+    @property
+    def read_tokens(self) -> int:
+        """Number of prompt tokens, as far as vLLM reported it."""
+        return self.prompt_tokens or len(self.prompt_token_ids or ())
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of sampled tokens in all choices, as far as vLLM reported them."""
+        if len(self.choices) == 1:
+            return self.choices[0].tokens or 0
+        return sum([choice.tokens or 0 for choice in self.choices])
+
+    def completion_id(self, choice: Choice) -> str:
+        """Return a choice's completion id: the first choice has its call's id, the others append their index."""
+        first = self.first_id or self.id
+        return first if choice.index == 0 else f"{first}.{choice.index}"
+
+    @property
+    def siblings(self) -> str:
+        """Prefix of the ids of its siblings and of their group. A later turn's siblings must not become the first
+        turn's."""
+        return self.trajectory_id if self.extends is None else self.id
+
+    def trajectory_of(self, choice: Choice) -> str:
+        """Return a choice's trajectory: the first choice continues the call's, each other one opens a sibling."""
+        return self.trajectory_id if choice.index == 0 else f"{self.siblings}.{choice.index}"
+
+    def history(self, choice: Choice) -> History:
+        """Return the hashes by which a choice may be continued."""
+        for place, one in enumerate(self.choices):
+            if one is choice and place < len(self.histories):
+                return self.histories[place]
+        return NO_HISTORY
+
+    def why_not_trained(self, choice: Choice) -> str | None:
+        """Return why this choice cannot be trained on, or None if it can."""
+        if self.status != "complete":
+            return self.status
+        if self.withheld:
+            return "redacted"
+        if self.bent:
+            return self.bent
+        if not self.prompt_token_ids or not choice.token_ids:
+            return "no_token_ids"
+        if choice.logprobs is None or len(choice.logprobs) != len(choice.token_ids):
+            return "no_logprobs"
+        # -9999.0 is vLLM's minus infinity: a probability that was not measured. A value that is not finite makes the
+        # sum so.
+        if not (min(choice.logprobs) > -9999.0 and math.isfinite(sum(choice.logprobs))):
+            return "no_logprobs"
+        return None

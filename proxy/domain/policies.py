@@ -1,0 +1,162 @@
+"""Choose the version that answers a call, from the policies as last read from the database."""
+
+import re
+from collections.abc import Iterable, Iterator, Set
+
+import msgspec
+
+from proxy.domain.sampling_share import chosen
+from proxy.domain.version_pins import Pin
+from proxy.errors import UnknownModel
+from whetstone.domain.ids import version_id
+
+_NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
+MAX_LISTED = 20
+"""Most names in an error message."""
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """A candidate version that is tried out on real traffic."""
+
+    version: int
+    share: float
+    """Share of new trajectories that it answers, from 0 to 1."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A policy as apps may request it."""
+
+    name: str
+    live_version: int
+    served_versions: frozenset[int]
+    """The versions that vLLM has loaded, including the live one."""
+    created_at_s: int
+    aliases: tuple[str, ...] = ()
+    """Other names of its live version."""
+    upstream: str | None = None
+    """Another server that answers; None if vLLM does."""
+    upstream_model: str | None = None
+    """The policy's name at that server."""
+    pinnable_versions: frozenset[int] = frozenset()
+    """The served versions that a trajectory may stay on: live, or retired."""
+    canary: Canary | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that an app may request: its own, its aliases, then its served versions."""
+        versions = [] if self.upstream else sorted(self.served_versions)
+        return [self.name, *self.aliases, *(version_id(self.name, version) for version in versions)]
+
+    def without(self, versions: Set[int]) -> "Policy":
+        """Return the policy with these versions neither pinnable nor canary. They still answer if requested by name."""
+        if not versions:
+            return self
+        canary = self.canary if self.canary is not None and self.canary.version not in versions else None
+        return msgspec.structs.replace(self, pinnable_versions=self.pinnable_versions - versions, canary=canary)
+
+    def version_for(self, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float) -> int:
+        """Return the version that answers a call of this trajectory. `pin`: the version of this policy that it
+        continues.
+
+        A trajectory without a pin gets the live version, or the canary if it falls into its share. A trajectory with a
+        pin stays: on the candidate as long as the canary lasts, on any other version until the pin's lifetime is over
+        or the version is rejected, rolled back or no longer served. Then the live version answers.
+        """
+        if self.canary is not None and self._of_canary(self.canary, trajectory_id, pin):
+            return self.canary.version
+        if pin is None or pin.version not in self.pinnable_versions:
+            return self.live_version
+        return pin.version if now_s - pin.since_s < pin_lifetime_s else self.live_version
+
+    def _of_canary(self, canary: Canary, trajectory_id: str, pin: Pin | None) -> bool:
+        if pin is not None:
+            return pin.version == canary.version
+        # Hash with the candidate's name: an id that an app uses repeatedly must not fall into every canary.
+        return chosen(f"{trajectory_id} {version_id(self.name, canary.version)}", canary.share)
+
+
+class ServedVersion(msgspec.Struct, frozen=True):
+    """The version that answers a call."""
+
+    policy: str
+    version: int
+    upstream: str | None = None
+    upstream_model: str | None = None
+    served_name: str = ""
+    """Its name at the server that answers."""
+
+    def __post_init__(self) -> None:
+        name = self.upstream_model or version_id(self.policy, self.version)
+        msgspec.structs.force_setattr(self, "served_name", name)
+
+
+class Policies:
+    """All policies of a project."""
+
+    def __init__(self, policies: Iterable[Policy] = ()) -> None:
+        self._policies = tuple(policies)
+        self._by_name = {alias: policy for policy in self._policies for alias in policy.aliases}
+        self._by_name |= {policy.name: policy for policy in self._policies}
+        self._live = {
+            name: ServedVersion(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
+            for name, policy in self._by_name.items()
+        }
+        self._settled = {
+            name: self._live[name]
+            for name, policy in self._by_name.items()
+            if policy.canary is None or policy.upstream is not None
+        }
+
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self._policies)
+
+    def __bool__(self) -> bool:
+        return bool(self._policies)
+
+    def settled(self, model: str, pin: Pin | None) -> ServedVersion | None:
+        """Return the version that `choose` would, if that depends on neither trajectory nor time. None if it may depend
+        on them.
+
+        `pin`: as for `choose`.
+        """
+        speaker = self._settled.get(model)
+        return speaker if speaker is None or pin is None or pin.version == speaker.version else None
+
+    def choose(
+        self, model: str, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float
+    ) -> ServedVersion:
+        """Return the version that answers `model` in this trajectory. A version requested by name is always chosen.
+
+        `pin` is the version of that policy that the call continues; with a lifetime of 0 pins have no effect.
+
+        Raises:
+            UnknownModel: as `resolve`.
+        """
+        policy = self._by_name.get(model)
+        if policy is None or policy.upstream is not None:
+            return self.resolve(model)
+        version = policy.version_for(trajectory_id, pin, now_s, pin_lifetime_s)
+        return self._live[model] if version == policy.live_version else ServedVersion(policy.name, version)
+
+    def resolve(self, model: str) -> ServedVersion:
+        """Return the version that `model` means: a policy's live one, by its name or an alias, or `policy@vN`.
+
+        Raises:
+            UnknownModel: no policy or version has that name; the message lists those that exist.
+        """
+        if speaker := self._live.get(model):
+            return speaker
+        if named := _NAMED_VERSION.fullmatch(model):
+            policy = self._by_name.get(named["policy"])
+            if policy and not policy.upstream and int(named["version"]) in policy.served_versions:
+                return ServedVersion(policy.name, int(named["version"]))
+        known = [name for policy in self._policies for name in policy.names]
+        listed = ", ".join(known[:MAX_LISTED]) or "none yet"
+        if len(known) > MAX_LISTED:
+            listed += f" and {len(known) - MAX_LISTED} more (GET /v1/models)"
+        raise UnknownModel(f"the model {model[:200]!r} does not exist; there are: {listed}", param="model")
+
+
+def live_names(policies: Iterable[Policy]) -> list[str]:
+    """Return the names that vLLM must answer under: the live version of each policy that vLLM serves."""
+    return [version_id(one.name, one.live_version) for one in policies if one.upstream is None]

@@ -1,0 +1,137 @@
+"""Batch writes to connections: send at once, or together with others of the same iteration of the event loop.
+
+Each write wakes the reader at the other end. If the reader sleeps on its own core, waking it takes longer than writing,
+and it may sleep again before the next write: of sixteen requests that arrived together, each would wake the server that
+has to answer. When they are written one right after the other, the first one wakes it for all.
+"""
+
+import asyncio
+import logging
+from weakref import WeakKeyDictionary
+
+MOST_HELD = 16
+"""Most connections whose writes wait for one another. More would gain nothing, and the first would wait longer."""
+MOST_BYTES = 64 * 2**10
+"""Most bytes waiting on one connection. asyncio's transports use the same figure: above it they ask the writer to
+pause."""
+
+log = logging.getLogger(__name__)
+
+
+class WriteBatcher:
+    """The write batch of one event loop: counts the writers expected in this iteration and holds their writes."""
+
+    def __init__(self) -> None:
+        self.due = 0
+        """Pieces that were read and not yet followed by a write."""
+        self._read = self._read_before = 0
+        """Pieces read in total: until now, and until the end of this iteration was scheduled."""
+        self._held: list[BatchedTransport] = []
+        self._ends = False
+        """The end of this iteration is scheduled."""
+
+    def read(self) -> None:
+        """Count a piece that was read: its receiver is likely to write."""
+        self._read += 1
+        self.due += 1
+
+    def hold(self, one: "BatchedTransport") -> None:
+        """Queue a transport, to flush it with others, at the latest when this iteration ends."""
+        self._held.append(one)
+        if len(self._held) == MOST_HELD:
+            self.flush()
+        elif not self._ends:
+            self._ends, self._read_before = True, self._read
+            one.loop.call_soon(self._end)
+
+    def flush(self) -> None:
+        """Flush every queued transport."""
+        held, self._held = self._held, []
+        for one in held:
+            try:
+                one.flush()
+            except Exception:  # a failed write must not hold up the other connections
+                log.exception("what was held for a connection cannot be written")
+                one.abort()
+
+    def _end(self) -> None:
+        # Stop waiting for the receivers of earlier pieces that have written nothing.
+        self._ends, self.due = False, self._read - self._read_before
+        self.flush()
+
+
+class BatchedTransport(asyncio.Transport):
+    """A transport that may delay what is written to it, in order."""
+
+    __slots__ = ("_held", "_transport", "loop", "outbox")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self.loop = loop
+        self.outbox = _outbox(loop)
+        self._held = b""
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Write as asyncio's transports do. Write at once if no other write is due in this iteration."""
+        outbox = self.outbox
+        outbox.due -= 1
+        # A closing transport still sends what it has buffered, and what is written to it until it is closed.
+        if outbox.due > 0 and not self._transport.is_closing():
+            self._hold(data)
+        else:
+            outbox.due = max(outbox.due, 0)
+            # That may include earlier data of this transport.
+            outbox.flush()
+            self._transport.write(data)
+
+    def _hold(self, data: bytes) -> None:
+        before = self._held
+        # Usually nothing is waiting yet.
+        held = self._held = before + data if before else data
+        if len(held) > MOST_BYTES:
+            self.flush()
+        elif not before:
+            self.outbox.hold(self)
+
+    def flush(self) -> None:
+        """Write what is waiting here, unless the transport is closing."""
+        if held := self._held:
+            self._held = b""
+            if not self._transport.is_closing():
+                self._transport.write(held)
+
+    def close(self) -> None:
+        """Close as asyncio's transports do: buffered data still goes out."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Abort as asyncio's transports do: unsent data is dropped."""
+        self._held = b""
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that the kernel has not taken yet, as asyncio's transports do."""
+        return len(self._held) + self._transport.get_write_buffer_size()
+
+    def is_closing(self) -> bool:
+        """Return what asyncio's transport returns."""
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Pause the transport."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Resume the transport."""
+        self._transport.resume_reading()
+
+
+_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatcher] = WeakKeyDictionary()
+
+
+def _outbox(loop: asyncio.AbstractEventLoop) -> WriteBatcher:
+    found = _outboxes.get(loop)
+    if found is None:
+        found = _outboxes[loop] = WriteBatcher()
+    return found

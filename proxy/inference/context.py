@@ -1,0 +1,223 @@
+"""Hold the state of one call while it is served, and build the Calls to record at its end. No I/O."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.domain.address import Address
+from proxy.domain.call import Call, Choice, History, Status
+from proxy.domain.policies import ServedVersion
+from proxy.domain.request_digest import Question, digest_of
+from proxy.http.asgi import Header, headers_in
+from proxy.recording.redaction import Redactor
+from proxy.trajectories.conversation_hash import BEGINNING, Conversation, ConversationHasher, prompt_hash
+from proxy.trajectories.resolver import Placement
+from proxy.wire.interfaces import DialectRequest, PromptResult
+from whetstone.config.privacy import pseudonym
+from whetstone.domain.api_keys import Principal
+from whetstone.domain.ids import new_id
+
+MAX_END_USER = 256
+"""Most characters of an end user's name; a longer name would fit in no index, so its hash is stored."""
+
+
+class CallResult(msgspec.Struct, frozen=True, gc=False):
+    """The result of a call."""
+
+    status: Status
+    heard: Sequence[PromptResult]
+    answer_id: str | None
+    """The id that the app received; None if nothing was answered."""
+    error: str | None = None
+    """The error message."""
+    reply: bytes | None = None
+    """The whole answer as it was sent, if the client may retry it."""
+
+    @property
+    def tokens(self) -> tuple[int | None, int | None]:
+        """Return the tokens of the prompts and of the answers; None where the server reported none."""
+        read = [one.prompt_tokens for one in self.heard]
+        said = [choice.token_ids for one in self.heard for choice in one.choices]
+        return (
+            sum(count for count in read if count is not None) if any(count is not None for count in read) else None,
+            sum(len(ids) for ids in said if ids is not None) if any(ids is not None for ids in said) else None,
+        )
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Return the finish reason of each choice that has one."""
+        choices = (choice for one in self.heard for choice in one.choices)
+        return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
+
+
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
+    """The fields of the record that depend on the request only."""
+
+    sampling: msgspec.Raw
+    bent: str | None
+    end_user: str | None
+    prompt_hash: str
+    """Hash of the request's whole conversation."""
+
+
+class CallContext(msgspec.Struct):
+    """One call while it is served."""
+
+    project: str
+    id: str
+    asked: DialectRequest
+    address: Address
+    normaliser: ConversationHasher
+    principal: Principal | None
+    """Whose key the request has; None if no key was checked."""
+    key_id: str | None
+    """Id of the request's key; None if none was needed."""
+    owner: str | None
+    """Key and end user that a call must have to continue its conversation (`owner_of`)."""
+    speaker: ServedVersion
+    """The version that answers; until the call is placed, the one that would answer a new trajectory."""
+    question: Question
+    created_at_s: float
+    began: float
+    redactor: Redactor | None = None
+    """Removes what must not be stored; None: nothing is removed."""
+    place: Placement | None = None
+    """Its trajectory; None until shortly before the request is sent."""
+    ttft_ms: float | None = None
+    """Milliseconds to the first event; None until it was sent."""
+    recorded: bool = False
+    dropped: bool = False
+    """Whether the call is answered although it could not be recorded."""
+    sent: list[bytes] | None = None
+    """What was sent to the app, if the client may retry it."""
+    server: tuple[str, int] | None = None
+    """Host and port of the server that answers; None until one does."""
+    ended: CallResult | None = None
+    """Its result; None until it was recorded."""
+    trace_headers: dict[str, str] = {}
+    """Trace headers for the server that answers, if calls are traced."""
+    known_digest: str | None = None
+    """See `digest`."""
+    known_conversation: Conversation | None = None
+    """See `conversation`."""
+    told: RequestFacts | None = None
+    """See `prepare`."""
+
+    @property
+    def digest(self) -> str:
+        """Return the hash of the request. Only calls that may be retried, and retries, need it."""
+        if self.known_digest is None:
+            self.known_digest = digest_of(self.question)
+        return self.known_digest
+
+    @property
+    def conversation(self) -> Conversation:
+        """Return its conversation as hashes. A call that begins a conversation does not need them before the server is
+        asked."""
+        known = self.known_conversation
+        if known is None:
+            known = self.known_conversation = self.normaliser.conversation(self.asked.conversation, self.owner)
+        return known
+
+    def goes_on_from(self) -> Conversation:
+        """Return `conversation` if the request may continue an answer; else BEGINNING, which needs no hashing."""
+        return self.conversation if self.asked.goes_on() else BEGINNING
+
+    def headers(self) -> list[Header]:
+        """Return the response headers that describe the call."""
+        return headers_in(self.header_lines())
+
+    def header_lines(self) -> bytes:
+        """Return `headers` in the form that `send_whole` sends fastest. No value has a line break: each is an id or a
+        fixed word."""
+        place = self.place
+        assert place is not None
+        said = (
+            f"x-completion-id: {self.id}\r\nx-trajectory-id: {place.trajectory_id}\r\n"
+            f"x-policy-version: {self.speaker.version}\r\nx-threaded-by: {place.by}\r\n"
+        )
+        if self.address.group_id is not None:
+            said += f"x-group-id: {self.address.group_id}\r\n"
+        if self.dropped:
+            said += "x-whetstone-recorded: false\r\n"
+        return said.encode()
+
+    def elapsed_ms(self) -> float:
+        """Return milliseconds since the request arrived."""
+        return (time.perf_counter() - self.began) * 1000
+
+    def prepare(self) -> None:
+        """Compute the parts of the record that do not depend on the answer. Best done while the server works."""
+        if self.told is None:
+            self.told = self._told()
+
+    def _told(self) -> RequestFacts:
+        asked = self.asked
+        end_user = asked.end_user
+        if end_user is not None and len(end_user) > MAX_END_USER:
+            end_user = pseudonym(end_user)
+        prompt = prompt_hash(self.conversation, asked.tools_or_null, self.address.task)
+        return RequestFacts(msgspec.Raw(asked.sampling()), asked.why_not_trained(), end_user, prompt)
+
+    def calls(self, ended: CallResult) -> list[Call]:
+        """Return what to record, before redaction: one call for each prompt, the first with this call's own id."""
+        asked, address, place, total_ms = self.asked, self.address, self.place, self.elapsed_ms()
+        assert place is not None
+        status, heard, speaker = ended.status, ended.heard, self.speaker
+        messages, alone = asked.messages, len(heard) == 1
+        keeps_digest = address.retry or address.turn_key is not None or status != "complete"
+        tools, told = asked.tools_or_null, self.told or self._told()
+        said = []
+        for one in heard:
+            first = one.prompt == 0
+            conversation = self.conversation if alone else self._prompt(messages[one.prompt])
+            # Positional arguments: with keywords this takes twice as long.
+            call = Call(
+                self.id if first else new_id(),
+                self.project,
+                speaker.policy,
+                speaker.version,
+                asked.endpoint,
+                asked.stream,
+                status,
+                ended.error,
+                place.trajectory_id,
+                place.by,
+                address,
+                told.end_user,
+                messages if alone else messages[one.prompt : one.prompt + 1],
+                tools,
+                told.sampling,
+                told.bent,
+                one.prompt_token_ids,
+                one.prompt_tokens,
+                one.choices,
+                self.created_at_s,
+                self.ttft_ms,
+                total_ms,
+                ended.answer_id,
+                "" if first else self.id,
+                self.digest if keeps_digest and first else None,
+                ended.reply if first else None,
+                place.extends,
+                place.continues,
+                told.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
+                self.key_id,
+                self._histories(conversation, one.choices),
+            )
+            said.append(call)
+        return said
+
+    def _histories(self, conversation: Conversation, choices: Sequence[Choice]) -> tuple[History, ...]:
+        if len(choices) == 1:
+            return (self.normaliser.history(conversation, choices[0]),)
+        return tuple([self.normaliser.history(conversation, choice) for choice in choices])
+
+    def _prompt(self, message: msgspec.Raw) -> Conversation:
+        return self.normaliser.conversation([message], self.owner)
+
+
+def owner_of(key_id: str | None, end_user: str | None) -> str | None:
+    """Return the key and end user; one call may continue another's conversation only if both have the same."""
+    return end_user if key_id is None else f"{key_id}\0{end_user or ''}"

@@ -1,0 +1,87 @@
+"""Compare the tokens recorded in SQL with vLLM's own counter, to show whether every sampled token is recorded.
+
+Both count from the proxy's start. While answers are in flight, the share is lower than it will be. After vLLM crashes,
+it may be above 1, as vLLM's last count is lost. With several proxies only the sums of both counters can be compared.
+With several servers the sum is compared; each may restart, and count from zero, on its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.domain.call import Call
+from proxy.recording.store import Store
+from proxy.upstream.server import Upstream
+
+GENERATED = "vllm:generation_tokens_total"
+
+
+class Completeness:
+    """The share of sampled tokens that are recorded, and its parts."""
+
+    def __init__(self, servers: Mapping[str, Upstream], store: Store, projects: Sequence[str]) -> None:
+        self._servers = servers
+        self._store = store
+        self._projects = projects
+        self._began_at_s = time.time()
+        self._counted: dict[str, float] = {}
+        """Each server's last known counter; empty before the first reading."""
+        self._sampled = 0.0
+        self._not_ours = 0
+        """Tokens that were written and probed before the first reading of a server."""
+        self._asking = asyncio.Lock()
+        self.told: dict[str, bytes] = {}
+        """The last metrics of each server that answers, in Prometheus' format."""
+        self.written = 0
+        """Sampled tokens that this proxy has written to SQL since its start."""
+
+    async def begin(self) -> None:
+        """Exclude what vLLM has sampled until now."""
+        await self.share()
+
+    def note(self, calls: Sequence[Call]) -> None:
+        """Count committed calls. Called by the writer thread."""
+        # Calls left behind by an earlier process were sampled before.
+        self.written += sum([call.sampled_tokens for call in calls if call.created_at_s >= self._began_at_s])
+
+    async def share(self) -> float | None:
+        """Return recorded tokens over sampled ones. None if none were sampled, or if no server or no database
+        answers."""
+        # One at a time: otherwise the older of two readings may arrive last, and look as if the counter had dropped.
+        async with self._asking:
+            counted = await self._generated()
+            try:
+                probed = await asyncio.to_thread(self._store.probe_tokens, self._projects)
+            except SQLAlchemyError:
+                return None
+            if not counted:
+                return None
+            recorded = self.written + probed
+            if not self._counted:
+                self._not_ours, self._counted = recorded, dict(counted)
+            for server, count in counted.items():
+                # A counter that dropped has restarted. A new server's counter also starts at zero.
+                before = self._counted.get(server, 0.0)
+                self._sampled += count - before if count >= before else count
+            self._counted |= counted
+            return (recorded - self._not_ours) / self._sampled if self._sampled else None
+
+    async def _generated(self) -> dict[str, float]:
+        """Return what each server has sampled so far, without those that do not answer."""
+        told = await asyncio.gather(*(server.get("/metrics") for server in self._servers.values()))
+        self.told = {server: one for server, one in zip(self._servers, told, strict=True) if one is not None}
+        counts = zip(self._servers, (None if one is None else _count(one) for one in told), strict=True)
+        return {server: count for server, count in counts if count is not None}
+
+
+def _count(told: bytes) -> float | None:
+    # Parse only these of five hundred lines: the event loop waits.
+    lines = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith(GENERATED)]
+    families = text_string_to_metric_families("\n".join([*lines, ""]))
+    try:
+        return sum(sample.value for family in families for sample in family.samples if sample.name == GENERATED)
+    except ValueError:  # not in Prometheus' format
+        return None

@@ -1,0 +1,109 @@
+"""Count the calls recorded in SQL: how many, how long, how many tokens. The writer thread counts them in its batches.
+
+So the event loop, which apps wait for, does not have to.
+"""
+
+import itertools
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.domain.call import Call
+
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass
+class Histogram:
+    """A histogram of seconds, by upper bounds."""
+
+    bounds_s: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    """For each bound, the values up to it and above the one before; last, the values above all bounds."""
+    sum_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds_s) + 1)
+
+    def note(self, seconds: Sequence[float]) -> None:
+        """Add these values."""
+        counts, bounds_s = self.counts, self.bounds_s
+        for one in seconds:
+            counts[bisect_left(bounds_s, one)] += 1
+        self.sum_s = sum(seconds, self.sum_s)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the cumulative buckets in Prometheus' form: the bound, and the number of values up to it."""
+        names = [*(str(bound) for bound in self.bounds_s), "+Inf"]
+        return [(name, float(count)) for name, count in zip(names, itertools.accumulate(self.counts), strict=True)]
+
+
+@dataclass
+class Told:
+    """Everything counted since the process started."""
+
+    calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Policy, endpoint and status -> calls."""
+    prompt_tokens: Counter[str] = field(default_factory=Counter)
+    sampled_tokens: Counter[str] = field(default_factory=Counter)
+    first_token: dict[str, Histogram] = field(default_factory=dict)
+    whole: dict[str, Histogram] = field(default_factory=dict)
+
+
+class Traffic:
+    """The counts, written by one thread and read by another."""
+
+    def __init__(self) -> None:
+        self._began_at_s = time.time()
+        self._lock = threading.Lock()
+        self._told = Told()
+
+    def note(self, calls: Sequence[Call]) -> None:
+        """Count committed calls, except those left behind by an earlier process, whose times are not from this run."""
+        fresh = [call for call in calls if call.created_at_s >= self._began_at_s]
+        policies = {call.policy for call in fresh}
+        with self._lock:
+            for policy in policies:
+                self._note(policy, fresh if len(policies) == 1 else [call for call in fresh if call.policy == policy])
+
+    def _note(self, policy: str, calls: Sequence[Call]) -> None:
+        told = self._told
+        sampled, read = sum([call.sampled_tokens for call in calls]), sum([call.read_tokens for call in calls])
+        told.sampled_tokens[policy] += sampled
+        told.prompt_tokens[policy] += read
+        # A request with several prompts is one call for each: times and answers are counted for the first one.
+        firsts = [call for call in calls if not call.first_id]
+        told.calls.update([(policy, call.endpoint, call.status) for call in firsts])
+        if begun := [call.ttft_ms / 1000 for call in firsts if call.ttft_ms is not None]:
+            _of(told.first_token, policy, FIRST_TOKEN_S).note(begun)
+        if whole := [call.total_ms / 1000 for call in firsts if call.status == "complete"]:
+            _of(told.whole, policy, WHOLE_S).note(whole)
+
+    def told(self) -> Told:
+        """Return a copy of the counts so far, for one reader."""
+        with self._lock:
+            told = self._told
+            return Told(
+                Counter(told.calls),
+                Counter(told.prompt_tokens),
+                Counter(told.sampled_tokens),
+                {policy: _copy(one) for policy, one in told.first_token.items()},
+                {policy: _copy(one) for policy, one in told.whole.items()},
+            )
+
+
+def _of(histograms: dict[str, Histogram], policy: str, bounds_s: tuple[float, ...]) -> Histogram:
+    found = histograms.get(policy)
+    if found is None:
+        found = histograms[policy] = Histogram(bounds_s)
+    return found
+
+
+def _copy(one: Histogram) -> Histogram:
+    copy = Histogram(one.bounds_s)
+    copy.counts, copy.sum_s = list(one.counts), one.sum_s
+    return copy

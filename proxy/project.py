@@ -1,0 +1,254 @@
+"""Build one project in the proxy: its policies, its trajectory resolver, its routes. It never sees another project's
+ids.
+
+What all projects share (vLLM's servers, the writer of records) is in `Shared`. Inference is raw ASGI; FastAPI serves
+the other routes.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.api import project as api
+from proxy.api.admin import keys, privacy, versions
+from proxy.api.admin import policies as admin
+from proxy.api.feedback_ingest import FeedbackIngest
+from proxy.api.version_moves import Ledger
+from proxy.background.evaluation_store import EvaluationTables
+from proxy.background.evaluations import Evaluating
+from proxy.background.sampler import BackgroundSampler
+from proxy.background.shadow_groups import Shadows
+from proxy.background.shadow_store import ShadowTables
+from proxy.dashboard import app as dashboard
+from proxy.dashboard.interfaces import Parts
+from proxy.domain.call import Call
+from proxy.domain.policies import Policies, Policy, live_names
+from proxy.domain.routes import PASSED_THROUGH, RECORDED
+from proxy.errors import DatabaseAway
+from proxy.http.asgi import Routes
+from proxy.inference.endpoint import Inference
+from proxy.inference.idempotency import Replays
+from proxy.inference.passthrough import Passed
+from proxy.recording.recorder import Recorder
+from proxy.recording.redaction import Redactor
+from proxy.recording.store import Store
+from proxy.supervision import Background
+from proxy.trajectories.peers import Peers
+from proxy.trajectories.resolver import TrajectoryResolver
+from proxy.trajectories.store import ThreadTables
+from proxy.upstream.load_balancer import Replicas
+from proxy.upstream.server import Answering
+from proxy.wire.interfaces import Server
+from whetstone.config.settings import Settings
+from whetstone.domain.api_keys import Principal
+from whetstone.domain.ids import version_id
+
+LATE_S = 0.5
+"""Longest delay of new policies: by then every server has been checked anyway."""
+DRAW_EVERY_S = 1.0
+"""Time between two checks for shadow siblings and held-out prompts to sample."""
+SHADOWS_LATE = timedelta(hours=1)
+"""Attempts that ended at most this long before the start may still get shadow siblings."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all projects have in common."""
+
+    store: Store
+    recorder: Recorder
+    replicas: Replicas
+    upstreams: Mapping[str | None, Answering]
+    """By name, with vLLM's servers under None."""
+    quiet_since_s: Callable[[], float | None]
+    """Return when the last request of any app ended (monotonic seconds); None while one is served."""
+    step_asked: Callable[[], None]
+    """Notify the trainer that a step was requested."""
+    keys_changed: Callable[[], Awaitable[None]]
+    """Read the keys again; every change that was committed before is in force when it returns."""
+    charge: Callable[[Principal, int], None]
+    """Count the tokens of an answer against the limits of its key."""
+
+
+class Tenant:
+    """One project. Call `open` once the shared parts exist, and `read_again` periodically."""
+
+    def __init__(self, settings: Settings, store: Store, peers: Peers) -> None:
+        """Create the project. `settings`: the project's own settings (`Settings.of_project`)."""
+        self.project = settings.project
+        self.policies = Policies()
+        self.threads = TrajectoryResolver(
+            ThreadTables(store.engine, settings.project), peers, settings.groups.idle_s, settings.proxy.kept_calls
+        )
+        self._settings = settings
+        self._reading = asyncio.Lock()
+        self._waiting_since_s: float | None = None
+        """Since when new policies have waited for a server that has their version (monotonic)."""
+
+    def open(self, shared: Shared) -> None:
+        """Build the routes."""
+        settings, project = self._settings, self.project
+        engine, recorder, replicas = shared.store.engine, shared.recorder, shared.replicas
+        self._store, self._replicas = shared.store, replicas
+        self.policies = self._read_policies()
+        redactor = Redactor(settings.privacy) if settings.privacy.redacts else None
+        self.redactor = redactor
+
+        def record(call: Call) -> None:
+            recorder.record(call if redactor is None else redactor.calls([call])[0])
+
+        self.inference = Inference(
+            project,
+            lambda: self.policies,
+            shared.upstreams,
+            lambda: Server(max_model_len=replicas.max_model_len),
+            recorder,
+            Replays(self._reply),
+            self.threads,
+            settings.proxy,
+            shared.charge,
+            redactor,
+            no_train=settings.privacy.no_train,
+        )
+        self._passed = Passed(lambda: self.policies, shared.upstreams, settings.proxy)
+        drawing = BackgroundSampler(project, replicas)
+        self._shadows = Shadows(
+            project,
+            ShadowTables(engine, project),
+            lambda: self.policies,
+            drawing,
+            lambda: replicas.max_model_len,
+            shared.quiet_since_s,
+            record,
+            settings.learning,
+            datetime.now(UTC) - SHADOWS_LATE,
+        )
+        self._evaluating = Evaluating(
+            project, EvaluationTables(engine, project, shared.store.changes), lambda: self.policies, drawing, record
+        )
+        self.api = self._routes(shared)
+
+    def _routes(self, shared: Shared) -> FastAPI:
+        settings = self._settings
+        take = FeedbackIngest(shared.recorder, self.threads, self.redactor)
+        ledger = Ledger(settings, shared.store.engine, shared.recorder, shared.replicas, self.read_again)
+        self.dashboard = dashboard.build(
+            Parts(
+                settings=settings,
+                policies=lambda: self.policies,
+                engine=shared.store.engine,
+                recorder=shared.recorder,
+                ledger=ledger,
+                take=take,
+                step_asked=shared.step_asked,
+            )
+        )
+        routes = api.build(
+            project=self.project,
+            policies=lambda: self.policies,
+            store=shared.store,
+            recorder=shared.recorder,
+            take=take,
+            judges=frozenset(settings.judges),
+            settings=settings.proxy,
+        )
+        admin.add(
+            routes,
+            project=self.project,
+            policies=lambda: self.policies,
+            recorder=shared.recorder,
+            on_step_asked=shared.step_asked,
+            settings=settings.proxy,
+        )
+        versions.add(
+            routes,
+            settings=settings,
+            policies=lambda: self.policies,
+            engine=shared.store.engine,
+            ledger=ledger,
+        )
+        keys.add(
+            routes,
+            project=self.project,
+            engine=shared.store.engine,
+            recorder=shared.recorder,
+            refresh=shared.keys_changed,
+            settings=settings.proxy,
+        )
+        privacy.add(routes, project=self.project, recorder=shared.recorder)
+        return routes
+
+    def route(self, method: str, path: str) -> Routes:
+        """Return what serves such a request. It raises a ProxyError only before anything was sent; the caller answers
+        it."""
+        if method == "POST":
+            if path in RECORDED:
+                return self.inference
+            if path in PASSED_THROUGH:
+                return self._passed
+        return self.api
+
+    def start(self, background: Background) -> list["asyncio.Task[None]"]:
+        """Start the background tasks; they run until they are cancelled."""
+        draws = [(f"held-out prompts of {self.project}", self._evaluating.draw)]
+        if self._shadows.wanted:
+            draws.append((f"shadow groups of {self.project}", self._shadows.draw))
+        return [background.every(DRAW_EVERY_S, name, draw) for name, draw in draws]
+
+    async def read_again(self, *, patient: bool = False) -> None:
+        """Read the policies. Every change that was committed before is in force when it returns, even with concurrent
+        readers.
+
+        `patient`: if no server is known to have a version that goes live, wait with the new policies until one has it,
+        at most LATE_S after they were first read. A new version may be loaded and promoted before the next check of the
+        servers.
+        """
+        async with self._reading:
+            policies = await asyncio.to_thread(self._read_policies)
+            if list(policies) == list(self.policies):
+                self._waiting_since_s = None
+                return
+            if patient and not self._replicas.sees(live_names(policies)):
+                now_s = time.monotonic()
+                self._waiting_since_s = self._waiting_since_s or now_s
+                if now_s - self._waiting_since_s < LATE_S:
+                    return
+            self._waiting_since_s = None
+            self.policies = policies
+            self._replicas.changed()
+
+    def _read_policies(self) -> Policies:
+        """Return the project's policies that are in the settings; this proxy does not serve others in the database.
+        Leave out versions that no server can load, so that no trajectory waits for one."""
+        return Policies(
+            policy.without(self._unavailable(policy))
+            for policy in self._store.policies(self.project)
+            if _served(policy, self._settings)
+        )
+
+    def _unavailable(self, policy: Policy) -> set[int]:
+        return {
+            version
+            for version in policy.served_versions
+            if self._replicas.nobody_takes(version_id(policy.name, version))
+        }
+
+    async def _reply(self, turn_key: str) -> bytes | None:
+        try:
+            return await asyncio.to_thread(self._store.reply, self.project, turn_key)
+        except SQLAlchemyError as error:
+            raise DatabaseAway(
+                "whether this turn was answered before stands in the database: try again soon"
+            ) from error
+
+
+def _served(policy: Policy, settings: Settings) -> bool:
+    if policy.upstream is None:
+        return policy.name in settings.trained
+    server = settings.upstreams.get(policy.upstream)
+    return server is not None and policy.name in server.models

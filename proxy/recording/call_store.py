@@ -1,0 +1,249 @@
+"""The proxy's SQL for calls: write served calls into trajectories, completions and groups.
+
+Many calls need few statements: the rows to be changed are locked at once, counted in memory, and written at once. A
+trajectory that begins here is inserted with the counts of all its calls.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import msgspec
+from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
+
+from migrations import schema
+from proxy.domain.call import Call
+from proxy.recording.erased_store import not_erased
+from proxy.recording.prefix_delta import Tail, added, tail_of
+from proxy.recording.retry_store import asked_again, supersede
+from proxy.recording.rows import (
+    CompletionRow,
+    Counted,
+    Key,
+    Spoken,
+    TrajectoryRow,
+    completion_row,
+    group_row,
+    spoken,
+    trajectory_row,
+)
+from proxy.recording.tail_cache import Tails
+from whetstone.database.bulk import Pause, among, insert_absent, insert_many, listed, present, update_many
+from whetstone.database.bulk_sqlite import utc_of
+from whetstone.database.engine import read_sqlite
+from whetstone.database.postgres_stats import Statistics
+
+PAUSE_EVERY, PAUSE_S = 3, 0.00005
+"""Pause for PAUSE_S after every PAUSE_EVERY rows made, and between inserts of few rows. The event loop of this process
+then gets the interpreter and the core, and need not wait for a whole transaction's rows. Linux hands over a core when a
+thread sleeps, otherwise at the next clock tick, 4 ms apart on most systems."""
+
+c, t = schema.completions.c, schema.trajectories.c
+_ITS_PROJECT: BindParameter[str] = bindparam("its_project")
+
+
+# Built once: to build a statement costs as much as to execute it.
+@cache
+def _lock(dialect: str) -> Select[Any]:
+    return (
+        select(t.project, t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at, t.state)
+        .where(t.project == _ITS_PROJECT, among(dialect, t.id))
+        # In a fixed order, to avoid deadlocks.
+        .order_by(t.id)
+        .with_for_update()
+    )
+
+
+_STANDING = (
+    "SELECT id, completions, sampled_tokens, tail_completion_id, last_seen_at, state "
+    "FROM trajectories WHERE project = ? AND id IN (SELECT value FROM json_each(?))"
+)
+"""The same on SQLite, which has one writer at a time: SQLAlchemy takes longer for a row than SQLite does."""
+
+
+class _Standing(msgspec.Struct):
+    """A trajectory with the changes that are about to be written."""
+
+    counted: Counted | TrajectoryRow
+    """Its locked row, or its new row."""
+    state: str = "open"
+    tail: Tail | None = None
+    tail_known: bool = False
+
+
+class CallRows:
+    """Writes the rows of calls. Used from one thread, that of the writer."""
+
+    def __init__(self) -> None:
+        self.tails = Tails()
+        self._statistics = Statistics([schema.trajectories, schema.completions])
+        self._pause: Pause | None = None
+        self._made = 0
+        """Number of rows made."""
+
+    def write(self, connection: Connection, calls: Sequence[Call], *, pauses: bool = False) -> None:
+        """Add calls with all their choices, in the caller's transaction. A call that exists already is not changed; a
+        call whose deletion was requested before it reached the tables is skipped. `pauses`: pause often for the event
+        loop."""
+        self._pause = _nap if pauses else None
+        self._statistics.begin(connection, len(calls))
+        batch: list[Spoken] = []
+        for call in not_erased(connection, calls):
+            retried: Sequence[Any] = ()
+            if call.request_digest is not None:
+                # The call that it retries may be in the batch, not written yet.
+                if any(one.call.request_digest == call.request_digest for one in batch):
+                    self._write(connection, batch)
+                    batch = []
+                if retried := asked_again(connection, call):
+                    self._write(connection, batch)
+                    batch = []
+                    supersede(connection, call, retried)
+            batch += spoken(call, {row.choice: row.id for row in retried} if retried else {})
+        self._write(connection, batch)
+
+    def _write(self, connection: Connection, batch: Sequence[Spoken]) -> None:
+        if not batch:
+            return
+        if first := {one.group: one for one in reversed(batch) if one.group_id}:
+            # In a fixed order, to avoid deadlocks.
+            insert_many(connection, schema.groups, [group_row(first[group]) for group in sorted(first)])
+        of_each: defaultdict[Key, list[Spoken]] = defaultdict(list)
+        for one in batch:
+            of_each[one.trajectory].append(one)
+        begun = self._begin(connection, of_each)
+        gone_on = self._go_on(connection, {key: ones for key, ones in of_each.items() if key not in begun})
+        # Conflict on the id only: a turn number that another writer took must raise an error, not lose a record
+        # silently.
+        told = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
+        insert_many(connection, schema.completions, told, on=("project", "id"), pause=self._pause)
+        _continue(connection, batch, told)
+
+    def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
+        """Insert the missing trajectories with their final counts; return the rows of their completions."""
+        unknown = [key for key in of_each if not self.tails.knows(*key)]
+        # The id of a new trajectory is unique, so it exists only if its call does: most likely it does not.
+        named = [key for key in unknown if of_each[key][0].call.threaded_by != "new"]
+        known = _present(connection, schema.trajectories, named)
+        completions: dict[Key, list[CompletionRow]] = {}
+        trajectories = []
+        # In a fixed order, to avoid deadlocks.
+        for key in sorted(unknown):
+            if key not in known:
+                ones = of_each[key]
+                row = trajectory_row(ones[0])
+                completions[key] = self._added(connection, ones, _Standing(row, tail_known=True), set())
+                trajectories.append(row)
+        inserted = insert_absent(connection, schema.trajectories, trajectories, self._pause)
+        for key in [key for key in completions if key not in inserted]:
+            # It exists already, or another writer began it meanwhile.
+            self.tails.keep(*key, None)
+            del completions[key]
+        return completions
+
+    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
+        """Lock the existing trajectories and count the calls on them, so that their turns are numbered one after the
+        other, even with other writers. Return the rows of their completions."""
+        if not of_each:
+            return {}
+        standings = _locked(connection, of_each)
+        if gone := sorted(key for key in of_each if key not in standings):
+            # Deleted meanwhile.
+            firsts = [of_each[key][0] for key in gone]
+            insert_many(connection, schema.trajectories, [trajectory_row(one) for one in firsts])
+            standings |= _locked(connection, gone)
+        asked = (one.key for ones in of_each.values() for one in ones)
+        there = _present(connection, schema.completions, asked)
+        completions = {key: self._added(connection, ones, standings[key], there) for key, ones in of_each.items()}
+        counted = [standing.counted for standing in standings.values()]
+        update_many(connection, schema.trajectories, [one for one in counted if one.last_version is not None])
+        return completions
+
+    def _added(
+        self, connection: Connection, ones: Sequence[Spoken], to: _Standing, there: set[Key]
+    ) -> list[CompletionRow]:
+        """Return the rows of those completions of a trajectory that do not exist yet."""
+        rows: list[CompletionRow] = []
+        for one in ones:
+            key = one.key
+            if key not in there:
+                there.add(key)
+                rows.append(self._add(connection, one, to))
+        return rows
+
+    def _add(self, connection: Connection, one: Spoken, to: _Standing) -> CompletionRow:
+        """Return the row of a completion, and count it on its trajectory."""
+        call, choice, counted = one.call, one.choice, to.counted
+        project, trajectory_id = one.trajectory
+        before, prompt_token_ids, tools = counted.tail_completion_id, call.prompt_token_ids, call.tools
+        if not to.tail_known:
+            to.tail, to.tail_known = self.tails.of(connection, project, trajectory_id, before), True
+        new = added(to.tail, one.asked, prompt_token_ids, tools)
+        row = completion_row(one, new, counted.completions, over=to.state not in ("open", "ended"))
+        # A call that broke off after its retry had ended is not the tail. Ids sort by time.
+        if call.status == "complete" or before is None or row.id > before:
+            counted.tail_completion_id = row.id
+            to.tail = tail_of(row.id, new, choice.token_ids, tools)
+            self.tails.keep(project, trajectory_id, to.tail)
+        counted.completions += 1
+        counted.sampled_tokens += row.completion_tokens or 0
+        counted.last_version = call.policy_version
+        # A slow call that began earlier must not make the trajectory look idle.
+        if one.created_at > counted.last_seen_at:
+            counted.last_seen_at = one.created_at
+        self._made += 1
+        if self._pause and self._made % PAUSE_EVERY == 0:
+            self._pause()
+        return row
+
+
+def _nap() -> None:
+    time.sleep(PAUSE_S)
+
+
+def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[CompletionRow]) -> None:
+    """Note which completions are continued by what was written; the first continuation counts."""
+    extending = [one for one in batch if one.call.extends is not None]
+    if not extending:
+        return
+    new = {(row.project, row.id) for row in written}
+    by: dict[Key, str] = {}
+    for one in extending:
+        call = one.call
+        if call.extends is not None and call.status == "complete" and one.choice.index == 0 and one.key in new:
+            by.setdefault((call.project, call.extends), call.id)
+    rows = [{"project": project, "id": its_id, "continued_by": call_id} for (project, its_id), call_id in by.items()]
+    update_many(connection, schema.completions, rows, only_null="continued_by")
+
+
+def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _Standing]:
+    dialect = connection.dialect.name
+    standings: dict[Key, _Standing] = {}
+    for project, ids in _by_project(trajectories):
+        among_them = listed(dialect, ids)
+        if dialect == "sqlite":
+            for its_id, count, sampled, tail_id, seen, state in read_sqlite(
+                connection, _STANDING, (project, among_them)
+            ):
+                counted = Counted(project, its_id, count, sampled, tail_id, utc_of(seen))
+                standings[project, its_id] = _Standing(counted, state)
+        else:
+            for row in connection.execute(_lock(dialect), {"its_project": project, "ids": among_them}):
+                standings[row[0], row[1]] = _Standing(Counted(*row[:-1]), row[-1])
+    return standings
+
+
+def _present(connection: Connection, table: Table, keys: Iterable[Key]) -> set[Key]:
+    """Return those keys that exist in the table."""
+    return {key for project, ids in _by_project(keys) for key in present(connection, table, project, ids)}
+
+
+def _by_project(keys: Iterable[Key]) -> list[tuple[str, list[str]]]:
+    """Return the ids of each project, all sorted."""
+    ids = defaultdict(set)
+    for project, its_id in keys:
+        ids[project].add(its_id)
+    return [(project, sorted(of_project)) for project, of_project in sorted(ids.items())]

@@ -1,0 +1,58 @@
+"""Encode and decode journal records: a call, or feedback that arrived while the database could not be reached.
+
+A record names its kind. A record without a kind is a call: older journals held only calls.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from proxy.domain.call import Call
+
+
+class Spooled(msgspec.Struct, frozen=True, tag_field="kind", tag="feedback"):
+    """The feedback of one request, answered before the database had it."""
+
+    id: str
+    """Id of its first row."""
+    rows: list[dict[str, Any]]
+    """Rows as `feedback_rows` makes them."""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    id: str
+    kind: str = "call"
+
+
+_encoder = msgspec.json.Encoder()
+encode: Callable[[Call | Spooled], bytes] = _encoder.encode
+"""Encode a record as JSON, because a call contains pieces of the original JSON."""
+encode_into: Callable[[Call | Spooled, bytearray], None] = _encoder.encode_into
+"""Encode a record into a buffer, overwriting it, so that frequent calls need no new memory."""
+_named = msgspec.json.Decoder(_Named)
+_calls = msgspec.json.Decoder(Call)
+_spooled = msgspec.json.Decoder(Spooled)
+
+
+def decode(payload: bytes) -> Call | Spooled:
+    """Decode a record.
+
+    Raises:
+        msgspec.DecodeError: this version does not know the record's kind or shape.
+    """
+    if _named.decode(payload).kind == "call":
+        return _calls.decode(payload)
+    spooled = _spooled.decode(payload)
+    rows = [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in spooled.rows]
+    return Spooled(spooled.id, rows)
+
+
+def id_of(payload: bytes) -> str:
+    """Return the id of a record.
+
+    Raises:
+        msgspec.DecodeError: it has none.
+    """
+    return _named.decode(payload).id

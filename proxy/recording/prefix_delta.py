@@ -1,0 +1,133 @@
+"""Compute what a turn adds to the previous one, so that a conversation's growing prefix is stored once. Pure."""
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.domain.canonical_json import canonical, sorted_keys
+
+ANSWER = msgspec.Raw(b"")
+"""Stands for an echoed answer whose text, as the app sent it, is not stored."""
+
+_copy, _decode, _encode = msgspec.Raw.copy, msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+
+
+def packed(token_ids: Sequence[int]) -> "array[int]":
+    """Pack token ids into 4 bytes each: a list takes ten times as much, and thousands of tails stay in memory."""
+    return array("i", token_ids)
+
+
+_NONE = packed(())
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """The state of a trajectory after its last completion, which a next turn may extend."""
+
+    completion_id: str
+    token_ids: "array[int]"
+    """The token ids of the whole prompt and the answer."""
+    messages: list[msgspec.Raw]
+    """The messages of the request, without its own answer."""
+    answers: tuple[int, ...]
+    """Indexes of the messages that echo an earlier answer. Their text is not compared, because their token ids are."""
+    tools: bytes | None
+
+
+class Asked(msgspec.Struct):
+    """A request's messages. They are decoded only where a comparison of bytes is not enough."""
+
+    messages: list[msgspec.Raw]
+    _told: bytes | None = None
+    _start: int = 0
+    """Index of the first message in `_told`."""
+    _own: list[msgspec.Raw] | None = None
+    _known: list[msgspec.Raw] = []
+    """The messages that are equal to a tail's, byte for byte."""
+
+    def told(self, start: int = 0) -> bytes:
+        """Return the messages from `start` on, as compact JSON."""
+        told = self._told
+        if told is None or start != self._start:
+            left = self.messages[start:] if start else self.messages
+            told = self._told = _encode(list(map(_decode, left)))
+            self._start = start
+        return told
+
+    def own(self) -> list[msgspec.Raw]:
+        """Return the messages as copies: the originals would keep the whole request in memory."""
+        own = self._own
+        if own is None:
+            known = self._known
+            own = self._own = [*known, *map(_copy, self.messages[len(known) :])]
+        return own
+
+    def begins_with(self, tail: Tail) -> bool:
+        """Return whether its messages begin with the tail's. The echoed answers among them are not compared."""
+        # Most apps send the same bytes again.
+        if self.messages[: len(tail.messages)] == tail.messages:
+            self._known = tail.messages
+            return True
+        pairs = enumerate(zip(tail.messages, self.messages, strict=False))
+        return all(place in tail.answers or same(known, ours) for place, (known, ours) in pairs)
+
+
+class Added(msgspec.Struct, frozen=True):
+    """What is stored of a turn."""
+
+    follows: str | None
+    messages: Sequence[msgspec.Raw]
+    prompt_token_ids: list[int] | None
+    tools: msgspec.Raw | None
+    told: bytes
+    """The messages as compact JSON."""
+    asked: Asked
+    """All messages, for the tail that this turn leaves."""
+    answers: tuple[int, ...] = ()
+    """Indexes of the answers among them."""
+    known_token_ids: "array[int]" = _NONE
+    """Token ids of the tail that it follows."""
+
+
+def same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
+    """Return whether two messages are equal except for white space and key order."""
+    return one == other or sorted_keys(one) == sorted_keys(other)
+
+
+def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> Added:
+    """Compare a request with the tail of its trajectory.
+
+    The request follows the tail if its prompt begins with exactly the tail's token ids, and its messages with the
+    tail's messages and one answer. Then only the rest is stored. Otherwise everything is stored, and the turn follows
+    nothing.
+    """
+    if (
+        tail is not None
+        and prompt_token_ids is not None
+        and len(tail.token_ids) <= len(prompt_token_ids)
+        and len(tail.messages) < len(asked.messages)
+        and not (tools is None and tail.tools is not None)  # NULL in SQL means "as before", not "no more"
+        and packed(prompt_token_ids[: len(tail.token_ids)]) == tail.token_ids
+        and asked.begins_with(tail)
+    ):
+        answered = len(tail.messages)
+        return Added(
+            tail.completion_id,
+            asked.messages[answered + 1 :],
+            prompt_token_ids[len(tail.token_ids) :],
+            None if tools is not None and canonical(tools) == tail.tools else tools,
+            asked.told(answered + 1),
+            asked,
+            (*tail.answers, answered),
+            tail.token_ids,
+        )
+    return Added(None, asked.messages, prompt_token_ids, tools, asked.told(), asked)
+
+
+def tail_of(completion_id: str, new: Added, token_ids: list[int] | None, tools: msgspec.Raw | None) -> Tail | None:
+    """Return the tail that a completion leaves; None if its token ids are unknown, so that nothing can follow it."""
+    if new.prompt_token_ids is None or token_ids is None:
+        return None
+    whole = new.known_token_ids + packed(new.prompt_token_ids + token_ids)
+    told = None if tools is None else canonical(tools)
+    return Tail(completion_id, whole, new.asked.own(), new.answers, told)

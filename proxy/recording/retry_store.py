@@ -1,0 +1,67 @@
+"""The proxy's SQL for retries of calls that did not get a whole answer. It decides from the tables alone."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, or_, select
+
+from migrations import schema
+from proxy.domain.call import Call
+from proxy.domain.request_digest import WINDOW_S
+from whetstone.domain.why_not_trained import WhyNotTrained
+
+c, t = schema.completions.c, schema.trajectories.c
+
+
+def asked_again(connection: Connection, call: Call) -> Sequence[Any]:
+    """Return the completions of the call that `call` retries (id, choice, trajectory_id); none if it is not a retry.
+
+    A client that lost its answer sends an equal body, with a retry count or the same turn key. The call counts as a
+    retry if exactly one recent call with that body (and with that trajectory and turn key, if given) did not get a
+    whole answer. Otherwise a retry cannot be distinguished from the next member of a group.
+    """
+    address = call.address
+    if call.request_digest is None or not (address.retry or address.turn_key):
+        return ()
+    unanswered = [
+        c.project == call.project,
+        c.request_digest == call.request_digest,
+        c.request_digest.is_not(None),
+        c.call_id != call.id,
+        c.created_at.between(call.created_at - timedelta(seconds=WINDOW_S), call.created_at),
+    ]
+    if address.turn_key:
+        unanswered.append(c.turn_key == address.turn_key)
+    if call.threaded_by == "new":
+        unanswered.append(c.threaded_by == "new")
+    else:
+        sibling = c.trajectory_id.startswith(f"{call.trajectory_id}.", autoescape=True)
+        unanswered.append(or_(c.trajectory_id == call.trajectory_id, sibling))
+    query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
+    found = list(connection.execute(query))
+    return found if len({row.call_id for row in found}) == 1 else ()
+
+
+def supersede(connection: Connection, call: Call, found: Sequence[Any]) -> None:
+    """Mark the completions that `call` retries as superseded."""
+    connection.execute(
+        schema.completions.update()
+        .where(c.project == call.project, c.id.in_([row.id for row in found]))
+        .values(why_not_trained=WhyNotTrained.SUPERSEDED.value, request_digest=None)
+    )
+    for row in found:
+        if row.trajectory_id != call.trajectory_id:
+            _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
+
+
+def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, completion_id: str) -> None:
+    """Exclude a trajectory that has no other completion, because it was no attempt. Its group is then placed without
+    it."""
+    others = select(c.id).where(c.project == project, c.trajectory_id == trajectory_id, c.id != completion_id)
+    undecided = (t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended")))
+    connection.execute(
+        schema.trajectories.update()
+        .where(*undecided, ~others.exists())
+        .values(state="excluded", why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
+    )

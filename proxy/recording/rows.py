@@ -1,0 +1,275 @@
+"""Build the rows of groups, trajectories and completions from a served call, in the form that `whetstone.database.bulk`
+takes. Pure.
+
+JSON from apps and vLLM is decoded and encoded compactly, so that plain SQL finds equal values whatever their original
+spelling.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+
+from proxy.domain.call import Call, Choice, nothing_said
+from proxy.recording.prefix_delta import Added, Asked
+from whetstone.database.bulk import raw_ids
+from whetstone.database.sanitize import storable_json, storable_text, told_storable
+from whetstone.database.types import as_json_bytes
+
+LARGEST_KNOWN = 4096
+"""Sampling fields and tools up to this many bytes are cached: nearly all requests of an app have the same ones."""
+
+_decode = msgspec.json.Decoder().decode
+
+Key = tuple[str, str]
+"""Project and id."""
+
+
+# Rows are built with positional arguments in column order: with keywords this takes three times as long. Most texts are
+# missing, so each is checked first; a call to sanitize it costs ten times as much as the check.
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    """A new group."""
+
+    project: str
+    id: str
+    policy: str
+    formed_by: str
+    state: str
+    size: int
+    rewarded: int
+    target_size: int | None
+    created_at: datetime
+
+
+class TrajectoryRow(msgspec.Struct):
+    """A new trajectory. Its counts include the completions that are about to be written."""
+
+    project: str
+    id: str
+    group_id: str | None
+    policy: str
+    task: str | None
+    split: str
+    no_train: bool
+    state: str
+    first_version: int
+    last_version: int
+    completions: int
+    sampled_tokens: int
+    tail_completion_id: str | None
+    metadata: bytes | None
+    created_at: datetime
+    last_seen_at: datetime
+    prompt_hash: str | None
+    continues: str | None
+    end_user: str | None
+
+
+class CompletionRow(msgspec.Struct, frozen=True):
+    """A completion."""
+
+    project: str
+    id: str
+    upstream_id: str
+    call_id: str
+    choice: int
+    trajectory_id: str
+    turn: int
+    policy: str
+    policy_version: int
+    endpoint: str
+    streamed: bool
+    status: str
+    error: str | None
+    follows: str | None
+    end_user: str | None
+    key_id: str | None
+    new_messages: bytes
+    tools: bytes | None
+    response: bytes | None
+    response_text: str | None
+    prompt_token_ids: bytes | None
+    token_ids: bytes | None
+    inference_logprobs: bytes | None
+    sampling: bytes | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    ttft_ms: float | None
+    total_ms: float
+    retry_of: str | None
+    request_digest: str | None
+    turn_key: str | None
+    reply: bytes | None
+    threaded_by: str
+    why_not_trained: str | None
+    created_at: datetime
+    history: bytes | None
+    tool_history: bytes | None
+    redactions: int | None
+
+
+class Counted(msgspec.Struct):
+    """An existing trajectory, with the counts that its calls lead to."""
+
+    project: str
+    id: str
+    completions: int
+    sampled_tokens: int
+    tail_completion_id: str | None
+    last_seen_at: datetime
+    last_version: int | None = None
+    """Version of the last completion that is about to be written; None if there is none."""
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """One choice of a call, to be written to the tables."""
+
+    call: Call
+    choice: Choice
+    asked: Asked
+    """The call's messages."""
+    created_at: datetime
+    group_id: str | None
+    formed_by: str
+    retry_of: str | None
+    key: Key
+    trajectory: Key
+
+    @property
+    def group(self) -> Key:
+        """Return the key of its group; the id is empty if it has none."""
+        return self.call.project, self.group_id or ""
+
+
+def spoken(call: Call, retried: Mapping[int, str]) -> list[Spoken]:
+    """Return one `Spoken` for each choice of a call. `retried`: the completions that it retries, by choice."""
+    choices = call.choices or (nothing_said(0),)
+    group_id, formed_by, project = call.address.group_id, "header", call.project
+    if call.threaded_by in ("shadow", "evaluation"):
+        formed_by = call.threaded_by
+    elif group_id is None and len(choices) > 1:
+        group_id, formed_by = f"{call.siblings}.choices", "choices"
+    asked, created_at = Asked(call.messages), call.created_at
+    said = []
+    for choice in choices:
+        retry_of = retried.get(choice.index) if retried else None
+        key, trajectory = (project, call.completion_id(choice)), (project, call.trajectory_of(choice))
+        said.append(Spoken(call, choice, asked, created_at, group_id, formed_by, retry_of, key, trajectory))
+    return said
+
+
+def group_row(one: Spoken) -> GroupRow:
+    """Return the row of its group, when the group is new."""
+    call = one.call
+    project, group_id = one.group
+    state, size, rewarded = "open", 0, 0
+    return GroupRow(
+        project,
+        group_id,
+        call.policy,
+        one.formed_by,
+        state,
+        size,
+        rewarded,
+        call.address.group_size,
+        one.created_at,
+    )
+
+
+def trajectory_row(one: Spoken) -> TrajectoryRow:
+    """Return the row of its trajectory, when the trajectory begins with this choice; the choice is not counted yet."""
+    call, address, created_at = one.call, one.call.address, one.created_at
+    project, its_id = one.trajectory
+    state, completions, sampled_tokens, tail = "open", 0, 0, None
+    return TrajectoryRow(
+        project,
+        its_id,
+        one.group_id,
+        call.policy,
+        address.task and storable_text(address.task),
+        address.split,
+        address.no_train,
+        state,
+        call.policy_version,
+        call.policy_version,
+        completions,
+        sampled_tokens,
+        tail,
+        None if address.metadata is None else storable_json(address.metadata),
+        created_at,
+        created_at,
+        call.prompt_hash,
+        # A further choice branches from the trajectory that the first choice continues.
+        call.continues if one.choice.index == 0 else call.extends or call.continues,
+        call.end_user and storable_text(call.end_user),
+    )
+
+
+def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> CompletionRow:
+    """Return the row of a choice as turn number `turn`; `new` is what is stored of its prompt. `over`: its trajectory
+    is already rewarded."""
+    call, choice = one.call, one.choice
+    project, completion_id = one.key
+    _, trajectory_id = one.trajectory
+    history = call.history(choice)
+    why_not_trained = call.why_not_trained(choice)
+    if over:
+        why_not_trained = why_not_trained or "trajectory_over"
+    return CompletionRow(
+        project,
+        completion_id,
+        call.upstream_id.replace("\x00", "\ufffd"),
+        call.id,
+        choice.index,
+        trajectory_id,
+        turn,
+        call.policy,
+        call.policy_version,
+        call.endpoint,
+        call.streamed,
+        call.status,
+        call.error and storable_text(call.error),
+        new.follows,
+        call.end_user and storable_text(call.end_user),
+        call.key_id,
+        told_storable(new.told),
+        None if new.tools is None else _told_again(new.tools),
+        storable_json(choice.message) if choice.message else None,
+        storable_text(choice.text_beside),
+        None if new.prompt_token_ids is None else raw_ids(new.prompt_token_ids),
+        None if choice.token_ids is None else raw_ids(choice.token_ids),
+        None if choice.logprobs is None else as_json_bytes(choice.logprobs),
+        _told_again(call.sampling),
+        choice.finish_reason and storable_text(choice.finish_reason),
+        call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
+        choice.tokens,
+        call.ttft_ms,
+        call.total_ms,
+        one.retry_of,
+        None if call.status == "complete" else call.request_digest,
+        call.address.turn_key and storable_text(call.address.turn_key),
+        call.reply if choice.index == 0 else None,
+        call.threaded_by,
+        why_not_trained and storable_text(why_not_trained),
+        one.created_at,
+        history.conversation,
+        history.tool_calls,
+        call.redactions,
+    )
+
+
+def _told_again(raw: msgspec.Raw) -> bytes | None:
+    """Return the JSON compactly; None for null."""
+    return _known(bytes(raw)) if len(raw) <= LARGEST_KNOWN else _read(raw)
+
+
+def _read(raw: msgspec.Raw | bytes) -> bytes | None:
+    value = _decode(raw)
+    return None if value is None else storable_json(value)
+
+
+_known = lru_cache(256)(_read)

@@ -1,0 +1,169 @@
+"""Index the completions that a request may continue by their conversation hashes. Pure, in memory."""
+
+from collections import OrderedDict
+
+import msgspec
+
+from proxy.domain.eviction import oldest
+from proxy.domain.version_pins import Pins
+
+FIRST = "/0"
+
+
+def name_of(answer_id: str, choice: int) -> str:
+    """Return the other id that feedback may use for a choice of an answer. The first choice has the answer's own id,
+    with or without FIRST after it."""
+    return answer_id if choice == 0 else f"{answer_id}/{choice}"
+
+
+class OpenCompletion(msgspec.Struct, gc=False):
+    """A completion that a request may continue: a head."""
+
+    completion_id: str
+    trajectory_id: str
+    histories: tuple[bytes, ...] = ()
+    """The conversation hashes that lead to it."""
+    name: str | None = None
+    """The other id that feedback may use for it (`name_of`)."""
+    taken_by: str | None = None
+    """The call that continues it; None: no call does."""
+    set_aside: bool = False
+    """Whether it is excluded from the free heads, taken or not."""
+    over: bool = False
+    """Whether its trajectory is over."""
+    pins: Pins = ()
+    """The versions that answered in its trajectory, up to this completion."""
+
+    @property
+    def free(self) -> bool:
+        """Return whether a call may continue it."""
+        return self.taken_by is None and not self.set_aside
+
+
+class _SharedPrefix(msgspec.Struct):
+    """Several heads with the same history."""
+
+    free: OrderedDict[str, OpenCompletion]
+    """The oldest first."""
+    last: OpenCompletion
+    """The latest head, free or not: a fork branches from it."""
+
+
+def _alike(head: OpenCompletion) -> _SharedPrefix:
+    return _SharedPrefix(OrderedDict({head.completion_id: head} if head.free else {}), head)
+
+
+class PrefixIndex:
+    """Holds at most `most` heads and evicts the oldest first. Every lookup takes the same time, however many heads
+    there are."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_id: dict[str, OpenCompletion] = {}
+        self._by_history: dict[bytes, OpenCompletion | _SharedPrefix] = {}
+        """Nearly every history belongs to one head only; no `_SharedPrefix` is made for those."""
+        self._by_name: dict[str, OpenCompletion] = {}
+
+    def named(self, name: str) -> OpenCompletion | None:
+        """Return the head with this id, or with another id that feedback may use."""
+        return self._by_id.get(name) or self._by_name.get(name) or self._by_name.get(name.removesuffix(FIRST))
+
+    def alike(self, history: bytes) -> OpenCompletion | None:
+        """Return the last head with this history, free or not."""
+        found = self._by_history.get(history)
+        return found.last if isinstance(found, _SharedPrefix) else found
+
+    def free(self, history: bytes) -> OpenCompletion | None:
+        """Return the oldest free head with this history."""
+        found = self._by_history.get(history)
+        if isinstance(found, _SharedPrefix):
+            return next(iter(found.free.values()), None)
+        return found if found is not None and found.free else None
+
+    def keep(self, head: OpenCompletion) -> None:
+        """Add a head. It replaces an entry with the same id; if that one was taken, the new one is taken too."""
+        by_id, completion_id = self._by_id, head.completion_id
+        before = by_id.pop(completion_id, None)
+        if before is not None:
+            head.taken_by = head.taken_by or before.taken_by
+            self._unlink(before)
+        by_id[completion_id] = head
+        for history in head.histories:
+            found = self._by_history.setdefault(history, head)
+            if found is not head:
+                self._keep_beside(found, history, head)
+        if head.name is not None:
+            self._by_name[head.name] = head
+        if len(by_id) > self._most:
+            for forgotten in oldest(by_id, self._most):
+                self._unlink(by_id.pop(forgotten))
+
+    def keep_taken(self, head: OpenCompletion, call_id: str) -> None:
+        """Mark a head as taken, even if nothing else is known about it yet."""
+        if head.completion_id not in self._by_id:
+            head.taken_by = call_id
+            self.keep(head)
+        self.take(head.completion_id, call_id)
+
+    def learn(self, head: OpenCompletion) -> bool:
+        """Add a head that SQL returned, unless the index already knows more about it. Return whether it was added."""
+        known = self._by_id.get(head.completion_id)
+        if known is not None and known.histories:
+            return False
+        self.keep(head)
+        return True
+
+    def take(self, completion_id: str, call_id: str, instead_of: str | None = None) -> None:
+        """Let a call continue a head, if the head is free or was taken by the call that this one repeats
+        (`instead_of`)."""
+        if (head := self._by_id.get(completion_id)) and head.taken_by in (None, instead_of):
+            head.taken_by = call_id
+            self.set_aside(head)
+
+    def release(self, completion_id: str, call_id: str) -> None:
+        """Free a head again after its call failed. It becomes the next head to be taken."""
+        head = self._by_id.get(completion_id)
+        if head is None or head.taken_by != call_id:
+            return
+        head.taken_by, head.set_aside = None, False
+        for history in head.histories:
+            found = self._by_history.get(history)
+            if found is None or found is head:
+                continue
+            if not isinstance(found, _SharedPrefix):
+                found = self._by_history[history] = _alike(found)
+            found.free[completion_id] = head
+            found.free.move_to_end(completion_id, last=False)
+
+    def set_aside(self, head: OpenCompletion) -> None:
+        """Exclude a head from the free ones."""
+        head.set_aside = True
+        for history in head.histories:
+            if isinstance(found := self._by_history.get(history), _SharedPrefix):
+                found.free.pop(head.completion_id, None)
+
+    def _keep_beside(self, found: OpenCompletion | _SharedPrefix, history: bytes, head: OpenCompletion) -> None:
+        """Add a head to those with the same history."""
+        if not isinstance(found, _SharedPrefix):
+            found = self._by_history[history] = _alike(found)
+        found.last = head
+        if head.free:
+            found.free[head.completion_id] = head
+
+    def _unlink(self, head: OpenCompletion) -> None:
+        for history in head.histories:
+            found = self._by_history.get(history)
+            if found is head:
+                del self._by_history[history]
+                continue
+            if not isinstance(found, _SharedPrefix):
+                continue
+            found.free.pop(head.completion_id, None)
+            if found.last is head:
+                # Other heads with this history may be left; the latest free one becomes `last`.
+                if found.free:
+                    found.last = next(reversed(found.free.values()))
+                else:
+                    del self._by_history[history]
+        if head.name is not None and self._by_name.get(head.name) is head:
+            del self._by_name[head.name]

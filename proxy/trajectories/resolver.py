@@ -1,0 +1,364 @@
+"""Resolve which trajectory a request continues: explicit address first, then the prefix index in memory, then SQL.
+
+A completion that a request may continue is a head. It is found by the hash of its conversation and answer. The call
+that extends a head takes it; among heads with the same history it takes the oldest free one. If none is free, another
+call continued it before: that is a fork, and a fork becomes a new trajectory that is linked to the completion it
+branches from. The same holds for a continuation of a trajectory that has ended. Used from one event loop.
+
+The placement also carries the versions that answered so far, so that the call may stay on one of them. If the
+conversation matches, these are the versions up to the completion that the call continues (also for a fork and after an
+end); otherwise all versions that answered in the trajectory. A trajectory that only reuses the name of an ended one is
+a new attempt, in which no version has answered.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from proxy.domain.address import Address
+from proxy.domain.call import Call
+from proxy.domain.eviction import oldest
+from proxy.domain.request_digest import WINDOW_S, Question, digest_of
+from proxy.domain.version_pins import Pins, and_then
+from proxy.trajectories.conversation_hash import Conversation
+from proxy.trajectories.prefix_index import OpenCompletion, PrefixIndex, name_of
+from proxy.trajectories.retries import Repeatable, RetryTracker
+from whetstone.domain.ids import new_id
+
+MOST_HOPS = 1000
+"""Most trajectories that may follow each other under one name."""
+
+
+class TrajectoryState(msgspec.Struct, gc=False):
+    """The state of a trajectory."""
+
+    tail: str | None = None
+    """Its last completion, as far as known."""
+    seen_s: float = 0.0
+    over: bool = False
+    """Whether feedback or the app has ended it."""
+    successor: str | None = None
+    """The trajectory that continues under its name."""
+    pins: Pins = ()
+    """The versions that answered in it, as far as known."""
+
+
+class Placement(msgspec.Struct, frozen=True, gc=False):
+    """The trajectory of a call, and how it was found."""
+
+    trajectory_id: str
+    by: str
+    """The rule that found it, one of those in docs/whose_call.md."""
+    extends: str | None = None
+    """The completion of this trajectory that the call continues, if the conversation matches."""
+    continues: str | None = None
+    """The completion that a new trajectory continues."""
+    pins: Pins = ()
+    """The versions that answered up to there."""
+
+
+class Tables(Protocol):
+    """The lookups in SQL."""
+
+    async def heads(
+        self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float
+    ) -> list[OpenCompletion] | None:
+        """Return completions with one of these histories, the oldest first: the free ones whose trajectory is open and
+        was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
+        reached."""
+        ...
+
+    async def trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
+        """Return the state of a trajectory; it is also over if it was not seen since `since_s`. None: it does not
+        exist."""
+        ...
+
+    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
+        """Return calls since `since_s` with this body, and this turn key if one is given, that did not get a whole
+        answer."""
+        ...
+
+
+class Peers(Protocol):
+    """The other proxies on the same tables."""
+
+    @property
+    def alone(self) -> bool:
+        """Return whether there are none."""
+        ...
+
+    async def written(self, until_s: float) -> None:
+        """Return when the tables have what the other proxies finished before `until_s`, or when that takes too long."""
+        ...
+
+
+class TrajectoryResolver:
+    """Finds the trajectories of calls. Call `place` when a call arrives, and `over` or `unrecorded` when it ends."""
+
+    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 16_000) -> None:
+        """Create a resolver.
+
+        `idle_s`: a trajectory is over this many seconds after its last completion. `most_kept`: how many completions,
+        and how many trajectories, stay in memory; older ones are looked up in SQL.
+        """
+        self._tables = tables
+        self._peers = peers
+        self._idle_s = idle_s
+        self._placed: dict[str, int] = {}
+        self._most_kept = most_kept
+        self._heads = PrefixIndex(most_kept)
+        self._trails: dict[str, TrajectoryState] = {}
+        """Ordered by last use, the latest last."""
+        self._running: RetryTracker[Question] = RetryTracker(most_kept)
+        self._unanswered: RetryTracker[str] = RetryTracker(most_kept)
+        self._absent: dict[bytes, None] = {}
+
+    @property
+    def placed(self) -> Counter[str]:
+        """Return the number of calls by the rule that found their trajectory."""
+        return Counter(self._placed)
+
+    async def place(self, call_id: str, address: Address, asked: Conversation, question: Question) -> Placement:
+        """Return the trajectory of a call that has just arrived."""
+        place = self.place_at_once(call_id, address, asked, question)
+        if place is not None:
+            return place
+        arrived_s = time.time()
+        repeats, again = None, None
+        if address.trajectory_id is None and (address.retry or address.turn_key):
+            repeats, again = await self._asked_again(address, question, arrived_s)
+        if address.trajectory_id is not None:
+            place = await self._named(address.trajectory_id, address.named_by or "header", asked)
+        elif again is not None and not self._is_over(trail := await self._trail(again.trajectory_id)):
+            left_at = again.extends or await self._left_at(again, asked)
+            place = Placement(again.trajectory_id, "retry", extends=left_at, pins=trail.pins if trail else ())
+        else:
+            place = self._at_once(asked) or await self._elsewhere(asked, arrived_s)
+        return self._placed_at(place, call_id, address, question, arrived_s, instead_of=repeats)
+
+    def place_at_once(
+        self, call_id: str, address: Address, asked: Conversation, question: Question
+    ) -> Placement | None:
+        """Return the same as `place` if no SQL is needed, as for most calls; otherwise None."""
+        if address.trajectory_id is not None:
+            place = self._named_at_once(address.trajectory_id, address.named_by or "header", asked)
+        elif address.retry or address.turn_key:
+            return None
+        else:
+            place = self._at_once(asked)
+        return place and self._placed_at(place, call_id, address, question, time.time())
+
+    def over(self, call: Call, question: Question | None) -> None:
+        """Note that a call has ended, so that each of its answers may be continued.
+
+        A call without a whole answer frees the completion that it continued, and its client may retry it. `question`:
+        what it was placed with; None: another process placed it.
+        """
+        histories, now_s = call.histories, time.time()
+        for at, choice in enumerate(call.choices):
+            index = choice.index
+            if index == 0 and not call.first_id:
+                completion_id, trajectory_id = call.id, call.trajectory_id
+            else:
+                completion_id, trajectory_id = call.completion_id(choice), call.trajectory_of(choice)
+            trail = self._see(trajectory_id, now_s)
+            trail.tail = completion_id
+            trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
+            if at < len(histories) and (found_by := histories[at].found_by):
+                name = name_of(call.answer_id or call.upstream_id, index)
+                self._heads.keep(
+                    OpenCompletion(completion_id, trajectory_id, found_by, name, None, False, False, trail.pins)
+                )
+                if self._absent:
+                    for history in found_by:
+                        self._absent.pop(history, None)
+        running = None if question is None else self._running.answered(question, call.id)
+        if call.status == "complete":
+            return
+        if running is not None and call.request_digest is not None:
+            self._unanswered.add(call.request_digest, call.id, running)
+        if call.extends is not None:
+            self._heads.release(call.extends, call.id)
+
+    def unrecorded(self, call_id: str, question: Question, place: Placement) -> None:
+        """Forget a call that failed and was not recorded."""
+        self._running.answered(question, call_id)
+        if place.extends is not None:
+            self._heads.release(place.extends, call_id)
+
+    def recovered(self, call: Call) -> None:
+        """Add a call of a process that died; SQL may not have it yet."""
+        if call.extends is not None and call.status == "complete":
+            self._heads.keep_taken(OpenCompletion(call.extends, call.trajectory_id), call.id)
+        self.over(call, None)
+        if call.request_digest is None:
+            return
+        self._unanswered.forget(call.request_digest, call.trajectory_id)
+        if call.status != "complete" and call.address.trajectory_id is None:
+            missed = Repeatable(call.trajectory_id, call.extends, call.address.turn_key, call.created_at_s)
+            self._unanswered.add(call.request_digest, call.id, missed)
+
+    def ended(self, name: str) -> None:
+        """Note that a trajectory is over. `name` is its id, or an id of one of its completions that feedback may
+        use."""
+        head = self._heads.named(name)
+        if trail := self._trails.get(head.trajectory_id if head else name):
+            trail.over = True
+
+    # By name.
+
+    async def _named(self, name: str, by: str, asked: Conversation) -> Placement:
+        before: TrajectoryState | None = None
+        for _ in range(MOST_HOPS):
+            trail = await self._trail(name)
+            if trail is None or not self._is_over(trail):
+                break
+            trail.successor = trail.successor or new_id()
+            name, before = trail.successor, trail
+        if before is not None and (trail is None or trail.tail is None):
+            # Several first calls may be written in any order: the link is set in each case.
+            return Placement(name, by, continues=before.tail)
+        return Placement(name, by) if trail is None else self._within(name, by, trail, asked)
+
+    def _named_at_once(self, name: str, by: str, asked: Conversation) -> Placement | None:
+        trail = self._trails.get(name)
+        return None if trail is None or self._is_over(trail) else self._within(name, by, trail, asked)
+
+    def _within(self, name: str, by: str, trail: TrajectoryState, asked: Conversation) -> Placement:
+        tail = self._heads.named(trail.tail) if trail.tail else None
+        extends = tail is not None and bool(asked.answers) and asked.answers[0] in tail.histories
+        return Placement(name, by, extends=tail.completion_id if tail and extends else None, pins=trail.pins)
+
+    async def _trail(self, trajectory_id: str) -> TrajectoryState | None:
+        if known := self._trails.get(trajectory_id):
+            return known
+        trail = await self._tables.trail(trajectory_id, time.time() - self._idle_s)
+        # Another call may have read it meanwhile.
+        return None if trail is None else self._trails.setdefault(trajectory_id, trail)
+
+    # By retry.
+
+    async def _asked_again(
+        self, address: Address, question: Question, now_s: float
+    ) -> tuple[str | None, Repeatable | None]:
+        """Return the one call that this call repeats, with its id if it may still run; (None, None) if there is
+        no candidate, or more than one."""
+        digest = digest_of(question)
+        here = self._running.of(question, address.turn_key, now_s)
+        here |= self._unanswered.of(digest, address.turn_key, now_s)
+        if not here:
+            found = await self._tables.unanswered(digest, address.turn_key, now_s - WINDOW_S)
+            return None, found[0] if len(found) == 1 else None
+        if len(here) > 1:
+            return None, None
+        ((call_id, call),) = here.items()
+        self._running.answered(question, call_id)
+        self._unanswered.answered(digest, call_id)
+        return call_id, call
+
+    async def _left_at(self, again: Repeatable, asked: Conversation) -> str | None:
+        """Return the completion that the repeated call continued, found by its conversation."""
+        place = self._at_once(asked) or await self._elsewhere(asked, 0.0)
+        return place.extends if place.trajectory_id == again.trajectory_id else None
+
+    # By conversation.
+
+    def _at_once(self, asked: Conversation) -> Placement | None:
+        """Return a placement if no SQL is needed, otherwise None."""
+        return self._free(asked) if asked.answers else Placement(new_id(), "new")
+
+    async def _elsewhere(self, asked: Conversation, arrived_s: float) -> Placement:
+        """Place a call whose conversation continues no head that is in memory and free."""
+        place = None
+        if not (self._peers.alone and all(one in self._absent for one in asked.found_by)):
+            place = await self._look_up(asked)
+            # If SQL does not answer, the other proxies' writes could not be read either.
+            if place is None and self._looked_for(asked) and not self._peers.alone and self._branch(asked) is None:
+                await self._peers.written(arrived_s)
+                place = await self._look_up(asked)
+        return place or self._branch(asked) or Placement(new_id(), "new")
+
+    def _looked_for(self, asked: Conversation) -> bool:
+        return all(self._heads.alike(history) or history in self._absent for history in asked.found_by)
+
+    async def _look_up(self, asked: Conversation) -> Placement | None:
+        now_s = time.time()
+        found = await self._tables.heads(asked.answers, asked.tool_calls, now_s - self._idle_s)
+        if found is None:
+            return None
+        for head in found:
+            if self._heads.learn(head):
+                trail = TrajectoryState(head.completion_id, now_s, over=head.over, pins=head.pins)
+                self._trails.setdefault(head.trajectory_id, trail)
+        for forgotten in oldest(self._absent, self._most_kept):
+            del self._absent[forgotten]
+        for history in asked.found_by:
+            # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up
+            # again.
+            if not self._heads.alike(history):
+                self._absent[history] = None
+        return self._free(asked)
+
+    def _free(self, asked: Conversation) -> Placement | None:
+        """Return the oldest free head with the longest known history. Return None also where SQL must be asked first,
+        because it may know a longer one."""
+        for history in asked.found_by:
+            if not self._heads.alike(history):
+                if history not in self._absent:
+                    return None
+                continue
+            while head := self._heads.free(history):
+                if not self._is_over(self._trails.get(head.trajectory_id)):
+                    by = "tool_calls" if history == asked.tool_calls else "content"
+                    return Placement(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
+                self._heads.set_aside(head)
+            return None
+        return None
+
+    def _branch(self, asked: Conversation) -> Placement | None:
+        """Return a new trajectory for a call that continues a head which is not free."""
+        for history in asked.found_by:
+            if head := self._heads.alike(history):
+                by = "after" if self._is_over(self._trails.get(head.trajectory_id)) else "fork"
+                return Placement(new_id(), by, continues=head.completion_id, pins=head.pins)
+        return None
+
+    # State in memory.
+
+    def _is_over(self, trail: TrajectoryState | None) -> bool:
+        return trail is not None and (trail.over or time.time() - trail.seen_s > self._idle_s)
+
+    def _placed_at(
+        self,
+        place: Placement,
+        call_id: str,
+        address: Address,
+        question: Question,
+        now_s: float,
+        instead_of: str | None = None,
+    ) -> Placement:
+        """Note a call's placement; `instead_of`: the call that it repeats."""
+        if place.extends is not None:
+            self._heads.take(place.extends, call_id, instead_of)
+        if address.trajectory_id is None:
+            call = Repeatable(place.trajectory_id, place.extends, address.turn_key, now_s)
+            self._running.add(question, call_id, call)
+        self._see(place.trajectory_id, now_s)
+        self._placed[place.by] = self._placed.get(place.by, 0) + 1
+        return place
+
+    def _see(self, trajectory_id: str, now_s: float) -> TrajectoryState:
+        trails = self._trails
+        trail = trails.pop(trajectory_id, None)
+        if trail is None:
+            trail = TrajectoryState(None, now_s)
+        else:
+            trail.seen_s = now_s
+        trails[trajectory_id] = trail
+        if len(trails) > self._most_kept:
+            for forgotten in oldest(trails, self._most_kept):
+                del trails[forgotten]
+        return trail

@@ -1,0 +1,194 @@
+"""The proxy's SQL for trajectories: find the completion that a request continues, and list the writing proxies."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, and_, bindparam, func, or_, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from migrations import schema
+from migrations.words import response_text
+from proxy.domain.address import NAMED
+from proxy.domain.version_pins import Pin, Pins, and_then
+from proxy.trajectories.prefix_index import OpenCompletion, name_of
+from proxy.trajectories.resolver import TrajectoryState
+from proxy.trajectories.retries import Repeatable
+from whetstone.database.change_detector import Changes
+from whetstone.database.engine import insert_new
+
+MOST_FREE = 50
+"""Most free heads read at once; more with the same history are read when these are taken."""
+LOOK_UP_S = 5.0
+"""How long a call waits for the database to look up its trajectory."""
+AWAY_S = 1.0
+"""After a failed lookup the database is not queried again for so long."""
+
+c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
+
+# Built once: it runs several times a second.
+_SAID = select(p.id, p.written_until, p.seen_at).where(
+    p.project == bindparam("its_project"), p.seen_at >= bindparam("since")
+)
+
+Found = TypeVar("Found")
+Otherwise = TypeVar("Otherwise")
+
+log = logging.getLogger(__name__)
+
+
+class ThreadTables:
+    """The queries of `trajectories.resolver` and `trajectories.peers`, for one project. While the database cannot be
+    reached, earlier calls are unknown."""
+
+    def __init__(self, engine: Engine, project: str, changes: Changes | None = None) -> None:
+        self._engine = engine
+        self._changes = changes or Changes(engine)
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._project = project
+        self._away_until = 0.0
+        """The database is not queried again before this time (monotonic seconds)."""
+
+    async def heads(
+        self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float
+    ) -> list[OpenCompletion] | None:
+        """Return completions that a request may continue (`resolver.Tables`)."""
+        return await self._answered(lambda: self._heads(histories, tool_calls, since_s), None)
+
+    async def trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
+        """Return the state of a trajectory (`resolver.Tables`)."""
+        return await self._answered(lambda: self._trail(trajectory_id, since_s), None)
+
+    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
+        """Return calls that did not get a whole answer (`resolver.Tables`)."""
+        return await self._answered(lambda: self._unanswered(digest, turn_key, since_s), [])
+
+    def tell_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
+        """Report until when this proxy's calls are written (`peers.Table`)."""
+        told = {"written_until": _instant(until_s), "seen_at": _instant(now_s)}
+        with self._engine.begin() as connection:
+            if not insert_new(connection, schema.proxies, {"project": self._project, "id": proxy_id, **told}):
+                this = (p.project == self._project, p.id == proxy_id)
+                connection.execute(schema.proxies.update().where(*this).values(**told))
+
+    def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
+        """Return what the other proxies have reported (`peers.Table`)."""
+        said = self._changes.unless(("proxies", self._project), lambda: self._said(since_s))
+        return {one: until_s for one, until_s, seen_s in said if one != proxy_id and seen_s >= since_s}
+
+    def _said(self, since_s: float) -> list[tuple[str, float, float]]:
+        """Return the reports of all proxies since `since_s`: id, until when their calls are written, and the time of
+        the report."""
+        parameters = {"its_project": self._project, "since": _instant(since_s)}
+        with self._reader.connect() as connection:
+            rows = connection.execute(_SAID, parameters)
+            return [(row.id, row.written_until.timestamp(), row.seen_at.timestamp()) for row in rows]
+
+    def leave(self, proxy_id: str) -> None:
+        """Remove this proxy, so that no other waits for it (`peers.Table`)."""
+        with self._engine.begin() as connection:
+            connection.execute(schema.proxies.delete().where(p.project == self._project, p.id == proxy_id))
+
+    async def _answered(self, ask: Callable[[], Found], otherwise: Otherwise) -> Found | Otherwise:
+        """Run a query in a thread; return `otherwise` if it fails or takes longer than LOOK_UP_S. An app is served soon
+        even without the database."""
+        if time.monotonic() < self._away_until:
+            return otherwise
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                return await asyncio.to_thread(ask)
+        except (SQLAlchemyError, TimeoutError) as error:
+            self._away_until = time.monotonic() + AWAY_S
+            log.warning("where calls belong cannot be looked up, they begin anew: %s", error or type(error).__name__)
+            return otherwise
+
+    def _heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[OpenCompletion]:
+        found = self._alike(c.history, histories, since_s)
+        return found if tool_calls is None else found + self._alike(c.tool_history, [tool_calls], since_s)
+
+    def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
+        of_these = and_(c.project == self._project, column.in_(histories))
+        columns = (c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by)
+        spoke = (c.policy, c.policy_version, c.created_at)
+        joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
+        query = select(*columns, *spoke, t.state, t.last_seen_at).select_from(joined).where(of_these)
+        since = _instant(since_s)
+        is_free = and_(c.continued_by.is_(None), t.state == "open", t.last_seen_at >= since)
+        # Ids sort by time: a completion that began long before cannot be free.
+        recent = c.id >= f"{max(int(since_s * 1000), 0):012x}"
+        last_ids = select(func.max(c.id)).where(of_these).group_by(column)
+        with self._reader.connect() as connection:
+            free = connection.execute(query.where(is_free, recent).order_by(c.id).limit(MOST_FREE)).all()
+            last = connection.execute(query.where(c.id.in_(list(connection.execute(last_ids).scalars())))).all()
+            rows = {row.id: row for row in (*free, *last)}
+            pins = self._pins(connection, {row.trajectory_id for row in rows.values()})
+        return [
+            OpenCompletion(
+                completion_id=row.id,
+                trajectory_id=row.trajectory_id,
+                histories=tuple(one for one in (row.history, row.tool_history) if one is not None),
+                name=name_of(row.upstream_id, row.choice),
+                taken_by=row.continued_by,
+                over=row.state != "open" or row.last_seen_at < since,
+                pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),
+            )
+            for _, row in sorted(rows.items())
+        ]
+
+    def _trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
+        this = (t.project == self._project, t.id == trajectory_id)
+        with self._reader.connect() as connection:
+            row = connection.execute(select(t.state, t.tail_completion_id, t.last_seen_at).where(*this)).one_or_none()
+            if row is None:
+                return None
+            over = row.state != "open" or row.last_seen_at < _instant(since_s)
+            after = (t.project == self._project, t.continues == row.tail_completion_id, t.id != trajectory_id)
+            successors = select(t.id).join(
+                schema.completions, and_(c.project == t.project, c.trajectory_id == t.id, c.turn == 0)
+            )
+            named = c.threaded_by.in_(NAMED)
+            successor = (
+                connection.execute(successors.where(*after, named).order_by(t.created_at).limit(1)).scalar()
+                if over and row.tail_completion_id is not None
+                else None
+            )
+            pins = self._pins(connection, {trajectory_id})[trajectory_id]
+        return TrajectoryState(
+            row.tail_completion_id, row.last_seen_at.timestamp(), over=over, successor=successor, pins=pins
+        )
+
+    def _pins(self, connection: Connection, trajectory_ids: Collection[str]) -> Mapping[str, Pins]:
+        """Return the versions that answered in each of these trajectories."""
+        if not trajectory_ids:
+            return {}
+        spoke = or_(c.token_ids.is_not(None), response_text.is_not(None))
+        of_these = (c.project == self._project, c.trajectory_id.in_(trajectory_ids), spoke)
+        version = (c.trajectory_id, c.policy, c.policy_version)
+        query = select(*version, func.min(c.created_at).label("since")).where(*of_these).group_by(*version)
+        pins: defaultdict[str, Pins] = defaultdict(tuple)
+        for row in connection.execute(query.order_by(func.max(c.id))):
+            pins[row.trajectory_id] += (Pin(row.policy, row.policy_version, row.since.timestamp()),)
+        return pins
+
+    def _unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
+        query = select(c.trajectory_id, c.turn_key, c.created_at).where(
+            c.project == self._project,
+            c.request_digest == digest,
+            c.request_digest.is_not(None),
+            c.choice == 0,
+            c.threaded_by.not_in(NAMED),
+            c.created_at >= _instant(since_s),
+        )
+        if turn_key is not None:
+            query = query.where(c.turn_key == turn_key)
+        with self._reader.connect() as connection:
+            rows = connection.execute(query).all()
+        return [Repeatable(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

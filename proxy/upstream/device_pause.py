@@ -1,0 +1,74 @@
+"""Hold back requests while the trainer has an accelerator that vLLM shares, and report to the trainer what is in
+flight.
+
+`load_balancer.Replicas` holds the requests.
+"""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+from proxy.upstream.load_balancer import Replicas
+from proxy.upstream.replica_store import Pause
+
+TELL_EVERY_S = 5.0
+"""How often the number of calls in flight is reported while there is no pause."""
+
+
+class Table(Protocol):
+    """The table in which the trainer reports that it has the accelerator, and the proxies that they have stopped."""
+
+    def pause(self) -> Pause | None:
+        """Return the pause of the last step that took the accelerator, over or not."""
+        ...
+
+    def tell_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
+        """Report how many calls this proxy has in flight. Return whether the proxy has its row in the table yet."""
+        ...
+
+
+class Pauses:
+    """Applies the pauses. Call `refresh` periodically."""
+
+    def __init__(self, table: Table, replicas: Replicas, proxy_id: str, shares_device: bool) -> None:
+        self._table = table
+        self._replicas = replicas
+        self._proxy_id = proxy_id
+        self._shares_device = shares_device
+        self._pause: Pause | None = None
+        self._end: asyncio.TimerHandle | None = None
+        """Ends the pause on time, even if the database does not answer."""
+        self._told: tuple[int, int, str | None] | None = None
+        self._told_s = 0.0
+
+    async def refresh(self) -> None:
+        """Hold requests while a step has the accelerator, and report what is still in flight.
+
+        Raises:
+            SQLAlchemyError: the database cannot be reached; a pause then ends at the time that was read last.
+        """
+        try:
+            if self._shares_device:
+                self._pause = await asyncio.to_thread(self._table.pause)
+        finally:
+            self._hold(self._pause)
+        await self._tell()
+
+    def _hold(self, pause: Pause | None) -> None:
+        left_s = 0.0 if pause is None else (pause.until - datetime.now(UTC)).total_seconds()
+        if self._end is not None:
+            self._end.cancel()
+        self._end = None
+        if pause is not None and left_s > 0:
+            self._end = asyncio.get_running_loop().call_later(left_s, self._replicas.hold, None)
+        self._replicas.hold(pause.id if pause is not None and left_s > 0 else None)
+
+    async def _tell(self) -> None:
+        held_by = self._replicas.held_by
+        now = (self._replicas.in_flight, self._replicas.waiting, held_by)
+        pauses = held_by is not None or (self._told is not None and self._told[2] is not None)
+        if now != self._told and (pauses or time.monotonic() - self._told_s > TELL_EVERY_S):
+            known = await asyncio.to_thread(self._table.tell_calls, self._proxy_id, *now)
+            if known:
+                self._told, self._told_s = now, time.monotonic()

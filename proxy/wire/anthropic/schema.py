@@ -1,0 +1,144 @@
+"""Define the Anthropic requests whose translation to chat is exact. Types only.
+
+Follows `vllm/entrypoints/anthropic/protocol.py` of vLLM 0.32. vLLM refuses what these types refuse, or reads it in a
+way that `request` does not follow.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+MAX_STOP_SEQUENCES = 4
+"""vLLM refuses more; its VLLM_MAX_STOP_STRINGS."""
+
+
+class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
+    """An image contained in the request."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(msgspec.Struct, tag_field="type", tag="url"):
+    """An image that vLLM fetches."""
+
+    url: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+Source = Base64Source | UrlSource
+
+
+class ResultText(msgspec.Struct, tag_field="type", tag="text"):
+    """A text in a tool's result."""
+
+    text: str = ""
+
+
+class ResultImage(msgspec.Struct, tag_field="type", tag="image"):
+    """An image in a tool's result."""
+
+    source: Source
+
+
+class Block(msgspec.Struct):
+    """A piece of a message; its type decides which fields count."""
+
+    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: str | None = None
+    source: Source | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[ResultText | ResultImage] | None = None
+    is_error: bool | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    # Fields of other blocks: in these blocks vLLM would check them and then ignore them.
+    tool: None = None
+    tool_name: None = None
+
+
+class Message(msgspec.Struct):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct):
+    """A tool of the app's own."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether a tool must be used, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Format(msgspec.Struct):
+    """The JSON format of the answer."""
+
+    type: Literal["json_schema"] = "json_schema"
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """The reasoning effort, and the answer's format."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Format | None = None
+
+
+_Display = Literal["summarized", "omitted", "updates"]
+
+
+class Enabled(msgspec.Struct, tag_field="type", tag="enabled"):
+    """Thinking, with at most this many tokens."""
+
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1024)]
+    display: _Display | None = None
+
+
+class Disabled(msgspec.Struct, tag_field="type", tag="disabled"):
+    """No thinking."""
+
+
+class Adaptive(msgspec.Struct, tag_field="type", tag="adaptive"):
+    """Thinking as the model chooses."""
+
+    display: _Display | None = None
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """The closed list of fields. Unknown keys inside them (`cache_control`) are ignored, as vLLM does."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    messages: list[Message]
+    max_tokens: Annotated[int, msgspec.Meta(gt=0)]
+    system: str | list[Block] | None = None
+    stop_sequences: Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_SEQUENCES)] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    # vLLM makes an empty list of null, which chat refuses.
+    tools: Annotated[list[Tool], msgspec.Meta(min_length=1)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Enabled | Disabled | Adaptive | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # vLLM ignores these.
+    metadata: dict[str, Any] | None = None
+    service_tier: Any = None
+    context_management: Any = None
+    cache_control: Any = None

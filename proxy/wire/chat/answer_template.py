@@ -1,0 +1,128 @@
+"""Read whole chat answers of a known form in one pass, and cut them instead of encoding them again. Pure.
+
+A server writes the same fields in the same order in every answer. Once their names were read one by one, they define a
+type with exactly these fields, which decodes the next answer in one pass. The hidden parts are cut out of the answer
+only if everything else stands in it byte for byte and in this order. An answer that differs in any way is read field by
+field (`answer`).
+"""
+
+from functools import lru_cache
+from keyword import iskeyword
+from typing import Any
+
+import msgspec
+
+from proxy.domain.call import Choice
+from proxy.wire.interfaces import UNREADABLE, Answer, Number, PromptResult
+from proxy.wire.tokens import ChoiceLogprobs, logprobs_of, prompt_tokens_of, read_ids, read_logprobs
+
+NEEDED = frozenset({"id", "model", "choices", "usage", "prompt_token_ids"})
+NEEDED_OF_CHOICE = frozenset({"index", "message", "logprobs", "finish_reason", "token_ids"})
+"""Fields that an answer, and each of its choices, must have to be read this way."""
+
+HIDDEN, MODEL = b"\0", b"\1"
+"""Placeholders for parts that are replaced; neither byte can occur in JSON."""
+_HIDDEN, _MODEL = msgspec.Raw(HIDDEN), msgspec.Raw(MODEL)
+_encode = msgspec.json.Encoder().encode
+_message = msgspec.json.Decoder().decode
+_name = lru_cache(256)(_encode)
+"""Encodes a model's name as JSON."""
+
+
+class AnswerTemplate:
+    """The fields that similar answers share, and which of them the app does not see."""
+
+    __slots__ = ("_decode", "_ids", "_logprobs", "_of_choice", "_prompt_ids")
+
+    def __init__(self, names: tuple[str, ...], of_choice: tuple[str, ...], hidden: frozenset[str]) -> None:
+        """`names` and `of_choice` are the fields of the answer and of each choice, in the order in which they come.
+        `hidden` are those that only capture requested."""
+        ids = list[Number] | None
+        self._ids, self._logprobs = "token_ids" in hidden, "logprobs" in hidden
+        self._prompt_ids, self._of_choice = "prompt_token_ids" in hidden, self._ids + self._logprobs
+        read: dict[str, Any] = {"index": Number, "finish_reason": str | None}
+        read |= {"token_ids": ids} if self._ids else {}
+        read |= {"logprobs": ChoiceLogprobs | None} if self._logprobs else {}
+        choice = _struct("Choice", of_choice, read)
+        read = {"id": str | None, "choices": list[choice]}  # type: ignore[valid-type]
+        read |= {"prompt_token_ids": ids} if self._prompt_ids else {}
+        self._decode = msgspec.json.Decoder(_struct("Answer", names, read)).decode
+
+    def read(self, body: bytes, model: str) -> Answer | None:
+        """Read an answer for an app that requested this model. Return None if it has another form."""
+        try:
+            told: Any = self._decode(body)
+            pieces, prompt_ids = told.choices, told.prompt_token_ids
+            if self._prompt_ids:
+                told.prompt_token_ids = _HIDDEN
+            else:
+                prompt_ids = read_ids(prompt_ids)
+            # Most answers have one choice.
+            choices = (self._take(pieces[0]),) if len(pieces) == 1 else tuple(map(self._take, pieces))
+            heard = PromptResult(prompt_ids, prompt_tokens_of(told.usage), choices)
+        except UNREADABLE:
+            return None
+        served, told.model = len(told.model), _MODEL
+        hidden = self._prompt_ids + len(pieces) * self._of_choice
+        said = _cut(body, _encode(told), served, _name(model), hidden)
+        return None if said is None else Answer(said, told.id, (heard,))
+
+    def _take(self, piece: Any) -> Choice:
+        """Return a choice, and replace its hidden fields."""
+        message, token_ids, logprobs = _message(piece.message), piece.token_ids, piece.logprobs
+        if None in message.values():
+            message = {key: value for key, value in message.items() if value is not None}
+        if self._ids:
+            piece.token_ids = _HIDDEN
+        else:
+            token_ids = read_ids(token_ids)
+        if self._logprobs:
+            piece.logprobs = _HIDDEN
+            logprobs = logprobs_of(logprobs)
+        else:
+            logprobs = read_logprobs(logprobs)
+        return Choice(piece.index, message, piece.finish_reason, token_ids, logprobs)
+
+
+@lru_cache(64)
+def form_of(names: tuple[str, ...], of_choice: tuple[str, ...], hidden: frozenset[str]) -> AnswerTemplate | None:
+    """Return the form of answers with these fields. None if a required field is missing, or a name cannot be a
+    field's."""
+    whole = NEEDED.issubset(names) and NEEDED_OF_CHOICE.issubset(of_choice)
+    return AnswerTemplate(names, of_choice, hidden) if whole and all(map(may_be_named, names + of_choice)) else None
+
+
+def may_be_named(name: str) -> bool:
+    """Return whether a type may have a field with this name."""
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
+
+
+def _struct(name: str, names: tuple[str, ...], read: dict[str, Any]) -> type[msgspec.Struct]:
+    fields = [(one, read.get(one, msgspec.Raw)) for one in names]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
+
+
+def _cut(body: bytes, said: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
+    """Return the answer's bytes for the app, made from `said`, the answer encoded again. None if it did not come in
+    that form. `served` is the length of the model's name in the answer, `hidden` the number of hidden parts.
+
+    The fields are known to be the same. The parts at the beginning, at the end and between placeholders prove their
+    order, and that each is written as it was.
+    """
+    before, _, rest = said.partition(MODEL)
+    part, more, rest = rest.partition(HIDDEN)
+    at = len(before) + served
+    if not (body.startswith(before) and body.startswith(part, at)):
+        return None
+    parts = [before + model + part]
+    while more:
+        at += len(part)
+        part, more, rest = rest.partition(HIDDEN)
+        # The last part is not searched for: the ids of a long prompt may stand before it.
+        if more:
+            at = body.find(part, at)
+            if at < 0:
+                return None
+        parts.append(part)
+    # A text may contain a placeholder's byte: that is invalid JSON, but it would be accepted.
+    return b"null".join(parts) if len(parts) == hidden + 1 and body.endswith(part, at) else None

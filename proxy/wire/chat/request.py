@@ -1,0 +1,167 @@
+"""Read a request to `/v1/chat/completions`: what goes to vLLM, and which parts of the answer to hide. Pure."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from proxy.wire.chat.answer import read_answer
+from proxy.wire.chat.stream import ChatStream
+from proxy.wire.interfaces import Answer, raw_name
+from proxy.wire.request_body import Body, deadly
+from proxy.wire.trainable_sampling import ALWAYS, why_bent
+from whetstone.domain.why_not_trained import WhyNotTrained
+
+HARMLESS = ALWAYS | {"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"}
+"""Fields of a chat that do not change the logprobs."""
+TELLING = frozenset(
+    {"echo", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids", "include_reasoning"}
+)  # fmt: skip
+"""Fields that request more than the answer's text."""
+
+_TRUE = msgspec.Raw(b"true")
+_ZERO = msgspec.Raw(b"0")
+_FLAG = (bool, type(None))
+_cut_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatAsked:
+    """A chat request. If a server other than vLLM answers it (`captured` is False), it is sent unchanged."""
+
+    endpoint = "chat.completions"
+    path = "/v1/chat/completions"
+
+    capturable = True
+    """False if the fields for capture would make an invalid request valid: it is then sent unchanged."""
+    hides_reasoning = False
+    """The app wants no reasoning; vLLM then returns no ids and no logprobs either."""
+    wants_prompt_token_ids = wants_token_ids = wants_logprobs = False
+    """Whether the app sees these if the answer has any."""
+
+    def __init__(self, body: Body, captured: bool) -> None:
+        """Read the request as far as capture needs.
+
+        Raises:
+            RefusedField: it would stop the engine.
+        """
+        values, fields = body.values, body.fields
+        self._body = body
+        self._for_vllm = captured
+        self.model = body.model
+        self.stream = body.stream
+        self.end_user = body.user
+        self.tools_or_null = body.tools_or_null
+        """The request's tools, as they came; JSON null if it has none."""
+        self._tells = not TELLING.isdisjoint(values)
+        if self._tells or not captured:
+            self._read_telling(values)
+        try:
+            self.messages = _cut_list(fields["messages"])
+            """The conversation, message by message; empty if the request has none."""
+        except (KeyError, msgspec.DecodeError):
+            self.messages = []
+        self.conversation = self.messages
+
+    def _read_telling(self, values: dict[str, Any]) -> None:
+        """Read what the app requests in addition to the answer's text."""
+        # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
+        if self._for_vllm and values.get("echo"):
+            raise deadly("echo")
+        self.capturable = self._for_vllm and _capturable(self._body)
+        self.hides_reasoning = self._for_vllm and values.get("include_reasoning") is False
+        self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
+        self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
+        self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
+
+    def goes_on(self) -> bool:
+        """Return whether there is an answer in the conversation."""
+        messages = self._body.values.get("messages")
+        # Search from the end: if there is an answer, it is near.
+        for message in reversed(messages) if type(messages) is list else ():
+            if type(message) is dict and message.get("role") == "assistant":
+                return True
+        return False
+
+    def sampling(self) -> bytes:
+        """Return every other field, as one JSON object."""
+        return self._body.without("model", "messages", "tools")
+
+    def why_not_trained(self) -> str | None:
+        """Return why the answer cannot be trained on (the field that changes its logprobs), or None if it can."""
+        if not self._for_vllm:
+            return WhyNotTrained.DEMONSTRATION
+        bent = why_bent(self._body.values, HARMLESS)
+        return bent or ("sampling_bent: tools" if _strict_tools(self._body.values) else None)
+
+    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+        """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""
+        fields = self._body.fields.copy()
+        fields["model"] = raw_name(served_name)
+        if self._for_vllm and not self._tells:
+            fields["cache_salt"] = _captured(cache_salt)
+            return _encode(fields)
+        if self._for_vllm:
+            fields["cache_salt"] = raw_name(cache_salt)
+        if self.capturable:
+            fields["return_token_ids"] = _TRUE
+            if self.hides_reasoning:
+                fields["include_reasoning"] = _TRUE
+            fields["logprobs"] = _TRUE
+            # Absent would work, null would not: vLLM then computes no logprobs.
+            if not self._body.given("top_logprobs"):
+                fields["top_logprobs"] = _ZERO
+        return _encode(fields)
+
+    def read(self, body: bytes) -> Answer:
+        """Read a whole answer."""
+        return read_answer(body, self)
+
+    def events(self) -> ChatStream:
+        """Return the reader of a streamed answer."""
+        return ChatStream(self)
+
+    def error(self, body: bytes, status: int) -> bytes:
+        """Return the body unchanged: an upstream error is already in this dialect."""
+        return body
+
+
+@lru_cache(64)
+def _captured(cache_salt: str) -> msgspec.Raw:
+    """Return the salt, followed by the other fields that a request without any of TELLING gets. A Raw is written as it
+    is, and one piece is faster than four."""
+    return msgspec.Raw(b'%b,"return_token_ids":true,"logprobs":true,"top_logprobs":0' % _encode(cache_salt))
+
+
+def _strict_tools(values: dict[str, Any]) -> bool:
+    """Return whether a grammar constrains a tool's arguments: vLLM (0.32) does that for `strict` tools, also with
+    `auto`."""
+    tools = values.get("tools")
+    if not tools or not isinstance(tools, list) or values.get("tool_choice") == "none":
+        return False
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and function.get("strict"):
+            return True
+    return False
+
+
+def _capturable(body: Body) -> bool:
+    logprobs, token_ids = body.values.get("logprobs"), body.values.get("return_token_ids")
+    needs_logprobs = bool(body.values.get("top_logprobs") or body.values.get("logprob_token_ids"))
+    known = isinstance(logprobs, _FLAG) and isinstance(token_ids, _FLAG)
+    return known and (logprobs is True or not needs_logprobs) and not _thinks_within_grammar(body)
+
+
+def _thinks_within_grammar(body: Body) -> bool:
+    """Return whether reasoning is hidden and a grammar is set. vLLM then applies the grammar from the first token on.
+
+    Capture needs the reasoning. If it were requested, vLLM would let the model think first: other tokens than without
+    the proxy.
+    """
+    values = body.values
+    return values.get("include_reasoning") is False and (
+        body.given("structured_outputs")
+        or (body.given("response_format") and values["response_format"] != {"type": "text"})
+        or (body.given("tool_choice") and values["tool_choice"] not in ("auto", "none"))
+    )

@@ -1,0 +1,223 @@
+"""Pass on messages and responses that another server answers in their own dialect, and record them without ids. Pure.
+
+Used where no exact translation to chat exists (`translated`), and for servers other than vLLM.
+"""
+
+from typing import Any
+
+import msgspec
+
+from proxy.domain.call import NULL, Choice
+from proxy.wire.interfaces import Answer, Number, PromptResult, Server, raw
+from proxy.wire.request_body import Body
+from proxy.wire.sse import Events, data_of
+from whetstone.domain.why_not_trained import WhyNotTrained
+
+ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
+"""Types of the events that end a stream. From there on, everything is held back until the call is recorded."""
+
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_pieces = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class NativeAsked:
+    """A request that is passed on in its own dialect."""
+
+    def __init__(self, endpoint: str, body: Body, server: Server) -> None:
+        self.endpoint = endpoint
+        self.path = f"/v1/{endpoint}"
+        self.model = body.model
+        self.stream = body.stream
+        self.end_user = end_user_of(body)
+        self._body = body
+        self._for_vllm = server.captured
+
+    @property
+    def messages(self) -> list[msgspec.Raw]:
+        """The conversation, with what precedes it (`system`, `instructions`) first."""
+        return conversation(self._body)
+
+    conversation = messages
+
+    def goes_on(self) -> bool:
+        """Return True: each dialect marks an answer in its own way, so one may be there."""
+        return True
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null if it has none."""
+        return self._body.tools_or_null
+
+    def sampling(self) -> bytes:
+        """Return every other field, as one JSON object."""
+        return self._body.without(*NOT_SAMPLING)
+
+    def why_not_trained(self) -> str | None:
+        """Return why the answer is never trained on: there are no sampled ids."""
+        return WhyNotTrained.NO_TOKEN_IDS if self._for_vllm else WhyNotTrained.DEMONSTRATION
+
+    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+        """Return the body as it came, except for the model. A salt keeps vLLM's cache of it within the project."""
+        salted = {"cache_salt": raw(cache_salt)} if self._for_vllm else {}
+        return msgspec.json.encode(self._body.fields | salted | {"model": raw(served_name)})
+
+    def read(self, body: bytes) -> Answer:
+        """Read a whole answer."""
+        said: dict[str, Any] = msgspec.json.decode(body)
+        if not isinstance(said.get("output") or [], list):
+            raise TypeError("an output is a list")
+        pieces = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if "model" in pieces:
+            pieces["model"] = raw(self.model)
+        return Answer(msgspec.json.encode(pieces), _text(said.get("id")), (_heard(said),))
+
+    def events(self) -> "NativeStream":
+        """Return the reader of a streamed answer."""
+        return NativeStream(self.model)
+
+    def error(self, body: bytes, status: int) -> bytes:
+        """Return the body unchanged: an upstream error is already in this dialect."""
+        return body
+
+
+NOT_SAMPLING = ("model", "messages", "input", "system", "instructions", "tools")
+
+
+def end_user_of(body: Body) -> str | None:
+    """Return the user that the app serves: OpenAI's `user`, Anthropic's `metadata.user_id`."""
+    metadata = body.values.get("metadata")
+    user = body.values.get("user") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
+    return user if isinstance(user, str) else None
+
+
+def conversation(body: Body) -> list[msgspec.Raw]:
+    """Return the conversation of a messages or responses request, message by message, as it came."""
+    messages = [
+        raw({"role": "system", "content": body.values[name]}) for name in ("system", "instructions") if body.given(name)
+    ]
+    given = body.fields.get("messages", body.fields.get("input", NULL))
+    try:
+        return messages + _list_decoder.decode(given)
+    except msgspec.DecodeError:  # a plain text
+        return [*messages, raw({"role": "user", "content": msgspec.json.decode(given)})]
+
+
+def _text(told: Any) -> str | None:
+    """Return a text. Another server may send another type instead."""
+    return told if told is None or isinstance(told, str) else str(told)
+
+
+def _heard(said: dict[str, Any]) -> PromptResult:
+    """Return the content of a message or a response as one choice. Parts of unknown types count as empty."""
+    items = [item for item in _list(said.get("output")) if isinstance(item, dict) and item.get("type") == "message"]
+    parts = _list(said.get("content")) or [part for item in items for part in _list(item.get("content"))]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return PromptResult(
+        prompt_token_ids=None,
+        prompt_tokens=_tokens(said.get("usage")),
+        choices=(
+            Choice(
+                index=0,
+                message={"role": "assistant", "content": said.get("content") or said.get("output")},
+                text_of_parts="".join(texts),
+                finish_reason=_text(said.get("stop_reason") or said.get("status")),
+            ),
+        ),
+    )
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Number | None = None
+
+
+def _tokens(usage: Any) -> int | None:
+    """Return the number of prompt tokens, or None if it was not reported as a number that a column can hold."""
+    try:
+        return msgspec.convert(usage, _Usage).input_tokens
+    except msgspec.ValidationError:
+        return None
+
+
+def _list(told: Any) -> list[Any]:
+    return told if isinstance(told, list) else []
+
+
+def _place(fields: dict[str, Any]) -> int:
+    """Return the index of the block that an event belongs to."""
+    told = fields.get("index", fields.get("output_index"))
+    return told if isinstance(told, int) else 0
+
+
+class NativeStream:
+    """The state of one streamed message or response (`interfaces.Stream`)."""
+
+    def __init__(self, model: str) -> None:
+        self._model = raw(model)
+        self._events = Events()
+        self._held: list[bytes] = []
+        self._said: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self.upstream_id: str | None = None
+        self.error: str | None = None
+        self.done = False
+
+    @property
+    def heard(self) -> tuple[PromptResult, ...]:
+        """What was answered so far."""
+        blocks = [block for _, block in sorted(self._blocks.items())]
+        return (_heard(self._said if self._said.get("output") else self._said | {"content": blocks}),)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they arrive. Return the events for the app, possibly none."""
+        return b"".join(self._pass(event) for event in self._events.feed(data))
+
+    def last(self) -> bytes:
+        """Return the held-back events, from the one that ends the stream."""
+        return b"".join(self._held)
+
+    def _pass(self, event: bytes) -> bytes:
+        said = data_of(event)
+        passed = event + b"\n\n"
+        if said is not None and said.startswith(b"{"):
+            fields: dict[str, Any] = msgspec.json.decode(said)
+            for name in ("message", "response"):
+                if isinstance(whole := fields.get(name), dict):
+                    self._hear_whole(whole)
+                    passed = passed.replace(said, self._renamed(said, name))
+            self._hear(fields)
+            self.done = self.done or fields.get("type") in ENDS
+        if self.done:
+            self._held.append(passed)
+            return b""
+        return passed
+
+    def _renamed(self, said: bytes, name: str) -> bytes:
+        """Return the event's data, changing only the model's name in its field `name`."""
+        pieces = _pieces.decode(said)
+        whole = _pieces.decode(pieces[name])
+        if "model" in whole:
+            pieces[name] = raw(whole | {"model": self._model})
+        return msgspec.json.encode(pieces)
+
+    def _hear_whole(self, whole: dict[str, Any]) -> None:
+        self.upstream_id = self.upstream_id or _text(whole.get("id"))
+        self._said |= {name: value for name, value in whole.items() if value is not None and name != "content"}
+
+    def _hear(self, fields: dict[str, Any]) -> None:
+        if isinstance(block := fields.get("content_block"), dict):
+            self._blocks[_place(fields)] = dict(block)
+        delta = fields.get("delta")
+        if isinstance(delta, str) and fields.get("type") == "response.output_text.delta":
+            delta = {"text": delta}
+        if isinstance(delta, dict):
+            block = self._blocks.setdefault(_place(fields), {})
+            for name in ("text", "thinking", "partial_json"):
+                if isinstance(delta.get(name), str):
+                    block[name] = block.get(name, "") + delta[name]
+            if delta.get("stop_reason"):
+                self._said["stop_reason"] = delta["stop_reason"]
+        if isinstance(usage := fields.get("usage"), dict):
+            before = self._said.get("usage")
+            self._said["usage"] = before | usage if isinstance(before, dict) else usage
+        if fields.get("type") == "error" or fields.get("error"):
+            self.error = msgspec.json.encode(fields.get("error", fields)).decode()

@@ -1,0 +1,64 @@
+"""Choose the dialect that reads each recorded route. Pure."""
+
+from functools import partial
+
+from proxy.domain.routes import RECORDED
+from proxy.wire.anthropic import answer as message_answer
+from proxy.wire.anthropic import request as message_request
+from proxy.wire.chat.request import ChatAsked
+from proxy.wire.completions import TextAsked
+from proxy.wire.interfaces import DialectRequest, Server
+from proxy.wire.passthrough import NativeAsked
+from proxy.wire.request_body import Body
+from proxy.wire.responses import answer as response_answer
+from proxy.wire.responses import request as response_request
+from proxy.wire.responses.stream import ResponseEvents
+from proxy.wire.translated import TranslatedAsked
+
+
+def ask(path: str, body: Body, server: Server) -> DialectRequest:
+    """Parse a request to one of the paths in `RECORDED`.
+
+    Raises:
+        RefusedField: it would stop the engine.
+    """
+    match path:
+        case "/v1/chat/completions":
+            return ChatAsked(body, server.captured)
+        case "/v1/completions":
+            return TextAsked(body, server.captured)
+        case "/v1/messages":
+            return _messages(body, server)
+        case "/v1/responses":
+            return _responses(body, server)
+    raise ValueError(f"{path} is none of {RECORDED}")
+
+
+def _messages(body: Body, server: Server) -> DialectRequest:
+    chat = message_request.chat_of(body.values) if server.captured else None
+    if chat is None:
+        return NativeAsked("messages", body, server)
+    return TranslatedAsked(
+        "messages",
+        body,
+        chat,
+        answer_of=message_answer.answer_of,
+        events_of=message_answer.MessageEvents,
+        error_of=message_answer.error_of,
+    )
+
+
+def _responses(body: Body, server: Server) -> DialectRequest:
+    length = server.max_model_len
+    chat = response_request.chat_of(body.values, length) if server.captured else None
+    if chat is None or length is None:
+        return NativeAsked("responses", body, server)
+    return TranslatedAsked(
+        "responses",
+        body,
+        chat,
+        answer_of=partial(response_answer.answer_of, values=body.values, max_model_len=length),
+        events_of=partial(ResponseEvents, body.values, length),
+        error_of=response_answer.error_of,
+        id_of=response_answer.id_of,
+    )

@@ -1,0 +1,227 @@
+"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure."""
+
+from collections.abc import Container, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from proxy.domain.call import NULL
+from proxy.domain.json_depth import MAX_DEPTH, depth
+from proxy.errors import BadRequest, NotJson, RefusedField
+
+REFUSED = frozenset(
+    {
+        "request_id",
+        "cache_salt",
+        "priority",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "vllm_xargs",
+        "chat_template",
+        "mm_processor_kwargs",
+        "prompt_embeds",
+    }
+)
+"""Fields that control the server: they would forge ids, cross tenants, or run a template of the app's."""
+
+LOOKED_AT = REFUSED | {"prompt_logprobs", "n", "best_of", "prompt"}
+"""Fields for which a body may be refused; its media are another reason. Most bodies have none of these fields."""
+
+_BESIDE_MESSAGES = ("input", "text_1", "text_2", "query", "documents")
+"""Fields that may carry media, other than a chat's messages."""
+_BESIDE = frozenset(_BESIDE_MESSAGES)
+_OF_TEXTS = frozenset(
+    {
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "function_call",
+        "refusal",
+        "reasoning",
+        "reasoning_content",
+    }
+)
+"""Fields of a message that hold no media, unless its content is a list of parts."""
+
+_SMALL = 2 * MAX_DEPTH
+"""Size in bytes up to which a body cannot be nested too deep, as each bracket needs another that closes it."""
+
+_cut = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Body(msgspec.Struct, frozen=True):
+    """A request's body, split into fields."""
+
+    fields: dict[str, msgspec.Raw]
+    """Every field, as it came."""
+    values: dict[str, Any]
+    """The same, decoded."""
+    model: str
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is to be streamed."""
+        return self.values.get("stream") is True
+
+    @property
+    def user(self) -> str | None:
+        """The user that the app serves, from `user`."""
+        user = self.values.get("user")
+        return user if isinstance(user, str) else None
+
+    @property
+    def tools_or_null(self) -> msgspec.Raw:
+        """The request's tools, as they came; JSON null if it has none."""
+        return self.fields.get("tools", NULL)
+
+    def given(self, field: str) -> bool:
+        """Return whether the field is there and not null."""
+        return self.values.get(field) is not None
+
+    def without(self, *names: str) -> bytes:
+        """Return every field except these, as one JSON object."""
+        kept = self.fields.copy()
+        for name in names:
+            kept.pop(name, None)
+        return _encode(kept)
+
+
+def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int = 256) -> Body:
+    """Parse a body.
+
+    Raises:
+        NotJson: it is not a JSON object.
+        BadRequest: `model` is missing or not a string, or it asks for so many choices that all other requests would
+            wait.
+        RefusedField: it has a field that controls the server, or media that the server would have to fetch.
+    """
+    try:
+        fields = _cut(data)
+        # Decoded as well, to detect what splitting does not: invalid UTF-8, and numbers that no float can hold.
+        values: dict[str, Any] = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(f"the body must be a JSON object: {error}") from error
+    small = len(data) <= _SMALL
+    if not small and _may_be_deep(data) and depth(values) > MAX_DEPTH:
+        raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
+    if not LOOKED_AT.isdisjoint(values):
+        _check(values, max_choices)
+    # JSON may spell a letter as \\u0075, so a body with an escape is searched too. (Python's `in` first tries to read
+    # the bytes as a number, and raises and drops an error.)
+    if (small or not _of_texts(values)) and (data.find(b"url") >= 0 or data.find(b"\\u") >= 0):
+        for url in _media(values):
+            _check_media(url, media_domains)
+    model = values.get("model")
+    if not isinstance(model, str):
+        raise BadRequest("`model` must be a string; GET /v1/models lists the names", param="model")
+    return Body(fields, values, model)
+
+
+def _check(values: dict[str, Any], max_choices: int) -> None:
+    for field in REFUSED & values.keys():
+        raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
+    if values.get("prompt_logprobs") is not None:
+        raise deadly("prompt_logprobs")
+    _check_choices(values, max_choices)
+
+
+def _check_choices(values: dict[str, Any], most: int) -> None:
+    """Check `n`, or `best_of`, times the prompts: vLLM samples them all at once, while others wait."""
+    prompts = values.get("prompt")
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    for field in ("n", "best_of"):
+        wanted = whole(values.get(field)) or 1
+        if wanted * several > most:
+            raise BadRequest(f"{wanted} choices for {several} prompts are over {most} (proxy.max_choices)", param=field)
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number as vLLM reads it, also from 2.0 and "2", or None if the value is not one."""
+    if not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() else None
+
+
+def deadly(field: str) -> RefusedField:
+    """Return the error for a field that would stop vLLM's engine for everyone, because it makes vLLM compute the
+    prompt's logprobs."""
+    return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
+
+
+def _may_be_deep(data: bytes) -> bool:
+    """Return whether there are enough brackets to be nested too deep."""
+    # `count` looks at byte after byte; `replace` jumps from one bracket to the next.
+    most = MAX_DEPTH + 1
+    without = len(data.replace(b"[", b"", most)) + len(data.replace(b"{", b"", most))
+    return 2 * len(data) - without > MAX_DEPTH
+
+
+def _of_texts(values: dict[str, Any]) -> bool:
+    """Return whether it is a chat with only texts, as most are, which has no place for media.
+
+    For a body that is not small, checking its messages is faster than searching all its bytes.
+    """
+    messages = values.get("messages")
+    if type(messages) is not list or not _BESIDE.isdisjoint(values):
+        return False
+    for message in messages:
+        if type(message) is not dict:
+            return False
+        of_content = type(message.get("content"))
+        # Most messages have a role and content and nothing else; this check takes half as long.
+        if of_content is str and len(message) == 2 and "role" in message:
+            continue
+        if of_content is list or not _OF_TEXTS.issuperset(message):
+            return False
+    return True
+
+
+def _media(values: dict[str, Any]) -> Iterator[str]:
+    """Yield the URLs of media in a conversation's content parts: OpenAI's `…_url`, Anthropic's `source`."""
+    for field in ("messages", *_BESIDE_MESSAGES):
+        items = values.get(field)
+        for item in items if isinstance(items, list) else [items]:
+            if isinstance(item, dict):
+                yield from _of_parts([item, *_list(item.get("content")), *_list(item.get("output"))])
+
+
+def _of_parts(parts: list[Any]) -> Iterator[str]:
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        for name, value in part.items():
+            if name == "source" or name.endswith("_url"):
+                url = value.get("url") if isinstance(value, dict) else value
+                if isinstance(url, str):
+                    yield url
+        if part.get("type") == "tool_result":
+            yield from _of_parts(_list(part.get("content")))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _check_media(url: str, domains: Container[str]) -> None:
+    """Refuse media that the server would fetch for an app: the server can reach hosts that the app cannot."""
+    if url[:5].lower() == "data:":
+        return
+    try:
+        parts = urlsplit(url)
+        allowed = parts.scheme in ("http", "https") and parts.hostname in domains
+    except ValueError:
+        allowed = False
+    if not allowed:
+        raise RefusedField(
+            f"media at {url[:100]!r} is not fetched; send it as a data: URL (or allow its domain: proxy.media_domains)",
+            param="messages",
+        )

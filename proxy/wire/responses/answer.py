@@ -1,0 +1,235 @@
+"""Translate a whole chat answer into the object that vLLM's own /v1/responses would have returned. Pure.
+
+Follows the types of vLLM 0.32 with openai 2.54, whose classes vLLM fills: keys, their order, their nulls (with openai
+3, tools and their calls also have `async`). It reads chat answers to requests from `responses.request.chat_of`, of a
+vLLM with a tool or reasoning parser, started with `--generation-config vllm`. Ids are made from the chat answer's.
+Streams are handled by `responses.stream`.
+
+Chat does not report two things. How much of the prompt was cached: with `--enable-prompt-tokens-details` it does,
+otherwise the answer reports 0. And whether a whole answer with a tool call (`tool_choice: auto`) that used every token
+it had would have ended there: it is treated as cut off, `incomplete`.
+"""
+
+from typing import Any
+
+import msgspec
+
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+
+COLDEST = 0.01
+"""vLLM raises a temperature between 0 and this value to it (`vllm.sampling_params`)."""
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """A Responses object without its output: what was requested, and which model answers."""
+
+    id: str
+    created_at: int
+    model: str
+    values: dict[str, Any]
+    max_output_tokens: int
+
+    def response(
+        self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the whole object. `usage` is None until the answer has ended."""
+        values = self.values
+        temperature = values.get("temperature")
+        temperature = 1.0 if temperature is None else float(temperature)
+        top_p = values.get("top_p")
+        return {
+            "id": self.id,
+            "created_at": self.created_at,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": values.get("instructions"),
+            "metadata": values.get("metadata"),
+            "model": self.model,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
+            "temperature": max(temperature, COLDEST) if temperature else temperature,
+            "tool_choice": _tool_choice(values),
+            "tools": [_tool(tool) for tool in values.get("tools", ())],
+            # At temperature 0 vLLM ignores it.
+            "top_p": float(top_p) if temperature and top_p is not None else 1.0,
+            "background": False,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": values.get("max_tool_calls"),
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": _named(values.get("reasoning"), "context", "effort", "generate_summary", "mode", "summary"),
+            "service_tier": values.get("service_tier", "auto"),
+            "status": status,
+            "text": _text(values),
+            "top_logprobs": None,
+            "truncation": "disabled",
+            "usage": usage,
+            "user": values.get("user"),
+            "presence_penalty": float(values.get("presence_penalty") or 0),
+            "frequency_penalty": float(values.get("frequency_penalty") or 0),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
+        }
+
+    def ended(self, output: list[dict[str, Any]], finish_reason: str | None, usage: dict[str, Any]) -> dict[str, Any]:
+        """Return the object of an answer that has ended, with chat's finish reason and usage."""
+        return self.response("incomplete" if finish_reason == "length" else "completed", output, _usage(usage))
+
+
+def echo_of(chat: dict[str, Any], values: dict[str, Any], prompt_tokens: int, max_model_len: int) -> Echo:
+    """Return what an answer repeats. `chat` is the answer or its first chunk, `values` the request; lengths in
+    tokens."""
+    room = max_model_len - prompt_tokens
+    limit = values.get("max_output_tokens")
+    return Echo(
+        id=id_of(chat["id"]),
+        created_at=chat["created"],
+        model=chat["model"],
+        values=values,
+        max_output_tokens=room if limit is None else min(limit, room),
+    )
+
+
+def id_of(chat_id: str) -> str:
+    """Return the id that the app sees, from the chat answer's."""
+    return f"resp_{chat_id.removeprefix('chatcmpl-')}"
+
+
+def item_id(kind: str, response_id: str, output_index: int) -> str:
+    """Return the id of an output item of this type at this index."""
+    return f"{_PREFIXES[kind]}_{response_id.removeprefix('resp_')}_{output_index}"
+
+
+def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+    """Return a whole chat answer as a Responses object.
+
+    Args:
+        chat: the answer, without what capture added.
+        values: the Responses request that it answers.
+        max_model_len: most tokens of prompt and answer together, from GET /v1/models of vLLM.
+    """
+    choice, usage = chat["choices"][0], chat["usage"]
+    echo = echo_of(chat, values, usage["prompt_tokens"], max_model_len)
+    finish_reason = choice["finish_reason"]
+    if finish_reason == "tool_calls" and values.get("tool_choice", "auto") == "auto":
+        finish_reason = "length" if usage["completion_tokens"] >= echo.max_output_tokens else "stop"
+    return echo.ended(_output(choice["message"], echo.id), finish_reason, usage)
+
+
+def error_of(body: bytes, status: int) -> bytes:
+    """Return an error that vLLM answered to a chat as it would answer it to a Responses app: only a field's name
+    differs."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        if error["param"] != "max_completion_tokens":
+            return body
+        message = error["message"].replace("max_completion_tokens", "max_output_tokens")
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return body
+    return msgspec.json.encode({"error": error | {"message": message, "param": "max_output_tokens"}})
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return a message's part with this text."""
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+
+
+def message_item(item_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """Return a message as an output item."""
+    return {
+        "id": item_id,
+        "content": content,
+        "role": "assistant",
+        "status": status,
+        "type": "message",
+        "phase": None,
+    }
+
+
+def reasoning_item(item_id: str, text: str | None, status: str | None) -> dict[str, Any]:
+    """Return reasoning as an output item. `text` is None while it is incomplete."""
+    return {
+        "id": item_id,
+        "summary": [],
+        "type": "reasoning",
+        "content": None if text is None else [{"text": text, "type": "reasoning_text"}],
+        "encrypted_content": None,
+        "status": status,
+    }
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
+    """Return a tool call as an output item. `arguments` is JSON if the model wrote it correctly."""
+    return {
+        "arguments": arguments,
+        "call_id": call_id,
+        "name": name,
+        "type": "function_call",
+        "id": item_id,
+        "caller": None,
+        "namespace": None,
+        "status": status,
+    }
+
+
+def _output(message: dict[str, Any], response_id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if message.get("reasoning"):
+        items.append(reasoning_item(item_id("reasoning", response_id, 0), message["reasoning"], None))
+    if message.get("content"):
+        content = [text_part(message["content"])]
+        items.append(message_item(item_id("message", response_id, len(items)), content, "completed"))
+    for call in message.get("tool_calls") or ():
+        called_id, function = item_id("function_call", response_id, len(items)), call["function"]
+        items.append(call_item(called_id, call["id"], function["name"], function["arguments"], "completed"))
+    return items
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return the usage in tokens. The lists by turn are for tools that vLLM itself calls."""
+    prompt = usage.get("prompt_tokens_details") or {}
+    completion = usage.get("completion_tokens_details") or {}
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": prompt.get("cached_tokens") or 0,
+            "cache_write_tokens": prompt.get("created_cache_tokens") or 0,
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {
+            "reasoning_tokens": completion.get("reasoning_tokens") or 0,
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        },
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _named(given: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
+    """Return the object with all these keys, null if not given."""
+    return None if given is None else {name: given.get(name) for name in names}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    unused = dict.fromkeys(("allowed_callers", "defer_loading"))
+    first = {name: tool.get(name) for name in ("name", "parameters", "strict", "type")}
+    return first | unused | {"description": tool.get("description"), "output_schema": None}
+
+
+def _tool_choice(values: dict[str, Any]) -> Any:
+    if not values.get("tools"):
+        return "none"
+    choice = values.get("tool_choice", "auto")
+    return {"name": choice["name"], "type": "function"} if isinstance(choice, dict) else choice
+
+
+def _text(values: dict[str, Any]) -> dict[str, Any] | None:
+    text = _named(values.get("text"), "format", "verbosity")
+    if text and (text["format"] or {}).get("type") == "json_schema":
+        text["format"] = _named(text["format"], "name", "schema", "type", "description", "strict")
+    return text

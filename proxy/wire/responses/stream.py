@@ -1,0 +1,155 @@
+"""Translate a streamed chat answer into the events that vLLM's own /v1/responses would have sent. Pure; chunks in,
+bytes out.
+
+Follows the events of vLLM 0.32, their order and the order of their keys. An answer is a sequence of items (reasoning,
+text, tool calls). Each is opened, sent piece by piece, and closed before the next. The chunks must contain nothing that
+capture added, except the prompt's ids.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from proxy.wire.responses.answer import Echo, call_item, echo_of, item_id, message_item, reasoning_item, text_part
+
+
+class ResponseEvents:
+    """The state of one streamed answer. `feed` it the chunks of a chat stream, and send what it returns."""
+
+    def __init__(self, values: dict[str, Any], max_model_len: int) -> None:
+        """`values` is the request; `max_model_len` the most tokens of prompt and answer together."""
+        self._values = values
+        self._max_model_len = max_model_len
+        self._echo: Echo | None = None
+        self._sequence_number = 0
+        self._output: list[dict[str, Any]] = []
+        self._kind: str | None = None
+        """The type of the open item."""
+        self._texts: list[str] = []
+        """The pieces of its text so far."""
+        self._call: dict[str, Any] = {}
+        """The first piece of the latest tool call."""
+        self._finish_reason: str | None = None
+        self._usage: dict[str, Any] | None = None
+
+    def feed(self, chunk: dict[str, Any]) -> bytes:
+        """Take one chunk: the first with `prompt_token_ids`, the last with `usage`. Return the events, possibly
+        none."""
+        if self._echo is None:
+            prompt_tokens = len(chunk["prompt_token_ids"])
+            self._echo = echo_of(chunk, self._values, prompt_tokens, self._max_model_len)
+            response = self._echo.response("in_progress", [])
+            return self._event("response.created", response=response) + self._event(
+                "response.in_progress", response=response
+            )
+        if not chunk["choices"]:
+            self._usage = chunk["usage"]
+            return self._close()
+        choice = chunk["choices"][0]
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        return b"".join(self._say(kind, text, call) for kind, text, call in _pieces(choice["delta"]))
+
+    def error(self, error: dict[str, Any]) -> bytes:
+        """Return the event for an error within the stream. vLLM itself breaks off there; here the app gets the actual
+        error."""
+        said = {name: error.get(name) for name in ("message", "param")}
+        code = error.get("code")
+        return self._event("error", code=None if code is None else str(code), **said)
+
+    def end(self) -> bytes:
+        """Return the last event: the whole response. Nothing if the answer broke off."""
+        if self._echo is None or self._usage is None:
+            return b""
+        response = self._echo.ended(self._output, self._finish_reason, self._usage)
+        return self._event("response.completed", response=response)
+
+    def _say(self, kind: str, text: str, call: dict[str, Any] | None) -> bytes:
+        """Send a piece of an item. Open a new item if the piece does not continue the open one."""
+        another = call is not None and call["index"] != self._call.get("index", call["index"])
+        events = b""
+        if kind != self._kind or another:
+            events = self._close() + self._open(kind, call)
+        if kind == "function_call" and not text:
+            return events
+        self._texts.append(text)
+        if kind == "reasoning":
+            return events + self._part_event("response.reasoning_text.delta", delta=text)
+        if kind == "message":
+            return events + self._part_event("response.output_text.delta", delta=text, logprobs=[])
+        return events + self._item_event("response.function_call_arguments.delta", delta=text)
+
+    def _open(self, kind: str, call: dict[str, Any] | None) -> bytes:
+        self._kind, self._texts = kind, []
+        if call is not None:
+            self._call = call
+        item: dict[str, Any]
+        if kind == "reasoning":
+            item, part = reasoning_item(self._item_id, None, "in_progress"), {"text": "", "type": "reasoning_text"}
+        elif kind == "message":
+            item, part = message_item(self._item_id, [], "in_progress"), text_part("") | {"logprobs": []}
+        else:
+            return self._event(
+                "response.output_item.added", output_index=len(self._output), item=self._called("", "in_progress")
+            )
+        added = self._event("response.output_item.added", output_index=len(self._output), item=item)
+        return added + self._part_event("response.content_part.added", part=part)
+
+    def _close(self) -> bytes:
+        """End the open item."""
+        if self._kind is None:
+            return b""
+        text = "".join(self._texts)
+        item: dict[str, Any]
+        if self._kind == "reasoning":
+            events = self._part_event("response.reasoning_text.done", text=text)
+            events += self._part_event("response.content_part.done", part={"text": text, "type": "reasoning_text"})
+            item = reasoning_item(self._item_id, text, "completed")
+        elif self._kind == "message":
+            events = self._part_event("response.output_text.done", logprobs=[], text=text)
+            events += self._part_event("response.content_part.done", part=text_part(text))
+            item = message_item(self._item_id, [text_part(text)], "completed")
+        else:
+            item = self._called(text, "completed")
+            events = self._item_event("response.function_call_arguments.done", arguments=text, name=item["name"])
+        events += self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        self._kind = None
+        return events
+
+    def _called(self, arguments: str, status: str) -> dict[str, Any]:
+        name, call_id = self._call["function"].get("name") or "", self._call.get("id") or self._item_id
+        return call_item(self._item_id, call_id, name, arguments, status)
+
+    @property
+    def _item_id(self) -> str:
+        assert self._echo is not None and self._kind is not None
+        return item_id(self._kind, self._echo.id, len(self._output))
+
+    def _part_event(self, kind: str, **said: Any) -> bytes:
+        """Return an event of the open item's one part."""
+        return self._item_event(kind, content_index=0, **said)
+
+    def _item_event(self, kind: str, **said: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=len(self._output), **said)
+
+    def _event(self, kind: str, **said: Any) -> bytes:
+        fields = said | {"sequence_number": self._sequence_number, "type": kind}
+        self._sequence_number += 1
+        # Keys sorted, as vLLM writes them.
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(dict(sorted(fields.items()))))
+
+
+def _pieces(delta: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+    """Yield the pieces in a chunk: the kind of item, the text, and a tool call's first piece."""
+    if delta.get("reasoning") is not None:
+        yield "reasoning", delta["reasoning"], None
+    if delta.get("content"):
+        yield "message", delta["content"], None
+    calls: dict[int, list[dict[str, Any]]] = {}
+    for call in delta.get("tool_calls") or ():
+        calls.setdefault(call["index"], []).append(call)
+    for pieces in calls.values():
+        if pieces[0].get("function") is not None:
+            arguments = "".join((piece.get("function") or {}).get("arguments") or "" for piece in pieces)
+            yield "function_call", arguments, pieces[0]

@@ -1,0 +1,60 @@
+"""A database that is away, in its short form, and that the proof can fail."""
+
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.faults.chaos.records import Heard, Stored
+from benchmarks.faults.outage import CAUGHT_UP_S, Run, faults_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SAID = Stored([("c0", 0)], [("f0", 0)], [], Counter())
+
+
+@pytest.mark.slow
+@pytest.mark.stack
+def test_no_app_feels_that_the_database_is_away() -> None:
+    command = [sys.executable, "-m", "benchmarks.faults.outage", "--short", "--seed", "1"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "it holds" in run.stdout
+
+
+@pytest.fixture
+def right() -> Run:
+    """What apps and clock saw when all is well."""
+    counts = Counter({"answer, database away": 1, "feedback, database away": 1})
+    return Run(heard=Heard({"c0": 0}, {"f0": 0}), counts=counts, told_away=1, caught_up_s=3.0)
+
+
+def test_an_outage_that_nobody_felt_is_no_fault(right: Run) -> None:
+    assert faults_of(right, SAID) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ({"failed": ["request 3, asked with the database away: 503"]}, "request 3"),
+        ({"counts": Counter({"answer, database there": 9, "feedback, database away": 1})}, "no answer"),
+        ({"counts": Counter({"answer, database away": 1})}, "no feedback"),
+        ({"told_away": 0}, "/readyz never said"),
+        ({"caught_up_s": None}, "not everything was in SQL"),
+        ({"caught_up_s": CAUGHT_UP_S + 1}, "not everything was in SQL"),
+        ({"heard": Heard({"c0": 0, "c1": 1}, {"f0": 0})}, "SQL has not: c1"),
+        ({"heard": Heard({"c0": 0}, {"f0": 0, "f1": 1})}, "SQL has not: f1"),
+    ],
+)
+def test_an_outage_that_somebody_felt_is_told(right: Run, wrong: dict[str, Any], fault: str) -> None:
+    (told,) = faults_of(replace(right, **wrong), SAID)
+    assert fault in told
+
+
+def test_what_was_caught_up_with_twice_is_told(right: Run) -> None:
+    (told,) = faults_of(right, replace(SAID, feedback=[("f0", 0), ("f1", 0)]))
+    assert "twice: 0" in told

@@ -1,0 +1,207 @@
+"""Supervised steps on the whole stack: real vLLM, proxy and workers, and a scripted server that teaches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.test_stack import until, up
+from tests.server import Handler, Server
+from whetstone.cli.tables.sql_query import ask
+from whetstone.database.engine import connect
+from whetstone.registry.projects import Store
+from whetstone.vllm.client import Vllm
+
+pytestmark = [pytest.mark.stack, pytest.mark.long(part="stacks"), pytest.mark.timeout(600)]
+
+END = "<|im_end|>"
+CONFIG = """
+[upstreams.far]
+url = "{url}/v1"
+models = {{ teacher = "large" }}
+[trainer]
+groups_per_step = 1
+min_fresh_share = 0.0
+"""
+TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": {"type": "object", "properties": {}}}}]
+CALL = {"id": "call-1", "type": "function", "function": {"name": "roll", "arguments": '{"sides": 6}'}}
+
+
+class Teacher(Server):
+    """Another OpenAI-compatible server: it calls the tool it is offered, else repeats the question twice."""
+
+    def __init__(self) -> None:
+        super().__init__(TeacherHandler)
+
+
+class TeacherHandler(Handler):
+    def respond(self, body: dict[str, Any]) -> None:
+        asked = body["messages"][-1]["content"]
+        said: dict[str, Any] = {"role": "assistant", "content": f"{asked} {asked}", "refusal": None, "annotations": []}
+        if body.get("tools"):
+            said |= {"content": None, "tool_calls": [CALL]}
+        why = "tool_calls" if body.get("tools") else "stop"
+        choice = {"index": 0, "message": said, "finish_reason": why, "logprobs": None}
+        usage = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
+        answer = {"id": "chatcmpl-far", "object": "chat.completion", "created": 1, "model": body["model"]}
+        self.whole(200, answer | {"choices": [choice], "usage": usage})
+
+
+class App:
+    """An app, and an admin who asks for steps."""
+
+    def __init__(self, addresses: dict[str, str]) -> None:
+        self.database = addresses["database"]
+        self.http = httpx.Client(base_url=addresses["proxy"], timeout=60)
+        self.vllm = Vllm(addresses["vllm"])
+        self.store = Store(connect(self.database))
+
+    def chat(self, text: str, trajectory: str, model: str = "starter", **body: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": text}]
+        asked = {"model": model, "messages": messages, "max_tokens": 16} | body
+        response = self.http.post("/v1/chat/completions", json=asked, headers={"X-Trajectory-Id": trajectory})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def says(self, text: str) -> str:
+        """The policy's likeliest answer; nobody is to learn from it."""
+        body = {"messages": [{"role": "user", "content": text}], "model": "starter", "max_tokens": 16, "temperature": 0}
+        response = self.http.post("/v1/chat/completions", json=body, headers={"X-No-Train": "true"})
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def feedback(self, **said: Any) -> None:
+        """Posted, and applied."""
+        feedback_id = self.http.post("/v1/feedback", json=said).json()["id"]
+        until(lambda: self.http.get(f"/v1/feedback/{feedback_id}").json()["state"] == "applied")
+
+    def step(self, **asked: Any) -> dict[str, Any]:
+        """A step asked for by hand, over."""
+        before = len(self.store.steps("default", "starter"))
+        response = self.http.post("/admin/policies/starter/step", json=asked)
+        assert response.status_code == 202, response.text
+        return self.ended(before)
+
+    def ended(self, before: int) -> dict[str, Any]:
+        def over() -> dict[str, Any] | None:
+            steps = self.store.steps("default", "starter")
+            return steps[before] if len(steps) > before and steps[before]["ended_at"] else None
+
+        step: dict[str, Any] = until(over, 120)
+        return step
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        names, rows = ask(self.database, sql)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def text_of(self, token_ids: str) -> str:
+        """What vLLM reads in stored ids."""
+        body = {"model": "starter@v0", "tokens": [int(token_id) for token_id in token_ids.strip("[]").split(",")]}
+        return str(self.vllm.answer("POST", "/detokenize", body, 10)["prompt"])
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    with Teacher() as teacher:
+        folder = tmp_path_factory.mktemp("stack")
+        (folder / "whetstone.toml").write_text(CONFIG.format(url=teacher.url))
+        with up(folder / "data", "--config", str(folder / "whetstone.toml")) as (_, addresses):
+            app = App(addresses)
+            yield app
+            app.http.close()
+            app.vllm.close()
+
+
+def test_demonstrations_are_learned_until_the_policy_says_them(app: App) -> None:
+    """Text and tool call over chat, and a text over Anthropic's messages: each from its own logged prompt."""
+    answer = app.chat("what is it?", "asked")
+    app.feedback(completion_id=answer["id"], demonstration="Nothing at all!")
+    app.chat("roll", "rolled", tools=TOOLS)
+    app.feedback(
+        trajectory_id="rolled", demonstration={"role": "assistant", "content": None, "tool_calls": [CALL]}, final=False
+    )
+    body = {"model": "starter", "max_tokens": 8, "messages": [{"role": "user", "content": "anthropic"}]}
+    said = app.http.post("/v1/messages", json=body, headers={"X-Trajectory-Id": "messages"})
+    assert said.status_code == 200, said.text
+    app.feedback(trajectory_id="messages", demonstration="By messages.", final=False)
+
+    steps = [app.step(kind="sft", **{"from": "demonstrations"}) for _ in range(4)]
+    assert [(step["state"], step["kind"], step["completions"], step["error"]) for step in steps] == [
+        ("promoted", "sft", 3, None)
+    ] * 4
+    losses = [step["loss"] for step in steps]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.7 * losses[0], losses
+    taken = app.rows("SELECT * FROM admin_examples WHERE source = 'demonstrations'")
+    assert {row["trajectory_id"]: app.text_of(row["token_ids"]) for row in taken} == {
+        "asked": f"Nothing at all!{END}",
+        "rolled": f'<tool_call>\n{{"name": "roll", "arguments": {{"sides": 6}}}}\n</tool_call>{END}',
+        "messages": f"By messages.{END}",
+    }
+    assert {(row["prompt_token_ids"], row["left_out"], row["step"]) for row in taken} == {(None, None, 4)}
+    feedback = app.rows("SELECT DISTINCT state, step FROM admin_feedback WHERE source = 'demonstration'")
+    assert feedback == [{"state": "used", "step": 1}]
+    assert app.says("what is it?") != "Nothing at all!"
+    for _ in range(26):
+        app.step(kind="sft", **{"from": "demonstrations"})
+        if app.says("what is it?") == "Nothing at all!":
+            return
+    pytest.fail(f"after 30 steps it says {app.says('what is it?')!r}")
+
+
+def test_another_servers_answers_are_rendered_as_our_vllm_reads_such_a_chat(app: App) -> None:
+    for number in range(6):
+        app.chat(f"word{number}", f"taught-{number}", "teacher")
+        app.feedback(trajectory_id=f"taught-{number}", reward=number % 2)
+    first = [{"role": "system", "content": "Repeat."}, {"role": "user", "content": "one"}]
+    second = [*first, {"role": "assistant", "content": "one one"}, {"role": "user", "content": "two"}]
+    app.chat("", "turns", "teacher", messages=first)
+    app.chat("", "turns", "teacher", messages=second)
+    app.feedback(trajectory_id="turns", reward=1)
+    app.chat("roll", "called", "teacher", tools=TOOLS)
+    app.feedback(trajectory_id="called", reward=1)
+
+    step = app.step(kind="sft", min_reward=0.5, **{"from": "teacher"})
+    # 3 of the words, both turns of one conversation merged into one row, the call.
+    assert (step["state"], step["completions"], step["rows"], step["trajectories"]) == ("promoted", 6, 5, 5)
+    taken = app.rows(
+        "SELECT e.*, c.response_text, c.turn FROM admin_examples AS e JOIN admin_completions AS c"
+        " USING (project, completion_id) WHERE source = 'teacher' ORDER BY e.trajectory_id, c.turn"
+    )
+    assert {row["trajectory_id"] for row in taken} == {"called", "taught-1", "taught-3", "taught-5", "turns"}
+    for row in taken:
+        if row["trajectory_id"] != "called":
+            assert app.text_of(row["token_ids"]) == row["response_text"] + END
+    # The same chats, asked of our own policy: vLLM says itself what ids it reads.
+    app.chat("roll", "same-called", tools=TOOLS, max_tokens=1)
+    app.chat("", "same-turns", messages=second, max_tokens=1)
+    app.chat("word1", "same-taught-1", max_tokens=1)
+    asked = "SELECT trajectory_id, prompt_token_ids FROM admin_completions WHERE trajectory_id LIKE 'same-%'"
+    until(lambda: len(app.rows(asked)) == 3)  # recorded soon after they were answered
+    read = {row["trajectory_id"]: row["prompt_token_ids"] for row in app.rows(asked)}
+    rendered = {f"same-{row['trajectory_id']}": row["prompt_token_ids"] for row in taken}  # of a trajectory the last
+    assert read == {name: rendered[name] for name in read}
+
+
+def test_a_warm_up_is_continued_by_policy_gradient_and_imitation_of_the_best_on_one_line(app: App) -> None:
+    warm = app.rows("SELECT max(version) AS live FROM admin_versions")[0]["live"]
+    assert warm > 0
+    app.store.set_policy_state("default", "starter", "training")
+    for number, group in enumerate(("g", "h")):
+        before = len(app.store.steps("default", "starter"))
+        for member, reward in enumerate((0.0, 1.0)):
+            headers = {"X-Trajectory-Id": f"{group}{member}", "X-Group-Id": group, "X-Group-Size": "2"}
+            body = {"model": "starter", "messages": [{"role": "user", "content": f"move {number}"}], "max_tokens": 6}
+            assert app.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+            app.http.post("/v1/feedback", json={"trajectory_id": f"{group}{member}", "reward": reward})
+        step = app.ended(before)
+        assert (step["kind"], step["state"]) == ("grpo", "promoted"), step["error"]
+    app.store.set_policy_state("default", "starter", "recording")
+    best = app.step(kind="sft", **{"from": "best"})
+    assert (best["state"], best["completions"]) == ("promoted", 2)
+    versions = app.rows("SELECT version, parent, state FROM admin_versions WHERE policy = 'starter' ORDER BY version")
+    assert [row["parent"] for row in versions[1:]] == [row["version"] for row in versions[:-1]]
+    assert versions[-1]["state"] == "live" and versions[-1]["version"] == warm + 3
+    # What was imitated stands in no policy-gradient step but by its own sampled ids.
+    weighed = app.rows("SELECT trajectory_id FROM admin_trajectories WHERE trained_in_step IS NOT NULL")
+    assert {row["trajectory_id"] for row in weighed} == {"g0", "g1", "h0", "h1"}

@@ -1,0 +1,353 @@
+"""Messages translated to chat, beside the real vLLM's own /v1/messages: prompt, sampling, answer are equal.
+
+Ids, signatures of thoughts and the model's name may differ, and where a stream is cut into pieces: vLLM itself cuts it
+by how busy it is.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from proxy.wire.anthropic.request import chat_of
+from tests.unit.proxy.both import ATTEMPTS
+from tests.unit.proxy.conftest import RunningProxy, wait_for
+
+pytestmark = pytest.mark.stack
+
+MODEL = "starter@v0"
+MOVE = {
+    "name": "move",
+    "description": "Take a cell",
+    "input_schema": {"type": "object", "properties": {"cell": {"type": "integer"}}, "required": ["cell"]},
+}
+PASS = {"name": "pass_on", "input_schema": {"properties": {}}}
+SCHEMA = {"type": "object", "properties": {"cell": {"type": "integer", "maximum": 8}}, "required": ["cell"]}
+BRIEF = {"chat_template_kwargs": {"enable_thinking": False}}
+"""No thoughts: the starter model then speaks, calls tools and writes JSON where it must."""
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def text(said: str, **values: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said} | values
+
+
+def thought(said: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": said, "signature": "s"}
+
+
+def called(tool_use_id: str, cell: int) -> dict[str, Any]:
+    return {"type": "tool_use", "id": tool_use_id, "name": "move", "input": {"cell": cell}}
+
+
+def returned(tool_use_id: str, content: Any = None, **values: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": tool_use_id, "content": content} | values
+
+
+def forced(**choice: Any) -> dict[str, Any]:
+    return {"tools": [MOVE, PASS], "tool_choice": choice, "max_tokens": 60}
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+TOOL_TURN = [
+    user("Play!"),
+    assistant([thought("The middle."), text("I take it."), called("c1", 4), called("c2", 0)]),
+    user([returned("c1", "X"), returned("c2", [text("O"), text("Your turn.")]), text("Go on.")]),
+]
+
+CAPTURED: dict[str, dict[str, Any]] = {
+    "a text": {},
+    "an empty text": {"messages": [user("")]},
+    "unicode": {"messages": [user('Grüße, 世界 🙂 \u0000\u2028 "quoted" \\ <|im_end|>')]},
+    "a system text": {"system": "You play tic-tac-toe."},
+    "an empty system text": {"system": ""},
+    "system blocks": {"system": [text("You play "), text("tic-tac-toe.", cache_control={"type": "ephemeral"})]},
+    "a billing header": {"system": [text("x-anthropic-billing-header: cch=1;"), text("Be brief.")]},
+    "only a system text": {"system": "Speak!", "messages": []},
+    "blocks": {"messages": [user([text("Hello"), text("there!")])]},
+    "one block": {"messages": [user([text("Hello there!", cache_control={"type": "ephemeral"})])]},
+    "empty blocks": {"messages": [user([text(""), text("Hello")]), assistant([text("")]), user("there")]},
+    "no blocks": {"messages": [user([]), user("Hello"), assistant([])]},
+    "several turns": {"messages": [user("Hello"), assistant("Hi!"), user([text("there")])]},
+    "an answer last": {"messages": [user("Hello"), assistant("Hi!")]},
+    "two answers": {"messages": [user("a"), assistant("b"), assistant([text("c")]), user("d")]},
+    "thoughts": {"messages": [user("a"), assistant([thought("b"), text("c")]), user("d")]},
+    "thoughts twice": {"messages": [user("a"), assistant([thought("b"), thought(" c"), text("d")]), user("e")]},
+    "only thoughts": {"messages": [user("a"), assistant([thought("b")]), user("c")]},
+    "redacted thoughts": {
+        "messages": [user("a"), assistant([{"type": "redacted_thinking", "data": "x"}, text("b")]), user("c")]
+    },
+    "tools": {"tools": [MOVE]},
+    "two tools": {"tools": [MOVE, PASS], **BRIEF},
+    "a strict tool": {"tools": [MOVE | {"strict": True}], **BRIEF},
+    "a tool of more words": {"tools": [MOVE | {"type": "custom", "cache_control": {"type": "ephemeral"}}], **BRIEF},
+    "tool results": {"tools": [MOVE], "messages": TOOL_TURN},
+    "tool results without tools": {"messages": TOOL_TURN},
+    "a tool result alone": {
+        "tools": [MOVE],
+        "messages": [user("a"), assistant([called("c1", 1)]), user([returned("c1", "X", is_error=True)])],
+    },
+    "an empty tool result": {
+        "tools": [MOVE],
+        "messages": [user("a"), assistant([called("c1", 1)]), user([returned("c1")])],
+    },
+    "odd arguments": {
+        "messages": [
+            user("a"),
+            assistant([{"type": "tool_use", "id": "c1", "name": "move", "input": {"ß": [1.5, None, {"\n": 10**30}]}}]),
+            user([returned("c1", "b")]),
+        ]
+    },
+    "a tool if it will": forced(type="auto"),
+    "any tool": forced(type="any"),
+    "any tool at once": forced(type="any") | BRIEF,
+    "this tool": forced(type="tool", name="move"),
+    "this tool at once": forced(type="tool", name="move") | BRIEF,
+    "one call": forced(type="any", disable_parallel_tool_use=True) | BRIEF | {"max_tokens": 90},
+    "no tool": forced(type="none"),
+    "no tool without tools": {"tool_choice": {"type": "none"}},
+    "a call cut short": forced(type="any") | BRIEF | {"max_tokens": 14},
+    "a call that is stopped": forced(type="any") | BRIEF | {"stop_sequences": ["cell", "}"]},
+    "stop": {"stop_sequences": ["o ", "e"], "max_tokens": 24},
+    "stop at once": {"stop_sequences": ["o", "Hello"], **BRIEF},
+    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1025},
+    "thinking as it likes": {"thinking": {"type": "adaptive", "display": "omitted"}},
+    "effort": {"output_config": {"effort": "low"}},
+    "a schema": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "max_tokens": 40, **BRIEF},
+    "a schema after thoughts": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    "an empty schema": {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+    "no thoughts": BRIEF,
+    "one token": {"max_tokens": 1},
+    "more than there is room for": {"max_tokens": 2045},
+    "nearly greedy": {"temperature": 0.001, "top_p": 0.5, "top_k": 1},
+    "greedy by top_k": {"temperature": 1, "top_k": 1},
+    "what is ignored": {"metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}},
+}
+"""What is translated, and answered 200."""
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "cold": {"temperature": -1},
+    "too much of it": {"top_p": 2},
+    "more tokens than the model has": {"max_tokens": 100_000},
+    "too long": {"messages": [user("hi " * 3000)]},
+    "no messages": {"messages": []},
+    "nothing said": {"messages": [user([])]},
+    "an image": {"messages": [user([text("What is this?"), IMAGE])]},
+    "an image of a tool's": {"messages": [user("a"), assistant([called("c1", 1)]), user([returned("c1", [IMAGE])])]},
+    "an empty stop": {"stop_sequences": [""]},
+}
+"""What is translated, and refused by vLLM before it speaks."""
+
+AS_IT_CAME: dict[str, dict[str, Any]] = {
+    "no limit": {"max_tokens": None},
+    "a limit of nothing": {"max_tokens": 0},
+    "messages of text": {"messages": "hi"},
+    "no role": {"messages": [{"content": "hi"}]},
+    "an unknown role": {"messages": [{"role": "tool", "content": "hi"}]},
+    "an unknown block": {"messages": [user([{"type": "video"}])]},
+    "a number as text": {"temperature": "0"},
+    "hot as text": {"temperature": "hot"},
+    "no tools": {"tools": []},
+    "a tool without a schema": {"tools": [{"name": "move"}]},
+    "a tool nobody gave": {"tools": [MOVE], "tool_choice": {"type": "tool", "name": "nothing"}},
+    "a tool without a name": {"tools": [MOVE], "tool_choice": {"type": "tool"}},
+    "a tool without tools": {"tool_choice": {"type": "any"}},
+    "too many stops": {"stop_sequences": list("abcde")},
+    "a budget over the limit": {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+    "a small budget": {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 50},
+    "no thinking": {"thinking": {"type": "disabled"}},
+    "system within": {"messages": [user("a"), {"role": "system", "content": "b"}, user("c")]},
+    "a call without id": {
+        "messages": [user("a"), assistant([{"type": "tool_use", "name": "move", "input": {}}]), user("b")]
+    },
+    "an assistant's tool result": {"messages": [user("a"), assistant([returned("c1", "b")]), user("c")]},
+    "a tool reference": {
+        "messages": [user([returned("c1", [text("a"), {"type": "tool_reference", "tool_name": "move"}])])]
+    },
+    "an unknown field": {"never_heard_of": 1},
+}
+"""What is not translated: vLLM's own route answers it."""
+
+INLINE_SYSTEM = {
+    "system": "A",
+    "messages": [user("b"), {"role": "system", "content": [text("c"), text("x-anthropic-billing-header")]}, user("d")],
+}
+NO_TYPE = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}}
+"""What vLLM refuses late: within a stream."""
+
+_DIFFERING = re.compile(r'"(id|signature|model)":"(?:[^"\\]|\\.)*"')
+
+
+@pytest.fixture(scope="module")
+def vllm_url(parsing_vllm_url: str) -> str:
+    """With parsers for thoughts and tools."""
+    return parsing_vllm_url
+
+
+def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    request = {"model": MODEL, "max_tokens": 12, "temperature": 0, "messages": [user("Hello there!")]} | values | more
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def events_of(stream: str) -> list[dict[str, Any]]:
+    """The events of a stream, each framed as vLLM frames it; pieces of the same block put together."""
+    *events, rest = stream.split("\n\n")
+    assert rest == ""
+    whole: list[dict[str, Any]] = []
+    for event in events:
+        match = re.fullmatch(r"event: (\S+)\ndata: ({.*})", event)
+        assert match, event
+        said = json.loads(match[2])
+        assert said["type"] == match[1]
+        delta = said.get("delta", {})
+        if said["type"] == "content_block_delta" and whole[-1].get("delta", {}).get("type") == delta["type"]:
+            (part,) = delta.keys() - {"type"}
+            whole[-1]["delta"][part] += delta[part]
+        else:
+            whole.append(said)
+    return whole
+
+
+def compared(response: httpx.Response) -> Any:
+    """What must be equal: every byte of a whole answer, every event of a stream, with the order of its keys."""
+    kind = response.headers["content-type"]
+    streamed = kind.startswith("text/event-stream")
+    said = json.dumps(events_of(response.text), separators=(",", ":")) if streamed else response.text
+    # Errors name the model, and count the fields: with the cache salt there is one more.
+    said = re.sub("<dict of [0-9]+ items>", "<dict>", said.replace(MODEL, "starter"))
+    return response.status_code, kind, _DIFFERING.sub(r'"\1":…', said)
+
+
+def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) -> httpx.Response:
+    """Ask the proxy, and vLLM alone; the answers are equal."""
+    for _ in range(ATTEMPTS):
+        response = real.client.post("/v1/messages", json=request | {"model": "starter"})
+        alone = direct.post("/v1/messages", json=request)
+        # Of two tokens that are nearly as likely, a batch decides.
+        if compared(response) == compared(alone):
+            break
+    assert compared(response) == compared(alone)
+    return response
+
+
+def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Response, request: dict[str, Any]) -> Any:
+    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of all that was said."""
+    (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
+    assert (row.endpoint, row.status, row.streamed) == ("messages", "complete", bool(request.get("stream")))
+    assert row.prompt_token_ids == direct.post("/v1/messages/render", json=request).json()["token_ids"]
+    assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens > 0
+    assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs)
+    return row
+
+
+def rendered(direct: httpx.Client, request: dict[str, Any], chat: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """What vLLM makes of the request, and of the chat that stands for it."""
+    parts = ("token_ids", "sampling_params", "reasoning_parser_kwargs", "reasoning_ended")
+    made = [
+        direct.post(f"/v1/{route}/render", json=body)
+        for route, body in (("messages", request), ("chat/completions", chat))
+    ]
+    return [{part: one.json()[part] for part in parts} for one in made]
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_prompt_and_sampling_are_those_of_vllm_alone(direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name])
+    alone, translated = rendered(direct, request, chat_of(request))
+    assert alone == translated
+    assert len(alone["token_ids"]) > 0
+
+
+def test_system_messages_within_the_conversation_stay_where_the_template_takes_them(direct: httpx.Client) -> None:
+    request = request_of(INLINE_SYSTEM)
+    alone, translated = rendered(direct, request, chat_of(request, merges_system=False))
+    assert alone == translated
+    _, merged = rendered(direct, request, chat_of(request, merges_system=True))
+    assert alone != merged
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name])
+    response = ask_both(real, direct, request)
+    assert response.status_code == 200
+    body = response.json()
+    row = check_record(real, direct, response, request)
+    assert (body["model"], body["id"]) == ("starter", row.upstream_id)
+    assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (row.prompt_tokens, row.completion_tokens)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name], stream=True)
+    response = ask_both(real, direct, request)
+    first, *_, before, last = events_of(response.text)
+    assert (first["type"], before["type"], last) == ("message_start", "message_delta", {"type": "message_stop"})
+    row = check_record(real, direct, response, request)
+    assert (first["message"]["model"], first["message"]["id"]) == ("starter", row.upstream_id)
+    assert before["usage"]["output_tokens"] == row.completion_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_error_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str, stream: bool) -> None:
+    request = request_of(REFUSED[name], stream=stream)
+    assert chat_of(request) is not None
+    assert ask_both(real, direct, request).status_code == 400
+
+
+def test_what_vllm_finds_out_late_is_told(real: RunningProxy, direct: httpx.Client) -> None:
+    """vLLM alone tells, in its place, that it cannot read its own error."""
+    refused = ask_both(real, direct, request_of(NO_TYPE)).json()["error"]
+    response = real.client.post("/v1/messages", json=request_of(NO_TYPE, model="starter", stream=True))
+    (event,) = events_of(response.text)
+    assert event == {"type": "error", "error": {"type": "internal_error", "message": refused["message"]}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", AS_IT_CAME)
+def test_what_is_not_exact_goes_to_vllm_as_it_came(
+    real: RunningProxy, direct: httpx.Client, name: str, stream: bool
+) -> None:
+    request = request_of(AS_IT_CAME[name], stream=stream)
+    assert chat_of(request) is None
+    response = ask_both(real, direct, request)
+    if response.is_success:
+        (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
+        assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
+
+
+def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:
+    game = {"X-Trajectory-Id": "a-game-of-messages"}
+    with anthropic.Anthropic(base_url=real.url, api_key="none", default_headers=game) as client:
+        messages: list[Any] = [user("Hello")]
+        for turn in range(3):
+            said = client.messages.create(
+                model="starter",
+                system="Play.",
+                messages=messages,
+                tools=[MOVE | {"strict": True}],
+                tool_choice={"type": "any"},
+                max_tokens=90,
+                extra_body=BRIEF | {"temperature": 0},
+            )
+            calls = [block for block in said.content if block.type == "tool_use"]
+            assert (calls[0].name, said.stop_reason) == ("move", "tool_use")
+            # As the package's own examples send an answer back.
+            messages += [assistant(said.content), user([returned(call.id, f"turn {turn}") for call in calls])]
+        with client.messages.stream(model="starter", messages=[user("Hello")], max_tokens=12) as stream:
+            whole = stream.get_final_message()
+        assert whole.content[0].type == "thinking"
+    rows = real.recorded(4, trajectory_id=game["X-Trajectory-Id"])
+    assert all(row.token_ids and row.status == "complete" for row in rows)

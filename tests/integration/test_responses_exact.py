@@ -1,0 +1,390 @@
+"""Responses requests translated to chat, beside the real vLLM's own /v1/responses: prompt, sampling, answer are equal.
+
+Ids and times may differ, and where a stream is cut into pieces: vLLM itself cuts it by how busy it is.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.wire.responses.request import chat_of
+from tests.unit.proxy.both import ATTEMPTS
+from tests.unit.proxy.conftest import RunningProxy, wait_for
+
+pytestmark = pytest.mark.stack
+
+MODEL = "starter@v0"
+MOVE = {
+    "type": "function",
+    "name": "move",
+    "description": "Take a cell",
+    "parameters": {"type": "object", "properties": {"cell": {"type": "integer"}}, "required": ["cell"]},
+}
+PASS = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
+SCHEMA = {"type": "object", "properties": {"cell": {"type": "integer", "maximum": 8}}, "required": ["cell"]}
+FORMAT = {"format": {"type": "json_schema", "name": "cell", "schema": SCHEMA}}
+BRIEF = {"reasoning": {"effort": "none"}}
+"""No thoughts: the starter model then calls tools and writes JSON where it must."""
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def called(call_id: str, cell: int) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "move", "arguments": json.dumps({"cell": cell})}
+
+
+def returned(call_id: str, output: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def spoken(text: str, **values: Any) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]} | values
+
+
+def thought(text: str, **values: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} | values
+
+
+TOOL_TURN = [
+    user("Play!"),
+    thought("The middle."),
+    called("c1", 4),
+    called("c2", 0),
+    returned("c1", "X"),
+    returned("c2", "O"),
+]
+REPLAYED = [
+    user("Play!"),
+    thought("The middle.", id="rs_1", encrypted_content=None, status=None),
+    spoken("I take it.", id="msg_1", status="completed", phase=None),
+    {"id": "fc_1", "status": "completed", "async": None, "caller": None, "namespace": None} | called("c1", 4),
+    {"id": "o_1", "status": "completed"} | returned("c1", "X"),
+]
+"""An answer's items as the openai package sends them back."""
+
+CAPTURED: dict[str, dict[str, Any]] = {
+    "arguments that are no JSON": {"input": [user("a"), called("c1", 1) | {"arguments": "{"}, returned("c1", "b")]},
+    "a text": {},
+    "an empty text": {"input": ""},
+    "unicode": {"input": 'Grüße, 世界 🙂 \u0000\u2028 "quoted" \\ <|im_end|>'},
+    "instructions": {"instructions": "You play tic-tac-toe."},
+    "unicode echoed": {"instructions": 'Grüße \u2028 \x01 \x7f </b> 🙂 "\\/', "metadata": {"ß": "\t界"}},
+    "empty instructions": {"instructions": ""},
+    "one item": {"input": [user("Hello there!")]},
+    "parts": {"input": [user([{"type": "input_text", "text": "Hello"}, {"type": "input_text", "text": "there!"}])]},
+    "system and developer": {
+        "input": [{"role": "system", "content": "Be brief."}, user("a"), {"role": "developer", "content": "b"}]
+    },
+    "instructions and system": {"instructions": "One.", "input": [{"role": "system", "content": "Two."}, user("a")]},
+    "several turns": {"input": [user("Hello"), {"role": "assistant", "content": "Hi!"}, user("there")]},
+    "an answer last": {"input": [user("Hello"), {"role": "assistant", "content": "Hi!"}]},
+    "two answers": {
+        "input": [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}, user("d")]
+    },
+    "answer items": {"input": [user("Hello"), spoken("Hi!"), user("there")]},
+    "an answer of two parts": {
+        "input": [user("a"), spoken("", content=[{"type": "output_text", "text": t} for t in "bc"]), user("d")]
+    },
+    "thoughts before an answer": {"input": [user("a"), thought("b"), spoken("c"), user("d")]},
+    "thoughts after an answer": {"input": [user("a"), spoken("b"), thought("c"), user("d")]},
+    "a summary": {
+        "input": [user("a"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]}, user("c")]
+    },
+    "thoughts twice": {"input": [user("a"), thought("b"), thought("c"), user("d")]},
+    "empty thoughts": {"input": [user("a"), {"type": "reasoning", "summary": []}, spoken("b"), user("c")]},
+    "an answer as the client sends it back": {"input": REPLAYED, "tools": [MOVE]},
+    "tool results": {"input": TOOL_TURN, "tools": [MOVE]},
+    "a call after an answer": {
+        "input": [user("a"), spoken("b"), called("c1", 1), returned("c1", "c")],
+        "tools": [MOVE],
+    },
+    "tool results without tools": {"input": TOOL_TURN},
+    "two tools": {"tools": [MOVE, PASS]},
+    "a strict tool": {"tools": [MOVE | {"strict": True}], **BRIEF},
+    "a tool that is not strict": {"tools": [MOVE | {"strict": False}], **BRIEF},
+    "no tool to be called": {"tools": [MOVE], "tool_choice": "none", "text": {"format": {"type": "text"}}},
+    "a tool must be called": {"tools": [MOVE, PASS], "tool_choice": "required", "max_output_tokens": 60},
+    "a tool must be called at once": {
+        "tools": [MOVE | {"strict": True}, PASS],
+        "tool_choice": "required",
+        "max_output_tokens": 60,
+        **BRIEF,
+    },
+    "this tool": {"tools": [MOVE, PASS], "tool_choice": {"type": "function", "name": "move"}, "max_output_tokens": 60},
+    "this tool at once": {
+        "tools": [MOVE | {"strict": True}],
+        "tool_choice": {"type": "function", "name": "move"},
+        "max_output_tokens": 60,
+        **BRIEF,
+    },
+    "one call": {
+        "tools": [MOVE | {"strict": True}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 90,
+        **BRIEF,
+    },
+    "one call if any": {"tools": [MOVE], "parallel_tool_calls": False},
+    "effort": {"reasoning": {"effort": "low", "summary": "auto"}, "max_output_tokens": 30},
+    "no effort": BRIEF,
+    "template arguments": {"chat_template_kwargs": {"enable_thinking": False}},
+    "text": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+    "empty text settings": {"text": {}},
+    "a schema": {"text": FORMAT, "max_output_tokens": 40, **BRIEF},
+    "a schema after thoughts": {"text": FORMAT, "max_output_tokens": 40},
+    "a strict schema": {"text": {"format": FORMAT["format"] | {"strict": True, "description": "where"}}, **BRIEF},
+    "any JSON": {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 20, **BRIEF},
+    "one token": {"max_output_tokens": 1},
+    "no limit": {"max_output_tokens": None},
+    "more than there is room for": {"max_output_tokens": 2045},
+    "sampled by seed": {"temperature": 1, "seed": 7},
+    "by default": {"temperature": None, "seed": 7},
+    "hot and cut": {"temperature": 1.5, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "nearly greedy": {"temperature": 0.001, "top_p": 0.5, "seed": 1},
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1},
+    "stop": {"stop": ["o ", "e"], "max_output_tokens": 24},
+    "what is only echoed": {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "service_tier": "flex",
+        "max_tool_calls": 2,
+        "store": True,
+        "truncation": "disabled",
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "top_logprobs": 3,
+    },
+}
+"""What is translated, and answered 200."""
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "more tokens than the model has": {"max_output_tokens": 100_000},
+    "too long": {"input": "hi " * 3000},
+    "too long with a limit": {"input": "hi " * 3000, "max_output_tokens": 5},
+}
+"""What is translated, and refused by vLLM before it speaks."""
+
+AS_IT_CAME: dict[str, dict[str, Any]] = {
+    "no input": {"input": []},
+    "cold": {"temperature": -1},
+    "a number as text": {"temperature": "0.5"},
+    "a turn before": {"previous_response_id": "resp_none"},
+    "a tool nobody gave": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
+    "a tool without tools": {"tool_choice": "required"},
+    "a tool of the server": {"tools": [{"type": "web_search_preview"}]},
+    "in the background": {"background": True},
+    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+    "no reasoning": {"include_reasoning": False},
+    "a half answer": {"input": [user("a"), spoken("b", id="m", status="in_progress")]},
+    "encrypted thoughts": {"input": [user("a"), thought("b", encrypted_content="x")]},
+    "text beside tools": {"tools": [MOVE], "text": {"format": {"type": "text"}}},
+    "an unknown field": {"never_heard_of": 1},
+    "items that are none": {"input": [5]},
+}
+"""What is not translated: vLLM's own route answers it."""
+
+
+NO_TYPE = {"text": {"format": FORMAT["format"] | {"schema": {"type": "strange"}}}}
+"""What vLLM refuses late: within a stream."""
+
+DIFFERS = ("id", "item_id", "call_id", "created_at", "model", "cached_tokens", "cache_write_tokens")
+_DIFFERING = re.compile(rf'"({"|".join(DIFFERS)})":("(?:[^"\\\\]|\\\\.)*"|\d+)')
+
+
+@pytest.fixture(scope="module")
+def vllm_url(parsing_vllm_url: str) -> str:
+    """With parsers for thoughts and tools."""
+    return parsing_vllm_url
+
+
+@pytest.fixture(scope="module")
+def max_model_len(direct: httpx.Client) -> int:
+    return int(direct.get("/v1/models").json()["data"][0]["max_model_len"])
+
+
+def request_of(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    request = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 12, "temperature": 0} | values | more
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def hidden(value: Any) -> Any:
+    """Without what may differ: ids, times, the model's name, and how much was cached already."""
+    if isinstance(value, dict):
+        return {name: hidden(item) for name, item in value.items() if name not in DIFFERS}
+    return [hidden(item) for item in value] if isinstance(value, list) else value
+
+
+def keys_of(value: Any) -> Any:
+    """Every key, in order."""
+    if isinstance(value, dict):
+        return [(name, keys_of(item)) for name, item in value.items()]
+    return [keys_of(item) for item in value] if isinstance(value, list) else None
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream; each is framed as vLLM frames it, and they are numbered."""
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    parsed = []
+    for event in events:
+        match = re.fullmatch(r"event: (\S+)\ndata: ({.*})", event)
+        assert match, event
+        parsed.append(json.loads(match[2]))
+        assert parsed[-1]["type"] == match[1]
+    assert [event["sequence_number"] for event in parsed] == list(range(len(parsed)))
+    return parsed
+
+
+def joined(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without their numbers, pieces of the same put together."""
+    whole: list[dict[str, Any]] = []
+    for event in events:
+        if event["type"].endswith(".delta") and whole and whole[-1]["type"] == event["type"]:
+            whole[-1]["delta"] += event["delta"]
+        else:
+            whole.append({name: value for name, value in event.items() if name != "sequence_number"})
+    return whole
+
+
+def compared(response: httpx.Response) -> Any:
+    """What must be equal: of a whole answer every byte, of a stream every event, with the order of its keys."""
+    kind = response.headers["content-type"]
+    if kind.startswith("text/event-stream"):
+        events = joined(events_of(response.text))
+        return response.status_code, kind, hidden(events), [keys_of(event) for event in events]
+    return response.status_code, kind, _DIFFERING.sub(r'"\1":…', response.text)
+
+
+def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) -> httpx.Response:
+    """Ask the proxy, and vLLM alone; the answers are equal."""
+    for _ in range(ATTEMPTS):
+        response = real.client.post("/v1/responses", json=request | {"model": "starter"})
+        alone = direct.post("/v1/responses", json=request)
+        # Of two tokens that are nearly as likely, a batch decides.
+        if compared(response) == compared(alone):
+            break
+    assert compared(response) == compared(alone)
+    return response
+
+
+def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Response, request: dict[str, Any]) -> Any:
+    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of all that was said."""
+    (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
+    assert (row.endpoint, row.status, row.streamed) == ("responses", "complete", bool(request.get("stream")))
+    asked = {name: value for name, value in request.items() if name != "stream"} | {"enable_response_messages": True}
+    (prompt,) = direct.post("/v1/responses", json=asked).json()["input_messages"]
+    assert row.prompt_token_ids == prompt["tokens"]
+    assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens > 0
+    assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs)
+    return row
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name])
+    response = ask_both(real, direct, request)
+    assert response.status_code == 200
+    body = response.json()
+    row = check_record(real, direct, response, request)
+    assert body["model"] == "starter"
+    assert body["id"] == row.upstream_id
+    assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (row.prompt_tokens, row.completion_tokens)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
+    request = request_of(CAPTURED[name], stream=True)
+    response = ask_both(real, direct, request)
+    first, *_, last = events_of(response.text)
+    assert (first["type"], last["type"]) == ("response.created", "response.completed")
+    row = check_record(real, direct, response, request)
+    assert first["response"]["id"] == last["response"]["id"] == row.upstream_id
+    assert first["response"]["model"] == "starter"
+    assert last["response"]["usage"]["output_tokens"] == row.completion_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_text_and_calls_in_one_answer(real: RunningProxy, direct: httpx.Client, stream: bool) -> None:
+    """Hot enough, the starter model ends its thoughts by chance; a strict tool makes the call it begins a right one."""
+    heard: set[str] = set()
+    for seed in range(100):
+        values = {"input": "Hello", "temperature": 2, "max_output_tokens": 120, "tools": [MOVE | {"strict": True}]}
+        request = request_of(values, seed=seed, stream=stream)
+        response = ask_both(real, direct, request)
+        body = events_of(response.text)[-1]["response"] if stream else response.json()
+        if len(body["output"]) > 1:
+            heard |= {item["type"] for item in body["output"]}
+        if heard == {"reasoning", "message", "function_call"}:
+            break
+    assert heard == {"reasoning", "message", "function_call"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_error_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str, stream: bool) -> None:
+    assert ask_both(real, direct, request_of(REFUSED[name], stream=stream)).status_code == 400
+
+
+def test_what_vllm_finds_out_late_is_told(real: RunningProxy, direct: httpx.Client) -> None:
+    """Within a stream vLLM alone breaks off without a word."""
+    refused = ask_both(real, direct, request_of(NO_TYPE)).json()["error"]
+    response = real.client.post("/v1/responses", json=request_of(NO_TYPE, model="starter", stream=True))
+    error = events_of(response.text)[-1]
+    assert (error["type"], error["code"], error["message"]) == ("error", "400", refused["message"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", AS_IT_CAME)
+def test_what_is_not_exact_goes_to_vllm_as_it_came(
+    real: RunningProxy, direct: httpx.Client, max_model_len: int, name: str, stream: bool
+) -> None:
+    request = request_of(AS_IT_CAME[name], stream=stream)
+    assert chat_of(request, max_model_len) is None
+    response = ask_both(real, direct, request)
+    if response.is_success:
+        (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
+        assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
+
+
+def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:
+    """Turn by turn it sends back the items it was given; each turn is captured."""
+    with openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client:
+        items: list[Any] = [user("Hello")]
+        prompts: list[list[int]] = []
+        for turn in range(3):
+            raw = client.responses.with_raw_response.create(
+                model="starter",
+                instructions="Play.",
+                input=items,
+                tools=[MOVE | {"strict": True}],
+                tool_choice="required",
+                reasoning={"effort": "none"},
+                temperature=0,
+                max_output_tokens=90,
+            )
+            said = raw.parse().output
+            assert [item.type for item in said] == ["function_call"]
+            # As the package's own examples do it.
+            items += [*said, returned(said[0].call_id, f"turn {turn}")]
+            (row,) = wait_for(lambda call_id=raw.headers["x-completion-id"]: real.rows(call_id=call_id))
+            assert row.token_ids
+            prompts.append(row.prompt_token_ids)
+        assert len(prompts[0]) < len(prompts[1]) < len(prompts[2])
+
+
+def test_the_stock_client_hears_a_stream_to_its_end(real: RunningProxy) -> None:
+    with (
+        openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client,
+        client.responses.stream(model="starter", input="Hello", temperature=0, max_output_tokens=12) as events,
+    ):
+        whole = events.get_final_response()
+    assert whole.status == "completed"
+    assert whole.output[0].type == "reasoning"

@@ -1,0 +1,217 @@
+"""Conversations at once through a proxy that is restarted and killed between their calls: where did each land?
+
+120 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
+base_url. Every conversation has a first question of its own; beside them run some whose words are all the same, of
+which only what can be told apart is asked: as many trajectories as conversations, each one a conversation that grows.
+"""
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from migrations import schema
+from tests.unit.proxy.conftest import own_process, settings_for, wait_for
+from whetstone.database.engine import connect
+
+CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "120"))
+ALIKE = CONVERSATIONS // 8
+"""More, with the same words in all of them."""
+AT_ONCE = 10
+RESTARTS = 4
+"""Every second one is a `kill -9`."""
+PATH = "/v1/chat/completions"
+
+
+@dataclass
+class Branch:
+    """One conversation, or what its user made of it by editing an earlier message."""
+
+    messages: list[dict[str, Any]]
+    turns_left: int
+    alike: bool = False
+    answered: int = 0
+    trajectories: set[str] = field(default_factory=set)
+    calls: list[int] = field(default_factory=list)
+    """Numbers of its calls; a call that is asked again keeps its own."""
+
+
+@dataclass
+class Figures:
+    calls: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_completion_of_every_conversation_lands_in_its_own_trajectory(
+    vllm_url: str, sqlite_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_for(sqlite_url, vllm_url, tmp_path)
+    rng = random.Random(7)
+    branches = [Branch([_user(f"question {n}")], rng.randint(2, 5)) for n in range(CONVERSATIONS)]
+    branches += [Branch([_user("the same question")], 3, alike=True) for _ in range(ALIKE)]
+    figures = Figures()
+    waiting = list(branches)
+    rng.shuffle(waiting)
+    for life in range(RESTARTS + 1):
+        with own_process(settings) as (url, process):
+            calls = sum(branch.turns_left for branch in waiting)
+            # The last proxy also serves what the forks added.
+            most = 2 * calls if life == RESTARTS else calls // (RESTARTS + 1 - life)
+            branches += asyncio.run(_converse(url, waiting, most, rng, figures))
+            if life % 2 == 0:
+                process.terminate()
+                process.wait(timeout=30)
+            # Leaving `own_process` kills what still runs.
+    assert waiting == []
+    with own_process(settings) as (url, _):
+        wait_for(lambda: httpx.get(f"{url}/readyz", trust_env=False).json()["unwritten"] == 0)
+        rows = _completions(settings.database_url)
+    wrong = _mis_threaded(branches, rows)
+    with capsys.disabled():
+        trajectories = len({row.trajectory_id for row in rows})
+        sys.stdout.write(
+            f"\n{len(branches)} conversations and forks, {len(rows)} completions in {trajectories} trajectories, "
+            f"{dict(figures.calls)}, {RESTARTS} restarts, found by {dict(figures.rules)}: {len(wrong)} mis-threaded\n"
+        )
+    assert wrong == []
+    assert figures.calls["cut off"] > CONVERSATIONS / 20
+    assert figures.calls["forks"] > CONVERSATIONS / 20
+    assert {"new", "content", "fork", "retry"} <= figures.rules.keys()
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def _converse(url: str, waiting: list[Branch], most: int, rng: random.Random, figures: Figures) -> list[Branch]:
+    """Let the conversations go on, so many calls of them; those begun by forks."""
+    forks: list[Branch] = []
+    left = most
+
+    async def worker() -> None:
+        nonlocal left
+        while waiting and left > 0:
+            branch = waiting.pop(rng.randrange(len(waiting)))
+            left -= 1
+            await _turn(client, branch, rng, figures)
+            if branch.answered > 1 and not branch.alike and rng.random() < 0.08:
+                forks.append(fork := _fork(branch, rng))
+                figures.calls["forks"] += 1
+                waiting.append(fork)
+            if branch.turns_left > 0:
+                waiting.append(branch)
+
+    limits = httpx.Limits(max_connections=AT_ONCE)
+    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
+        await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    return forks
+
+
+def _fork(branch: Branch, rng: random.Random) -> Branch:
+    place = 2 * rng.randrange(1, branch.answered)
+    return Branch([*branch.messages[:place], _user(f"an edit {rng.random()}")], 2, answered=place // 2)
+
+
+async def _turn(client: httpx.AsyncClient, branch: Branch, rng: random.Random, figures: Figures) -> None:
+    """One turn; now and then the app hangs up in the middle and asks again, as the official clients do."""
+    cut = not branch.alike and rng.random() < 0.04
+    figures.calls["asked"] += 1
+    branch.calls.append(figures.calls["asked"])
+    body = {"model": "starter", "messages": branch.messages, "max_tokens": 160 if cut else 2, "stream": cut}
+    body["metadata"] = {"call": str(branch.calls[-1])}
+    headers = {"content-type": "application/json"}
+    if cut:
+        body["ignore_eos"] = True
+        await _hang_up(client.base_url, json.dumps(body).encode(), rng.uniform(0.02, 0.2))
+        figures.calls["cut off"] += 1
+        # What the official clients wait; and the proxy, on two busy cores, is to have come to it.
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await client.get("/healthz")
+        headers["x-stainless-retry-count"] = "1"
+    response = await client.post(PATH, content=json.dumps(body).encode(), headers=headers)
+    assert response.status_code == 200, response.text
+    figures.calls["answered"] += 1
+    figures.rules[response.headers["x-threaded-by"]] += 1
+    branch.trajectories.add(response.headers["x-trajectory-id"])
+    text = _text(response) if cut else response.json()["choices"][0]["message"]["content"]
+    branch.messages = [*branch.messages, _echo(text, rng), _user(f"and then {branch.answered}")]
+    branch.answered += 1
+    branch.turns_left -= 1
+
+
+async def _hang_up(url: httpx.URL, body: bytes, after_s: float) -> None:
+    """Ask, and be gone before anything is said: 160 tokens take longer."""
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    await writer.drain()
+    await asyncio.sleep(after_s)
+    writer.close()
+    await writer.wait_closed()
+
+
+def _text(response: httpx.Response) -> str:
+    """What a stream said."""
+    events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def _echo(text: str, rng: random.Random) -> dict[str, Any]:
+    """The answer as one app or another sends it back."""
+    return rng.choice(
+        [
+            {"role": "assistant", "content": text},
+            {"content": text, "role": "assistant", "refusal": None, "tool_calls": None, "audio": None},
+            {"role": "assistant", "content": [{"type": "text", "text": text}]},
+            {"role": "assistant", "content": f" {text}\n"},
+        ]
+    )
+
+
+def _completions(database_url: str) -> list[Any]:
+    engine = connect(database_url)
+    c = schema.completions.c
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        rows = list(connection.execute(select(c.id, c.trajectory_id, c.status, c.sampling).order_by(c.id)))
+    engine.dispose()
+    return rows
+
+
+def _mis_threaded(branches: list[Branch], rows: list[Any]) -> list[Any]:
+    """What a conversation shares with another, or what it has twice.
+
+    On two busy cores a client may hang up when its answer is whole already: nothing tells such an answer from one
+    that was read, so what is asked again then is a branch of its own, and no mistake.
+    """
+    by_call: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        by_call[int(row.sampling["metadata"]["call"])].append(row)
+    wrong: list[Any] = []
+    owners: dict[str, int] = {}
+    for place, branch in enumerate(branches):
+        own = [row for call in branch.calls for row in by_call[call]]
+        whole_twice = sum(sum(row.status == "complete" for row in by_call[call]) - 1 for call in branch.calls)
+        found = {row.trajectory_id for row in own}
+        if branch.alike:
+            continue
+        if len(found) > 1 + whole_twice or not branch.trajectories <= found:
+            wrong.append((branch.messages[0]["content"], found, branch.trajectories))
+        wrong += [(place, one) for one in found if owners.setdefault(one, place) != place]
+    alike = {row.trajectory_id for row in rows} - owners.keys()
+    told = set().union(*(branch.trajectories for branch in branches if branch.alike))
+    if alike != told or len(alike) != ALIKE:
+        wrong.append(("alike", len(alike), len(told)))
+    return wrong

@@ -1,0 +1,65 @@
+"""Judges that are left alone: for how long, and what ends it."""
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from judge.ruler.judge_pool import Judges, Pause
+from judge.ruler.plan import LONGEST_WAIT_S
+
+NOW = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+def seconds(number):
+    return timedelta(seconds=number)
+
+
+@pytest.fixture
+def judges():
+    return Judges({}, {}, rng=random.Random(0))
+
+
+def test_sixteen_refusals_at_once_are_one_failure(judges):
+    waits = [judges.pause("a", NOW + seconds(0.01 * call), "429", 1.0) for call in range(16)]
+    assert max(waits) <= 2.5
+    assert judges.paused["a"].failures == 1
+
+
+def test_refusals_that_say_nothing_wait_for_the_pause_that_runs(judges):
+    first = judges.pause("a", NOW, "429", None)
+    assert judges.pause("a", NOW + seconds(1), "500", None) == pytest.approx(first - 1)
+    assert judges.paused["a"] == Pause(NOW + seconds(first), "429", 1)
+
+
+def test_a_pause_becomes_longer_by_what_another_refusal_says_never_shorter(judges):
+    judges.pause("a", NOW, "429", 60.0)
+    assert judges.pause("a", NOW + seconds(10), "late", 30.0) == 50
+    assert judges.paused["a"] == Pause(NOW + seconds(60), "429", 1)
+    assert judges.pause("a", NOW + seconds(10), "later", 300.0) == 300
+    assert judges.paused["a"] == Pause(NOW + seconds(310), "later", 1)
+
+
+def test_a_judge_that_fails_after_its_pause_is_left_alone_for_longer(judges):
+    now, waits = NOW, []
+    for _ in range(14):
+        waits.append(judges.pause("a", now, "500", None))
+        now += seconds(waits[-1])
+    assert all(0.75 * 2**n <= wait <= 1.25 * 2**n for n, wait in enumerate(waits[:11], 1))
+    assert max(waits) <= LONGEST_WAIT_S
+    assert judges.paused["a"].failures == 14
+
+
+def test_only_an_answer_after_the_pause_ends_it(judges):
+    wait = judges.pause("a", NOW, "500", None)
+    judges.answers("a", NOW + seconds(wait / 2))
+    assert "a" in judges.paused
+    judges.answers("a", NOW + seconds(wait))
+    assert "a" not in judges.paused
+    judges.answers("b", NOW)
+
+
+def test_each_judge_is_left_alone_for_itself(judges):
+    judges.pause("a", NOW, "500", None)
+    judges.pause("b", NOW, "500", None)
+    assert [judges.paused[name].failures for name in "ab"] == [1, 1]

@@ -1,0 +1,34 @@
+"""Before anything starts: what judging needs and does not find."""
+
+from judge.__main__ import missing
+from whetstone.config.settings import Settings
+
+RUN = "nowhere_at_all:function"
+
+
+def found(**values):
+    return list(missing(Settings(policy="starter", **values)))
+
+
+def test_nothing_is_missing_where_nothing_is_judged():
+    assert found() == []
+
+
+def test_a_reward_function_that_is_not_found_is_told_with_the_remedy():
+    (told,) = found(learning={"starter": {"rewards": [{"name": "f", "run": RUN}]}})
+    assert "learning.starter" in told and RUN in told and "correct `run`" in told
+
+
+def test_a_rubric_that_cannot_be_read_is_told(tmp_path):
+    (tmp_path / "there").write_text("short is good")
+    (told,) = found(
+        learning={"starter": {"ruler": {"rubric": tmp_path / "there", "rubrics": {"mail": tmp_path / "x"}}}}
+    )
+    assert f"the rubric {tmp_path / 'x'} cannot be read" in told
+
+
+def test_a_key_that_is_not_set_is_told(monkeypatch):
+    monkeypatch.setenv("THERE", "secret")
+    judges = {"a": {"model": "openai/m", "api_key_env": "THERE"}, "b": {"model": "openai/m", "api_key_env": "ABSENT"}}
+    (told,) = found(judges=judges)
+    assert told == "judges.b: the environment variable ABSENT that holds its key is not set"

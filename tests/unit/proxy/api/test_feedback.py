@@ -1,0 +1,182 @@
+"""Feedback through the app: what is refused leaves nothing, what is taken can be asked after and taken back."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from judge.settlement.sweep import sweep
+from migrations import schema
+from tests.conftest import Seed
+from tests.unit.proxy.conftest import RunningProxy
+from tests.unit.proxy.domain.test_feedback import WRONG
+from whetstone.config.settings import GroupSettings
+
+JUDGED = GroupSettings()
+
+
+def judge(proxy: RunningProxy, after_s: float = 1) -> None:
+    """Let the judge look, some seconds from now."""
+    sweep(proxy.engine, JUDGED, datetime.now(UTC) + timedelta(seconds=after_s))
+
+
+def post(proxy: RunningProxy, **body: Any) -> str:
+    response = proxy.client.post("/v1/feedback", json=body)
+    assert response.status_code == 202, response.text
+    return str(response.json()["id"])
+
+
+def told(proxy: RunningProxy, feedback_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = proxy.client.get(f"/v1/feedback/{feedback_id}").json()
+    return found
+
+
+@pytest.fixture
+def seeded(proxy: RunningProxy) -> Seed:
+    """Rows beside those that calls leave: what other programs write."""
+    return Seed(proxy.engine, datetime.now(UTC))
+
+
+NO_JSON = [
+    b"",
+    b"{",
+    b'{"trajectory_id": "t", "reward": NaN}',
+    b'{"trajectory_id": "t", "parts": {"a": Infinity}}',
+    b'{"trajectory_id": "t", "reward": -1e999}',
+    b'{"trajectory_id": "\xff", "reward": 1}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", [*NO_JSON, *(json.dumps(body).encode() for body, _ in WRONG)])
+def test_what_is_refused_is_not_stored_in_part(door: RunningProxy, body: bytes) -> None:
+    for sent in (body, b'[{"trajectory_id": "t", "reward": 1}, ' + body + b"]"):
+        response = door.client.post("/v1/feedback", content=sent)
+        assert 400 <= response.status_code < 500
+        assert response.json()["error"]["message"]
+        assert len(response.content) < 1000
+    assert door.rows(schema.feedback) == []
+
+
+@pytest.mark.parametrize("path", ["/v1/trajectories/a b/end", "/v1/groups/%00/close", f"/v1/groups/{'g' * 129}/close"])
+def test_what_is_no_id_is_asked_to_end_nowhere(door: RunningProxy, path: str) -> None:
+    response = door.client.post(path)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, path.split("/")[2][:-1].replace(
+        "trajectorie", "trajectory") + "_id")  # fmt: skip
+    assert door.rows(schema.feedback) == []
+
+
+def test_an_applied_feedback_tells_what_its_trajectory_still_waits_for(proxy: RunningProxy) -> None:
+    proxy.chat({"X-Trajectory-Id": "t", "X-Group-Id": "g"})
+    proxy.recorded()
+    given = post(proxy, trajectory_id="t", parts={"accuracy": 0.5, "tone": 0.25}, demonstration="Paris")
+    assert (told(proxy, given)["state"], told(proxy, given)["why_not_trained"]) == ("waiting", None)
+    judge(proxy)
+    found = told(proxy, given)
+    assert (found["state"], found["reward"], found["why_not_trained"]) == ("applied", 0.75, "group_open")
+    assert found["demonstration"] == {"role": "assistant", "content": "Paris"}
+
+
+def test_a_trajectory_is_ended_and_a_group_closed_by_a_call(proxy: RunningProxy) -> None:
+    proxy.chat({"X-Trajectory-Id": "t", "X-Group-Id": "g"})
+    proxy.recorded()
+    ends = [
+        proxy.client.post("/v1/trajectories/t/end", headers={"Idempotency-Key": "once"}).json()["id"] for _ in range(2)
+    ]
+    closes = proxy.client.post("/v1/groups/g/close")
+    assert (closes.status_code, closes.json()["state"]) == (202, "waiting")
+    assert ends[0] == ends[1]
+    judge(proxy)
+    assert proxy.client.get("/v1/trajectories/t").json()["ended_at"]
+    assert proxy.client.get("/v1/groups/g").json()["close_asked_at"]
+    assert [told(proxy, one)["state"] for one in (ends[0], closes.json()["id"])] == ["applied", "applied"]
+
+
+def test_feedback_is_withdrawn_before_and_after_it_was_applied_and_again(proxy: RunningProxy) -> None:
+    proxy.chat({"X-Trajectory-Id": "t"})
+    proxy.recorded()
+    first, second = post(proxy, trajectory_id="t", reward=0.25), post(proxy, trajectory_id="t", reward=1)
+    judge(proxy)
+    third = post(proxy, trajectory_id="t", reward=0)
+    for feedback_id in (second, third):
+        response = proxy.client.delete(f"/v1/feedback/{feedback_id}")
+        assert (response.status_code, response.json()["id"]) == (200, feedback_id)
+    judge(proxy)
+    assert [told(proxy, one)["state"] for one in (first, second, third)] == ["applied", "withdrawn", "withdrawn"]
+    assert proxy.client.get("/v1/trajectories/t").json()["reward"] == 0.25
+    again = proxy.client.delete(f"/v1/feedback/{second}")
+    assert (again.status_code, again.json()["state"]) == (200, "withdrawn")
+
+
+def test_what_is_unknown_or_over_is_not_withdrawn(proxy: RunningProxy, seeded: Seed) -> None:
+    seeded.trajectory("busy", state="claimed")
+    used = seeded.feedback("t", 1.0, state="used", step=7)
+    late = seeded.feedback("t", 1.0, state="unused", reason="trained in step 7")
+    failed = seeded.feedback("t", 1.0, state="failed", reason="no such trajectory in this project")
+    claimed = seeded.feedback("busy", 1.0, state="applied", trajectory_id="busy")
+    assert proxy.client.delete("/v1/feedback/nobody").status_code == 404
+    for feedback_id, why in (
+        (used, "step 7 has trained on it"),
+        (late, "unused (trained in step 7)"),
+        (failed, "no such trajectory"),
+        (claimed, "a step has claimed"),
+    ):
+        response = proxy.client.delete(f"/v1/feedback/{feedback_id}")
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "too_late")
+        assert why in response.json()["error"]["message"]
+    assert {row.withdrawn_at for row in proxy.rows(schema.feedback)} == {None}
+    assert told(proxy, used)["step"] == 7
+
+
+def test_another_projects_ids_are_unknown_ones(proxy: RunningProxy, seeded: Seed) -> None:
+    seeded.project("other")
+    seeded.group("g", "other")
+    seeded.trajectory("t", "g", "other")
+    theirs = seeded.feedback("t", 1.0, project="other")
+    taken = [
+        [post(proxy, trajectory_id=known, reward=1), post(proxy, completion_id=f"{known}-0", thumbs="up"),
+         post(proxy, completion_id=f"chatcmpl-{known}-0", parts={"a": 1}),
+         proxy.client.post(f"/v1/trajectories/{known}/end").json()["id"]]
+        for known in ("t", "nobody")
+    ]  # fmt: skip
+    groups = [
+        [post(proxy, group_id=known, rewards={"t": 1}), proxy.client.post(f"/v1/groups/{known}/close").json()["id"]]
+        for known in ("g", "nothing")
+    ]
+    for after_s, state in ((1, "waiting"), (901, "failed")):
+        judge(proxy, after_s)
+        for foreign, unknown in (taken, groups):
+            outcomes = [[(told(proxy, one)["state"], told(proxy, one)["reason"]) for one in ids]
+                        for ids in (foreign, unknown)]  # fmt: skip
+            assert outcomes[0] == outcomes[1]
+            assert {found for found, _ in outcomes[0]} == {state}
+    assert told(proxy, taken[0][0])["reason"] == "no such trajectory in this project"
+    assert told(proxy, groups[0][1])["reason"] == "no such group in this project"
+    answers = [
+        (proxy.client.get(f"/v1/feedback/{one}").status_code, proxy.client.delete(f"/v1/feedback/{one}").status_code)
+        for one in (theirs, "nobody")
+    ]
+    assert answers == [(404, 404), (404, 404)]
+    (trajectory,) = proxy.rows(schema.trajectories, project="other")
+    assert trajectory.reward == 1.0  # their own feedback, and no other
+
+
+@pytest.mark.parametrize("path", ["/v1/trajectories/%00", "/v1/groups/%00", "/v1/feedback/%00"])
+def test_what_is_no_id_is_not_found(proxy: RunningProxy, path: str) -> None:
+    assert proxy.client.get(path).status_code == 404
+
+
+def test_attempts_drawn_for_people_are_listed_with_what_was_said_until_they_tell(
+    proxy: RunningProxy, seeded: Seed
+) -> None:
+    assert proxy.client.get("/v1/reviews").json() == {"object": "list", "data": []}
+    seeded.trajectory("drawn", turns=2, reward=0.5, reward_source="judge", review_at=seeded.now)
+    seeded.trajectory("not-drawn")
+    (one,) = proxy.client.get("/v1/reviews").json()["data"]
+    assert (one["trajectory_id"], one["reward"], one["reward_source"]) == ("drawn", 0.5, "judge")
+    assert [message["content"] for message in one["messages"]] == ["question 0", "answer 0", "question 1"]
+    assert one["response"]["content"] == "answer 1"
+    post(proxy, trajectory_id="drawn", thumbs="up")
+    judge(proxy)
+    assert proxy.client.get("/v1/reviews").json()["data"] == []

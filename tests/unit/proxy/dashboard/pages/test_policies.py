@@ -1,0 +1,208 @@
+"""The pages of policies and steps: of a policy that has learned and of one that has not; what may be done to it."""
+
+import html
+import re
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from migrations import schema
+from proxy.dashboard.queries.policies import Became, Worth
+from proxy.dashboard.views import chart_data
+from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
+from tests.unit.proxy.dashboard.test_middleware import Person
+from tests.unit.proxy.ui_story import HOSTILE, Story
+
+
+@pytest.fixture(scope="module")
+def known(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """One proxy whose policy has learned, for all that only look."""
+    data = tmp_path_factory.mktemp("known")
+    shutil.copyfile(sqlite_template, data / "whetstone.db")
+    with FakeVllm() as fake:
+        proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", fake.url, data))
+        Story(proxy.engine, datetime.now(UTC)).tell()
+        Story(proxy.engine, datetime.now(UTC)).step(30, 24, datetime.now(UTC))
+        yield proxy
+        proxy.stop()
+
+
+@pytest.fixture
+def reader(known: RunningProxy) -> Iterator[Person]:
+    person = Person(known)
+    yield person
+    person.client.close()
+
+
+@pytest.fixture
+def learned(proxy: RunningProxy) -> RunningProxy:
+    """One of the test's own, on both databases."""
+    Story(proxy.engine, datetime.now(UTC)).tell(8, 4)
+    return proxy
+
+
+@pytest.fixture
+def person(proxy: RunningProxy) -> Iterator[Person]:
+    person = Person(proxy)
+    yield person
+    person.client.close()
+
+
+def shown(answer: httpx.Response) -> str:
+    """A page as it is read."""
+    assert answer.status_code == 200, answer.text
+    assert re.search(r"^total;dur=\d+\.\d$", answer.headers["server-timing"])
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.text)))
+
+
+PAGES = (
+    "/ui/policies",
+    "/ui/policies/starter",
+    "/ui/policies/starter?versions_before=5&steps_before=5",
+    "/ui/policies/starter/steps/5",
+    "/ui/policies/starter/steps/5?after=starter-g5-0+starter-g5-0-3",
+)
+
+
+def test_a_page_shows_and_what_is_hostile_stays_words(learned: RunningProxy, person: Person) -> None:
+    for path in PAGES:
+        answer = person.get(path)
+        assert answer.status_code == 200, path
+        assert HOSTILE not in answer.text and "<script>" not in answer.text
+        if path in ("/ui/policies/starter/steps/5", "/ui/policies/starter"):
+            assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;" in answer.text
+
+
+def test_the_overview_tells_what_the_live_version_is_worth(reader: Person) -> None:
+    told = shown(reader.get("/ui/policies"))
+    assert "starter training" in told and "Live version 24" in told
+    assert re.search(r"Over version 0 \+0\.\d", told) and "Step 30 promoted" in told
+
+
+def test_a_curve_has_every_version_and_what_became_of_it(reader: Person) -> None:
+    (text,) = re.findall(r"data-chart='([^']+)'", reader.get("/ui/policies").text)
+    for piece in ('"live": 24', '"state": ["retired", "retired"', '"rejected"'):
+        assert piece in text
+    assert len(re.findall(r'"x": \[([^]]*)\]', text)[0].split(", ")) == 25
+
+
+def test_versions_and_steps_are_paged_without_a_gap(reader: Person) -> None:
+    def numbers(path: str, part: str) -> list[int]:
+        section = reader.get(path).text.split(f'id="{part}"')[1].split("</section>")[0]
+        return [int(one) for one in re.findall(r'<th scope="row" class="num">(?:<a [^>]*>)?(\d+)', section)]
+
+    first, rest = numbers("/ui/policies/starter", "steps"), numbers("/ui/policies/starter?steps_before=6", "steps")
+    assert first == [30, *range(24, 0, -1)] and rest == [5, 4, 3, 2, 1]
+    assert numbers("/ui/policies/starter", "versions") == list(range(24, -1, -1))
+
+
+def test_a_step_leads_to_what_it_trained_on(reader: Person) -> None:
+    text = reader.get("/ui/policies/starter/steps/12").text
+    assert 'href="/ui/groups/starter-g12-0"' in text and 'href="/ui/trajectories/starter-g12-2-3"' in text
+    told = shown(reader.get("/ui/policies/starter/steps/12"))
+    assert "version 11 → 12" in told and "mismatch k3" in told and "train 14.2 s" in told
+    assert "← Step 11" in told and "Step 13 →" in told
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui/policies/nosuch", "/ui/policies/starter/steps/99", "/ui/policies/starter/steps/x",
+             "/ui/policies/starter/steps/1²", "/ui/policies/nosuch/steps/1", "/ui/nosuch", "/ui/policies/"],
+)  # fmt: skip
+def test_what_is_not_there_is_a_page_that_says_so(reader: Person, path: str) -> None:
+    answer = reader.get(path)
+    assert answer.status_code == 404 and "there is no" in answer.text
+    assert answer.headers["content-type"].startswith("text/html") and "Back to the policies" in answer.text
+
+
+@pytest.mark.parametrize("query", ["versions_before=x", "steps_before=-1", "versions_before=99999999999999", "x=%00"])
+def test_a_link_that_was_tampered_with_says_what_is_wrong(reader: Person, query: str) -> None:
+    answer = reader.get(f"/ui/policies/starter?{query}")
+    assert answer.status_code == 400
+    assert "must be a whole number" in answer.text or "no id and no label has a NUL" in answer.text
+
+
+def test_a_policy_of_which_nothing_is_recorded_teaches_what_to_do(proxy: RunningProxy, person: Person) -> None:
+    told = shown(person.get("/ui/policies"))
+    assert "Nothing recorded yet" in told and 'model="starter"' in told and "POST /v1/feedback" in told
+
+
+def test_a_policy_that_only_records_says_how_it_would_train(proxy: RunningProxy, person: Person) -> None:
+    proxy.chat()
+    proxy.recorded()
+    told = shown(person.get("/ui/policies"))
+    assert "whetstone policies train on starter" in told and "No trajectory has a reward yet" in told
+
+
+def test_a_policy_trains_records_and_pauses(learned: RunningProxy, person: Person) -> None:
+    for state, said in (
+        ("paused", "is paused"),
+        ("recording", "only records from"),
+        ("training", "trains from now on"),
+    ):
+        answer = person.send("/ui/policies/starter/state", state=state, to="/ui/policies")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/policies")
+        (row,) = learned.rows(schema.policies)
+        assert row.state == state
+        assert f"starter {said}" in shown(person.get("/ui/policies"))
+
+
+def test_the_admin_route_does_the_same(learned: RunningProxy) -> None:
+    route = "/admin/policies/starter/state"
+    assert learned.client.post(route, json={"state": "paused"}).json()["state"] == "paused"
+    (row,) = learned.rows(schema.policies)
+    assert row.state == "paused"
+    assert learned.client.post(route, json={"state": "sleeping"}).status_code == 400
+    assert learned.client.post("/admin/policies/nosuch/state", json={"state": "paused"}).status_code == 404
+
+
+def test_a_rollback_takes_effect_on_the_next_request(learned: RunningProxy, person: Person) -> None:
+    answer = person.send("/ui/policies/starter/rollback", to="0", reason="it swears")
+    assert answer.headers["location"] == "/ui/policies/starter"
+    assert learned.chat().headers["x-policy-version"] == "0"
+    told = shown(person.get("/ui/policies/starter"))
+    assert "starter is back at version 0" in told and "it swears" in told
+
+
+def test_what_is_refused_is_said_on_the_page_it_came_from(learned: RunningProxy, person: Person) -> None:
+    for path, fields in (
+        ("promote", {"version": "99"}), ("promote", {}), ("promote", {"version": "x"}), ("pin", {"version": "99"}),
+        ("rollback", {"to": "77"}), ("state", {"state": "sleeping"}),
+    ):  # fmt: skip
+        answer = person.send(f"/ui/policies/starter/{path}", **fields)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/policies/starter"), path
+        page = person.get("/ui/policies/starter")
+        assert 'role="alert"' in page.text, (path, fields)
+    (row,) = learned.rows(schema.policies)
+    assert row.live_version == 8
+
+
+def test_a_step_is_asked_for_once(learned: RunningProxy, person: Person) -> None:
+    person.send("/ui/policies/starter/step")
+    assert "a step of starter is asked for" in shown(person.get("/ui/policies/starter"))
+    person.send("/ui/policies/starter/step")
+    assert "is asked for already" in shown(person.get("/ui/policies/starter"))
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    """Rewards 0, 1, 1, 2: mean 1, sample variance 2/3, standard error sqrt(2/3/4)."""
+    (point,) = chart_data.points([Became(3, "live", True)], [Worth(3, 4, 4.0, 6.0)])
+    half = 3.1824 * (2 / 3 / 4) ** 0.5
+    assert (point.mean, point.low, point.high) == (1.0, pytest.approx(1 - half), pytest.approx(1 + half))
+
+
+def test_one_reward_has_no_interval_and_none_no_mean() -> None:
+    became = [Became(0, "retired", True), Became(1, "live", True)]
+    none, one = chart_data.points(became, [Worth(1, 1, 0.5, 0.25)])
+    assert (none.mean, none.low, none.rewarded) == (None, None, 0)
+    assert (one.mean, one.low, one.high) == (0.5, None, None)
+
+
+def test_a_curve_counts_rewards_of_training_alone(learned: RunningProxy, person: Person) -> None:
+    story = Story(learned.engine, datetime.now(UTC) - timedelta(minutes=1))
+    before = re.findall(r'"n": \[([^]]*)\]', person.get("/ui/policies").text)
+    story.seed.trajectory("eval", None, turns=0, split="eval", reward=-99.0, first_version=8, last_version=8)
+    assert re.findall(r'"n": \[([^]]*)\]', person.get("/ui/policies").text) == before

@@ -1,0 +1,373 @@
+"""The Responses dialect against worked examples; what vLLM itself makes of the same is in test_responses_exact."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.wire.responses.answer import answer_of, error_of
+from proxy.wire.responses.request import chat_of
+from proxy.wire.responses.stream import ResponseEvents
+
+MAX_MODEL_LEN = 100
+TOOL = {"type": "function", "name": "move", "description": "Take a cell", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "move", "arguments": "{}"}
+CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": "{}"}}
+
+
+def chat(**values: Any) -> dict[str, Any] | None:
+    """The chat that stands for a request, without its model."""
+    body = chat_of({"model": "starter", "input": "hi"} | values, MAX_MODEL_LEN)
+    if body is not None:
+        assert body.pop("model") == "starter"
+    return body
+
+
+def messages(*items: Any, **values: Any) -> Any:
+    body = chat(input=list(items), **values)
+    return body and body["messages"]
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def answered(**values: Any) -> dict[str, Any]:
+    """What is said to a chat answer of four tokens, to a prompt of three."""
+    finish_reason = values.pop("finish_reason", "stop")
+    request = {"model": "starter", "input": "hi"} | values.pop("request", {})
+    message = {"role": "assistant", "content": None, "reasoning": None} | values
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    said = {
+        "id": "chatcmpl-x",
+        "created": 5,
+        "model": "starter",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+        "usage": usage,
+    }
+    return answer_of(said, request, MAX_MODEL_LEN)
+
+
+def chunk(delta: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
+    choices = (
+        [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": values.pop("finish_reason", None)}]
+    )
+    return {"id": "chatcmpl-x", "created": 5, "model": "starter", "choices": choices} | values
+
+
+def calling(index: int, call_id: str | None, arguments: str) -> dict[str, Any]:
+    """A piece of a tool call; the first has an id."""
+    named = {"id": call_id, "type": "function"} if call_id else {}
+    function = {"name": "move", "arguments": arguments} if call_id else {"arguments": arguments}
+    return {"tool_calls": [{"index": index, "function": function} | named]}
+
+
+FIRST = chunk({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2, 3])
+USAGE = chunk(usage={"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7})
+
+
+def streamed(*chunks: dict[str, Any], **request: Any) -> list[dict[str, Any]]:
+    """The events of a stream, with those of its end."""
+    events = ResponseEvents({"model": "starter", "input": "hi"} | request, MAX_MODEL_LEN)
+    return parsed(b"".join(events.feed(chunk) for chunk in chunks) + events.end())
+
+
+def parsed(said: bytes) -> list[dict[str, Any]]:
+    *events, rest = said.decode().split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        kind, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_text_is_one_message_and_instructions_come_before_it() -> None:
+    assert chat() == {"messages": [user("hi")]}
+    assert chat(instructions="Be brief.") == {"messages": [{"role": "system", "content": "Be brief."}, user("hi")]}
+    assert chat(instructions="") == chat()
+
+
+def test_parts_are_parts_of_a_message() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert messages(user(parts)) == [user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])]
+
+
+def test_the_items_of_one_turn_are_one_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Mine."}]}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "The middle."}]}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "X"}
+    assert messages(user("Play!"), thought, said, CALL, CALL | {"call_id": "c2"}, result) == [
+        user("Play!"),
+        {
+            "role": "assistant",
+            "reasoning": "The middle.",
+            "content": "Mine.",
+            "tool_calls": [CHAT_CALL, CHAT_CALL | {"id": "c2"}],
+        },
+        {"role": "tool", "content": "X", "tool_call_id": "c1"},
+    ]
+
+
+def test_what_a_message_has_already_begins_another() -> None:
+    one, two = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}
+    assert messages(one, two) == [one, two]
+    assert messages(one, CALL, two) == [one | {"tool_calls": [CHAT_CALL]}, two]
+
+
+def test_the_request_is_not_changed() -> None:
+    items = [{"role": "assistant", "content": "a"}, CALL]
+    before = json.dumps(items)
+    assert messages(*items) is not None
+    assert json.dumps(items) == before
+
+
+def test_sampling_keeps_its_values_under_the_names_of_chat() -> None:
+    assert chat(
+        max_output_tokens=5, temperature=0.5, seed=None, reasoning={"effort": "low", "summary": "auto"}, user="u"
+    ) == {
+        "messages": [user("hi")],
+        "max_completion_tokens": 5,
+        "temperature": 0.5,
+        "reasoning_effort": "low",
+        "user": "u",
+    }
+
+
+def test_tools_are_put_into_functions() -> None:
+    function = {name: value for name, value in TOOL.items() if name != "type"}
+    tools = [{"type": "function", "function": function}]
+    assert chat(tools=[TOOL]) == {"messages": [user("hi")], "tools": tools, "tool_choice": "auto"}
+    named = chat(tools=[TOOL], tool_choice={"type": "function", "name": "move"}, parallel_tool_calls=False)
+    assert named == {
+        "messages": [user("hi")],
+        "tools": tools,
+        "tool_choice": {"type": "function", "function": {"name": "move"}},
+        "parallel_tool_calls": False,
+    }
+    # An empty list is no tools: chat refuses it.
+    assert chat(tools=[], tool_choice="auto") == chat()
+
+
+def test_a_schema_is_a_response_format() -> None:
+    form = {"type": "json_schema", "name": "cell", "schema": {"type": "object"}, "strict": True}
+    body = chat(text={"format": form, "verbosity": "low"})
+    assert body and body["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "cell", "schema": {"type": "object"}, "strict": True},
+    }
+    assert chat(text={"format": {"type": "text"}}) == chat()
+
+
+def test_a_stream_tells_how_long_its_prompt_is() -> None:
+    assert chat(stream=True) == {
+        "messages": [user("hi")],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"background": None},
+        {"include": ["message.output_text.logprobs"]},
+        {"include_reasoning": False},
+        {"tools": [{"type": "web_search_preview"}]},
+        {"tools": None},
+        {"tools": [TOOL], "text": {}},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}},
+        {"tool_choice": "required"},
+        {"temperature": "0.5"},
+        {"temperature": True},
+        {"temperature": float("nan")},
+        {"max_output_tokens": 0},
+        {"max_output_tokens": 5.0},
+        {"truncation": "auto"},
+        {"prompt": {"id": "p"}},
+        {"chat_template_kwargs": {"chat_template": "x"}},
+        {"stop": ""},
+        {"never_heard_of": None},
+        {"input": []},
+        {"input": None},
+        {"input": [5]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        {"input": [{"role": "user", "content": []}]},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"input": [{"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a"}]}]},
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
+        {"input": [{"type": "message", "role": "assistant", "status": "in_progress", "content": "a"}]},
+    ],
+    ids=str,
+)
+def test_what_is_not_exact_is_not_translated(values: dict[str, Any]) -> None:
+    assert chat(**values) is None
+
+
+def test_a_server_whose_length_is_not_known_answers_itself() -> None:
+    assert chat_of({"model": "starter", "input": "hi"}) is None
+
+
+def test_an_answer_is_thoughts_then_text_then_calls() -> None:
+    said = answered(reasoning="Hm.", content="Mine.", tool_calls=[CHAT_CALL], request={"tools": [TOOL]})
+    thought, message, call = said["output"]
+    assert (thought["type"], thought["content"], thought["summary"], thought["status"]) == (
+        "reasoning",
+        [{"text": "Hm.", "type": "reasoning_text"}],
+        [],
+        None,
+    )
+    assert message["content"] == [{"annotations": [], "text": "Mine.", "type": "output_text", "logprobs": None}]
+    assert (message["role"], message["status"]) == ("assistant", "completed")
+    assert (call["call_id"], call["name"], call["arguments"], call["status"]) == ("c1", "move", "{}", "completed")
+    assert len({item["id"] for item in said["output"]}) == 3
+    assert (said["id"], said["object"], said["created_at"], said["status"]) == ("resp_x", "response", 5, "completed")
+
+
+def test_nothing_said_is_no_item() -> None:
+    assert answered(content="", reasoning=None)["output"] == []
+
+
+def test_the_usage_is_that_of_chat() -> None:
+    usage = answered()["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3, 4, 7)
+    assert usage["input_tokens_details"]["cached_tokens"] == 2
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 1
+
+
+def test_a_cut_answer_is_incomplete() -> None:
+    said = answered(content="Mi", finish_reason="length")
+    assert (said["status"], said["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+@pytest.mark.parametrize(("limit", "status"), [(5, "completed"), (4, "incomplete")])
+def test_a_called_tool_is_cut_where_no_token_was_left(limit: int, status: str) -> None:
+    request = {"tools": [TOOL], "max_output_tokens": limit}
+    assert answered(tool_calls=[CHAT_CALL], finish_reason="tool_calls", request=request)["status"] == status
+
+
+def test_a_tool_that_had_to_be_called_ended_where_chat_says_so() -> None:
+    request = {"tools": [TOOL], "max_output_tokens": 4, "tool_choice": "required"}
+    assert answered(tool_calls=[CHAT_CALL], finish_reason="tool_calls", request=request)["status"] == "completed"
+
+
+@pytest.mark.parametrize(("limit", "room"), [(None, 97), (50, 50), (99, 97)])
+def test_the_limit_is_what_there_was_room_for(limit: int | None, room: int) -> None:
+    assert answered(request={"max_output_tokens": limit})["max_output_tokens"] == room
+    assert streamed(FIRST, max_output_tokens=limit)[0]["response"]["max_output_tokens"] == room
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "used"), [(None, None, (1.0, 1.0)), (0, 0.5, (0.0, 1.0)), (0.001, 0.5, (0.01, 0.5))]
+)
+def test_an_answer_says_the_sampling_that_was_used(
+    temperature: float | None, top_p: float | None, used: tuple[float, float]
+) -> None:
+    said = answered(request={"temperature": temperature, "top_p": top_p})
+    assert (said["temperature"], said["top_p"]) == used
+
+
+def test_what_was_asked_is_echoed_with_all_its_keys() -> None:
+    form = {"type": "json_schema", "name": "cell", "schema": {"type": "object"}}
+    request = {"text": {"format": form}, "reasoning": {"effort": "low"}, "metadata": {"a": "b"}, "instructions": "i"}
+    said = answered(request=request)
+    assert said["text"] == {"format": form | {"description": None, "strict": None}, "verbosity": None}
+    assert said["reasoning"] == {
+        "context": None, "effort": "low", "generate_summary": None, "mode": None, "summary": None
+    }  # fmt: skip
+    assert (said["metadata"], said["instructions"], said["tool_choice"], said["tools"]) == ({"a": "b"}, "i", "none", [])
+    (tool,) = answered(request={"tools": [TOOL]})["tools"]
+    assert tool == TOOL | {
+        "strict": None, "allowed_callers": None, "defer_loading": None, "output_schema": None
+    }  # fmt: skip
+
+
+def test_a_stream_opens_says_and_closes_each_item() -> None:
+    events = streamed(
+        FIRST,
+        chunk({"reasoning": "H"}),
+        chunk({"reasoning": "m.", "content": "Mi"}),
+        chunk({}),
+        chunk({"content": "ne."}),
+        chunk(calling(0, "c1", "")),
+        chunk(calling(0, None, "{}")),
+        chunk(calling(1, "c2", "{"), finish_reason="length"),
+        USAGE,
+    )  # fmt: skip
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta",
+        "reasoning_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    last = events[-1]["response"]
+    assert last["output"] == done
+    assert (done[0]["content"][0]["text"], done[1]["content"][0]["text"]) == ("Hm.", "Mine.")
+    assert [(call["call_id"], call["arguments"]) for call in done[2:]] == [("c1", "{}"), ("c2", "{")]
+    assert {item["status"] for item in done} == {"completed"}
+    assert (last["status"], last["usage"]["total_tokens"]) == ("incomplete", 7)
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item["id"] for item in added] == [item["id"] for item in done]
+    assert {item["status"] for item in added} == {"in_progress"}
+    named = {event["item_id"]: event["output_index"] for event in events if "item_id" in event}
+    assert named == {item["id"]: place for place, item in enumerate(done)}
+
+
+def test_a_stream_that_says_nothing_is_empty() -> None:
+    events = streamed(FIRST, chunk({"content": ""}, finish_reason="stop"), USAGE)
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
+    assert events[-1]["response"]["output"] == []
+
+
+def test_the_last_event_waits_for_the_end() -> None:
+    events = ResponseEvents({"model": "starter", "input": "hi"}, MAX_MODEL_LEN)
+    said = b"".join(events.feed(chunk) for chunk in (FIRST, chunk({"content": "a"}, finish_reason="stop"), USAGE))
+    assert b"response.completed" not in said
+    assert b"response.completed" in events.end()
+
+
+def test_a_stream_that_broke_off_has_no_end() -> None:
+    assert [event["type"] for event in streamed(FIRST, chunk({"content": "a"}))][-1] == "response.output_text.delta"
+    assert streamed() == []
+
+
+def test_an_error_within_a_stream_is_an_event() -> None:
+    events = ResponseEvents({"model": "starter", "input": "hi"}, MAX_MODEL_LEN)
+    said = events.feed(FIRST) + events.error(
+        {"message": "dead", "type": "InternalServerError", "param": None, "code": 500}
+    )
+    error = {"code": "500", "message": "dead", "param": None, "sequence_number": 2, "type": "error"}
+    assert parsed(said + events.end())[-1] == error
+
+
+def test_an_error_names_the_field_as_the_app_knows_it() -> None:
+    told = {
+        "message": "max_completion_tokens=9 is too much",
+        "type": "BadRequestError",
+        "param": "max_completion_tokens",
+    }
+    said = json.loads(error_of(json.dumps({"error": told | {"code": 400}}).encode(), 400))["error"]
+    assert said == told | {"message": "max_output_tokens=9 is too much", "param": "max_output_tokens", "code": 400}
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"error":{"message":"no","param":"model"}}', b'{"error":"no"}', b"[]", b"\xff", b""]
+)
+def test_another_error_stays_as_it_is(body: bytes) -> None:
+    assert error_of(body, 500) == body

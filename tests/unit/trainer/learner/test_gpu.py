@@ -1,0 +1,86 @@
+"""On CUDA, the same: `make test-gpu`. Left out of every other run; without CUDA it fails rather than passes by."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from trainer.adapters import files
+from trainer.domain.rows import Row
+from trainer.learner.learner import Learner
+from whetstone.config.trainer import TrainerSettings
+
+pytestmark = pytest.mark.gpu
+
+MakeRows = Callable[..., list[Row]]
+CPU = TrainerSettings(threads=1, device="cpu", clip_norm=1e9)
+"""Nothing is clipped, so the optimizer's first moment after one step is the gradient times 0.1."""
+CUDA = CPU.model_copy(update={"device": "cuda"})
+
+
+@pytest.fixture
+def family(make_rows: MakeRows) -> list[Row]:
+    """Rows of which three begin alike, for 200 tokens."""
+    (long,) = make_rows(1, seed=8, shortest=240, longest=240)
+    ends = make_rows(2, seed=9, shortest=40, longest=40)
+    forked = [_joined(long, 200, end) for end in ends]
+    return [long, *forked, *make_rows(4)]
+
+
+def _joined(one: Row, length: int, other: Row) -> Row:
+    """What `one` begins with, then `other`."""
+    fields = ("token_ids_T", "sampled_T", "inference_logprobs_T", "versions_T", "temperatures_T")
+    joined = {name: getattr(one, name)[:length] + getattr(other, name) for name in fields}
+    return Row(trajectory_id=other.trajectory_id, advantage=other.advantage, **joined)
+
+
+def gradient(model: Path, rows: list[Row], settings: TrainerSettings) -> Tensor:
+    """All of the gradient of a learner whose LoRA is not zero any more, as one vector on the CPU."""
+    learner = Learner.fresh(model, settings, seed=1)
+    for weight in learner._trained.values():
+        drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel()))
+        weight.data.copy_(0.05 * drawn)
+    learner.step(rows, 0)
+    state = safetensors.torch.load(learner.files()["optimizer.safetensors"])
+    return torch.cat([state[name].flatten() / 0.1 for name in sorted(state) if name.startswith("exp_avg.")])
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0).item()
+
+
+def test_in_fp32_the_gradient_is_that_of_the_cpu(tiny_model: Path, family: list[Row]) -> None:
+    one, other = gradient(tiny_model, family, CPU), gradient(tiny_model, family, CUDA)
+    assert (one - other).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("attention", ["segments", "dense", "flex"])
+def test_every_way_of_reading_forests_gives_the_gradient_of_rows_alone(
+    tiny_model: Path, family: list[Row], attention: str
+) -> None:
+    alone = gradient(tiny_model, family, CUDA.model_copy(update={"trees": False, "micro_batch_tokens": 64}))
+    settings = CUDA.model_copy(update={"attention": attention})
+    assert Learner.fresh(tiny_model, settings, seed=1)._reading.trees
+    assert (alone - gradient(tiny_model, family, settings)).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("trees", [True, False])
+def test_in_bf16_the_gradient_points_the_same_way(
+    tmp_path: Path, tiny_model: Path, family: list[Row], trees: bool
+) -> None:
+    low = tmp_path / "bf16"
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(low)
+    exact = gradient(tiny_model, family, CPU)
+    assert cosine(exact, gradient(low, family, CUDA.model_copy(update={"trees": trees}))) > 0.99
+
+
+def test_an_adapter_of_the_cpu_goes_on_on_cuda(tmp_path: Path, tiny_model: Path, family: list[Row]) -> None:
+    first = Learner.fresh(tiny_model, CPU, seed=3)
+    first.step(family, 0)
+    files.write(tmp_path / "p@v1", first, parent=0, step=1)
+    second = Learner.resume(tiny_model, tmp_path / "p@v1", CUDA)
+    assert second.step(family, 1).loss == pytest.approx(first.step(family, 1).loss, abs=1e-4)

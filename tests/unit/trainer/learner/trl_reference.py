@@ -1,0 +1,84 @@
+"""Executed in TRL's environment: batches in, the losses and gradients of TRL's own code out.
+
+    trl_reference.py losses|gradients FOLDER
+
+FOLDER holds `cases.json`, with TRL's settings of each case, and `given.safetensors`, with tensors named after the
+case's place. `answers.safetensors` is written beside them.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from benchmarks.learning import trl_trainer
+from trainer.domain.rows import Row
+
+
+def losses(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of a batch in so many micro-batches, and its gradient by the log probability of each token (B, T).
+
+    Only the forward pass is left out: the log probabilities are given.
+    """
+    model = AutoModelForCausalLM.from_pretrained(case["model"])
+    trainer = trl_trainer.make(model, "cpu", *_kind(case), gradient_accumulation_steps=case["parts"], **case["trl"])
+    logprobs_BT = given["logprobs"].requires_grad_()
+    total = torch.zeros(())
+    for rows in torch.arange(len(logprobs_BT)).chunk(case["parts"]):
+        read = logprobs_BT[rows]
+        trainer._get_per_token_logps_and_entropies = lambda *_, read=read, **__: (read, torch.zeros_like(read), None)
+        batch = {name: value[rows] for name, value in given.items() if name != "logprobs"}
+        ids = torch.zeros_like(batch["completion_mask"])
+        batch |= {"prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids}
+        batch["num_items_in_batch"] = (given["completion_mask"] * given["tool_mask"]).sum()
+        total = total + trainer.compute_loss(trainer.model, batch)
+    total.backward()
+    return {"loss": total.detach(), "gradient": logprobs_BT.grad}
+
+
+def gradients(case: dict[str, Any], _given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of rows, and its gradient by each weight of a LoRA, everything of it TRL's."""
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(case["model"]), case["adapter"], is_trainable=True
+    )
+    trainer = trl_trainer.make(model, "cpu", **case["trl"])
+    batch = trl_trainer.inputs([Row(**row) for row in case["rows"]], case["step_tokens"], "cpu")
+    ids, mask = (torch.cat([batch[f"prompt_{of}"], batch[f"completion_{of}"]], 1) for of in ("ids", "mask"))
+    with torch.no_grad(), model.disable_adapter():
+        batch["ref_per_token_logps"], _, _ = trainer._get_per_token_logps_and_entropies(
+            model, ids, mask, batch["completion_ids"].shape[1]
+        )
+    loss = trainer.compute_loss(trainer.model, batch)
+    loss.backward()
+    grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return {"loss": loss.detach(), **grads}
+
+
+def _kind(case: dict[str, Any]) -> tuple[Any, ...]:
+    """TRL's class for the case and its configuration, where it is not GRPO's."""
+    if not case.get("dppo"):
+        return ()
+    from trl.experimental.dppo import DPPOConfig, DPPOTrainer
+
+    return DPPOTrainer, DPPOConfig
+
+
+def main() -> None:
+    """Answer every case."""
+    what, folder = globals()[sys.argv[1]], Path(sys.argv[2])
+    given = safetensors.torch.load_file(folder / "given.safetensors")
+    answers = {}
+    for place, case in enumerate(json.loads((folder / "cases.json").read_text())):
+        mine = {name.partition("/")[2]: value for name, value in given.items() if name.startswith(f"{place}/")}
+        answers |= {f"{place}/{name}": value.contiguous() for name, value in what(case, mine).items()}
+    safetensors.torch.save_file(answers, folder / "answers.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The help of every command: nothing of its source is lost where it is shown."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import judge.audit.__main__ as judging
+import trainer.__main__ as training
+from whetstone.cli.main import app
+
+ROOTS = {"whetstone": app, "judge": judging.app, "trainer": training.app}
+
+
+def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A command and all below it, each with the words that lead to it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+ALL = [pair for name, root in ROOTS.items() for pair in commands(typer.main.get_command(root), (name,))]
+
+
+def sources(command: Any) -> Iterator[str]:
+    """Every paragraph, and the help of every option and argument."""
+    yield from (command.help or "").split("\n\n")
+    yield from (command.epilog or "").split("\n\n")
+    yield from (getattr(one, "help", None) or "" for one in command.params)
+
+
+def letters(text: str) -> str:
+    """Without white space, frames, and what Markdown takes for itself: ` and the signs of a list."""
+    return re.sub(r"[\s`│╭╮╰╯─]|^\s*[-*] ", "", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) for path, _ in ALL])
+def test_help_shows_all_that_its_source_says(path: tuple[str, ...], command: Any) -> None:
+    if not command.add_help_option:
+        return  # it hands its arguments on to another program, whose own tree is among ROOTS
+    shown = CliRunner().invoke(ROOTS[path[0]], [*path[1:], "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"})
+    assert shown.exit_code == 0, shown.output
+    lost = [text for text in sources(command) if letters(text) not in letters(shown.output)]
+    assert lost == []

@@ -1,0 +1,157 @@
+"""`whetstone doctor` on the log: what it counts on both databases, what it says of it, how the command ends."""
+
+import json
+import shutil
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sqlalchemy import Engine
+from typer.testing import CliRunner, Result
+
+from tests.conftest import NOW, Seed
+from whetstone.cli.main import app
+from whetstone.config.settings import Settings
+from whetstone.doctor import log_checks as log
+from whetstone.doctor.log_store import Seen, seen
+from whetstone.vllm.self_test.questions import Check, Question
+
+GOOD = Seen(
+    trajectories=100, grouped=90, ended=100, rewarded=80, stale=0, trained=50, too_long=0, longest=500,
+    base_rewards=(0.0, 1.0) * 20, live_rewards=(1.0,) * 5, groups=40, uniform=10, completions=200,
+    lacking=(("aborted", 3),), tools=("search", "get_weather"),
+)  # fmt: skip
+
+
+def said(question: Question, **changed: Any) -> Check:
+    (found,) = [check for check in log.checks(replace(GOOD, **changed)) if check.name == question.name]
+    return found
+
+
+def test_a_log_that_is_good_to_learn_from_is_good_in_every_respect() -> None:
+    assert [check.ok for check in log.checks(GOOD)] == [True] * 8
+
+
+def test_an_empty_log_is_no_verdict() -> None:
+    nothing = Seen(0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, 0, 0, (), ())
+    assert [check.ok for check in log.checks(nothing)] == [None] * 8
+    assert "none" in log.checks(nothing)[0].found
+
+
+@pytest.mark.parametrize(
+    ("question", "changed", "word"),
+    [
+        (log.SIBLINGS, {"grouped": 20}, "X-Group-Id"),
+        (log.REWARDS, {"rewarded": 3}, "post feedback"),
+        (log.SUCCESS, {"base_rewards": (0.0,) * 19 + (1.0,)}, "warm up"),
+        (log.SUCCESS, {"base_rewards": (1.0,) * 50}, "little left to teach"),
+        (log.MIXED, {"uniform": 38}, "finer rewards"),
+        (log.SAMPLED, {"lacking": (("greedy", 30), ("sampling_bent: top_p", 10))}, "temperature above 0"),
+        (log.TOOLS, {"tools": ("search", "send_mail")}, "X-No-Train"),
+        (log.LENGTH, {"too_long": 1}, "trainer.max_row_tokens"),
+        (log.FRESH, {"stale": 30}, "max_staleness"),
+    ],
+)
+def test_what_will_not_work_is_said_with_what_to_do(question: Question, changed: dict[str, Any], word: str) -> None:
+    check = said(question, **changed)
+    assert check.ok is False
+    assert word in check.means
+
+
+def test_the_parameters_that_bend_the_sampling_are_named() -> None:
+    found = said(log.SAMPLED, lacking=(("greedy", 30), ("sampling_bent: top_p", 10), ("aborted", 9))).found
+    assert found == "40 of 200 (20%) answers cannot be weighed; greedy 30; sampling_bent: top_p 10"
+
+
+def test_rewards_that_are_no_shares_leave_the_success_open() -> None:
+    assert said(log.SUCCESS, base_rewards=(-1.0, 2.0) * 20).ok is None
+
+
+@pytest.mark.parametrize("name", ["send_mail", "bookFlight", "delete-row", "shell", "github.create_issue", "run"])
+def test_a_tool_that_acts_is_told_by_its_name(name: str) -> None:
+    assert said(log.TOOLS, tools=(name,)).found == f"may act: {name}"
+
+
+@pytest.mark.parametrize("name", ["search", "get_orders", "runtime_info", "address_of", "settings", "look_up"])
+def test_a_tool_that_only_looks_is_not_suspected(name: str) -> None:
+    assert said(log.TOOLS, tools=(name,)).ok is True
+
+
+def test_doubts_are_summed_up_below_the_table() -> None:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(log.shown(log.checks(replace(GOOD, grouped=0, too_long=9)), "mine"))
+    text = " ".join(capture.get().split())
+    assert "the log of mine" in text
+    assert "training may not work well on this: attempts with a sibling, length" in text
+
+
+def test_what_is_counted(seed: Seed, engine: Engine) -> None:
+    for group in ("a", "b"):
+        seed.group(group, state="scored", rewarded=2, reward_spread=0.5 if group == "a" else 0.0, closed_at=NOW)
+        for member in (0, 1):
+            seed.trajectory(f"{group}{member}", group, turns=2, state="rewarded", reward=float(member))
+    seed.group("ranked", state="discarded", rewarded=2, reward_spread=0.0, formed_by="evaluation")
+    seed.group("single", formed_by="single")
+    seed.trajectory("alone", "single", state="excluded", why_not_trained="stale")
+    seed.trajectory("open", turns=0)
+    seed.trajectory("held-out", "a", split="eval", state="rewarded", reward=1.0)
+    seed.trajectory("later", state="trained", reward=0.25, first_version=1, last_version=1, turns=0)
+    tool = {"type": "function", "function": {"name": "send_mail"}}
+    seed.completion("open", 0, why_not_trained="greedy", tools=[tool, {"name": "look", "input_schema": {}}, 7])
+    found = seen(engine, "default", "starter", max_row_tokens=7)
+    assert (found.trajectories, found.grouped, found.ended, found.rewarded) == (7, 4, 6, 5)
+    assert (found.stale, found.trained) == (1, 1)
+    assert (found.too_long, found.longest) == (4, 8)
+    assert sorted(found.base_rewards) == sorted(found.live_rewards) == [0, 0, 1, 1]
+    assert (found.groups, found.uniform) == (2, 1)
+    assert (found.completions, found.lacking) == (11, (("greedy", 1),))
+    assert found.tools == ("look", "send_mail")
+
+
+def test_another_policy_and_another_project_count_for_nothing(seed: Seed, engine: Engine) -> None:
+    seed.project("acme")
+    seed.trajectory("theirs", project="acme", state="rewarded", reward=1.0)
+    assert seen(engine, "default", "starter", 8192) == seen(engine, "nobody", "starter", 8192)
+    assert seen(engine, "acme", "starter", 8192).rewarded == 1
+
+
+def test_only_the_newest_are_looked_at(seed: Seed, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whetstone.doctor.log_store.NEWEST", 3)
+    for number in range(5):
+        at = NOW + timedelta(minutes=number)
+        seed.trajectory(f"t{number}", state="rewarded", reward=float(number), created_at=at, turns=0)
+    found = seen(engine, "default", "starter", 8192)
+    assert (found.trajectories, found.rewarded) == (3, 3)
+    assert found.base_rewards == (0, 1, 2), "what came before training"
+    assert found.live_rewards == (4, 3, 2)
+
+
+def doctor(data: Path, *arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["doctor", "--data", str(data), *arguments])
+
+
+def test_the_log_is_looked_at_without_any_stack(tmp_path: Path, sqlite_template: Path) -> None:
+    shutil.copyfile(sqlite_template, tmp_path / "whetstone.db")
+    result = doctor(tmp_path, "--log")
+    assert result.exit_code == 0
+    assert "the log of starter" in result.output
+    checks = json.loads(doctor(tmp_path, "--log", "--json").output)
+    assert [check["ok"] for check in checks] == [None] * len(log.checks(GOOD))
+
+
+def test_without_a_database_there_is_no_log(tmp_path: Path) -> None:
+    from whetstone.config.settings import SettingsError
+
+    result = doctor(tmp_path, "--log")
+    assert isinstance(result.exception, SettingsError)
+    assert "start the stack" in str(result.exception)
+
+
+def test_examine_reads_the_settings_policy(seed: Seed, engine: Engine) -> None:
+    seed.trajectory("t", state="rewarded", reward=1.0)
+    assert log.examine(engine, Settings())[0].found.startswith("0 of 1")
+    assert log.examine(engine, Settings(policy="other"))[0].found.startswith("none")

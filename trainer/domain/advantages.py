@@ -1,0 +1,95 @@
+"""Compute advantages from rewards."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from trainer.errors import RewardError
+from whetstone.config.trainer import AdvantageScale
+
+SMALLEST_SPREAD = 1e-4
+"""Added to a standard deviation before dividing by it, as TRL does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """The advantages that a step's groups yield."""
+
+    by_trajectory: Mapping[str, float]
+    """Trajectory id -> reward minus the mean of its group. Trajectories of uniform groups are absent, not 0."""
+    means: Mapping[str, float]
+    """Group id -> mean of its rewards; uniform groups are absent."""
+
+
+def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
+    """Compute A = r - mean(r) over the trajectories of a group, never over rows.
+
+    This is GRPO's baseline (arXiv 2402.03300) without its division, as Dr. GRPO argues (arXiv 2503.20783): with the
+    division, a gap of 0.001 inside one group would train as hard as a gap of 1 in another. `divisors` returns the
+    divisors for those who want the division.
+
+    `rewards` maps group id -> trajectory id -> reward. A trajectory is in one group.
+
+    Raises:
+        RewardError: a reward is NaN or infinite, or rewards are too large to be compared.
+    """
+    by_trajectory: dict[str, float] = {}
+    means: dict[str, float] = {}
+    for group_id, reward_of in rewards.items():
+        for trajectory_id, reward in reward_of.items():
+            if not math.isfinite(reward):
+                raise RewardError(f"group {group_id}: reward {reward} of trajectory {trajectory_id} is not finite")
+        if len(set(reward_of.values())) < 2:
+            continue  # uniform: it prefers no trajectory
+        mean = means[group_id] = _mean(f"group {group_id}", reward_of.values())
+        by_trajectory |= {trajectory_id: reward - mean for trajectory_id, reward in reward_of.items()}
+    for trajectory_id, advantage in by_trajectory.items():
+        if not math.isfinite(advantage):
+            raise RewardError(f"trajectory {trajectory_id}: its reward differs from its group's mean by {advantage}")
+    return Advantages(by_trajectory, means)
+
+
+def divisors(
+    rewards: Mapping[str, Mapping[str, float]], singles: Mapping[str, float], scale: AdvantageScale
+) -> Mapping[str, float]:
+    """Return trajectory id -> the divisor of its advantage.
+
+    - `none`: 1 (Dr. GRPO, arXiv 2503.20783).
+    - `group`: s(its group) + 1e-4 (GRPO, arXiv 2402.03300).
+    - `batch`: s(all rewards of the step) + 1e-4 (arXiv 2508.08221: steadier than the group's where groups are small).
+
+    s(r) = sqrt(Σ (r - mean r)² / (n - 1)), the sample standard deviation. `rewards` has the form that `group_relative`
+    takes, uniform groups included. `singles` maps the trajectories that are compared with a baseline to their rewards:
+    they have no group, so `group` divides them by the batch's deviation. Where all rewards of the step are equal, only
+    singles have an advantage and there is no scale; their advantage is not divided.
+
+    Raises:
+        RewardError: rewards are too large to be compared.
+    """
+    everybody = [trajectory_id for reward_of in (*rewards.values(), singles) for trajectory_id in reward_of]
+    if scale == "none":
+        return dict.fromkeys(everybody, 1.0)
+    whole = _divisor("step", [reward for reward_of in (*rewards.values(), singles) for reward in reward_of.values()])
+    found = dict.fromkeys(everybody, whole)
+    if scale == "group":
+        for group_id, reward_of in rewards.items():
+            found |= dict.fromkeys(reward_of, _divisor(f"group {group_id}", reward_of.values()))
+    return found
+
+
+def _divisor(name: str, rewards: Collection[float]) -> float:
+    if len(set(rewards)) < 2:
+        return 1.0
+    mean = _mean(name, rewards)
+    # Unlike a sum of squares, hypot overflows only where the result does.
+    spread = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards) - 1)
+    if not math.isfinite(spread):
+        raise RewardError(f"{name}: its rewards are too far apart to be compared")
+    return spread + SMALLEST_SPREAD
+
+
+def _mean(name: str, rewards: Collection[float]) -> float:
+    try:
+        return math.fsum(rewards) / len(rewards)
+    except OverflowError as error:
+        raise RewardError(f"{name}: its rewards are too near the largest number to be added up") from error

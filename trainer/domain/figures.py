@@ -1,0 +1,103 @@
+"""Turn a step's figures into columns of its row, and compute the probe's k3. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from trainer.domain.claims import Member
+from trainer.domain.row_builder import StepRows
+from whetstone.config.trainer import TrainerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Figures of a step, measured before its update. Means are over all sampled tokens of the step."""
+
+    loss: float
+    kl: float | None
+    """Nats per token: k3 of the policy to the base model; None if it was not measured."""
+    entropy: float
+    """Nats per token, at the temperature that was used for sampling."""
+    mismatch_k3: float | None
+    """Nats per token: k3 of the server to the trainer, over tokens of version_in; None without such tokens."""
+    fresh_share: float
+    """Share of the tokens that version_in sampled."""
+    masked_share: float
+    """Share of the tokens whose policy term the loss masked out."""
+    grad_norm: float
+    """Before clipping."""
+    sampled_tokens: int
+    read_tokens: int
+    """Tokens of the forward passes: a shared prefix counts once, padding counts."""
+    rows: int
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """The figures of a step that is over."""
+
+    policy: str
+    number: int
+    ended_at: datetime
+    figures: Mapping[str, float]
+    """Column -> figure, where there is one. Seconds of a phase are under `phases/<phase>`, groups that were discarded
+    for a reason under `discarded/<reason>`.
+    """
+
+
+def told(
+    figures: StepFigures, members: Sequence[Member], taught: StepRows, kind: str, settings: TrainerSettings
+) -> dict[str, Any]:
+    """Return all figures of a step of that `kind` (grpo | sft) after its update, by column of `steps`."""
+    rewards = [member.reward for member in members]
+    # Imitated answers were not sampled and are never masked, so these shares would mean nothing.
+    unsampled = {"fresh_share": None, "masked_share": None} if kind == "sft" else {}
+    return {
+        **asdict(figures),
+        **unsampled,
+        "loss_function": settings.loss if kind == "grpo" else "nll",
+        "learning_rate": settings.learning_rate,
+        "reward_mean": _mean(rewards),
+        "reward_spread": _spread(rewards),
+        "advantage_spread": _spread(list(taught.advantages.values())),
+        "completions": taught.answers,
+    }
+
+
+def timed(seconds: float, phases: Mapping[str, float], sampled_tokens: int = 0) -> dict[str, Any]:
+    """Return how long a step took, by column of `steps`. Without trained tokens there is no rate."""
+    rate = sampled_tokens / seconds if sampled_tokens else None
+    return {"seconds": seconds, "phases": dict(phases), "tokens_per_s": rate}
+
+
+def mean_k3(inference: Iterable[float], trainer: Iterable[float]) -> float:
+    """Return the mean over tokens of k3(server, trainer), in nats, as `losses.k3`.
+
+    k3 = exp(d) - 1 - d with d = trainer - inference. The mean is not finite if one of the values is not, or if there
+    are no tokens.
+    """
+    estimates = [_k3(there, here) for there, here in zip(inference, trainer, strict=True)]
+    return math.fsum(estimates) / len(estimates) if estimates else math.nan
+
+
+def _k3(inference: float, trainer: float) -> float:
+    d = trainer - inference
+    try:
+        return math.expm1(d) - d
+    except OverflowError:
+        return math.inf
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(value / len(values) for value in values) if values else None
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """Population standard deviation."""
+    mean = _mean(values)
+    if mean is None:
+        return None
+    # Unlike a sum of squares, hypot does not overflow.
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))

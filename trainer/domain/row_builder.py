@@ -1,0 +1,124 @@
+"""Build training rows from a step's members, or give the reason why a member yields none. Pure."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trainer.domain.advantages import divisors, group_relative
+from trainer.domain.claims import Member
+from trainer.domain.rows import Row, merge
+from trainer.errors import RowError
+from whetstone.config.trainer import AdvantageScale
+from whetstone.domain.why_not_trained import WhyNotTrained
+
+LARGEST_GAP = 1e6
+"""Largest gap between rewards that are compared. Above it, one mistaken reward would dominate the step, and from 1e19
+the square of its gradient does not fit into float32.
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """What a step trains on."""
+
+    rows: tuple[Row, ...]
+    """Empty where nothing can be learned."""
+    advantages: dict[str, float]
+    """Advantages of the trajectories in `rows`, by id. An advantage of 0 is included."""
+    baselines: dict[str, float]
+    """What each reward was compared with, by trajectory id: its group's mean, or its own baseline."""
+    left_out: dict[str, str]
+    """Why each of the other trajectories was left out, by id."""
+    answers: int
+    """Number of completions that the rows were merged from."""
+
+
+def build_rows(members: Sequence[Member], max_row_tokens: int, scale: AdvantageScale = "none") -> StepRows:
+    """Build the rows and advantages of all members that teach something, and the reasons for the rest.
+
+    `scale`: see `divisors`.
+    """
+    left_out: dict[str, str] = dict.fromkeys(_too_large(members), WhyNotTrained.REWARD_TOO_LARGE)
+    left_out |= dict.fromkeys(_copies(members), WhyNotTrained.FIXED_SEED)
+    compared, baselines = _compared([member for member in members if member.trajectory_id not in left_out], scale)
+    rows: list[Row] = []
+    answers = 0
+    advantages: dict[str, float] = {}
+    for member in members:
+        if member.trajectory_id in left_out:
+            continue
+        own = _rows(member, compared.get(member.trajectory_id), max_row_tokens)
+        if isinstance(own, str):
+            left_out[member.trajectory_id] = own
+        else:
+            rows += own
+            answers += sum(bool(spoken.token_ids) for spoken in member.spoken)
+            advantages[member.trajectory_id] = compared[member.trajectory_id]
+    if not any(advantages.values()):
+        # These are singles of a task in which every reward was always the same. An update would only follow the
+        # momentum of earlier steps.
+        return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
+    return StepRows(tuple(rows), advantages, {name: baselines[name] for name in advantages}, left_out, answers)
+
+
+def _too_large(members: Sequence[Member]) -> Iterator[str]:
+    """Yield the ids of members whose rewards are too far apart.
+
+    That is: their group's rewards, or their own reward and baseline, differ by more than LARGEST_GAP.
+    """
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for member in members:
+        key = member.trajectory_id if member.alone else member.group_id
+        rewards[key] += [member.reward] if member.baseline is None else [member.reward, member.baseline]
+    for member in members:
+        beside = rewards[member.trajectory_id if member.alone else member.group_id]
+        if max(beside) - min(beside) > LARGEST_GAP:
+            yield member.trajectory_id
+
+
+def _copies(members: Iterable[Member]) -> Iterator[str]:
+    """Yield the ids of members that repeat an earlier member of their group: same version, same prompt, same seed.
+
+    The choices of one call differ all the same: vLLM increments the seed from choice to choice.
+    """
+    seen = set()
+    for member in members:
+        if member.seed is None or not member.spoken:
+            continue
+        first = member.spoken[0]
+        drawn = (member.group_id, member.seed, first.version, first.prompt_ids)
+        if drawn in seen:
+            yield member.trajectory_id
+        seen.add(drawn)
+
+
+def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[str, float], dict[str, float]]:
+    """Return, by member id, the advantage and the value it was compared with. Members without one are absent."""
+    rewards: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    singles: dict[str, float] = {}
+    for member in members:
+        (singles if member.alone else rewards[member.group_id])[member.trajectory_id] = member.reward
+    relative = group_relative(rewards)
+    baselines = {m.trajectory_id: relative.means[m.group_id] for m in members if m.group_id in relative.means}
+    baselines |= {m.trajectory_id: m.baseline for m in members if m.baseline is not None}
+    gaps = {name: reward - baselines[name] for name, reward in singles.items() if name in baselines}
+    divided_by = divisors(rewards, singles, scale)
+    gaps |= relative.by_trajectory
+    return {name: gap / divided_by[name] for name, gap in gaps.items()}, baselines
+
+
+def _rows(member: Member, advantage: float | None, max_row_tokens: int) -> list[Row] | str:
+    """Return the member's rows, or the reason why it has none."""
+    if not any(spoken.token_ids for spoken in member.spoken):
+        return member.silent or WhyNotTrained.NO_TOKEN_IDS
+    if advantage is None:
+        return WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
+    try:
+        rows = merge(member.trajectory_id, member.spoken, advantage)
+    except RowError as error:
+        log.warning("%s", error)
+        return WhyNotTrained.NO_LOGPROBS
+    return rows if max(len(row.token_ids_T) for row in rows) <= max_row_tokens else WhyNotTrained.TOO_LONG

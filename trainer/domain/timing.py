@@ -1,0 +1,30 @@
+"""Measure the phases of a step, and renew the lease at the start of each."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trainer.domain.figures import timed
+
+
+class Phases:
+    """Seconds by phase. Each phase begins with a renewed lease."""
+
+    def __init__(self, renew: Callable[[], None]) -> None:
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._renew = renew
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        self._renew()
+        try:
+            yield
+        finally:
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + time.perf_counter() - began, 4)
+
+    def told(self, sampled_tokens: int = 0) -> dict[str, Any]:
+        """Return the step's time so far, by column."""
+        return timed(time.perf_counter() - self._began, self._seconds, sampled_tokens)

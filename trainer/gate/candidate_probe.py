@@ -1,0 +1,64 @@
+"""Load a new version into vLLM and probe it; retry once if vLLM is down meanwhile."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainer.domain.claims import Claim, Probe
+from trainer.domain.rows import Row
+from trainer.domain.timing import Phases
+from trainer.gate.probe import CHATS, NotFit, probed
+from trainer.learner.learner import Learner
+from trainer.store.unit_of_work import Store
+from trainer.vllm.pool import Refused, Replicas
+from trainer.vllm.retry import retry_while_down
+from whetstone.config.settings import Settings
+from whetstone.vllm.client import VllmDown
+
+NO_PROBE = Probe(None, 0)
+
+log = logging.getLogger(__name__)
+
+
+def load_and_probe(
+    replicas: Replicas,
+    claim: Claim,
+    folder: Path,
+    learner: Learner,
+    rows: Sequence[Row],
+    store: Store,
+    settings: Settings,
+    phases: Phases,
+) -> Probe:
+    """Load the candidate and probe it.
+
+    Raises:
+        NotFit: the candidate must not be served.
+        VllmDown: no server came back in time.
+        LeaseLost: another worker has taken the step over.
+    """
+    adapters = {claim.name_out: folder}
+    if claim.adapter_in is not None:  # a server that was just restarted lacks the parent as well
+        adapters[claim.name_in] = claim.adapter_in
+    chats = store.tool_chats(claim, CHATS)
+    again = False
+    while True:
+        with phases.phase("load"):
+            try:
+                loaded = retry_while_down(replicas.loading(adapters), claim, store, settings)
+            except Refused as error:
+                raise NotFit(f"vLLM does not load it: {error}", NO_PROBE) from error
+        store.loaded(claim)
+        try:
+            with phases.phase("probe"):
+                probe = loaded.on.any(lambda vllm: probed(vllm, claim, learner, rows, chats, settings.gate))
+        except VllmDown as error:
+            if again:
+                raise NotFit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error
+            log.warning("step %s: vLLM went away during the probe: %s", claim.id, error)
+            again = True
+            continue
+        servers = {"servers": len(replicas), "servers_without_it": len(loaded.missing)}
+        remark = "; ".join(f"not loaded by {url}: {why}" for url, why in loaded.missing.items())
+        return replace(probe, figures={**probe.figures, **servers}, remark=remark or None)

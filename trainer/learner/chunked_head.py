@@ -1,0 +1,109 @@
+"""Compute log probabilities from hidden states: the model's head in fp32, in chunks, without a table of S x V.
+
+Of S sampled tokens and a vocabulary of V, logits are S·V numbers: 10 GB for 16,000 tokens of a vocabulary of 152,000.
+So they are computed chunk by chunk and dropped, and computed again in the backward pass.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+CHUNK_LOGITS = 2**25
+"""Logits that exist at once: 128 MiB in fp32."""
+
+
+def token_logprobs(
+    hidden_SH: Tensor,
+    head: torch.nn.Module,
+    token_ids_S: Tensor,
+    temperatures_S: Tensor,
+    *,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """Return the log probability of each token, and the entropy of its distribution, both (S,), fp32, in nats.
+
+        z = (h · W + b) / temperature;  log p(token) = z_token - logsumexp(z);  H = -Σ p · log p
+
+    The gradient flows to `hidden_SH` only: the head is not trained. d log p_i / dz = 1_i - p, and dH/dz = -p · (log p +
+    H).
+    """
+    bias = cast(Tensor | None, getattr(head, "bias", None))
+    rows = max(1, chunk_logits // cast(Tensor, head.weight).shape[0])
+    return cast(
+        tuple[Tensor, Tensor],
+        _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # of torch
+            hidden_SH, head.weight, bias, token_ids_S, temperatures_S, rows
+        ),
+    )
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """See `token_logprobs`; `rows` is the number of tokens whose logits are computed at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_SH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        token_ids_S: Tensor,
+        temperatures_S: Tensor,
+        rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        weight_VH = _wide(weight_VH)
+        logprobs, entropies = [], []
+        kept = None
+        for part in _parts(len(hidden_SH), rows):
+            z_CV = _logits(hidden_SH[part], weight_VH, bias_V, temperatures_S[part])
+            at_C = z_CV.gather(-1, token_ids_S[part, None])[:, 0]
+            lse_C = z_CV.logsumexp(-1)
+            p_CV = (z_CV - lse_C[:, None]).exp_()
+            logprobs.append(at_C - lse_C)
+            entropies.append(lse_C - torch.linalg.vecdot(p_CV, z_CV))
+            kept = p_CV
+        ctx.rows = rows
+        # A single chunk is small enough to store, so that it is not computed twice.
+        ctx.save_for_backward(
+            hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, kept if len(logprobs) == 1 else None
+        )
+        empty = hidden_SH.new_zeros(0, dtype=weight_VH.dtype)
+        return torch.cat(logprobs or [empty]), torch.cat(entropies or [empty])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, by_logprob_S: Tensor, by_entropy_S: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, kept = ctx.saved_tensors  # type: ignore[attr-defined]
+        by_hidden = []
+        for part in _parts(len(hidden_SH), ctx.rows):  # type: ignore[attr-defined]
+            p_CV = kept
+            if p_CV is None:
+                z_CV = _logits(hidden_SH[part], weight_VH, bias_V, temperatures_S[part])
+                p_CV = z_CV.softmax(-1)
+            by_C = by_logprob_S[part, None]
+            by_z_CV = p_CV * -by_C
+            by_z_CV.scatter_add_(-1, token_ids_S[part, None], by_C)
+            if by_entropy_S[part].any():
+                logp_CV = p_CV.log().clamp(min=torch.finfo(p_CV.dtype).min)
+                entropy_C1 = -torch.linalg.vecdot(p_CV, logp_CV)[:, None]
+                by_z_CV -= by_entropy_S[part, None] * p_CV * (logp_CV + entropy_C1)
+            by_z_CV /= temperatures_S[part, None]
+            by_hidden.append((by_z_CV @ weight_VH).to(hidden_SH.dtype))
+        return torch.cat(by_hidden) if by_hidden else torch.zeros_like(hidden_SH), None, None, None, None, None
+
+
+def _parts(count: int, rows: int) -> list[slice]:
+    return [slice(start, start + rows) for start in range(0, count, rows)]
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperatures_C: Tensor) -> Tensor:
+    z_CV = torch.nn.functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH)
+    if bias_V is not None:
+        z_CV += bias_V
+    return z_CV.div_(temperatures_C[:, None])
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """Return the weight in at least fp32; fp64 stays."""
+    return weight if weight.dtype == torch.float64 else weight.float()

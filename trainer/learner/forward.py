@@ -1,0 +1,89 @@
+"""Run the forward pass of one model: micro-batches in, log probabilities out."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.domain.rows import Row
+from trainer.learner import attention, self_checks
+from trainer.learner import prefix_trees as trees
+from trainer.learner.chunked_head import token_logprobs
+from trainer.learner.micro_batches import MicroBatch, by_length
+from whetstone.config.trainer import TrainerSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The model's figures for the S sampled tokens of a micro-batch, in nats."""
+
+    logprobs_S: Tensor
+    entropies_S: Tensor
+
+
+class Reading:
+    """One model's forward pass over rows: as forests if the self-checks prove that it can, else side by side."""
+
+    def __init__(self, model: PeftModel, settings: TrainerSettings) -> None:
+        """Raises ModelUnusable where our forward pass does not compute what the model's own does."""
+        causal: PreTrainedModel = model.get_base_model()
+        self._settings = settings
+        self._device: torch.device = model.device
+        self._decoder: Any = causal.base_model
+        self._head: Any = causal.get_output_embeddings()
+        self_checks.head(causal)
+        self_checks.positions(causal, settings.max_row_tokens)
+        self._ways = self._proven_ways(causal) if settings.trees else []
+
+    @property
+    def trees(self) -> bool:
+        """Whether rows are read as forests."""
+        return bool(self._ways)
+
+    def plan(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Return the positions of the rows in each micro-batch."""
+        budget = self._settings.micro_batch_tokens
+        if self.trees:
+            return trees.batches([trees.ids(row.token_ids_T) for row in rows], budget)
+        return by_length([len(row.token_ids_T) for row in rows], budget)
+
+    def tokens(self, rows: Sequence[Row]) -> int:
+        """Return the number of tokens in a forward pass over the rows as one micro-batch."""
+        if self.trees:
+            return len(trees.forest([trees.ids(row.token_ids_T) for row in rows]).token_ids_T)
+        return len(rows) * max(len(row.token_ids_T) for row in rows)
+
+    def batch(self, rows: Sequence[Row], weights: Sequence[float]) -> MicroBatch:
+        """Return the rows as one micro-batch. `weights`: for each row, the weight of its tokens in the loss."""
+        if self.trees:
+            return MicroBatch.as_forest(rows, weights, self._ways, self._device)
+        return MicroBatch.padded(rows, weights, self._device)
+
+    def read(self, batch: MicroBatch) -> Read:
+        """Run one forward pass. The head sees only the positions that predict a sampled token."""
+        forest = {} if batch.tree is None else {"position_ids": batch.position_ids_BT, "tree": batch.tree}
+        hidden_BTH = self._decoder(input_ids=batch.token_ids_BT, use_cache=False, **forest).last_hidden_state
+        hidden_SH = hidden_BTH.flatten(0, 1)[batch.places_S]
+        return Read(*token_logprobs(hidden_SH, self._head, batch.token_ids_S, batch.temperatures_S))
+
+    def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
+        """Make the model read forests, if it can; return the ways that were proven."""
+        before = causal.config._attn_implementation
+        proven = []
+        for way in attention.ways_of(self._settings.attention, self._device):
+            try:
+                self_checks.forest(causal, before, way)
+                proven.append(way)
+            except self_checks.NotProven as why:
+                log.warning("%s", why)
+        if not proven:
+            log.warning("rows are read side by side, one sequence each, which is slower")
+        causal.set_attn_implementation(attention.NAME if proven else before)
+        return proven

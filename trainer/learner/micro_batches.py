@@ -1,0 +1,106 @@
+"""Build micro-batches from rows: what a forward pass reads, and which of its tokens are trained.
+
+With trees, a micro-batch is one flat sequence of all its rows; without, rows lie side by side, padded on the right.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from trainer.domain.rows import Row
+from trainer.errors import RowError
+from trainer.learner import prefix_trees
+from trainer.learner.attention import Tree, Way, tree_of, way_for
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """B sequences of T tokens, and the S sampled tokens in them that are trained."""
+
+    token_ids_BT: Tensor
+    position_ids_BT: Tensor | None
+    """None where every sequence is one row."""
+    tree: Tree | None
+    places_S: Tensor
+    """Index into the B·T positions of the hidden state that predicts each sampled token."""
+    token_ids_S: Tensor
+    inference_logprobs_S: Tensor
+    """NaN in supervised rows."""
+    versions_S: Tensor
+    temperatures_S: Tensor
+    advantages_S: Tensor
+    weights_S: Tensor
+    """Weight of each token in the loss: its paper's normaliser."""
+    sequences_S: Tensor
+    """Index of the batch's row that each token is in."""
+
+    @classmethod
+    def padded(cls, rows: Sequence[Row], weights: Sequence[float], device: torch.device) -> Self:
+        """Put rows side by side. Attention is causal and padding is on the right, so no token sees padding."""
+        token_ids_BT = pad_sequence([torch.tensor(row.token_ids_T) for row in rows], batch_first=True)
+        length = token_ids_BT.shape[1]
+        flat = [place * length + np.arange(len(row.token_ids_T)) for place, row in enumerate(rows)]
+        return cls(token_ids_BT.to(device), None, None, **_sampled(rows, weights, flat, device))
+
+    @classmethod
+    def as_forest(
+        cls, rows: Sequence[Row], weights: Sequence[float], ways: Collection[Way], device: torch.device
+    ) -> Self:
+        """Build one flat sequence in which common prefixes of rows occur once. `ways`: the allowed ways to read it."""
+        forest = prefix_trees.forest([prefix_trees.ids(row.token_ids_T) for row in rows])
+        tree = tree_of(forest, way_for(forest, ways), device)
+        token_ids_BT = torch.from_numpy(forest.token_ids_T)[None].to(device)
+        position_ids_BT = torch.from_numpy(forest.position_ids_T)[None].to(device)
+        flat = [forest.places(place) for place in range(len(rows))]
+        return cls(token_ids_BT, position_ids_BT, tree, **_sampled(rows, weights, flat, device))
+
+
+def by_length(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Return groups of row positions such that rows times the longest row stays within the budget. For padded rows.
+
+    Longest first: what does not fit into memory fails at once, and similar lengths waste little on padding. Equal
+    lengths keep their order, so the same rows always make the same micro-batches. A row above the budget is alone.
+    """
+    batches: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        # The first row of a batch is its longest: all its rows are padded to that length.
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget_tokens:
+            batches[-1].append(place)
+        else:
+            batches.append([place])
+    return batches
+
+
+def _sampled(
+    rows: Sequence[Row], weights: Sequence[float], flat: Sequence[prefix_trees.Ids], device: torch.device
+) -> dict[str, Tensor]:
+    """Return the fields of S sampled tokens. `flat`: the position of each token of a row."""
+    masks = [np.asarray(row.sampled_T) for row in rows]
+    if any(mask[0] for mask in masks):
+        raise RowError("a row begins with a sampled token, which nothing predicts")
+    counts_B = torch.tensor([int(mask.sum()) for mask in masks])
+    # The hidden state before a token predicts it.
+    places = [where[:-1][mask[1:]] for where, mask in zip(flat, masks, strict=True)]
+
+    def each(name: str, dtype: torch.dtype) -> Tensor:
+        kept = [np.asarray(getattr(row, name))[mask] for row, mask in zip(rows, masks, strict=True)]
+        return torch.from_numpy(np.concatenate(kept)).to(device, dtype)
+
+    def of_row(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts_B).to(device)
+
+    return {
+        "places_S": torch.from_numpy(np.concatenate(places)).to(device),
+        "token_ids_S": each("token_ids_T", torch.int64),
+        "inference_logprobs_S": each("inference_logprobs_T", torch.float32),
+        "versions_S": each("versions_T", torch.int64),
+        "temperatures_S": each("temperatures_T", torch.float32),
+        "advantages_S": of_row([row.advantage for row in rows]),
+        "weights_S": of_row(weights),
+        "sequences_S": torch.repeat_interleave(counts_B).to(device),
+    }

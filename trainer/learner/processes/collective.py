@@ -1,0 +1,53 @@
+"""The interface between a step and the processes that take it together.
+
+A learner is alone (`Alone`), or one of several processes that hold equal learners and each read a part of the rows
+(`team.Team`). The token weights in the loss are those of the whole step, so gradients and figures only need to be
+added.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+Plan = list[list[int]]
+"""Row positions by micro-batch."""
+
+
+class Collective(Protocol):
+    """The processes of a step, as one of them sees them. All of them call the same methods in the same order."""
+
+    def share(self, plan: Plan, tokens: Callable[[list[int]], int]) -> Plan:
+        """Return this process's micro-batches, one per round; empty in a round in which it has nothing to do.
+
+        All processes have the same number of rounds. `tokens` returns the cost of a micro-batch.
+        """
+
+    def agree(self) -> None:
+        """Return if no process has failed.
+
+        Raises:
+            PeerFailed: another process has failed since.
+        """
+
+    def add_up(self, weights: Sequence[Tensor], figures: Sequence[float]) -> list[float]:
+        """Make each weight's gradient the sum over all processes. Return the sums of the figures.
+
+        Raises:
+            PeerFailed: another process has failed; no gradient was changed.
+        """
+
+
+class Alone:
+    """A single process, without peers."""
+
+    def share(self, plan: Plan, tokens: Callable[[list[int]], int]) -> Plan:
+        """Return all micro-batches, in order."""
+        return plan
+
+    def agree(self) -> None:
+        """Return: there are no peers that could have failed."""
+
+    def add_up(self, weights: Sequence[Tensor], figures: Sequence[float]) -> list[float]:
+        """Return the figures: they are the sums already."""
+        return list(figures)

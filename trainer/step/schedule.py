@@ -1,0 +1,45 @@
+"""Run one sweep of the training worker: what it does for each policy, and in which order."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from sqlalchemy.exc import DBAPIError
+
+from trainer.errors import LeaseLost
+from whetstone.vllm.client import VllmError
+
+log = logging.getLogger(__name__)
+
+
+def rounds(
+    policies: Sequence[str],
+    go_on: Callable[[str], object],
+    tidy: Callable[[], object],
+    take: Callable[[str], bool],
+) -> None:
+    """Continue tests, remove old adapters, take one step of each policy; repeat while any step was taken.
+
+    So a policy that always has a next step delays neither the other policies nor its own tests. An error in one policy
+    does not stop the others.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the database is unreachable.
+    """
+    taken = [True]
+    while any(taken):
+        for policy in policies:
+            _guarded(policy, go_on)
+        tidy()
+        taken = [_guarded(policy, take) for policy in policies]
+
+
+def _guarded(policy: str, act: Callable[[str], object]) -> bool:
+    try:
+        return bool(act(policy))
+    except (VllmError, LeaseLost) as error:
+        log.warning("%s: %s", policy, error)
+    except DBAPIError:
+        raise
+    except Exception:  # any error: a claimed step is retried when its lease ends, and fails after its last attempt
+        log.exception("%s: the step could not be taken", policy)
+    return False

@@ -1,0 +1,224 @@
+"""Take one training step: claim, build rows, update, write the adapter, load it into vLLM, probe it, promote it.
+
+Where the settings require more tests than the probe, `trainer.gate.controller` continues from there.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from trainer.adapters import files
+from trainer.domain.claims import Claim, Member
+from trainer.domain.figures import told
+from trainer.domain.row_builder import StepRows, build_rows
+from trainer.domain.rows import Row
+from trainer.domain.timing import Phases
+from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite
+from trainer.gate.candidate_probe import load_and_probe
+from trainer.gate.probe import NotFit
+from trainer.learner.learner import Learner
+from trainer.step import failed_rows
+from trainer.step.supervised import imitation
+from trainer.store.unit_of_work import Store
+from trainer.vllm.device_pause import LONGEST_RETRY_S, RETRY_S, Pause
+from trainer.vllm.pool import Replicas
+from whetstone.config.settings import Settings
+from whetstone.config.trainer import TrainerSettings
+from whetstone.observability import log_setup, tracing
+from whetstone.registry.adapters import AdapterDamaged
+
+UNREADABLE_RETRY_S = 600.0
+"""How long a step waits when its start version cannot be trained on; the version may be repaired or replaced meanwhile.
+"""
+
+log = logging.getLogger(__name__)
+
+
+class Makes(Protocol):
+    """Makes learners: the class `Learner`, or the leader of several processes."""
+
+    def fresh(self, model_path: str, settings: TrainerSettings, seed: int, /) -> Learner:
+        """Return a learner of version 0."""
+
+    def resume(self, model_path: str, adapter_folder: Path, settings: TrainerSettings, /) -> Learner:
+        """Return the learner that wrote the folder."""
+
+
+class Learners:
+    """The learner of each policy, in memory between steps; otherwise loaded from the adapter's folder."""
+
+    def __init__(self, settings: Settings, makes: Makes = Learner) -> None:
+        self.makes = makes
+        self._settings = settings
+        self._warm: dict[str, tuple[int, Learner]] = {}
+        self.denied: Counter[str] = Counter()
+        """How often in a row a policy did not get the accelerator."""
+        self.unreadable: set[str] = set()
+        """Versions that could not be read and have already been reported."""
+
+    def take(self, claim: Claim) -> Learner:
+        """Return the learner at the claim's version_in. It belongs to the step until `keep` takes it back."""
+        warm = self._warm.pop(claim.policy, None)
+        if warm is not None and warm[0] == claim.version_in:
+            return warm[1]
+        del warm  # the next learner needs its memory
+        settings = self._settings
+        if claim.adapter_in is None:
+            return self.makes.fresh(settings.model, settings.trainer, settings.seed)
+        return self.makes.resume(settings.model, claim.adapter_in, settings.trainer)
+
+    def keep(self, claim: Claim, learner: Learner) -> None:
+        """Store a learner that made the now live version."""
+        self._warm[claim.policy] = (claim.version_out, learner)
+
+
+def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
+    """Take the policy's next step if one is due; return whether it was taken.
+
+    Raises:
+        LeaseLost: another worker has taken the step over; nothing more was written.
+        VllmDown: it did not come back in time; another worker takes the step over when its lease ends.
+        AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; it is taken over later.
+    """
+    claim = store.claim(policy, settings.trainer)
+    if claim is None:
+        return False
+    told = {tracing.PROJECT: claim.project, "whetstone.policy": policy, "whetstone.step.id": claim.id}
+    with (
+        log_setup.about(project=claim.project, policy=policy, step=claim.number),
+        tracing.span("step", {**told, "whetstone.version.in": claim.name_in, "whetstone.version.out": claim.name_out}),
+    ):
+        return _taken(claim, store, learners, replicas, settings)
+
+
+def _taken(claim: Claim, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
+    """Take the claimed step; return whether it is over."""
+    log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
+    lease_s = settings.trainer.lease_s
+    pause = Pause(store.pauses, replicas, settings, claim.id)
+
+    def renew() -> None:
+        store.renew(claim, lease_s)
+        pause.renew()
+
+    phases = Phases(renew)
+    rows: tuple[Row, ...] = ()
+    try:
+        with phases.phase("read"):
+            members = store.members(claim)
+            _tell(members)
+            taught = _read(claim, members, store, replicas, settings)
+            rows = taught.rows
+        if not rows:
+            why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
+            what = "trajectory could teach anything" if claim.wanted is None else "answer could be imitated"
+            why = f"no {what}: {why or 'there is none'}"
+            store.end_without_version(claim, "noop", why, phases.told())
+            log.info("step %s: nothing to learn: %s", claim.id, why)
+            return True
+        with pause.held(renew):
+            learners.denied.pop(claim.policy, None)
+            with phases.phase("model"):
+                learner = learners.take(claim)
+            with phases.phase("train"):
+                figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind)
+    except DeviceBusy as busy:
+        retry_s = min(RETRY_S * 2 ** learners.denied[claim.policy], LONGEST_RETRY_S)
+        learners.denied[claim.policy] += 1
+        store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
+        log.warning("step %s waits %.0f s: %s", claim.id, retry_s, busy)
+        return False
+    except (AdapterMismatch, AdapterDamaged) as error:
+        return _unreadable(claim, str(error), store, learners, phases)
+    except NotFinite as error:
+        why, path = _kept(settings.data.resolve() / "kept", claim, rows, str(error))
+        store.end_without_version(claim, "failed", why, {"kept": path, **phases.told()})
+        log.error("step %s: %s", claim.id, why)
+        return True
+    with phases.phase("write"):
+        folder = settings.data.resolve() / "adapters" / claim.name_out
+        manifest_sha256 = files.write(folder, learner, parent=claim.version_in, step=claim.number)
+    store.trained(claim, told(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
+    try:
+        probe = load_and_probe(replicas, claim, folder, learner, rows, store, settings, phases)
+    except NotFit as unfit:
+        store.reject(claim, str(unfit), unfit.probe, phases.told(figures.sampled_tokens))
+        log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
+        return True
+    timing = phases.told(figures.sampled_tokens)
+    if settings.gate.tests:
+        store.wait_for_tests(claim, timing, probe)
+        log.info("step %s: version %d goes into its tests", claim.id, claim.version_out)
+    elif why_not := store.promote(claim, timing, probe, settings.trainer.keep_served):
+        log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, why_not)
+    else:
+        learners.keep(claim, learner)
+        log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
+    return True
+
+
+def _tell(members: Sequence[Member]) -> None:
+    """Log the step's groups and trajectories, so that a call can be traced to the step that trains on it."""
+    groups = sorted({member.group_id for member in members})
+    trajectories = [member.trajectory_id for member in members]
+    with log_setup.about(groups=groups):
+        log.info("takes %d groups with %d trajectories", len(groups), len(trajectories))
+    tracing.tell({tracing.GROUPS: groups, tracing.TRAJECTORIES: trajectories})
+
+
+def _unreadable(claim: Claim, why: str, store: Store, learners: Learners, phases: Phases) -> bool:
+    """Handle a start version that cannot be trained on. Return whether the step is over.
+
+    While that version is live, the step keeps its claim and waits; with another live version it could only be rejected.
+    """
+    if store.live_version(claim.policy) != claim.version_in:
+        why = f"version {claim.version_in}, which it starts from, answers no longer and cannot be trained on: {why}"
+        store.end_without_version(claim, "failed", why, phases.told())
+        log.error("step %s: %s", claim.id, why)
+        return True
+    store.pauses.hand_back(claim, datetime.now(UTC), UNREADABLE_RETRY_S)
+    if claim.name_in not in learners.unreadable:
+        learners.unreadable.add(claim.name_in)
+        log.error("step %s waits: no step can start from %s, promote another version: %s", claim.id, claim.name_in, why)
+    return False
+
+
+def _read(claim: Claim, members: Sequence[Member], store: Store, replicas: Replicas, settings: Settings) -> StepRows:
+    """Return what the step trains on: its examples, or its trajectories weighted by their advantages.
+
+    Raises:
+        LeaseLost, VllmDown, ModelUnusable: see `take_step`.
+    """
+    if claim.wanted is not None:
+        return imitation(claim, claim.wanted, store, replicas, settings)
+    taught = build_rows(members, settings.trainer.max_row_tokens, settings.trainer.advantage_scale)
+    store.note_advantages(claim, taught.advantages, taught.left_out)
+    return taught
+
+
+def _kept(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[str, str | None]:
+    """Save the rows of a failed step. Return the reason of the failure with their path, and the file or None."""
+    if not rows:
+        return why, None
+    try:
+        path = failed_rows.dump(folder, claim.id, rows)
+    except OSError as error:
+        return f"{why}; its rows could not be kept: {error.strerror or error}", None
+    return f"{why}; its rows are kept in {path}", str(path)
+
+
+def _renewing(renew: Callable[[], None], lease_s: float) -> Callable[[int, int], None]:
+    """Return a progress callback that renews the lease, at most once per third of the lease."""
+    renewed = time.monotonic()
+
+    def on_progress(_done: int, _total: int) -> None:
+        nonlocal renewed
+        if time.monotonic() - renewed > lease_s / 3:
+            renew()
+            renewed = time.monotonic()
+
+    return on_progress

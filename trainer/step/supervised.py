@@ -1,0 +1,102 @@
+"""Build a supervised step's rows: take examples, have vLLM render those that are text, merge them."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from trainer.domain.claims import Claim
+from trainer.domain.row_builder import StepRows
+from trainer.domain.rows import Answer, rows_for_sft
+from trainer.domain.sft_examples import Example, LeftOut, Rendered, Told, Wanted, WhyLeftOut, rendered
+from trainer.learner.eos_tokens import end_ids
+from trainer.store.unit_of_work import Store
+from trainer.vllm.pool import Replicas
+from trainer.vllm.retry import retry_while_down
+from whetstone.config.settings import Settings
+from whetstone.domain.ids import version_id
+from whetstone.vllm.client import VllmRefused
+
+STORED_AT_ONCE = 32
+"""Examples rendered between two writes."""
+BAD_REQUEST = 400
+
+log = logging.getLogger(__name__)
+
+
+def imitation(claim: Claim, wanted: Wanted, store: Store, replicas: Replicas, settings: Settings) -> StepRows:
+    """Return the rows of the step's examples.
+
+    A step that is taken over has the same examples, and what was rendered stays.
+
+    Raises:
+        LeaseLost: another worker has the step.
+        VllmDown: it did not come back in time.
+        VllmRefused: it renders no messages at all.
+        ModelUnusable: the model's files do not name the tokens that end an answer.
+    """
+    store.take_examples(claim, wanted)
+    _render_missing(claim, store, replicas, settings)
+    left_out: dict[str, str] = {}
+    answers: defaultdict[str, list[Answer]] = defaultdict(list)
+    for example in store.examples(claim):
+        said = example.left_out or _answer(example, settings.trainer.max_row_tokens)
+        if isinstance(said, str):
+            left_out[example.source_id] = said
+        else:
+            answers[example.trajectory_id].append(said)
+    store.rendered(claim, [Rendered(name, left_out=why) for name, why in left_out.items()])
+    rows = [row for trajectory_id, said in answers.items() for row in rows_for_sft(trajectory_id, said)]
+    count = sum(map(len, answers.values()))
+    log.info("step %s: %d answers to imitate, %d left out", claim.id, count, len(left_out))
+    return StepRows(tuple(rows), {}, {}, {name: why.partition(":")[0] for name, why in left_out.items()}, count)
+
+
+def _answer(example: Example, max_row_tokens: int) -> Answer | str:
+    """Return the example as a row takes it, or why it is left out."""
+    assert example.prompt_ids is not None and example.token_ids is not None
+    if len(example.prompt_ids) + len(example.token_ids) > max_row_tokens:
+        return WhyLeftOut.TOO_LONG
+    return Answer(example.source_id, example.prompt_ids, example.token_ids)
+
+
+def _render_missing(claim: Claim, store: Store, replicas: Replicas, settings: Settings) -> None:
+    """Have vLLM render the examples that are still text, and store the results."""
+    waiting = [example for example in store.examples(claim) if example.told is not None]
+    if not waiting:
+        return
+    ends = end_ids(settings.model)
+    for some in _batches(waiting, STORED_AT_ONCE):
+        done = []
+        for example in some:
+            store.renew(claim, settings.trainer.lease_s)
+            done.append(retry_while_down(partial(_render, claim, example, replicas, ends), claim, store, settings))
+        store.rendered(claim, done)
+
+
+def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[int]) -> Rendered:
+    told = example.told
+    assert told is not None
+    try:
+        return rendered(example.source_id, told, example.prompt_ids, _renders(claim, told, replicas), ends)
+    except LeftOut as why:
+        return Rendered(example.source_id, left_out=str(why))
+    except VllmRefused as error:
+        if error.status != BAD_REQUEST:  # about the server's state, not about these messages
+            raise
+        return Rendered(example.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
+
+
+def _renders(claim: Claim, told: Told, replicas: Replicas) -> Callable[[Sequence[Any], bool], Sequence[int]]:
+    name = version_id(claim.policy, 0)
+    return lambda messages, opened: replicas.any(
+        lambda vllm: vllm.render(
+            name, messages, opened=opened, tools=told.tools, template_arguments=told.template_arguments
+        )
+    )
+
+
+def _batches(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    for start in range(0, len(examples), size):
+        yield examples[start : start + size]

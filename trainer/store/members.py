@@ -1,0 +1,127 @@
+"""Read a step's trajectories from SQL: their trainable completions, or why there are none. Reads only."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, and_, select
+
+from migrations import schema
+from trainer.domain.candidates import Candidate
+from trainer.domain.claims import Claim, Member, why_silent
+from trainer.domain.rows import SampledCompletion
+
+COLDEST = 0.01
+"""The lowest temperature that vLLM samples with, for any lower setting (`_MAX_TEMP` of its sampling parameters)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The completions of a trajectory that its step can use; the fields are those of Member."""
+
+    spoken: tuple[SampledCompletion, ...]
+    silent: str | None
+    seed: tuple[int, int] | None
+
+
+def read_members(connection: Connection, claim: Claim) -> list[Member]:
+    """Return the step's trajectories with whole prompts, in a fixed order."""
+    s, g = schema.step_trajectories.c, schema.groups.c
+    query = (
+        select(s.trajectory_id, s.group_id, s.reward, s.baseline, g.compared_with)
+        .join(schema.groups, and_(g.project == s.project, g.id == s.group_id))
+        .where(s.project == claim.project, s.step_id == claim.id)
+    )
+    members = [
+        Member(
+            row.trajectory_id,
+            row.group_id,
+            row.reward,
+            (),
+            alone=row.compared_with == "baseline",
+            baseline=row.baseline,
+        )
+        for row in connection.execute(query).all()
+    ]
+    return _heard(connection, claim.project, claim.policy, members)
+
+
+def read_candidate_members(
+    connection: Connection,
+    project: str,
+    policy: str,
+    candidates: Iterable[Candidate],
+    baselines: Mapping[str, float],
+) -> list[Member]:
+    """Return the members of candidates, as a step that took them would read them."""
+    members = [
+        Member(
+            one.trajectory_id,
+            group.group_id,
+            one.reward,
+            (),
+            alone=group.alone,
+            baseline=baselines.get(one.trajectory_id),
+        )
+        for group in candidates
+        for one in group.members
+    ]
+    return _heard(connection, project, policy, members)
+
+
+def _heard(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
+    """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
+    heard = []
+    for member in sorted(members, key=lambda member: (member.group_id, member.trajectory_id)):
+        said = _said(connection.execute(_completions(project, member.trajectory_id)), policy)
+        heard.append(replace(member, spoken=said.spoken, silent=said.silent, seed=said.seed))
+    return heard
+
+
+def _completions(project: str, trajectory_id: str) -> Any:
+    c = schema.completions.c
+    columns = (c.id, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
+    return (
+        select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained)
+        .where(c.project == project, c.trajectory_id == trajectory_id)
+        .order_by(c.turn)
+    )
+
+
+def _said(completions: Iterable[Any], policy: str) -> _Said:
+    """Collect completions, given in turn order.
+
+    One that cannot be trained on is still part of the prompt of later ones.
+    """
+    whole: dict[str, tuple[int, ...]] = {}
+    spoken: list[SampledCompletion] = []
+    reasons: list[tuple[str, str | None]] = []
+    seed: tuple[int, int] | None = None
+    for row in completions:
+        if row.prompt_token_ids is not None and row.token_ids is not None:
+            prompt_ids = (*whole.get(row.follows, ()), *row.prompt_token_ids)
+            whole[row.id] = (*prompt_ids, *row.token_ids)
+            if row.why_not_trained is None and row.policy == policy:
+                if not spoken:
+                    seed = _seed(row)
+                spoken.append(_spoken(row, prompt_ids))
+                continue
+        reasons.append((row.policy, row.why_not_trained))
+    return _Said(tuple(spoken), None if spoken else why_silent(policy, reasons), seed)
+
+
+def _spoken(row: Any, prompt_ids: tuple[int, ...]) -> SampledCompletion:
+    temperature = (row.sampling or {}).get("temperature")
+    return SampledCompletion(
+        completion_id=row.id,
+        prompt_ids=prompt_ids,
+        token_ids=tuple(row.token_ids),
+        logprobs=tuple(row.inference_logprobs),
+        version=row.policy_version,
+        temperature=1.0 if temperature is None else max(float(temperature), COLDEST),
+    )
+
+
+def _seed(row: Any) -> tuple[int, int] | None:
+    seed = (row.sampling or {}).get("seed")
+    return None if seed is None else (seed, row.choice)

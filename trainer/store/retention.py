@@ -1,0 +1,86 @@
+"""Read the state of adapters that still have a folder from SQL, and mark adapters as removed."""
+
+from collections.abc import Collection
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, select
+
+from migrations import schema
+from trainer.adapters.retention import Choose, Kept
+from trainer.store.candidates import policy_names
+from whetstone.database.engine import chunks
+from whetstone.registry.versions import lock
+
+v = schema.policy_versions.c
+
+
+class RetentionStore:
+    """The tables, through one engine."""
+
+    def __init__(self, engine: Engine, project: str, home: str | None = None) -> None:
+        """`home`: the project that the servers' rows belong to; default: this project."""
+        self._engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._project = project
+        self._home = home or project
+
+    def policies(self) -> list[str]:
+        """Return the project's policies."""
+        with self._reader.connect() as connection:
+            return sorted(policy_names(connection, self._project))
+
+    def mark(self, policy: str, choose: Choose, now: datetime) -> list[Path]:
+        """Mark the adapters that `choose` picks as removed. Return their folders.
+
+        After that no process can promote, pin or load them. Meanwhile none does either, because that takes the policy's
+        lock.
+        """
+        with self._engine.begin() as connection:
+            if lock(connection, self._project, policy) is None:
+                return []
+            chosen = choose(_kept(connection, self._project, policy, self._home))
+            ids = [adapter.name for adapter in chosen]
+            for some in chunks(ids):
+                is_it = (v.project == self._project, v.id.in_(some))
+                connection.execute(schema.policy_versions.update().where(*is_it).values(removed_at=now))
+        return [adapter.folder for adapter in chosen]
+
+    def removed(self, folders: Collection[Path]) -> list[Path]:
+        """Return the folders of removed versions that still exist and that no other version needs."""
+        found: list[str] = []
+        needed: list[str] = []
+        with self._reader.connect() as connection:
+            for some in chunks([str(folder) for folder in folders]):
+                query = select(v.adapter_path, v.removed_at).where(v.adapter_path.in_(some))
+                for path, removed_at in connection.execute(query):
+                    (needed if removed_at is None else found).append(path)
+        return [Path(path) for path in sorted(set(found) - set(needed))]
+
+
+def _kept(connection: Connection, project: str, policy: str, home: str) -> list[Kept]:
+    """Return the policy's adapters that are not removed, the newest first, with the facts for retention."""
+    r, s = schema.replicas.c, schema.steps.c
+    lists = connection.execute(select(r.adapters).where(r.project == home)).scalars()
+    loaded = {name for names in lists for name in names or ()}
+    unfinished = select(s.version_in).where(s.project == project, s.policy == policy, s.ended_at.is_(None))
+    begun = set(connection.execute(unfinished).scalars())
+    query = (
+        select(schema.policy_versions)
+        .where(v.project == project, v.policy == policy, v.adapter_path.is_not(None), v.removed_at.is_(None))
+        .order_by(v.version.desc())
+    )
+    return [
+        Kept(
+            name=row.id,
+            version=row.version,
+            parent=row.parent,
+            state=row.state,
+            folder=Path(row.adapter_path),
+            in_use=row.served or row.pinned_at is not None or row.id in loaded or row.version in begun,
+            unserved_at=row.unserved_at or row.created_at,
+            created_at=row.created_at,
+            heldout_mean=row.heldout_mean,
+        )
+        for row in connection.execute(query)
+    ]

@@ -1,0 +1,114 @@
+"""Select from SQL the answers that are worth imitating next. Reads only.
+
+Excluded are: answers that the app keeps from training, answers whose text was changed (`redacted`), and answers that
+could not be rendered before.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
+
+from migrations import schema
+from trainer.domain.claims import Claim
+from trainer.domain.sft_examples import Wanted, WhyLeftOut
+from whetstone.config.trainer import BEST, DEMONSTRATIONS
+from whetstone.database.engine import chunks
+from whetstone.domain.why_not_trained import WhyNotTrained
+
+STANDING = ("applied", "used", "unused")
+"""States of feedback whose target exists and that no later feedback replaces."""
+
+c, e, f, t = schema.completions.c, schema.examples.c, schema.feedback.c, schema.trajectories.c
+
+USABLE = or_(e.left_out.is_(None), e.left_out == WhyLeftOut.TOO_LONG.value)
+"""True for usable examples, and for sources without an example yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of an example."""
+
+    source_id: str
+    trajectory_id: str
+    completion_id: str
+
+
+def find(connection: Connection, claim: Claim, wanted: Wanted) -> list[Source]:
+    """Return what the step imitates: first what no step has imitated yet, then the highest reward, then the newest."""
+    if wanted.source == DEMONSTRATIONS:
+        rows = connection.execute(_demonstrations(claim).limit(wanted.limit))
+        return [Source(*row) for row in rows]
+    chosen: list[str] = list(connection.execute(_trajectories(claim, wanted).limit(wanted.limit)).scalars())
+    answering = claim.policy if wanted.source == BEST else wanted.source
+    query = select(c.id, c.trajectory_id, c.id).where(c.project == claim.project, c.policy == answering)
+    told = (_not_superseded(c.why_not_trained), _NOT_REDACTED)
+    query = query.where(c.status == "complete", *told).order_by(c.trajectory_id, c.turn)
+    return [
+        Source(*row) for some in chunks(chosen) for row in connection.execute(query.where(c.trajectory_id.in_(some)))
+    ]
+
+
+_NOT_REDACTED = c.why_not_trained.is_distinct_from(WhyNotTrained.REDACTED.value)
+
+
+def _not_superseded(why: ColumnElement[Any]) -> ColumnElement[bool]:
+    return why.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
+
+
+def _demonstrations(claim: Claim) -> Any:
+    """Select feedback, trajectory and completion of valid demonstrations: the newest of each completion."""
+    answered = func.coalesce(f.completion_id, t.tail_completion_id)
+    place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
+    said = (
+        select(f.id, f.trajectory_id, answered.label("completion_id"), f.created_at, place.label("place"))
+        .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
+        .where(f.project == claim.project, f.demonstration.is_not(None))
+        .where(f.state.in_(STANDING), f.withdrawn_at.is_(None), t.split == "train", t.no_train.is_(False))
+        .subquery()
+    )
+    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == said.c.id)
+    return (
+        select(said.c.id, said.c.trajectory_id, said.c.completion_id)
+        .join(schema.completions, and_(c.project == claim.project, c.id == said.c.completion_id))
+        .join(schema.examples, known, isouter=True)
+        .where(said.c.place == 1, c.policy == claim.policy, _NOT_REDACTED, USABLE)
+        .order_by(func.coalesce(e.step, 0), said.c.created_at.desc(), said.c.id)
+    )
+
+
+def _trajectories(claim: Claim, wanted: Wanted) -> Any:
+    """Select ids of trajectories worth imitating, the best first."""
+    best = wanted.source == BEST
+    usable = func.count(case((USABLE, 1)))
+    known = (
+        select(e.trajectory_id, func.max(e.step).label("step"), usable.label("usable"))
+        .where(e.project == claim.project, e.policy == claim.policy, e.source == wanted.source)
+        .group_by(e.trajectory_id)
+        .subquery()
+    )
+    query = select(t.id).join(known, known.c.trajectory_id == t.id, isouter=True)
+    query = query.where(func.coalesce(known.c.usable, 1) > 0, *_told_by(claim, claim.policy if best else wanted.source))
+    if wanted.min_reward is not None:
+        query = query.where(t.reward >= wanted.min_reward)
+    elif best:
+        query = query.where(t.id.in_(_winners(claim)))
+    return query.order_by(func.coalesce(known.c.step, 0), t.reward.desc().nulls_last(), t.created_at.desc(), t.id)
+
+
+def _winners(claim: Claim) -> Any:
+    """Select from each group the attempt with the highest reward, of equals the newest.
+
+    Only where it beats another attempt: else it would be imitated although it failed like all others.
+    """
+    place = func.row_number().over(partition_by=t.group_id, order_by=(t.reward.desc(), t.created_at.desc(), t.id))
+    lowest = func.min(t.reward).over(partition_by=t.group_id)
+    rewarded = (*_told_by(claim, claim.policy), t.group_id.is_not(None), t.reward.is_not(None))
+    ranked = select(t.id, t.reward, place.label("place"), lowest.label("lowest")).where(*rewarded).subquery()
+    return select(ranked.c.id).where(ranked.c.place == 1, ranked.c.reward > ranked.c.lowest)
+
+
+def _told_by(claim: Claim, policy: str) -> tuple[ColumnElement[bool], ...]:
+    """Conditions on trajectories: they belong to the policy and may be trained on."""
+    allowed = (t.split == "train", t.no_train.is_(False), _not_superseded(t.why_not_trained))
+    return (t.project == claim.project, t.policy == policy, *allowed)

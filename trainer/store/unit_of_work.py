@@ -1,0 +1,203 @@
+"""The trainer's SQL: claim a step, read its completions, advance states. Only this folder knows the tables.
+
+Every write of a step carries the claim's attempt number (a fencing token): a worker whose lease was taken over writes
+nothing more.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, bindparam
+
+from migrations import schema
+from trainer.domain.claims import Claim, Member, Probe, ToolChat
+from trainer.domain.figures import EndedStep
+from trainer.domain.sft_examples import Example, Rendered, Wanted
+from trainer.store.candidates import policy_names
+from trainer.store.claims import Claims
+from trainer.store.ends import end_step, last_ended, update_step
+from trainer.store.examples import read_examples, take, write_rendered
+from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
+from trainer.store.members import read_members
+from trainer.store.pause import PauseStore
+from trainer.store.sources import find
+from whetstone.config.trainer import TrainerSettings
+from whetstone.registry.versions import live_version
+
+
+class Store:
+    """The tables, through one engine."""
+
+    def __init__(self, engine: Engine, project: str, home: str | None = None) -> None:
+        """`home`: the project that the servers and their pauses belong to; default: this project."""
+        self._engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._project = project
+        self.pauses = PauseStore(engine, home or project)
+        """Pauses of an accelerator that vLLM shares with the trainer."""
+
+    def policies(self) -> set[str]:
+        """Return the project's policies."""
+        with self._reader.connect() as connection:
+            return set(policy_names(connection, self._project))
+
+    def claim(self, policy: str, settings: TrainerSettings) -> Claim | None:
+        """Claim the policy's next step: one whose worker stopped responding, else a new one if one is due.
+
+        Also discards groups that have become too stale.
+        """
+        with self._engine.begin() as connection:
+            return Claims(connection, self._project, settings, datetime.now(UTC)).next(policy)
+
+    def members(self, claim: Claim) -> list[Member]:
+        """Return the completions of the step's trajectories, with whole prompts, in a fixed order."""
+        with self._reader.connect() as connection:
+            return read_members(connection, claim)
+
+    def take_examples(self, claim: Claim, wanted: Wanted) -> None:
+        """Take the examples that a supervised step imitates, unless it has them already.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._reader.connect() as connection:
+            found = find(connection, claim, wanted)
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted.source, found, datetime.now(UTC))
+
+    def examples(self, claim: Claim) -> list[Example]:
+        """Return what a supervised step imitates, in a fixed order."""
+        with self._reader.connect() as connection:
+            return read_examples(connection, claim)
+
+    def rendered(self, claim: Claim, done: Iterable[Rendered]) -> None:
+        """Record the rendered ids of its examples, or why there are none.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._engine.begin() as connection:
+            write_rendered(connection, claim, done)
+
+    def ended(self, policy: str) -> EndedStep | None:
+        """Return the last of the policy's steps that is over; None before the first."""
+        with self._reader.connect() as connection:
+            return last_ended(connection, self._project, policy)
+
+    def live_version(self, policy: str) -> int:
+        """Return the live version."""
+        with self._reader.connect() as connection:
+            return live_version(connection, self._project, policy)
+
+    def renew(self, claim: Claim, lease_s: float) -> None:
+        """Extend the step's lease to `lease_s` seconds from now.
+
+        Raises:
+            LeaseLost: another worker has it.
+        """
+        with self._engine.begin() as connection:
+            update_step(connection, claim, lease_until=datetime.now(UTC) + timedelta(seconds=lease_s))
+
+    def trained(self, claim: Claim, figures: dict[str, Any], folder: Path, manifest_sha256: str) -> None:
+        """Make the version of the written adapter the candidate.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        version = {
+            "project": claim.project,
+            "id": claim.name_out,
+            "policy": claim.policy,
+            "version": claim.version_out,
+            "parent": claim.version_in,
+            "state": "candidate",
+            "step": claim.number,
+            "adapter_path": str(folder),
+            "manifest_sha256": manifest_sha256,
+            "served": True,
+            "created_at": datetime.now(UTC),
+        }
+        with self._engine.begin() as connection:
+            update_step(connection, claim, state="trained", version_out=claim.version_out, **figures)
+            connection.execute(schema.policy_versions.insert().values(**version))
+
+    def loaded(self, claim: Claim) -> None:
+        """Record that vLLM has loaded the candidate.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._engine.begin() as connection:
+            update_step(connection, claim, state="loaded")
+
+    def tool_chats(self, claim: Claim, most: int) -> list[ToolChat]:
+        """Return at most `most` of the step's chats in which tools were offered."""
+        with self._reader.connect() as connection:
+            return read_tool_chats(connection, claim, most)
+
+    def promote(self, claim: Claim, figures: Mapping[str, Any], probe: Probe, keep_served: int) -> str | None:
+        """Promote a candidate that passed the probe, in one transaction with all that follows.
+
+        Return why it was rejected instead; None where it was promoted.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        now = datetime.now(UTC)
+        with self._engine.begin() as connection:
+            note_probe(connection, claim, probe, "pass", probe.remark, now)
+            return promoted(connection, claim, keep_served, figures, now)
+
+    def wait_for_tests(self, claim: Claim, figures: Mapping[str, Any], probe: Probe) -> None:
+        """Send a candidate that passed the probe into the tests of the gate.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._engine.begin() as connection:
+            note_probe(connection, claim, probe, "pass", probe.remark, datetime.now(UTC))
+            wait_for_tests(connection, claim, figures)
+
+    def reject(self, claim: Claim, reason: str, probe: Probe, figures: Mapping[str, Any]) -> None:
+        """Reject a candidate that failed the probe.
+
+        Its trajectories count as trained, so that none is trained on twice.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        now = datetime.now(UTC)
+        with self._engine.begin() as connection:
+            note_probe(connection, claim, probe, "reject", reason, now)
+            rejected(connection, claim, reason, figures, now)
+
+    def end_without_version(self, claim: Claim, state: str, reason: str, figures: Mapping[str, Any]) -> None:
+        """End a step that made no version: `noop` (nothing to learn) or `failed` (an error).
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._engine.begin() as connection:
+            end_step(connection, claim, state, datetime.now(UTC), {"error": reason, **figures})
+
+    def note_advantages(self, claim: Claim, by_trajectory: Mapping[str, float], left_out: Mapping[str, str]) -> None:
+        """Record each trajectory's advantage, or why it teaches nothing (`left_out`: id -> reason).
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        s, t = schema.step_trajectories.c, schema.trajectories.c
+        with self._engine.begin() as connection:
+            update_step(connection, claim)
+            if by_trajectory:
+                is_taught = (s.project == claim.project, s.step_id == claim.id, s.trajectory_id == bindparam("its_id"))
+                taught = schema.step_trajectories.update().where(*is_taught)
+                taught_rows = [{"its_id": one, "its_advantage": advantage} for one, advantage in by_trajectory.items()]
+                connection.execute(taught.values(advantage=bindparam("its_advantage")), taught_rows)
+            if left_out:
+                is_left_out = (t.project == claim.project, t.id == bindparam("its_id"))
+                left = schema.trajectories.update().where(*is_left_out)
+                left_rows = [{"its_id": one, "its_reason": str(reason)} for one, reason in left_out.items()]
+                connection.execute(left.values(why_not_trained=bindparam("its_reason")), left_rows)

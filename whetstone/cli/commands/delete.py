@@ -1,0 +1,101 @@
+"""`whetstone delete`: options, output and exit codes. The work is done by `privacy.eraser`."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from sqlalchemy import Engine
+
+from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors
+from whetstone.config.settings import load
+from whetstone.doctor.vllm_checks import of_running
+from whetstone.domain.api_keys import read_lifetime
+from whetstone.privacy import store as store_privacy
+from whetstone.privacy.eraser import erasing, run
+from whetstone.privacy.store import Target
+
+
+def delete(
+    trajectory: Annotated[list[str] | None, typer.Option("--trajectory", help="Its id; once for each")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Whom calls were for, as their app named them")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="What was last heard of so long ago: 12h, 90d, 2w")
+    ] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Whose [the home project's]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; nothing is written")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Delete trajectories with everything recorded of them, and list the adapters that were trained on them.
+
+    Forks and continuations of a trajectory, the other choices of its calls and their retries are deleted too. A
+    trajectory that a step has claimed waits until the step is over: then the judging worker deletes it. docs/privacy.md
+    lists what stays.
+
+    Examples:
+
+        whetstone delete --user alice --dry-run
+        whetstone delete --older-than 90d --yes
+    """
+    if sum(map(bool, (trajectory, user, older_than))) != 1:
+        raise typer.BadParameter("say one of --trajectory, --user and --older-than")
+    if as_json and not (yes or dry_run):
+        raise typer.BadParameter("--json goes with --yes or --dry-run")
+    settings = of_running(load(config, data=data))
+    own, now = settings.of_project(project or settings.home), datetime.now(UTC)
+    engine = engine_of(settings)
+    targets = _targets(own.project, trajectory, user, older_than, now)
+    plans = [_plan(engine, target, now) for target in targets]
+    if dry_run:
+        _show(plans, as_json=as_json, begins="would go")
+        return
+    if not yes:
+        _show(plans, as_json=False, begins="will go")
+        typer.confirm("Delete it for good?", abort=True)
+    _show([run(engine, erasing(target, now)) for target in targets], as_json=as_json, begins="gone")
+
+
+def _targets(
+    project: str, trajectories: Sequence[str] | None, user: str | None, older_than: str | None, now: datetime
+) -> list[Target]:
+    if trajectories:
+        return [Target(project, "trajectory", one) for one in trajectories]
+    if user:
+        return [Target(project, "user", user)]
+    try:
+        before = now - read_lifetime(older_than or "")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--older-than") from error
+    return [Target(project, "age", before.isoformat())]
+
+
+def _plan(engine: Engine, target: Target, now: datetime) -> dict[str, Any]:
+    """Return what a deletion would remove, in the form of its row."""
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        found = store_privacy.find(connection, target, now, limit=None)
+        completions, waiting, versions = store_privacy.count(connection, target.project, found)
+    row = {"project": target.project, "kind": target.kind, "target": target.stored}
+    counted = {"trajectories": len(found), "completions": completions, "versions": versions}
+    return row | counted | {"waits_for": waiting or None}
+
+
+def _show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, begins: str) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+        return
+    for row in rows:
+        what = f"{row['kind']} {row['target']}"
+        console.print(f"{escape(what)}: {begins} {row['trajectories']} trajectories, {row['completions']} completions")
+        if waiting := row["waits_for"]:
+            told = f"{len(waiting)} trajectories wait for the step that has them; the judging worker deletes them then"
+            errors.print(told, style="yellow")
+        for policy, versions in row["versions"].items():
+            names = ", ".join(f"{policy}@v{version}" for version in versions)
+            errors.print(f"adapters that have learned from it: {escape(names)}", style="yellow", soft_wrap=True)
+    if any(row["versions"] for row in rows):
+        errors.print("docs/privacy.md says what can be done with those", style="dim")

@@ -1,0 +1,143 @@
+"""`whetstone export`: options, output and exit codes. The work is done by `transfer.exporting`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from migrations.run import upgrade
+from whetstone.cli.options import ConfigOption, DataOption, PolicyOption, database_of, errors
+from whetstone.config.settings import load
+from whetstone.doctor.vllm_checks import of_running
+from whetstone.transfer.exporting import files
+from whetstone.transfer.exporting.exporter import Kind, Wanted, run
+from whetstone.transfer.exporting.rows import Tally
+from whetstone.transfer.exporting.store import Filter
+
+
+class Included(StrEnum):
+    """What `--include` can include; the values of `transfer.exporting.rows.ASKED_FOR`."""
+
+    EVAL = "eval"
+    NO_TRAIN = "no_train"
+    REDACTED = "redacted"
+    CUT_OFF = "cut_off"
+
+
+def export(
+    kind: Annotated[Kind, typer.Argument(help="What a row is: an attempt, a pair of a group, or an answer to imitate")],
+    to: Annotated[str, typer.Option("--to", help="File that ends with .jsonl or .parquet; - writes lines to stdout")],
+    where: Annotated[
+        str | None, typer.Option("--where", help="SQL condition on the columns of admin_trajectories")
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", help="SQL query whose column trajectory_id names what is meant")
+    ] = None,
+    policy: PolicyOption = None,
+    task: Annotated[str | None, typer.Option("--task", help="Only with this label")] = None,
+    split: Annotated[
+        Literal["train", "eval"] | None, typer.Option("--split", help="Only this one; eval includes it")
+    ] = None,
+    include: Annotated[
+        list[Included] | None, typer.Option("--include", help="What is left out otherwise; once for each")
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="trajectories: with token ids and logprobs")] = False,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", help="Least reward; sft then takes all that have it")
+    ] = None,
+    source: Annotated[
+        Literal["best", "demonstrations", "both"], typer.Option("--source", help="sft: whose answers")
+    ] = "both",
+    min_gap: Annotated[
+        float, typer.Option("--min-gap", min=0, help="preferences: least distance of two rewards")
+    ] = 0.0,
+    pairs: Annotated[
+        Literal["best", "all"],
+        typer.Option("--pairs", help="preferences: best against worst, or each against each that is worse"),
+    ] = "best",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rows [all]")] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Whose [the policy's, or the home project's]")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, one object")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write trajectories, preference pairs or answers to imitate to a file that trainers and `datasets` read.
+
+    Split eval, X-No-Train, redacted text and incomplete answers are left out unless --include names them; the output
+    says how many. The file is written completely or not at all. docs/export.md has every column.
+
+    Exit code 0 if there are rows, 1 if nothing matched (then no file is written).
+
+    Examples:
+
+        whetstone export sft --min-reward 1 --to sft.jsonl
+        whetstone export preferences --min-gap 0.5 --to pairs.parquet
+        whetstone export trajectories --ids --where "reward > 0.5 AND task = 'x'" --to good.parquet
+    """
+    _check(kind, ids=ids, source=source, min_gap=min_gap, pairs=pairs, min_reward=min_reward)
+    files.check(to, overwrite=overwrite)
+    settings = of_running(load(config, data=data))
+    own = settings.of_project(project) if project else settings.of_policy(policy)
+    upgrade(database_of(settings))
+    asked = frozenset(one.value for one in include or ()) | ({"eval"} if split == "eval" else frozenset())
+    matching = Filter(own.project, policy, split, task, where, query)
+    wanted = Wanted(kind, matching, asked, ids, min_reward, source, min_gap, pairs == "all", limit)
+    tally = _run(settings.database_url, wanted, to)
+    size = Path(to).stat().st_size if tally.rows and to != files.STDOUT else None
+    if as_json:
+        told = {"file": to, "kind": kind, "rows": tally.rows, "bytes": size, "left_out": dict(tally.left_out)}
+        # On stderr if the rows go to stdout.
+        typer.echo(msgspec.json.encode(told).decode(), err=to == files.STDOUT)
+    else:
+        _tell(tally, to, size)
+    if not tally.rows:
+        raise typer.Exit(1)
+
+
+def _check(kind: str, *, ids: bool, source: str, min_gap: float, pairs: str, min_reward: float | None) -> None:
+    """Refuse options that this kind of row would ignore."""
+    wrong = {
+        "--ids goes with trajectories": ids and kind != "trajectories",
+        "--source goes with sft": source != "both" and kind != "sft",
+        "--min-gap and --pairs go with preferences": (min_gap or pairs != "best") and kind != "preferences",
+        "--min-reward goes with trajectories and sft": min_reward is not None and kind == "preferences",
+    }
+    for why, is_wrong in wrong.items():
+        if is_wrong:
+            raise typer.BadParameter(why)
+
+
+def _run(url: str, wanted: Wanted, to: str) -> Tally:
+    """Write the file; without any row, no file is created."""
+    with errors.status("reading") as status:
+        try:
+            with files.opened(to, wanted.kind, ids=wanted.ids) as rows:
+                tally = run(url, wanted, rows, lambda count: status.update(f"{count:,} rows"))
+                if not tally.rows:
+                    raise _Nothing
+        except _Nothing:
+            pass
+    return tally
+
+
+class _Nothing(Exception):
+    """There are no rows."""
+
+
+def _tell(tally: Tally, to: str, size: int | None) -> None:
+    # stdout may contain the rows.
+    out = errors if to == files.STDOUT else Console()
+    if tally.rows:
+        told = "" if size is None else f", {files.told(size)}"
+        out.print(f"{tally.rows:,} rows in {escape(to)}{told}", highlight=False, soft_wrap=True)
+    else:
+        out.print("nothing to write: no row came of what the filter matches", highlight=False, soft_wrap=True)
+    for why, count in tally.left_out.most_common():
+        out.print(f"  left out: {count:,} {why.value} ({why.meaning})", style="dim", highlight=False, soft_wrap=True)

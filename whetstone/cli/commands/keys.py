@@ -1,0 +1,192 @@
+"""`whetstone keys`: manage API keys. The table is `registry.api_key_store`'s."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+from sqlalchemy import Connection, Engine
+
+from migrations.run import upgrade
+from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors
+from whetstone.config.settings import Settings, load
+from whetstone.database.engine import connect
+from whetstone.doctor.vllm_checks import of_running
+from whetstone.domain.api_keys import (
+    MOST_PER_MIN,
+    NAME,
+    SCOPES,
+    KeyScope,
+    hash_of,
+    id_of,
+    new_key,
+    read_lifetime,
+    read_scopes,
+)
+from whetstone.registry import api_key_store
+from whetstone.terminal.fitting import Fitting
+
+keys = typer.Typer(
+    help="What opens the proxy: keys for apps and for people, each with its scopes.", no_args_is_help=True
+)
+ProjectOption = Annotated[str | None, typer.Option("--project", help="The tenant it leads to [the home project]")]
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Option("--name", help="What it is for, in words")],
+    scope: Annotated[
+        list[str], typer.Option("--scope", help=f"What it opens, once for each: {', '.join(SCOPES)} (has them all)")
+    ],
+    project: ProjectOption = None,
+    expires: Annotated[str | None, typer.Option("--expires", help="How long it lives: 12h, 90d, 2w [for good]")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option("--requests-per-minute", min=1, max=MOST_PER_MIN, help="Most requests [no limit]")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option("--tokens-per-minute", min=1, max=MOST_PER_MIN, help="Most tokens, read and sampled [no limit]"),
+    ] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Create a key and print it once: only its hash is stored.
+
+    Only the key goes to stdout (KEY=$(whetstone keys create …)), the rest to stderr. A running proxy accepts it at
+    once. From the first key on, every request needs one, on loopback too.
+
+    Example:
+
+        KEY=$(whetstone keys create --name app --scope inference --scope feedback --expires 90d)
+    """
+    settings = of_running(load(config, data=data))
+    own = settings.of_project(project or settings.home)
+    if not re.fullmatch(NAME, name):
+        raise typer.BadParameter(
+            "a name has 1 to 100 characters, none of them a control character", param_hint="--name"
+        )
+    scopes, lifetime = _read(scope, expires)
+    now, (key_id, key) = datetime.now(UTC), new_key()
+    expires_at = None if lifetime is None else now + lifetime
+    made = api_key_store.Made(own.project, name, scopes, now, expires_at, requests_per_minute, tokens_per_minute)
+    with _opened(_made(settings)) as engine, engine.begin() as connection:
+        first = api_key_store.state(connection)[0] == 0
+        api_key_store.create(connection, made, key_id, hash_of(key.encode()))
+    typer.echo(key)
+    until = "until it is revoked" if expires_at is None else f"until {_minute(expires_at)} UTC"
+    _say(f"key {key_id} of project {own.project} opens {', '.join(scopes)}, {until}; it is not shown again")
+    if first:
+        _say("it is the first: from now on every request needs a key (docs/keys.md)")
+
+
+@keys.command("list")
+def list_keys(
+    project: Annotated[str | None, typer.Option("--project", help="Only this tenant's [all]")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
+) -> None:
+    """List all keys, the newest first, with scopes, expiry and last use.
+
+    Example:
+
+        whetstone keys list
+    """
+    settings = of_running(load(config, data=data))
+    named = project and settings.of_project(project).project
+    with _opened(engine_of(settings)) as engine, _reader(engine) as connection:
+        rows = api_key_store.keys(connection, named)
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+        return
+    table = Table("key", "project", "name", "opens", "a minute", "made", "last used", "state")
+    now = datetime.now(UTC)
+    for row in rows:
+        opens, made, used = ", ".join(row["scopes"]), _day(row["created_at"]), _minute(row["last_used_at"])
+        table.add_row(
+            row["key_id"], row["project"], escape(row["name"]), opens, _quota(row), made, used, _state(row, now)
+        )
+    console.print(Fitting(table))
+
+
+@keys.command("revoke")
+def revoke_key(
+    key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `whetstone keys list` shows it")],
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Revoke a key for good. A running proxy refuses it at once.
+
+    Exit code 0 if the key is no longer valid, 1 if there is no such key.
+
+    Example:
+
+        whetstone keys revoke k3xq0a7b2c9d
+    """
+    settings, key_id = of_running(load(config, data=data)), id_of(key)
+    with _opened(engine_of(settings)) as engine, engine.begin() as connection:
+        found = api_key_store.revoke(connection, key_id, datetime.now(UTC))
+    if not found:
+        errors.print(
+            f"[red]whetstone:[/red] there is no key {escape(repr(key_id))}; `whetstone keys list` shows them",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+    console.print(f"key {key_id} is revoked", highlight=False)
+
+
+def _read(scopes: list[str], expires: str | None) -> tuple[list[KeyScope], timedelta | None]:
+    try:
+        return read_scopes(scopes), None if expires is None else read_lifetime(expires)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _made(settings: Settings) -> Engine:
+    """Return the database, created if it does not exist: off loopback, a stack cannot start before its first key."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.database_url)
+    return connect(settings.database_url)
+
+
+@contextmanager
+def _opened(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def _reader(engine: Engine) -> Connection:
+    return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+
+
+def _say(text: str) -> None:
+    errors.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _state(row: dict[str, Any], now: datetime) -> str:
+    if row["revoked_at"] is not None:
+        return f"revoked {_day(row['revoked_at'])}"
+    if row["expires_at"] is None:
+        return "open"
+    return f"open until {_minute(row['expires_at'])}" if row["expires_at"] > now else f"over {_day(row['expires_at'])}"
+
+
+def _quota(row: dict[str, Any]) -> str:
+    limits = {"requests": row["requests_per_min"], "tokens": row["tokens_per_min"]}
+    return ", ".join(f"{limit} {what}" for what, limit in limits.items() if limit is not None)
+
+
+def _day(time: datetime) -> str:
+    return f"{time:%Y-%m-%d}"
+
+
+def _minute(time: datetime | None) -> str:
+    return "" if time is None else f"{time:%Y-%m-%d %H:%M}"

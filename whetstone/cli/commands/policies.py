@@ -1,0 +1,62 @@
+"""`whetstone policies`: list policies, and turn training on or off."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from whetstone.cli.options import ConfigOption, DataOption, JsonOption, PolicyArgument, console, store_of, told_json
+from whetstone.config.settings import load
+from whetstone.doctor.vllm_checks import of_running
+from whetstone.terminal.fitting import Fitting
+
+policies = typer.Typer(help="What learns and what only records.", no_args_is_help=True)
+
+
+@policies.command("list")
+def list_policies(as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Show the policies, their live versions and whether they train. JSON uses the names of `admin_policies`.
+
+    Example:
+
+        whetstone policies list
+    """
+    settings = of_running(load(config, data=data))
+    store = store_of(settings)
+    if as_json:
+        told_json([_facts(row) for own in settings.of_projects() for row in store.policies(own.project)])
+        return
+    table = Table("project", "policy", "other names", "base model", "answered by", "live version", "in test", "state")
+    for own in settings.of_projects():
+        tested = store.tested(own.project)
+        for row in store.policies(own.project):
+            aliases, server, live = ", ".join(row["aliases"] or ()), row["upstream"] or "vLLM", str(row["live_version"])
+            said = (row["base_model"], server, live, tested.get(row["id"], ""), row["state"])
+            table.add_row(own.project, row["id"], aliases, *said)
+    console.print(Fitting(table))
+
+
+@policies.command("train")
+def train_policy(
+    switch: Annotated[str, typer.Argument(help="on, or off: it then only records")],
+    policy: PolicyArgument = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Turn a policy's training on, or off: then it only records.
+
+    Example:
+
+        whetstone policies train on
+    """
+    if switch not in ("on", "off"):
+        raise typer.BadParameter("say on or off")
+    settings = load(config, data=data).of_policy(policy)
+    state = "training" if switch == "on" else "recording"
+    store_of(settings).set_policy_state(settings.project, policy or settings.policy, state)
+    console.print(f"{policy or settings.policy} is {state}")
+
+
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("project", "base_model", "live_version", "state", "model_path", "created_at", "upstream", "aliases")
+    return {"policy": row["id"]} | {name: row[name] for name in names}

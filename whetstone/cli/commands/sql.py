@@ -1,0 +1,258 @@
+"""`whetstone sql` and `whetstone sql-role`: query the database, and create roles that may query it."""
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+
+from migrations import readers
+from migrations.run import upgrade
+from migrations.views import BY_NAME, VIEWS, View
+from whetstone.cli.options import ConfigOption, DataOption, console, database_of, errors
+from whetstone.cli.tables import table_formats
+from whetstone.cli.tables.sql_query import Answer, QueryFailed, asking
+from whetstone.config.settings import load
+from whetstone.database.engine import connect, snapshot
+from whetstone.terminal.fitting import Fitting
+
+ROWS_OF_TABLE = 1000
+"""A table is built in memory, and a longer one is not readable."""
+STDIN = "-"
+Lines = Callable[[Sequence[str], table_formats.Rows], Iterable[str]]
+
+
+def sql(
+    query: Annotated[
+        str | None,
+        typer.Argument(help='"SELECT * FROM admin_steps"; a view\'s name alone lists its columns; - reads stdin'),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the query from a file")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help='CSV with a head; nothing is NULL, "" the empty text')] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON: one array of objects")] = False,
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="JSON: an object on each line")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help=f"Most rows [{ROWS_OF_TABLE} of a table, else all]")
+    ] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, help="Seconds the database may work; 0: any time [sql.timeout_s]"),
+    ] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Query the database, read-only, through the views admin_*. Without a query, list the views.
+
+    A table fits the screen and cuts long cells. CSV and JSON cut nothing, and are written row by row, for any number of
+    rows. docs/sql.md has two dozen example queries, docs/views.md every column.
+
+    Exit code 0, or 2 if the query fails: the message says why, and which name may be meant.
+
+    Examples:
+
+        whetstone sql "SELECT step, version_out, reward_mean, seconds FROM admin_steps"
+        whetstone sql admin_trajectories
+        whetstone sql --csv -f query.sql > answer.csv
+    """
+    if as_csv + as_json + as_jsonl > 1:
+        raise typer.BadParameter("choose one of --csv, --json and --jsonl")
+    asked = _query(query, file)
+    if asked is None or asked in BY_NAME:
+        with _until_enough():
+            _tell(None if asked is None else BY_NAME[asked], as_json=as_json or as_jsonl)
+        return
+    settings = load(config, data=data)
+    given_s = settings.sql.timeout_s if timeout_s is None else timeout_s
+    lines: Lines | None = None
+    if as_csv or as_json or as_jsonl:
+        lines = table_formats.csv_lines if as_csv else table_formats.json_array if as_json else table_formats.json_lines
+    with _until_enough(), asking(database_of(settings), asked, given_s or None) as answer:
+        if lines is None:
+            _show(answer, limit or ROWS_OF_TABLE)
+        else:
+            sys.stdout.writelines(
+                lines(answer.columns, answer.rows if limit is None else table_formats.first(answer.rows, limit))
+            )
+
+
+@contextmanager
+def _until_enough() -> Iterator[None]:
+    """Treat a closed pipe (| head) as success."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python must not report its unwritten output as lost.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _said(*lines: RenderableType, on: Console = console) -> None:
+    # Written by us: rich itself would end the program when the pipe is closed.
+    with on.capture() as captured:
+        on.print(*lines, sep="\n", highlight=False)
+    sys.stdout.write(captured.get())
+
+
+def _query(query: str | None, file: Path | None) -> str | None:
+    """Return the query; None if there is none."""
+    if file is not None:
+        if query is not None:
+            raise typer.BadParameter("give a query or --file, not both")
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from error
+    if query == STDIN or (query is None and _is_piped()):
+        return sys.stdin.read().strip() or None
+    return None if query is None else query.strip()
+
+
+def _is_piped() -> bool:
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _show(answer: Answer, limit: int) -> None:
+    rows = list(table_formats.first(answer.rows, limit))
+    more = next(answer.rows, None) is not None
+    wide = console if console.is_terminal else Console(width=100_000)
+    _said(table_formats.table(answer.columns, rows, console.width if console.is_terminal else None), on=wide)
+    count = f"the first {len(rows)} rows; --limit gives more, --csv and --json all" if more else _counted(len(rows))
+    errors.print(count, style="dim", highlight=False)
+
+
+def _counted(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
+def _tell(view: View | None, *, as_json: bool) -> None:
+    if as_json:
+        told = _described(VIEWS if view is None else (view,))
+        sys.stdout.writelines(table_formats.json_array(("view", "purpose", "columns"), told))
+        return
+    shown = Table(show_edge=False, box=None, pad_edge=False)
+    if view is None:
+        shown.add_column("view", no_wrap=True, style="bold")
+        shown.add_column("what it is for", overflow="fold")
+        for one in VIEWS:
+            shown.add_row(one.name, escape(one.purpose))
+        more = '\nwhetstone sql admin_steps lists its columns; whetstone sql "SELECT …" asks; docs/sql.md has queries'
+        _said(Fitting(shown), more)
+        return
+    for name in ("column", "on SQLite", "on PostgreSQL"):
+        shown.add_column(name, no_wrap=True)
+    shown.add_column("meaning", overflow="fold")
+    for column in view.columns:
+        shown.add_row(column.name, *column.kind.value, escape(column.meaning))
+    _said(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", Fitting(shown))
+
+
+def _described(views: Sequence[View]) -> Iterator[tuple[Any, ...]]:
+    for view in views:
+        columns = [
+            {"name": column.name, "sqlite": column.kind.value[0], "postgresql": column.kind.value[1]}
+            | {"meaning": column.meaning}
+            for column in view.columns
+        ]
+        yield view.name, view.purpose, columns
+
+
+def sql_role(
+    name: Annotated[str, typer.Argument(help="The role: a to z, 0 to 9 and _, for example analyst")],
+    password_file: Annotated[
+        Path | None, typer.Option("--password-file", help="Its password, the file's first line [a new one, printed]")
+    ] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Take the role away")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", help="Only print the SQL, for whoever may make roles; nothing is changed")
+    ] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Create a read-only PostgreSQL role that can read the admin views, and nothing else: for BI tools and for people.
+
+    The role's URL is printed once to stdout, with its password. The role can read every project, but no hash of a key.
+    Run again, the command sets a new password and adds the views that are new since. Migrations preserve what a role
+    can read.
+
+    Exit code 0 done, 1 if the database refused, 2 if it could not begin.
+
+    Example:
+
+        whetstone sql-role analyst
+    """
+    url = database_of(load(config, data=data))
+    if make_url(url).get_backend_name() != "postgresql":
+        raise QueryFailed("SQLite has no roles: whoever can read the file can read it all. Roles need PostgreSQL")
+    if not readers.NAME.fullmatch(name):
+        raise typer.BadParameter("a role's name has 1 to 63 of a-z, 0-9 and _, a letter first", param_hint="NAME")
+    timeout_s = load(config, data=data).sql.timeout_s
+    if show:
+        with snapshot(url) as connection:
+            for statement in readers.statements(connection, name, "<password>", timeout_s, exists=False):
+                typer.echo(f"{statement};")
+        return
+    password = secrets.token_urlsafe(24) if password_file is None else _password(password_file)
+    try:
+        _made(url, name, None if drop else password, timeout_s)
+    except readers.RoleRefused as error:
+        _refuse(str(error))
+    except DBAPIError as error:
+        _refuse(f"{error.orig}; who may make roles can: `whetstone sql-role {name} --print` prints the SQL")
+    if drop:
+        errors.print(f"the role {name} is gone")
+    elif password_file is None:
+        typer.echo(make_url(url).set(username=name, password=password, drivername="postgresql").render_as_string(False))
+
+
+def _made(url: str, name: str, password: str | None, timeout_s: float | None) -> None:
+    upgrade(url)
+    engine = connect(url)
+    try:
+        with engine.begin() as connection:
+            if password is None:
+                readers.drop(connection, name)
+                return
+            own: Any = connection.connection.dbapi_connection
+            # Hashed here, because a server may log what it receives.
+            hashed = own.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
+            new = readers.make(connection, name, hashed, timeout_s)
+            errors.print(f"the role {name} {'reads' if new else 'has a new password, and reads'} {len(VIEWS)} views")
+            for more in readers.sees_too_much(connection, name):
+                errors.print(f"[yellow]this server lets everybody[/yellow] {escape(more)}", highlight=False)
+    finally:
+        engine.dispose()
+
+
+def _password(file: Path) -> str:
+    try:
+        password = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint="--password-file") from error
+    if not password:
+        raise typer.BadParameter(f"{file} has no password in its first line", param_hint="--password-file")
+    return password
+
+
+def _refuse(why: str) -> None:
+    errors.print(f"[red]whetstone:[/red] {escape(why)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add both commands to the command line."""
+    app.command()(sql)
+    app.command("sql-role")(sql_role)

@@ -1,0 +1,235 @@
+"""`whetstone promote | rollback | pin | versions`: options, output and exit codes."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from whetstone.cli.options import ConfigOption, DataOption, PolicyArgument, console, engine_of, policy_names, refusals
+from whetstone.cli.tables.version_commands import NAMED, Versions, table
+from whetstone.config.settings import Settings, load
+from whetstone.doctor.vllm_checks import of_running
+from whetstone.domain.ids import version_id
+from whetstone.registry.versions import Move
+
+NamedPolicy = Annotated[str, typer.Argument(help="Its name", autocompletion=policy_names)]
+Reason = Annotated[str | None, typer.Option("--reason", help="Why, for who reads `admin_gate_results` later")]
+Named = Annotated[str, typer.Argument(metavar="POLICY@vN", help="The version, as apps name it: starter@v3")]
+
+
+class _Lists(TyperGroup):
+    """Runs `versions starter` as `versions list starter`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, "--help"}:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+versions = typer.Typer(
+    cls=_Lists,
+    help="Show a policy's versions (`whetstone versions starter`); take adapters out, bring them in, fork a policy.",
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(versions, name="versions")
+    for command in (promote, rollback, pin):
+        app.command()(command)
+
+
+@versions.command("list")
+def list_versions(
+    policy: PolicyArgument = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
+) -> None:
+    """Show a policy's versions, the newest first: their origin, their test results, and whether they are loaded.
+
+    `from` is the version that it was trained from, or where it was imported from. `k3`: nats per token between vLLM and
+    the trainer on the probe. `held out`: mean reward on the held-out prompts, and their number.
+
+    Example:
+
+        whetstone versions starter
+    """
+    settings, line = _open(data, config, policy)
+    name = policy or settings.policy
+    rows = line.rows(name)
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+    else:
+        console.print(table(name, rows))
+
+
+@versions.command("export")
+def export(
+    named: Named,
+    folder: Annotated[Path, typer.Argument(help="Where to write it; new or empty")],
+    merged: Annotated[bool, typer.Option("--merged", help="The base model with the adapter in its weights")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write a version in the format of transformers and peft, checked against its manifest, without optimizer state.
+
+    Example:
+
+        whetstone versions export starter@v7 out/
+    """
+    policy, version = _version(named)
+    _, line = _open(data, config, policy)
+    with refusals():
+        line.export(policy, version, folder, merged=merged)
+    console.print(f"{named} is in {escape(str(folder))}", highlight=False, soft_wrap=True)
+
+
+@versions.command("import")
+def import_version(
+    folder: Annotated[Path, typer.Argument(help="What peft's save_pretrained wrote, in safetensors")],
+    policy: Annotated[
+        str, typer.Argument(help="The policy that gets it as its next version", autocompletion=policy_names)
+    ],
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Import an adapter that was trained elsewhere as a version of a policy. It is not live until it is promoted.
+
+    It must be a plain LoRA of this base model: its layers and their shapes are compared. A step that continues from it
+    begins with a fresh optimizer.
+
+    Example:
+
+        whetstone versions import out/ starter
+    """
+    _, line = _open(data, config, policy)
+    with refusals():
+        number, imported = line.bring_in(folder, policy)
+    told = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
+    console.print(told, highlight=False, soft_wrap=True)
+    if imported.why_no_step:
+        console.print(f"no step can go on from it: {imported.why_no_step}", highlight=False, soft_wrap=True)
+
+
+@versions.command("fork")
+def fork(
+    named: Named,
+    policy: Annotated[str, typer.Argument(help="The policy that gets it: one of `policies` in the settings")],
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Copy a version into another policy, with its optimizer's state, so that this policy can continue from it.
+
+    Example:
+
+        whetstone versions fork starter@v7 second
+    """
+    source, version = _version(named)
+    settings, line = _open(data, config, source)
+    if policy not in settings.trained:
+        raise typer.BadParameter(
+            f"{policy!r} is none of: {', '.join(settings.trained)}; name it in `policies` of the settings first"
+        )
+    with refusals():
+        number = line.fork(source, version, policy)
+    told = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
+    console.print(told, highlight=False, soft_wrap=True)
+
+
+def promote(
+    policy: NamedPolicy,
+    version: Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base model")],
+    reason: Reason = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a version live from the next request on, regardless of the gate's decision.
+
+    If a stack runs, the version is loaded first; if a model server cannot load it, nothing changes.
+
+    Exit code 0 if it is live, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
+
+    Example:
+
+        whetstone promote starter 7
+    """
+    _, line = _open(data, config, policy)
+    with refusals():
+        move = line.promote(policy, version, reason)
+    _say(policy, move)
+    if (before := line.before(policy)) is not None:
+        console.print(f"`whetstone rollback {policy}` goes back to version {before}", highlight=False, soft_wrap=True)
+
+
+def rollback(
+    policy: PolicyArgument = None,
+    to: Annotated[
+        int | None, typer.Option("--to", min=0, help="A version that the live one descends from [its parent]")
+    ] = None,
+    reason: Reason = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Go back to the version that the live one was trained from, from the next request on.
+
+    The live version and all versions trained from it are rejected, and their answers are no longer trained on.
+
+    Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
+
+    Example:
+
+        whetstone rollback starter
+    """
+    settings, line = _open(data, config, policy)
+    name = policy or settings.policy
+    with refusals():
+        move = line.roll_back(name, to, reason)
+    _say(name, move)
+
+
+def pin(
+    policy: NamedPolicy,
+    version: Annotated[int, typer.Argument(min=0, help="Its number")],
+    off: Annotated[bool, typer.Option("--off", help="No longer")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Keep a version loaded and on the disk regardless of newer versions, so that apps can request policy@vN.
+
+    Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
+
+    Example:
+
+        whetstone pin starter 7
+    """
+    _, line = _open(data, config, policy)
+    with refusals():
+        line.pin(policy, version, pinned=not off)
+    name = version_id(policy, version)
+    console.print(f"{name} is no longer pinned" if off else f"{name} is pinned", highlight=False)
+
+
+def _open(data: Path | None, config: Path | None, policy: str | None) -> tuple[Settings, Versions]:
+    """Return the settings of the policy's project, and its versions."""
+    settings = of_running(load(config, data=data)).of_policy(policy)
+    return settings, Versions(settings, engine_of(settings))
+
+
+def _version(named: str) -> tuple[str, int]:
+    found = NAMED.fullmatch(named)
+    if found is None:
+        raise typer.BadParameter(f"{named!r} names no version; write POLICY@vN, as in starter@v3")
+    return found["policy"], int(found["version"])
+
+
+def _say(policy: str, move: Move) -> None:
+    if move.before == move.live:
+        console.print(f"version {move.live} of {policy} answers already", highlight=False)
+        return
+    console.print(f"version {move.live} of {policy} answers now, {move.before} no longer", highlight=False)
+    if move.rejected:
+        console.print(f"rejected: {', '.join(map(str, move.rejected))}", highlight=False)

@@ -1,0 +1,1 @@
+"""What commands read and print: queries, tables, reports."""

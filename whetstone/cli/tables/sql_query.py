@@ -1,0 +1,181 @@
+"""Run one query of the user's, read-only, row by row, with a time limit.
+
+Both databases refuse writes. In addition, SQLite gets a list of allowed operations, because `ATTACH` and `VACUUM INTO`
+create files without writing to the database; PostgreSQL accepts no second statement.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import psycopg
+from psycopg.errors import QueryCanceled, ReadOnlySqlTransaction
+from psycopg.pq import ExecStatus
+from sqlalchemy.exc import SQLAlchemyError
+
+from whetstone.cli.tables.sql_suggestions import advice
+from whetstone.database.engine import snapshot
+
+ROWS_AT_ONCE = 500
+"""Rows in memory at once; a result may be larger."""
+READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+LOOKS = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"})
+"""PRAGMAs that only read."""
+REFUSED = "that is no query: `whetstone sql` only reads (SELECT, WITH, VALUES, EXPLAIN)"
+
+
+class QueryFailed(Exception):
+    """The query failed; the message is the database's own, plus a suggestion."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a query: its column names, and its rows, which are read as they are consumed."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+@contextmanager
+def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[Answer]:
+    """Run one query on a snapshot of the database. `timeout_s`: how long the database may work on it; None: no limit.
+
+    Raises:
+        QueryFailed: it is not a query, it would write, it took too long, or the database is unavailable; also raised
+            while rows are read.
+    """
+    try:
+        with snapshot(url) as connection:
+            dbapi: Any = connection.connection.dbapi_connection
+            if connection.dialect.name == "sqlite":
+                with _only_reads(dbapi):
+                    clock = _Clock(timeout_s, dbapi.interrupt)
+                    yield _told(sql, *_from_sqlite(dbapi, sql, clock), clock)
+            else:
+                # Times then look as they do in SQLite.
+                connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
+                columns, clock = _described(dbapi, sql), _Clock(timeout_s, dbapi.cancel_safe)
+                # Always closed: it holds the connection, and closing cancels a running query.
+                with closing(dbapi.cursor().stream(sql, size=_chunk())) as rows:
+                    yield _told(sql, columns, _batches(rows), clock)
+    except (SQLAlchemyError, sqlite3.Error, sqlite3.Warning, psycopg.Error) as error:
+        raise QueryFailed(_why(error, sql)) from error
+
+
+def ask(url: str, sql: str, timeout_s: float | None = None) -> tuple[list[str], list[Sequence[Any]]]:
+    """Return the columns and all rows of one query.
+
+    Raises:
+        QueryFailed: as `asking`.
+    """
+    with asking(url, sql, timeout_s) as answer:
+        return list(answer.columns), list(answer.rows)
+
+
+def _told(sql: str, columns: Sequence[str], batches: Iterator[Sequence[tuple[Any, ...]]], clock: "_Clock") -> Answer:
+    def rows() -> Iterator[tuple[Any, ...]]:
+        try:
+            while True:
+                with clock.running():
+                    batch = next(batches, ())
+                if not batch:
+                    return
+                yield from batch
+        except (sqlite3.Error, psycopg.Error) as error:
+            raise QueryFailed(clock.said or _why(error, sql)) from error
+
+    return Answer(tuple(columns), rows())
+
+
+def _from_sqlite(dbapi: sqlite3.Connection, sql: str, clock: "_Clock") -> tuple[Sequence[str], Iterator[Any]]:
+    cursor = dbapi.cursor()
+    try:
+        with clock.running():
+            cursor.execute(sql)  # up to its first row
+    except sqlite3.Error as error:
+        raise QueryFailed(clock.said or _why(error, sql)) from error
+    if cursor.description is None:
+        raise QueryFailed(REFUSED)
+    return [one[0] for one in cursor.description], iter(lambda: cursor.fetchmany(ROWS_AT_ONCE), [])
+
+
+def _described(dbapi: "psycopg.Connection[Any]", sql: str) -> list[str]:
+    """Return the column names before the query runs: an empty result would not have them. Refuse a second statement."""
+    told = dbapi.pgconn.prepare(b"", sql.encode())
+    if told.status == ExecStatus.COMMAND_OK:
+        told = dbapi.pgconn.describe_prepared(b"")
+    if told.status != ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(told)
+    if not told.nfields:
+        raise QueryFailed(REFUSED)
+    return [(told.fname(place) or b"").decode() for place in range(told.nfields)]
+
+
+def _chunk() -> int:
+    return ROWS_AT_ONCE if psycopg.capabilities.has_stream_chunked() else 1
+
+
+def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    return iter(lambda: list(islice(rows, ROWS_AT_ONCE)), [])
+
+
+@contextmanager
+def _only_reads(dbapi: sqlite3.Connection) -> Iterator[None]:
+    def allowed(action: int, first: str | None, second: str | None, *_of: str | None) -> int:
+        if action == sqlite3.SQLITE_PRAGMA:
+            return sqlite3.SQLITE_OK if first in LOOKS else sqlite3.SQLITE_DENY
+        loads = action == sqlite3.SQLITE_FUNCTION and second == "load_extension"
+        return sqlite3.SQLITE_OK if action in READS and not loads else sqlite3.SQLITE_DENY
+
+    dbapi.set_authorizer(allowed)
+    try:
+        yield
+    finally:
+        dbapi.set_authorizer(None)
+
+
+class _Clock:
+    """Stops the database when it has worked for too long. Time in which the caller processes rows does not count."""
+
+    def __init__(self, timeout_s: float | None, stop: Callable[[], None]) -> None:
+        self.said: str | None = None
+        """Why the database was stopped; None if it was not."""
+        self._left_s = timeout_s
+        self._timeout_s, self._stop = timeout_s, stop
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        if self._left_s is None:
+            yield
+            return
+        timer = threading.Timer(max(self._left_s, 0), self._end)
+        timer.daemon = True
+        begun = time.monotonic()
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._left_s -= time.monotonic() - begun
+
+    def _end(self) -> None:
+        self.said = f"that took longer than {self._timeout_s:g} s: --timeout gives it more (setting sql.timeout_s)"
+        # The query may have just ended.
+        with suppress(sqlite3.Error, psycopg.Error):
+            self._stop()
+
+
+def _why(error: Exception, sql: str) -> str:
+    own = getattr(error, "orig", None) or error
+    diagnosis = getattr(own, "diag", None)
+    said = str(getattr(diagnosis, "message_primary", None) or own).strip()
+    if isinstance(own, ReadOnlySqlTransaction) or said in ("not authorized", "attempt to write a readonly database"):
+        return f"{REFUSED}; the database says: {said}"
+    if isinstance(own, QueryCanceled):
+        return f"{said}: --timeout gives it more, unless the database itself has a limit"
+    return said.rstrip(".") + advice(said, sql)

@@ -1,0 +1,189 @@
+"""Show groups and trajectories: as tables of 80 columns, and a trajectory as a conversation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from whetstone.domain.ids import version_id
+from whetstone.terminal.fitting import Fitting
+from whetstone.transfer.exporting.rows import Conversation, Said, conversations
+
+COLOURS = {"system": "dim", "developer": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+Row = Mapping[str, Any]
+
+
+class NotFound(Exception):
+    """There is no group or trajectory of that id; the message lists similar ids."""
+
+
+def conversations_of(trajectory: Row) -> list[Conversation]:
+    """Return the conversations of a trajectory's `turns`."""
+    names = {field.name for field in fields(Said)}
+    return conversations(
+        Said(**{"id": turn["completion_id"]}, **{name: value for name, value in turn.items() if name in names})
+        for turn in trajectory["turns"]
+    )
+
+
+def trajectories_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
+    """Return a table of trajectories; `wide`: include their tasks."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trajectory", overflow="fold", min_width=12)
+    table.add_column("version", overflow="fold")
+    if wide:
+        table.add_column("task", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column("turns", justify="right")
+    table.add_column("why not trained", overflow="fold")
+    table.add_column("began", justify="right", no_wrap=True)
+    for row in rows:
+        version = row["policy"] if row["last_version"] is None else version_id(row["policy"], row["last_version"])
+        task = (row["task"] or "",) if wide else ()
+        cells = (row["trajectory_id"], version, *task, row["state"], number(row["reward"]))
+        table.add_row(*map(_cell, cells), str(row["completions"]), _cell(_why(row)), ago(row["created_at"], now))
+    return Fitting(table)
+
+
+def groups_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
+    """Return a table of groups; `wide`: include their policies."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("group", overflow="fold", min_width=12)
+    for name in ("policy", "formed by", "state")[0 if wide else 1 :]:
+        table.add_column(name, overflow="fold")
+    for name in ("rewarded", "mean", "spread"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    table.add_column("began", justify="right", no_wrap=True)
+    for row in rows:
+        rewarded = f"{row['rewarded']}/{row['size']}" if row["size"] else "–"
+        figures = (rewarded, number(row["reward_mean"]), number(row["reward_spread"]))
+        policy = (row["policy"],) if wide else ()
+        cells = (row["group_id"], *policy, row["formed_by"], row["state"], *figures, row["reason"] or "")
+        table.add_row(*map(_cell, cells), ago(row["created_at"], now))
+    return Fitting(table)
+
+
+def group_shown(group: Row, now: datetime) -> RenderableType:
+    """Show one group in full."""
+    names = (
+        "policy", "formed_by", "state", "reason", "size", "rewarded", "reward_mean", "reward_spread", "step",
+        "created_at", "closed_at",
+    )  # fmt: skip
+    return Group(facts(group, "group_id", names), Text(), trajectories_table(group["members"], now))
+
+
+def trajectory_shown(trajectory: Row) -> RenderableType:
+    """Show one trajectory in full: its facts, then its conversations."""
+    names = (
+        "group_id", "policy", "task", "split", "state", "reward", "reward_source", "why_not_trained",
+        "trained_in_step", "metadata", "created_at", "ended_at",
+    )  # fmt: skip
+    told: list[RenderableType] = [facts(trajectory, "trajectory_id", names)]
+    held = conversations_of(trajectory)
+    for place, one in enumerate(held):
+        if len(held) > 1:
+            told.append(Text(f"\nconversation {place + 1} of {len(held)}", style="bold"))
+        told += _said(one)
+    shown = {said.id for one in held for said in one.line}
+    for turn in trajectory["turns"]:
+        if turn["completion_id"] not in shown:
+            why = _plain(turn["error"] or turn["why_not_trained"] or turn["status"])
+            told.append(Text(f"\nturn {turn['turn']} is no part of it: {why}", style="red"))
+    for row in trajectory["feedback"]:
+        told.append(Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta"))
+    return Group(*told)
+
+
+def facts(row: Row, title: str, names: Sequence[str]) -> RenderableType:
+    """Return a table of the values that are not None, by name."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(title, Text(str(row[title]), style="bold"))
+    for name in names:
+        if (value := row.get(name)) is not None:
+            table.add_row(name, Text(_text(value)))
+    return table
+
+
+def _said(one: Conversation) -> Iterator[RenderableType]:
+    spoken = dict(zip(one.answers, one.line, strict=False))
+    for place, message in enumerate(one.messages):
+        role = str(message.get("role", "prompt")) if isinstance(message, Mapping) else "prompt"
+        head = Text(f"\n{role}", style=f"bold {COLOURS.get(role, '')}".strip())
+        if (said := spoken.get(place)) is not None:
+            about = [f"v{said.policy_version}", said.finish_reason, said.why_not_trained]
+            head.append(f"  {' · '.join(part for part in about if part)}", style="dim")
+        yield head
+        yield Padding(Text(_content(message)), (0, 0, 0, 2))
+
+
+def _plain(text: str) -> str:
+    """Replace control characters: text from apps must not move the reader's cursor."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
+
+
+def _content(message: Any) -> str:
+    """Return a message's text, with its tool calls below."""
+    return _plain(_said_in(message))
+
+
+def _said_in(message: Any) -> str:
+    if not isinstance(message, Mapping):
+        return _text(message)
+    content = message.get("content", message.get("prompt"))
+    lines = [] if content in (None, "") else [_text(content)]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            lines.append(f"→ {function.get('name')}({function.get('arguments') or ''})")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return escape(_plain(text))
+
+
+def _why(row: Row) -> str:
+    if row["trained_in_step"] is not None:
+        return f"step {row['trained_in_step']}"
+    return row["why_not_trained"] or ""
+
+
+def _value(row: Row) -> str:
+    told = [number(row["reward"]) if row["reward"] is not None else "", row["comment"] or ""]
+    return _plain(" ".join(part for part in told if part))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S} UTC"
+    if isinstance(value, float):
+        return number(value)
+    return _plain(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+def number(value: float | None) -> str:
+    """Format a number; None becomes a dash, not 0."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def ago(then: datetime | None, now: datetime) -> str:
+    """Format the time since then, in the largest unit that fits."""
+    if then is None:
+        return "–"
+    seconds = max(0.0, (now - then).total_seconds())
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

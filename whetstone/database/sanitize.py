@@ -1,0 +1,63 @@
+"""Make rows storable in both databases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Table
+
+from whetstone.database.engine import insert_new
+
+_decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+_NUL = b"\\u0000"
+
+NUMBERS = frozenset({"prompt_token_ids", "token_ids", "inference_logprobs"})
+"""Columns that contain only numbers: they are long, and need no sanitizing."""
+
+
+def insert_storable(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
+    """Insert a row like `insert_new`, after making it storable."""
+    return insert_new(connection, table, storable_row(row), on)
+
+
+def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row in a form that both databases can store."""
+    held = dict(row)
+    for column, value in row.items():
+        if isinstance(value, str):
+            if "\x00" in value:
+                held[column] = storable(value)
+        elif isinstance(value, list | dict) and column not in NUMBERS:
+            held[column] = storable(value)
+    return held
+
+
+def storable_json(value: Any) -> bytes:
+    """Encode a value as JSON that both databases can store."""
+    return told_storable(_encode(value))
+
+
+def told_storable(told: bytes) -> bytes:
+    """Return compact JSON in a form that both databases can store."""
+    # Searching for one character is cheap: many texts have no escapes.
+    escaped = told.find(b"\\")
+    return told if escaped < 0 or told.find(_NUL, escaped) < 0 else _encode(storable(_decode(told)))
+
+
+def storable_text(text: str | None) -> str | None:
+    """Return a text in a form that both databases can store."""
+    return text.replace("\x00", "\ufffd") if text is not None and "\x00" in text else text
+
+
+def storable(value: Any) -> Any:
+    """Replace NUL by U+FFFD in the value: PostgreSQL's texts cannot contain NUL. Token ids preserve the original."""
+    match value:
+        case str():
+            return value.replace("\x00", "\ufffd")
+        case list() | dict() if b"\\u0000" not in msgspec.json.encode(value):
+            return value  # nearly all; walking them would limit their depth to Python's stack
+        case list():
+            return [storable(item) for item in value]
+        case dict():
+            return {storable(key): storable(item) for key, item in value.items()}
+    return value

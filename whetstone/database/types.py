@@ -1,0 +1,99 @@
+"""Define column types that behave alike in both databases."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import ARRAY, JSON, REAL, DateTime, Dialect, Integer, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+_N, _NULL = b"n", b"null"
+_encode = msgspec.json.Encoder().encode
+_strict = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def as_json(value: Any) -> str:
+    """Encode a value as compact JSON.
+
+    Raises:
+        ValueError: it contains NaN or an infinite number.
+        TypeError: it contains what neither msgspec nor Python can encode.
+    """
+    return as_json_bytes(value).decode()
+
+
+def as_json_bytes(value: Any) -> bytes:
+    """Encode a value as compact JSON in UTF-8; raises like `as_json`."""
+    told = _encode(value)
+    # msgspec encodes NaN as null. Only if the result contains null is the strict encoder needed. Numbers contain no n.
+    return _strict(value).encode() if _has(told, _N) and _has(told, _NULL) else told
+
+
+def _has(told: bytes, piece: bytes) -> bool:
+    """Whether the bytes contain a piece. `in` first tries to read the piece as a number, which is slower."""
+    return told.find(piece) >= 0
+
+
+class Utc(TypeDecorator[datetime]):
+    """An instant. `timestamptz` on PostgreSQL; ISO text in UTC on SQLite, so that plain SQL can compare it."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse an instant without a time zone (ValueError): it would be off by the machine's own."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Restore the instant's time zone, which SQLite does not store."""
+        return value if value is None or value.tzinfo else value.replace(tzinfo=UTC)
+
+
+class _Numbers(TypeDecorator[list[Any]]):
+    """A list of numbers: an array on PostgreSQL, JSON text on SQLite (no function unpacks a blob there)."""
+
+    impl = Text
+    cache_ok = True
+    element: type[TypeEngine[Any]] = Integer
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(ARRAY(self.element))
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name == "postgresql":
+            return value
+        return as_json(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> list[Any] | None:
+        decoded: list[Any] | None = msgspec.json.decode(value) if isinstance(value, str) else value
+        return decoded
+
+
+class TokenIds(_Numbers):
+    """Token ids, in order."""
+
+    cache_ok = True
+    element = Integer
+
+
+class Logprobs(_Numbers):
+    """Natural logarithms of probabilities, float32, one per token id."""
+
+    cache_ok = True
+    element = REAL
+
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+def is_json(kind: TypeEngine[Any]) -> bool:
+    """Whether a column's values are JSON, or lists of numbers."""
+    return isinstance(kind, JSON | _Numbers)

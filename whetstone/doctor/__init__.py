@@ -1,0 +1,1 @@
+"""Say what is wrong: `vllm_checks` of the model server, `log_checks` of what was recorded (read by `log_store`)."""

@@ -1,0 +1,111 @@
+"""SQL of `whetstone doctor`: counts over the newest attempts of one policy."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+
+from migrations import schema
+
+NEWEST = 2000
+"""Most trajectories and completions that are read: enough for shares, and read in a fraction of a second."""
+NEWEST_TOOLS = 200
+"""Most calls with tools that are read: their descriptions may be long."""
+
+c, g, t = schema.completions.c, schema.groups.c, schema.trajectories.c
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Counts over the newest trajectories of the split `train`, and over what belongs to them."""
+
+    trajectories: int
+    grouped: int
+    """With another member in their group."""
+    ended: int
+    rewarded: int
+    """Of those that have ended."""
+    stale: int
+    trained: int
+    too_long: int
+    longest: int
+    """Tokens of the longest, prompt and answers together."""
+    base_rewards: tuple[float, ...]
+    """Rewards of trajectories that version 0 alone sampled, among the policy's first ones."""
+    live_rewards: tuple[float, ...]
+    """Rewards of those that the live version alone sampled, among the newest."""
+    groups: int
+    """Compared groups: with two or more rewarded members."""
+    uniform: int
+    """Of these, those with equal rewards."""
+    completions: int
+    lacking: tuple[tuple[str, int], ...]
+    """`why_not_trained` of completions, and how many, most frequent first."""
+    tools: tuple[str, ...]
+    """Names of the tools that calls offered."""
+
+
+def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> Seen:
+    """Read the newest part of a policy's log, and its beginning. However long the log is, no query reads more of it."""
+    kept = select(
+        t.id, t.group_id, t.state, t.reward, t.why_not_trained, t.first_version, t.last_version, t.tail_completion_id
+    ).where(t.project == project, t.policy == policy, t.split == "train")
+    newest = kept.order_by(t.created_at.desc()).limit(NEWEST)
+    inner = newest.subquery("newest")
+    groups = select(inner.c.group_id).where(inner.c.group_id.is_not(None)).distinct()
+    members = select(t.group_id).where(t.project == project, t.group_id.in_(groups))
+    compared = select(g.reward_spread).where(g.project == project, g.id.in_(groups), g.rewarded > 1)
+    tails = select(c.prompt_tokens + c.completion_tokens).where(
+        c.project == project, c.id.in_(select(inner.c.tail_completion_id)), c.completion_tokens.is_not(None)
+    )
+    calls = select(c.why_not_trained, c.tools).where(c.project == project, c.policy == policy)
+    said = calls.order_by(c.created_at.desc()).limit(NEWEST).subquery("said")
+    offered = select(said.c.tools).where(said.c.tools.is_not(None)).limit(NEWEST_TOOLS)
+    p = schema.policies.c
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        rows = connection.execute(newest).all()
+        oldest = connection.execute(kept.order_by(t.created_at).limit(NEWEST)).all()
+        shared = set(connection.scalars(members.group_by(t.group_id).having(func.count() > 1)))
+        lengths = [tokens for tokens in connection.scalars(tails) if tokens is not None]
+        spreads = connection.scalars(compared).all()
+        lacking = Counter(connection.scalars(select(said.c.why_not_trained)))
+        tools = connection.scalars(offered).all()
+        live = connection.scalar(select(p.live_version).where(p.project == project, p.id == policy))
+    ended = [row for row in rows if row.state != "open"]
+    completions = sum(lacking.values())
+    lacking.pop(None, None)
+    return Seen(
+        trajectories=len(rows),
+        grouped=sum(row.group_id in shared for row in rows),
+        ended=len(ended),
+        rewarded=sum(row.reward is not None for row in ended),
+        stale=sum(row.why_not_trained == "stale" for row in rows),
+        trained=sum(row.state == "trained" for row in rows),
+        too_long=sum(tokens > max_row_tokens for tokens in lengths),
+        longest=max(lengths, default=0),
+        base_rewards=_rewards(oldest, 0),
+        live_rewards=_rewards(rows, live),
+        groups=len(spreads),
+        uniform=sum(not spread for spread in spreads),
+        completions=completions,
+        lacking=tuple(lacking.most_common()),
+        tools=tuple(sorted({name for one in tools for name in _names(one)})),
+    )
+
+
+def _rewards(rows: Sequence[Any], version: int | None) -> tuple[float, ...]:
+    """Return the rewards of trajectories that this version alone sampled."""
+    alone = [row for row in rows if row.first_version == row.last_version == version]
+    return tuple(row.reward for row in alone if row.reward is not None)
+
+
+def _names(tools: Any) -> list[str]:
+    """Return the names of tools in the format of chat, responses or messages."""
+    names = []
+    for tool in tools if isinstance(tools, list) else []:
+        described = tool.get("function", tool) if isinstance(tool, dict) else None
+        if isinstance(described, dict) and isinstance(described.get("name"), str):
+            names.append(described["name"])
+    return names

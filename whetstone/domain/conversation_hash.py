@@ -1,0 +1,195 @@
+"""Hash conversations by their content: the one definition, for served calls and for imported logs.
+
+Apps do not send an answer back byte for byte: keys come in another order, `content: null` becomes "" or is dropped,
+tool-call ids are regenerated, text becomes a list of parts, surrounding white space is stripped, reasoning is left out.
+The hashes ignore all of these differences, and everything that `normalise` (setting `proxy.normalise`) matches. The
+databases store these hashes: a change of the definition breaks every conversation that is in progress.
+"""
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import regex
+
+HASH_BYTES = 16
+MOST_PLACES = 32
+"""Most answers, counted from the end of a conversation, by which its earlier completion is looked up. An app that goes
+back further begins a new trajectory."""
+THINKING = ("thinking", "redacted_thinking")
+MADE_ANEW = frozenset({"id", "status"})
+"""Fields of items other than messages that a server adds and an app may leave out."""
+_RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
+"""The random end of a tool-call id: vLLM makes 32 hex digits, OpenAI and Anthropic 24 letters and digits, Mistral 9."""
+_EMPTY = hashlib.blake2b(digest_size=HASH_BYTES)
+"""Copied for each hash; creating a new hash object takes half of the time of a hash."""
+
+log = logging.getLogger(__name__)
+canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+class MessageHash(msgspec.Struct, frozen=True, gc=False):
+    """The hashes of one message, independent of its position."""
+
+    said: bytes
+    """Hash of its content."""
+    is_answer: bool
+    tool_calls: bytes | None
+    """Hash of the tool calls in it, ids included."""
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """The hashes of one message at its position in a conversation."""
+
+    whole: bytes
+    """Hash of all messages up to and including this one, without the end user."""
+    history: bytes | None
+    """Key by which the completion that this message is can be looked up; None if it is not an answer."""
+    tool_history: bytes | None
+    """The same by its tool calls; None if it has none."""
+
+
+class MessageReader:
+    """Hashes messages without the text that the patterns match.
+
+    The patterns are the operator's and run on untrusted text, so their time is bounded.
+
+    Raises:
+        regex.error: a pattern is not a valid regular expression.
+    """
+
+    def __init__(self, patterns: Iterable[str] = (), timeout_s: float = 0.05) -> None:
+        """`timeout_s`: for all searches between two calls of `start_clock`; text that is not searched by then is hashed
+        unchanged."""
+        joined = "|".join(f"(?:{pattern})" for pattern in patterns)
+        self._matches = regex.compile(joined) if joined else None
+        self._timeout_s = self._left_s = timeout_s
+        self._timed_out = False
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether any patterns are set."""
+        return self._matches is not None
+
+    def start_clock(self) -> None:
+        """Reset the time limit for another conversation or another answer."""
+        self._left_s = self._timeout_s
+
+    def turns(self, messages: Iterable[Any], owner: str | None) -> list[Turn]:
+        """Hash a whole conversation. `owner`: the app's end user; the histories of other owners never match."""
+        self.start_clock()
+        whole, owned_by, turns = b"", (owner or "").encode(), []
+        for message in messages:
+            read = self.read(message)
+            whole = hash_of(whole + read.said)
+            history = hash_of(whole + owned_by) if read.is_answer else None
+            turns.append(Turn(whole, history, read.tool_calls and hash_of(read.tool_calls + owned_by)))
+        return turns
+
+    def read(self, message: Any) -> MessageHash:
+        """Hash one message."""
+        if not isinstance(message, dict):
+            return MessageHash(hash_of(canonical(message)), False, None)
+        role, text = message.get("role"), message.get("content")
+        if role is None and text is None:
+            return MessageHash(hash_of(canonical(self._item(message))), False, None)
+        if not isinstance(text, str):
+            text = _text(text)
+        if self._matches is not None and isinstance(text, str):
+            text = self._without_matches(self._matches, text)
+        if role != "assistant":
+            return MessageHash(hash_of(canonical([role, text, message.get("name")])), False, None)
+        made = _made(message) if "tool_calls" in message or "function_call" in message else []
+        said = [role, text.strip() if isinstance(text, str) else text, [call[1:] for call in made] if made else made]
+        return MessageHash(hash_of(canonical(said)), True, _tool_hash(made) if made else None)
+
+    def _item(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of an item that is not a message: a bare prompt, or a tool result in another API
+        format."""
+        said = {name: value for name, value in item.items() if value is not None and name not in MADE_ANEW}
+        prompt = said.get("prompt")
+        if self._matches is not None and isinstance(prompt, str):
+            said["prompt"] = self._without_matches(self._matches, prompt)
+        return said
+
+    def _without_matches(self, matches: Any, text: str) -> str:
+        if self._left_s <= 0:
+            return text
+        began = time.perf_counter()
+        try:
+            left: str = matches.sub("", text, timeout=self._left_s)
+        except TimeoutError:
+            if not self._timed_out:
+                log.warning(
+                    "proxy.normalise took over %g s on a text of %d characters, which counts as it stands; "
+                    "make its patterns simpler (said once)",
+                    self._timeout_s,
+                    len(text),
+                )
+            self._timed_out = True
+            return text
+        finally:
+            self._left_s -= time.perf_counter() - began
+        return left
+
+
+def found_by(turns: Sequence[Turn]) -> list[bytes]:
+    """Return all keys by which the earlier completion of a request can be looked up, the most reliable first: the tool
+    calls of its last answer, then its prefixes that end with an answer, the longest first."""
+    answers = [turn for turn in turns if turn.history is not None][: -MOST_PLACES - 1 : -1]
+    tool_calls = [turn.tool_history for turn in answers[:1] if turn.tool_history is not None]
+    return [*tool_calls, *(turn.history for turn in answers if turn.history is not None)]
+
+
+def hash_of(data: bytes | msgspec.Raw) -> bytes:
+    """Return 16 bytes of BLAKE2b."""
+    made = _EMPTY.copy()
+    made.update(data)
+    return made.digest()
+
+
+def _text(content: Any) -> Any:
+    """Return the text of a content that consists of text only, else its parts. Thinking parts are skipped."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in THINKING)]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in ("text", None)]
+    told = [text for text in texts if isinstance(text, str)]
+    return "".join(told) if len(told) == len(parts) else parts
+
+
+def _made(message: dict[str, Any]) -> list[list[Any]]:
+    """Return the tool calls of an answer: id, name, arguments."""
+    calls = message.get("tool_calls")
+    made = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    functions = [(call.get("id"), call.get("function")) for call in made]
+    if isinstance(old := message.get("function_call"), dict):
+        functions.append((None, old))
+    return [
+        [call_id, function.get("name"), _arguments(function.get("arguments"))]
+        for call_id, function in functions
+        if isinstance(function, dict)
+    ]
+
+
+def _arguments(text: Any) -> Any:
+    """Return a call's arguments as parsed JSON, independent of their formatting."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _tool_hash(made: list[list[Any]]) -> bytes | None:
+    """Return the hash of tool calls; None if an id is not random: `functions.search:0` occurs in every conversation."""
+    if not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
+        return None
+    return hash_of(b"tool calls" + canonical(made))

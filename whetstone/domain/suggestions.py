@@ -1,0 +1,62 @@
+"""Find the setting that a misspelt key means: among the keys of the same table first, then in all other tables."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+ALIKE_HERE = 0.7
+"""Least similarity of two names, from 0 to 1, for a suggestion within the same table."""
+ALIKE_ELSEWHERE = 0.8
+"""The same between tables, where far more names compete."""
+
+
+def suggestion(root: type[BaseModel], key: Sequence[str | int]) -> str | None:
+    """Return the dotted name of the setting that an unknown `key` most probably means; None if no name is close."""
+    *tables, name = (str(part) for part in key)
+    elsewhere: dict[str, str] = {}
+    for dotted in keys_of(root):
+        elsewhere.setdefault(dotted.rpartition(".")[2], dotted)
+    if name in elsewhere:  # The name is right, but in the wrong table.
+        return elsewhere[name]
+    section = _section(root, tables)
+    siblings = () if section is None else section.model_fields
+    if here := difflib.get_close_matches(name, siblings, n=1, cutoff=ALIKE_HERE):
+        return ".".join([*tables, *here])
+    nearest = difflib.get_close_matches(name, elsewhere, n=1, cutoff=ALIKE_ELSEWHERE)
+    return elsewhere[nearest[0]] if nearest else None
+
+
+def keys_of(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Yield the dotted name of every setting; a table with user-chosen names has `<name>` in their place."""
+    for name, field in section.model_fields.items():
+        inner = _model_in(field.annotation)
+        if inner is None:
+            yield f"{path}{name}"
+        else:
+            is_single = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            yield from keys_of(inner, f"{path}{name}." if is_single else f"{path}{name}.<name>.")
+
+
+def _section(root: type[BaseModel], tables: Sequence[str]) -> type[BaseModel] | None:
+    """Return the table at this path; a user-chosen name or an index within it (`learning.starter`) is skipped."""
+    section: type[BaseModel] | None = root
+    is_single = True
+    for name in tables:
+        if section is None:
+            return None
+        if not is_single:
+            is_single = True
+            continue
+        annotation = section.model_fields[name].annotation if name in section.model_fields else None
+        is_single = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        section = _model_in(annotation)
+    return section
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the table that a setting contains: itself, as the value of a dictionary, or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

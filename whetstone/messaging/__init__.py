@@ -1,0 +1,1 @@
+"""Send tasks between programs: `celery_app` and `task_names`."""

@@ -1,0 +1,1 @@
+"""Erase a trajectory or a user everywhere: `eraser` decides, `store` and `rows` delete."""

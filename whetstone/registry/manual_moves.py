@@ -1,0 +1,81 @@
+"""Manual changes of versions, each recorded. The proxy commits them if one runs, else the command line does.
+
+Each function runs in a transaction of its caller that has locked the policy, and raises `LedgerError` like `versions`.
+"""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from whetstone.config.settings import Settings
+from whetstone.registry import versions
+from whetstone.registry.adapters import AdapterDamaged, verify
+from whetstone.registry.versions import LedgerError, Move
+
+
+def promote(
+    connection: Connection, settings: Settings, policy: str, version: int, reason: str | None, now: datetime
+) -> Move:
+    """Make this version live: a candidate before its tests are over, a retired or even a rejected version."""
+    move = versions.make_live(connection, settings.project, policy, version, settings.trainer.keep_served, now)
+    if move.before != move.live:
+        _write(connection, settings, policy, version, "promote", now, against=move.before, reason=reason)
+    return move
+
+
+def roll_back(
+    connection: Connection, settings: Settings, policy: str, to: int | None, reason: str | None, now: datetime
+) -> Move:
+    """Go back to `to`, or to the version that the live one was trained from; everything made from the versions after it
+    is rejected."""
+    keep = settings.trainer.keep_served
+    move = versions.roll_back(connection, settings.project, policy, to, reason or "by hand", keep, now)
+    _write(connection, settings, policy, move.before, "rollback", now, against=move.live, reason=reason)
+    return move
+
+
+def pin(connection: Connection, settings: Settings, policy: str, version: int, *, pinned: bool, now: datetime) -> None:
+    """Keep a version loaded and on the disk regardless of newer versions, or stop doing so."""
+    if pinned:
+        versions.pin(connection, settings.project, policy, version, now, most_pinned(settings))
+    else:
+        versions.unpin(connection, settings.project, policy, version, settings.trainer.keep_served, now)
+    _write(connection, settings, policy, version, "pin" if pinned else "unpin", now)
+
+
+def most_pinned(settings: Settings) -> int:
+    """Return how many adapters vLLM has room for besides each policy's live, candidate and newest retired versions."""
+    return settings.vllm.max_loras - len(settings.all_trained) * (settings.trainer.keep_served + 2)
+
+
+def check_files(row: Row[Any]) -> None:
+    """Check that a version's files are those that were written; the base model has none.
+
+    Raises:
+        LedgerError: they are missing or differ.
+    """
+    if row.adapter_path is None:
+        return
+    try:
+        manifest_sha256 = verify(Path(row.adapter_path))
+    except AdapterDamaged as error:
+        raise LedgerError(f"the adapter of {row.id} is damaged: {error}") from error
+    if manifest_sha256 != row.manifest_sha256:
+        raise LedgerError(f"the adapter of {row.id} in {row.adapter_path} is another one than the database has noted")
+
+
+def _write(
+    connection: Connection,
+    settings: Settings,
+    policy: str,
+    version: int,
+    decision: str,
+    now: datetime,
+    *,
+    against: int | None = None,
+    reason: str | None = None,
+) -> None:
+    told = (connection, settings.project, policy, version)
+    versions.decide(*told, test="hand", decision=decision, now=now, against=against, reason=reason)

@@ -1,0 +1,1 @@
+"""Write to a terminal: `progress` while something takes long, tables that `fitting` makes as wide as the screen."""

@@ -1,0 +1,1 @@
+"""Move trajectories and versions out (`exporting`) and in (`importing`)."""

@@ -1,0 +1,122 @@
+"""Define the columns of an export's Parquet file, with types that do not depend on the data.
+
+Values without a fixed shape (tools, metadata, rare fields of a message) are JSON text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whetstone.database.types import as_json
+
+MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+"""Fields of a message that have columns; all others go into `others`, as JSON text."""
+_AS_JSON = ("tools", "metadata")
+_LISTS_OF_MESSAGES = ("messages", "prompt", "chosen", "rejected")
+
+
+class NotTabular(Exception):
+    """The columns cannot store this message."""
+
+
+class Columns:
+    """The schema of one kind of row, and the conversion of rows to it."""
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+        """A pyarrow.Schema."""
+
+    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row with its messages as columns.
+
+        Raises:
+            NotTabular: a message contains more than text.
+        """
+        held = dict(row)
+        for name in _LISTS_OF_MESSAGES:
+            if held.get(name) is not None:
+                held[name] = [_message(one) for one in held[name]]
+        for name in _AS_JSON:
+            if held.get(name) is not None:
+                held[name] = as_json(held[name])
+        return held
+
+
+def columns(kind: str, *, ids: bool) -> Columns:
+    """Return the columns of a kind of row: trajectories, preferences or sft."""
+    import pyarrow as pa
+
+    text, number, whole, yes_no = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+    instant = pa.timestamp("us", tz="UTC")
+    call = pa.struct({"id": text, "type": text, "function": pa.struct({"name": text, "arguments": text})})
+    message = pa.struct(
+        {
+            "role": text, "content": text, "name": text, "tool_calls": pa.list_(call), "tool_call_id": text,
+            "reasoning_content": text, "others": text,
+        }
+    )  # fmt: skip
+    messages = pa.list_(message)
+    if kind == "sft":
+        fields = {"messages": messages, "tools": text, "source": text, "reward": number, "task": text}
+        return Columns(pa.schema(fields | {"group_id": text, "trajectory_id": text, "version": whole}))
+    if kind == "preferences":
+        fields = {"prompt": messages, "chosen": messages, "rejected": messages, "tools": text}
+        fields |= {"chosen_reward": number, "rejected_reward": number, "task": text, "group_id": text}
+        fields |= {"chosen_trajectory_id": text, "rejected_trajectory_id": text}
+        return Columns(pa.schema(fields | {"chosen_version": whole, "rejected_version": whole}))
+    fields = {
+        "trajectory_id": text, "group_id": text, "policy": text, "task": text, "split": text, "no_train": yes_no,
+        "state": text, "reward": number, "reward_source": text, "first_version": whole, "last_version": whole,
+        "why_not_trained": text, "trained_in_step": whole, "metadata": text, "end_user": text, "created_at": instant,
+        "ended_at": instant, "conversation": whole, "endpoint": text, "versions": pa.list_(whole),
+        "completion_ids": pa.list_(text), "messages": messages, "tools": text,
+    }  # fmt: skip
+    if ids:
+        fields |= {"token_ids": pa.list_(pa.int32()), "sampled": pa.list_(yes_no)}
+        fields |= {"inference_logprobs": pa.list_(pa.float32())}
+    return Columns(pa.schema(fields))
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise NotTabular
+    held: dict[str, Any] = {name: message.get(name) for name in ("role", "name", "tool_call_id", "reasoning_content")}
+    if not all(value is None or isinstance(value, str) for value in held.values()):
+        raise NotTabular
+    held["content"] = _text(message.get("content"))
+    held["tool_calls"] = _calls(message.get("tool_calls"))
+    others = {name: value for name, value in message.items() if name not in MESSAGE and value is not None}
+    held["others"] = as_json(others) if others else None
+    return held
+
+
+def _text(content: Any) -> str | None:
+    """Return a content's text, also if it came as parts."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise NotTabular
+    parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) != len(parts):
+        raise NotTabular
+    return "".join(texts)
+
+
+def _calls(calls: Any) -> list[dict[str, Any]] | None:
+    if calls is None:
+        return None
+    try:
+        held = [
+            {
+                "id": call.get("id"),
+                "type": call.get("type"),
+                "function": {name: call["function"].get(name) for name in ("name", "arguments")},
+            }
+            for call in calls
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NotTabular from error
+    texts = [text for call in held for text in (call["id"], call["type"], *call["function"].values())]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise NotTabular
+    return held

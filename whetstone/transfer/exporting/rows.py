@@ -1,0 +1,251 @@
+"""Build the rows of an export: conversations of a trajectory, preference pairs of a group."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from whetstone.domain.why_not_trained import WhyNotTrained
+
+CHAT = "chat.completions"
+WHOLE = frozenset({"stop", "tool_calls", "function_call"})
+"""Finish reasons of an answer that ended by itself."""
+Message = dict[str, Any]
+
+
+class LeftOut(StrEnum):
+    """Why something that the filter matches is not in the file."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> "LeftOut":
+        """Make a member that carries its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    # The first four are included on request: `--include`.
+    EVAL = "eval", "split eval"
+    NO_TRAIN = "no_train", "the app asked not to train on it"
+    REDACTED = "redacted", "something was taken out of its text"
+    CUT_OFF = "cut_off", "its answer did not end by itself"
+    SUPERSEDED = "superseded", "a retry took its place"
+    EMPTY = "empty", "no answer in it is complete"
+    NOT_A_CHAT = "not_a_chat", "said in another dialect than chat"
+    NOT_TABULAR = "not_tabular", "a message that Parquet's columns cannot hold: media; JSONL can"
+    ALONE = "alone", "a group with fewer than two members that can be compared"
+    GAP = "gap", "a group whose rewards lie too close together"
+    PROMPTS_DIFFER = "prompts_differ", "a pair that was not asked the same, or had other tools"
+
+
+ASKED_FOR = (LeftOut.EVAL, LeftOut.NO_TRAIN, LeftOut.REDACTED, LeftOut.CUT_OFF)
+"""Reasons that `--include` can override."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The fields of a trajectory that exports use."""
+
+    trajectory_id: str
+    group_id: str | None
+    policy: str
+    task: str | None
+    split: str
+    no_train: bool
+    state: str
+    reward: float | None
+    reward_source: str | None
+    first_version: int | None
+    last_version: int | None
+    why_not_trained: str | None
+    trained_in_step: int | None
+    metadata: Mapping[str, Any] | None
+    end_user: str | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The fields of a completion that exports use, named as in the table."""
+
+    id: str
+    turn: int
+    endpoint: str
+    status: str
+    policy_version: int
+    follows: str | None
+    new_messages: Sequence[Any] | None
+    tools: Sequence[Any] | None
+    response: Mapping[str, Any] | None
+    response_text: str | None
+    why_not_trained: str | None
+    finish_reason: str | None
+    prompt_token_ids: Sequence[int] | None = None
+    token_ids: Sequence[int] | None = None
+    inference_logprobs: Sequence[float] | None = None
+
+    @property
+    def answer(self) -> Message | None:
+        """The answer's message without null fields; None if there is no answer."""
+        if not self.response and self.response_text is None:
+            return None
+        said = {"role": "assistant", "content": self.response_text} | dict(self.response or {})
+        return {name: value for name, value in said.items() if name == "content" or (value is not None and value != [])}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A line of completions, each of which extends the previous one, including its answer."""
+
+    messages: list[Message]
+    answers: list[int]
+    """Positions of the answers among all messages."""
+    tools: Sequence[Any] | None
+    line: Sequence[Said]
+
+    @property
+    def last(self) -> Said:
+        """The last completion of the line."""
+        return self.line[-1]
+
+    def flat(self) -> dict[str, Any]:
+        """Return all its token ids in one row: which were sampled, and their logprobs (null where nothing was sampled).
+
+        All three are null if an id is unknown.
+        """
+        ids: list[int] = []
+        sampled: list[bool] = []
+        logprobs: list[float | None] = []
+        for one in self.line:
+            if one.prompt_token_ids is None or one.token_ids is None or one.inference_logprobs is None:
+                return {"token_ids": None, "sampled": None, "inference_logprobs": None}
+            ids += [*one.prompt_token_ids, *one.token_ids]
+            sampled += [False] * len(one.prompt_token_ids) + [True] * len(one.token_ids)
+            logprobs += [*([None] * len(one.prompt_token_ids)), *one.inference_logprobs]
+        return {"token_ids": ids, "sampled": sampled, "inference_logprobs": logprobs}
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of an export."""
+
+    rows: int = 0
+    left_out: Counter[LeftOut] = field(default_factory=Counter)
+
+
+def conversations(said: Iterable[Said]) -> list[Conversation]:
+    """Return a trajectory's conversations, by their last turns: one, unless its app continued from several places.
+
+    An incomplete or superseded completion never ends a conversation.
+    """
+    by_id = {one.id: one for one in said}
+    usable = [
+        one
+        for one in by_id.values()
+        if one.status == "complete" and one.answer is not None and one.why_not_trained != WhyNotTrained.SUPERSEDED
+    ]
+    extended = {one.follows for one in usable}
+    ends = sorted((one for one in usable if one.id not in extended), key=lambda one: one.turn)
+    return [conversation(by_id, one.id) for one in ends]
+
+
+def conversation(by_id: Mapping[str, Said], completion_id: str) -> Conversation:
+    """Return the conversation that ends with this completion."""
+    line: list[Said] = []
+    at = by_id.get(completion_id)
+    while at is not None:
+        line.append(at)
+        at = by_id.get(at.follows or "")
+    line.reverse()
+    messages: list[Message] = []
+    answers: list[int] = []
+    for one in line:
+        messages += one.new_messages or ()
+        if one.answer is not None:
+            answers.append(len(messages))
+            messages.append(one.answer)
+    tools = next((one.tools for one in reversed(line) if one.tools is not None), None)
+    return Conversation(messages, answers, tools, line)
+
+
+def why_left_out(attempt: Attempt, held: Sequence[Conversation], include: Iterable[str]) -> LeftOut | None:
+    """Return why a trajectory is left out as a whole; None if it is not."""
+    asked = frozenset(include)
+    if attempt.split == "eval" and LeftOut.EVAL not in asked:
+        return LeftOut.EVAL
+    if attempt.no_train and LeftOut.NO_TRAIN not in asked:
+        return LeftOut.NO_TRAIN
+    if attempt.why_not_trained == WhyNotTrained.SUPERSEDED:
+        return LeftOut.SUPERSEDED
+    if not held:
+        return LeftOut.EMPTY
+    redacted = any(one.why_not_trained == WhyNotTrained.REDACTED for each in held for one in each.line)
+    return LeftOut.REDACTED if redacted and LeftOut.REDACTED not in asked else None
+
+
+def trajectory_rows(attempt: Attempt, held: Sequence[Conversation], *, ids: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each conversation of a trajectory; `ids` adds what was sampled, token by token."""
+    told = {name: getattr(attempt, name) for name in Attempt.__slots__}
+    for place, one in enumerate(held):
+        row = told | {
+            "conversation": place,
+            "endpoint": one.last.endpoint,
+            "versions": [said.policy_version for said in one.line],
+            "completion_ids": [said.id for said in one.line],
+            "messages": one.messages,
+            "tools": one.tools,
+        }
+        yield row | (one.flat() if ids else {})
+
+
+def sft_row(attempt: Attempt, messages: list[Message], tools: Sequence[Any] | None, source: str) -> dict[str, Any]:
+    """Return the row of a conversation to imitate."""
+    return {
+        "messages": messages,
+        "tools": tools,
+        "source": source,
+        "reward": attempt.reward,
+        "task": attempt.task,
+        "group_id": attempt.group_id,
+        "trajectory_id": attempt.trajectory_id,
+        "version": attempt.last_version,
+    }
+
+
+def why_no_example(held: Conversation, include: Iterable[str]) -> LeftOut | None:
+    """Return why a conversation cannot be imitated as text; None if it can."""
+    if any(one.endpoint != CHAT for one in held.line):
+        return LeftOut.NOT_A_CHAT
+    whole = held.last.finish_reason in WHOLE or LeftOut.CUT_OFF in include
+    return None if whole else LeftOut.CUT_OFF
+
+
+def pair(better: tuple[Attempt, Conversation], worse: tuple[Attempt, Conversation]) -> dict[str, Any] | LeftOut:
+    """Return a preference pair: the shared conversation up to where the answers differ, and both continuations."""
+    (won, chosen), (lost, rejected) = better, worse
+    shared = 0
+    for one, other in zip(chosen.messages, rejected.messages, strict=False):
+        if one != other:
+            break
+        shared += 1
+    parts_at_an_answer = shared in chosen.answers and shared in rejected.answers
+    if shared == 0 or not parts_at_an_answer or (chosen.tools or None) != (rejected.tools or None):
+        return LeftOut.PROMPTS_DIFFER
+    return {
+        "prompt": chosen.messages[:shared],
+        "chosen": chosen.messages[shared:],
+        "rejected": rejected.messages[shared:],
+        "tools": chosen.tools,
+        "chosen_reward": won.reward,
+        "rejected_reward": lost.reward,
+        "task": won.task,
+        "group_id": won.group_id,
+        "chosen_trajectory_id": won.trajectory_id,
+        "rejected_trajectory_id": lost.trajectory_id,
+        "chosen_version": won.last_version,
+        "rejected_version": lost.last_version,
+    }

@@ -1,0 +1,273 @@
+"""Parse and check a line of a log in OpenAI's format: its conversation and its reward.
+
+A line has one of two forms. A conversation, as in fine-tuning files: `{"messages": [..., assistant]}`; every answer in
+it is a turn, except those with `"weight": 0`. A served call, as gateways log them:
+`{"request": {...}, "response": {...}}`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from whetstone.domain.ids import ID
+from whetstone.domain.reward_bounds import MAX_REWARD
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+NO_SAMPLING = ("model", "messages", "tools", "metadata", "user")
+"""Fields of a request that are stored elsewhere."""
+MILLISECONDS = 1e11
+"""A larger number of seconds is taken as milliseconds: it would be in the year 5138."""
+_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
+Message = dict[str, Any]
+
+
+class BadLine(Exception):
+    """The line cannot be imported; the message says why."""
+
+
+class NoAnswer(Exception):
+    """The line is a call without an answer: there is nothing to import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The fields of a line that describe its trajectory."""
+
+    trajectory_id: str | None
+    group_id: str | None
+    task: str | None
+    split: str
+    no_train: bool
+    reward: float | None
+    metadata: Mapping[str, Any] | None
+    end_user: str | None
+    created_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A conversation with its answers."""
+
+    messages: Sequence[Message]
+    answers: Sequence[int]
+    """Positions among all messages of the answers that are turns; the last message is one of them."""
+    tools: Sequence[Any] | None
+    tags: Tags
+    sampling: Mapping[str, Any]
+    is_call: bool = False
+    """Whether it is one served call: the conversation before its answer may be another line's."""
+    response_id: str | None = None
+    choice: int = 0
+    choices: int = 1
+    """Number of answers of the call."""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    as_logged: Sequence[Message] | None = None
+    """The messages including NUL, which no database can store but which counts in their hashes; None without NUL."""
+
+
+def read_line(line: bytes, reward_field: str = "reward", task: str | None = None) -> list[Logged]:
+    """Return a line's conversation, or one per answer of a call. `task`: the label of lines without one.
+
+    Raises:
+        BadLine: it is not valid.
+        NoAnswer: it is a call without an answer.
+    """
+    try:
+        row = msgspec.json.decode(line)
+        # PostgreSQL's texts cannot contain NUL.
+        stored = msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", line)) if b"u0000" in line else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadLine(f"no JSON: {error}") from error
+    if stored is None:
+        return _logged(row, reward_field, task)
+    pairs = zip(_logged(stored, reward_field, task), _logged(row, reward_field, task), strict=True)
+    return [replace(one, as_logged=original.messages) for one, original in pairs]
+
+
+def _logged(row: Any, reward_field: str, task: str | None) -> list[Logged]:
+    if not isinstance(row, dict):
+        raise BadLine("a line must be a JSON object")
+    if "request" in row or "response" in row:
+        return list(_call(row, reward_field, task))
+    if "messages" not in row:
+        raise BadLine('has neither "messages" nor "request" and "response"')
+    messages = _messages(row["messages"], "messages")
+    answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and one.get("weight") != 0]
+    if not answers or answers[-1] != len(messages) - 1:
+        raise BadLine("the last message must be the assistant's")
+    plain = [{name: value for name, value in one.items() if name != "weight"} for one in messages]
+    tags = _tags(row, {}, reward_field, task, None)
+    return [Logged(plain, answers, _tools(row.get("tools")), tags, {})]
+
+
+def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterator[Logged]:
+    request, response = _body(row, "request"), _body(row, "response")
+    choices = response.get("choices")
+    if not choices:
+        if response.get("error") is not None or row.get("error") is not None or choices == []:
+            raise NoAnswer
+        raise BadLine('response has no "choices"; only answers of chat completions can be imported')
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        raise BadLine("response.choices must be a list of objects")
+    before = _messages(request.get("messages"), "request.messages")
+    if (created := row.get("created_at", row.get("timestamp"))) is None:
+        created = response.get("created")
+    tags = _tags(row, request, reward_field, task, created)
+    usage = response.get("usage") if isinstance(response.get("usage"), dict) else {}
+    response_id = response.get("id") if isinstance(response.get("id"), str) else None
+    if isinstance(model := response.get("model") or request.get("model"), str):
+        tags = _with_model(tags, model)
+    for place, choice in enumerate(choices):
+        answer = _message(choice.get("message"), f"response.choices[{place}].message")
+        if answer["role"] != "assistant":
+            raise BadLine(f"response.choices[{place}].message must be the assistant's")
+        finish_reason = choice.get("finish_reason")
+        yield Logged(
+            messages=[*before, answer],
+            answers=[len(before)],
+            tools=_tools(request.get("tools")),
+            tags=tags,
+            sampling={name: value for name, value in request.items() if name not in NO_SAMPLING},
+            is_call=True,
+            response_id=response_id,
+            choice=place,
+            choices=len(choices),
+            finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+            prompt_tokens=_count(usage, "prompt_tokens"),
+            # The count covers all answers and cannot be divided among several.
+            completion_tokens=_count(usage, "completion_tokens") if len(choices) == 1 else None,
+        )
+
+
+def _body(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a request or response; some logs wrap it: `{"body": {...}}`."""
+    found = row.get(name)
+    if isinstance(found, dict) and isinstance(found.get("body"), dict):
+        found = found["body"]
+    if name == "response" and found is None:
+        raise NoAnswer
+    if not isinstance(found, dict):
+        raise BadLine(f'"{name}" must be an object')
+    return found
+
+
+def _messages(found: Any, name: str) -> list[Message]:
+    if not isinstance(found, list) or not found:
+        raise BadLine(f"{name} must be a list of messages")
+    return [_message(one, f"{name}[{place}]") for place, one in enumerate(found)]
+
+
+def _message(one: Any, name: str) -> Message:
+    if not isinstance(one, dict):
+        raise BadLine(f"{name} must be an object")
+    role, content = one.get("role"), one.get("content")
+    if role not in ROLES:
+        raise BadLine(f"{name}.role must be one of {', '.join(ROLES)}, not {role!r}"[:200])
+    if content is not None and not isinstance(content, str | list):
+        raise BadLine(f"{name}.content must be text, a list of parts, or null")
+    says = content is not None or one.get("tool_calls") or one.get("function_call")
+    if role == "assistant" and not says and not one.get("refusal"):
+        raise BadLine(f"{name} says nothing: it has neither content nor tool calls")
+    return one
+
+
+def _tools(found: Any) -> list[Any] | None:
+    if found is None or found == []:
+        return None
+    if not isinstance(found, list):
+        raise BadLine("tools must be a list")
+    return found
+
+
+def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: str | None, created: Any) -> Tags:
+    """Return the tags of the line, else those of the request's `metadata`."""
+    asked = request.get("metadata") if isinstance(request.get("metadata"), dict) else {}
+    own = row.get("metadata")
+    if own is not None and not isinstance(own, dict):
+        raise BadLine("metadata must be an object")
+    said = {**(asked or {}), **row}
+    named = {"trajectory_id", "group_id", "task", "split", "no_train"}
+    metadata = {name: value for name, value in (asked or {}).items() if name not in named} | (own or {})
+    split = said.get("split") or "train"
+    if split not in ("train", "eval"):
+        raise BadLine(f"split must be train or eval, not {split!r}"[:200])
+    return Tags(
+        trajectory_id=_id(said, "trajectory_id"),
+        group_id=_id(said, "group_id"),
+        task=_text(said, "task") or task,
+        split=split,
+        no_train=_flag(said, "no_train"),
+        reward=_reward(row, field),
+        metadata=metadata or None,
+        end_user=_text(row, "end_user") or _text(request, "user"),
+        created_at=_instant(row.get("created_at", row.get("timestamp")) if created is None else created),
+    )
+
+
+def _with_model(tags: Tags, model: str) -> Tags:
+    """Store the model that answered in the metadata, as no column exists for it."""
+    if tags.metadata is not None and "model" in tags.metadata:
+        return tags
+    values = {name: getattr(tags, name) for name in Tags.__slots__}
+    return Tags(**(values | {"metadata": {**(tags.metadata or {}), "model": model}}))
+
+
+def _id(said: Mapping[str, Any], name: str) -> str | None:
+    value = said.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not ID.fullmatch(value):
+        raise BadLine(f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -")
+    return value
+
+
+def _text(said: Mapping[str, Any], name: str) -> str | None:
+    value = said.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadLine(f"{name} must be text")
+    return value
+
+
+def _reward(row: Mapping[str, Any], field: str) -> float | None:
+    value: Any = row
+    for part in field.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:
+        raise BadLine(f"{field} must be a finite number within ±{MAX_REWARD:g}, not {value!r}"[:200])
+    return float(value)
+
+
+def _flag(said: Mapping[str, Any], name: str) -> bool:
+    """Parse a flag strictly: a marked line must never count as unmarked, however the flag is spelled."""
+    value = said.get(name)
+    text = str(value).strip().lower()
+    if value is None or text in ("false", "0"):
+        return False
+    if text not in ("true", "1"):
+        raise BadLine(f"{name} must be true or false, not {value!r}"[:200])
+    return True
+
+
+def _count(usage: Any, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and 0 <= value < 2**31 else None
+
+
+def _instant(value: Any) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value / 1000 if value > MILLISECONDS else value, UTC)
+        told = datetime.fromisoformat(value)
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError, OSError) as error:
+        raise BadLine(f"{value!r} is no time: write seconds since 1970, or 2026-01-31T12:00:00Z"[:200]) from error

@@ -1,0 +1,221 @@
+"""SQL of imports: write conversations of a log as trajectories and completions, as the proxy stores a turn.
+
+Their token ids are unknown: `why_not_trained` is `imported`, their trajectories are excluded, their groups discarded,
+and their policy is never served. So no policy-gradient step, baseline or gate ever reads them; supervised steps and
+exports do.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, case, func, literal, select
+
+from migrations import schema
+from whetstone.config.privacy import pseudonym
+from whetstone.database.engine import chunks, insert_all_new, insert_new
+from whetstone.domain.ids import IMPORTED_LOG, version_id
+from whetstone.privacy.store import announce_writer, asked_since
+from whetstone.transfer.importing.rows import IMPORTED, Chunk, One, Standing, figures, place, reward
+from whetstone.transfer.importing.threads import Histories, Read, digest
+
+c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.trajectories.c
+
+_IT = (c.project == bindparam("its_project"), c.id == bindparam("its_id"))
+_CONTINUE = schema.completions.update().where(*_IT, c.continued_by.is_(None)).values(continued_by=bindparam("by"))
+
+
+NEXT_TO_NOTHING = 1e-150
+"""A smaller reward has a square that underflows to 0."""
+
+
+class NotImportable(Exception):
+    """The policy cannot take a log; the message says what to do."""
+
+
+def prepare(connection: Connection, project: str, policy: str, now: datetime) -> None:
+    """Create the policy that the log is stored under, if it does not exist.
+
+    Raises:
+        NotImportable: the policy is served by vLLM, or belongs to another server.
+    """
+    insert_new(connection, schema.projects, {"id": project, "created_at": now})
+    made = {"project": project, "id": policy, "base_model": policy, "model_path": policy, "live_version": 0}
+    made |= {"next_version": 1, "next_step": 1, "state": "recording", "created_at": now, "upstream": IMPORTED_LOG}
+    insert_new(connection, schema.policies, made)
+    version = {"project": project, "id": version_id(policy, 0), "policy": policy, "version": 0, "state": "live"}
+    insert_new(connection, schema.policy_versions, version | {"served": False, "created_at": now, "promoted_at": now})
+    upstream = connection.execute(select(p.upstream).where(p.project == project, p.id == policy)).scalar_one()
+    if upstream != IMPORTED_LOG:
+        raise NotImportable(
+            f"the policy {policy!r} answers apps: what others said would be counted as its own. Name another with "
+            f"--policy; `whetstone step {policy} --imitate NAME` learns from it"
+        )
+
+
+def write(
+    connection: Connection,
+    project: str,
+    policy: str,
+    some: Sequence[One],
+    now: datetime,
+    gone: set[bytes],
+    histories: Histories,
+) -> Counter[str]:
+    """Add some conversations, in one transaction of the caller. Return how many trajectories and completions were
+    written, and how many conversations were there already, were deleted on request, or belong to an app's trajectory
+    (`taken`).
+
+    `gone`: the histories of this import's deleted conversations; their continuations are left out too, and added to it.
+    """
+    chunk = Chunk(project, policy, now)
+    spoken = _not_erased(connection, chunk, [(one, histories.of(one.logged)) for one in some], gone)
+    _look(connection, chunk, spoken)
+    for one, read in spoken:
+        place(chunk, one, read)
+    new = (standing for standing in chunk.trajectories.values() if standing.row is not None)
+    begun = [(standing.row or {}) | figures(standing) | reward(standing) for standing in new]
+    _apart(connection, chunk, begun)
+    group_ids = _write_groups(connection, chunk, begun)
+    if begun:
+        insert_all_new(connection, schema.trajectories, begun)
+    if chunk.rows:
+        insert_all_new(connection, schema.completions, list(chunk.rows.values()), on=["project", "id"])
+    for trajectory_id, standing in sorted(chunk.trajectories.items()):
+        if standing.changed and standing.row is None:
+            _update(connection, chunk, trajectory_id, standing)
+    if chunk.continued:
+        its = [{"its_project": project, "its_id": one, "by": by} for one, by in sorted(chunk.continued.items())]
+        connection.execute(_CONTINUE, its)
+    _count_groups(connection, project, group_ids)
+    chunk.counted["trajectories"] += len(begun)
+    chunk.counted["completions"] += len(chunk.rows)
+    return chunk.counted
+
+
+def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Read]]) -> None:
+    """Read the existing trajectories, completions and histories that these conversations refer to."""
+    named: set[str] = set()
+    wanted: set[bytes] = set()
+    for one, read in spoken:
+        logged, name = one.logged, one.logged.tags.trajectory_id
+        suffix = f".{logged.choice}" if logged.choice else ""
+        named |= {f"imported-{one.key}{suffix}", *((f"{name}{suffix}",) if name else ())}
+        if logged.is_call:
+            before = read.turns[: logged.answers[0]]
+            wanted |= {one for turn in before for one in (turn.history, turn.tool_history) if one is not None}
+    its_policy = (c.project == chunk.project, c.policy == chunk.policy)
+    its_columns = (c.id, c.trajectory_id, c.history, c.tool_history, c.continued_by, c.created_at)
+    columns = select(*its_columns).where(*its_policy)
+    queries = [columns.where(kind.in_(some)) for some in _some(sorted(wanted)) for kind in (c.history, c.tool_history)]
+    heads = [row for query in queries for row in connection.execute(query)]
+    named |= {row.trajectory_id for row in heads}
+    for some in chunks(named):
+        of_ids = select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained)
+        for there in connection.execute(of_ids.where(t.project == chunk.project, t.id.in_(some))):
+            its_id, completions, tokens, tail, why = there
+            chunk.trajectories[its_id] = Standing(completions, tokens, tail, ours=why == IMPORTED)
+        heads += connection.execute(columns.where(c.trajectory_id.in_(some)))
+        its_ids = select(c.id).where(c.project == chunk.project, c.id.in_(some))
+        chunk.completions |= set(connection.execute(its_ids).scalars())
+    for row in sorted({row.id: row for row in heads}.values(), key=lambda row: (row.created_at, row.id)):
+        chunk.completions.add(row.id)
+        for history in (row.history, row.tool_history):
+            if history is not None:
+                chunk.heads.setdefault(history, []).append((row.id, row.trajectory_id))
+        if row.continued_by is not None:
+            chunk.taken.add(row.id)
+
+
+def _some(wanted: Sequence[bytes], at_once: int = 5000) -> Iterable[Sequence[bytes]]:
+    return (wanted[start : start + at_once] for start in range(0, len(wanted), at_once))
+
+
+def _not_erased(
+    connection: Connection, chunk: Chunk, some: Sequence[tuple[One, Read]], gone: set[bytes]
+) -> list[tuple[One, Read]]:
+    """Return the conversations that no deletion request covers. Continuations of a covered one are left out too: each
+    later call of a conversation repeats its text."""
+    announce_writer(connection)
+    asked = asked_since(connection, min(one.logged.tags.created_at or chunk.now for one, _ in some))
+    kept = []
+    for one, read in some:
+        tags = one.logged.tags
+        user = (tags.end_user, pseudonym(tags.end_user)) if tags.end_user is not None else ()
+        ids = [name for name in (tags.trajectory_id, f"imported-{one.key}") if name is not None]
+        siblings = [f"{name}.{one.logged.choice}" for name in ids if one.logged.choice]
+        named = [*ids, *siblings, *user]
+        at = [asked[chunk.project, name] for name in named if (chunk.project, name) in asked]
+        before = (turn.history for turn in read.turns[: one.logged.answers[0]] if turn.history is not None)
+        goes_on = one.logged.is_call and not gone.isdisjoint(before)
+        if goes_on or any(when >= (tags.created_at or chunk.now) for when in at):
+            answered = (read.turns[place].history for place in one.logged.answers)
+            gone.update(history for history in answered if history is not None)
+            chunk.counted["erased"] += 1
+        else:
+            kept.append((one, read))
+    return kept
+
+
+def _update(connection: Connection, chunk: Chunk, trajectory_id: str, standing: Standing) -> None:
+    """Update an existing trajectory."""
+    values = figures(standing) | (reward(standing) if standing.reward is not None else {})
+    if (seen_at := standing.last_seen_at) is not None:
+        later = case((t.last_seen_at < seen_at, literal(seen_at, t.last_seen_at.type)), else_=t.last_seen_at)
+        values |= {"last_seen_at": later, "ended_at": later}
+    is_it = (t.project == chunk.project, t.id == trajectory_id)
+    connection.execute(schema.trajectories.update().where(*is_it).values(values))
+
+
+def _apart(connection: Connection, chunk: Chunk, begun: Sequence[dict[str, Any]]) -> None:
+    """Give imported trajectories another group if theirs is an app's: it would close with them, and be ranked."""
+    taken: set[str] = set()
+    for some in chunks({row["group_id"] for row in begun if row["group_id"] is not None}):
+        apps = (g.project == chunk.project, g.id.in_(some), g.reason.is_distinct_from(IMPORTED))
+        taken.update(connection.execute(select(g.id).where(*apps)).scalars())
+    for row in begun:
+        if row["group_id"] in taken:
+            row["group_id"] = f"imported-{digest(chunk.policy, row['group_id'])}"
+
+
+def _write_groups(connection: Connection, chunk: Chunk, begun: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Create the groups of imported trajectories, as discarded. Return the ids of all groups to count."""
+    made: dict[str, dict[str, Any]] = {}
+    for row in begun:
+        if row["group_id"] is not None:
+            made.setdefault(
+                row["group_id"],
+                {
+                    "project": chunk.project,
+                    "id": row["group_id"],
+                    "policy": chunk.policy,
+                    "formed_by": "choices" if row["group_id"].endswith(".choices") else "header",
+                    "state": "discarded",
+                    "reason": IMPORTED,
+                    "size": 0,
+                    "rewarded": 0,
+                    "created_at": row["created_at"],
+                    "closed_at": chunk.now,
+                },
+            )
+    if made:
+        insert_all_new(connection, schema.groups, [made[group_id] for group_id in sorted(made)])
+    changed = [trajectory_id for trajectory_id, standing in chunk.trajectories.items() if standing.changed]
+    groups = select(t.group_id).where(t.project == chunk.project, t.group_id.is_not(None))
+    there = (connection.execute(groups.where(t.id.in_(ids))).scalars() for ids in chunks(changed))
+    return sorted({*made, *(str(one) for some in there for one in some)})
+
+
+def _count_groups(connection: Connection, project: str, group_ids: Sequence[str]) -> None:
+    """Update the figures of imported groups."""
+    for some in chunks(group_ids):
+        # PostgreSQL raises an error when a product underflows to 0.
+        near = case((func.abs(t.reward) < NEXT_TO_NOTHING, 0.0), else_=t.reward)
+        sums = (func.count(), func.count(t.reward), func.avg(t.reward), func.avg(near * near))
+        query = select(t.group_id, *sums).where(t.project == project, t.group_id.in_(some)).group_by(t.group_id)
+        for group_id, size, rewarded, mean, squares in connection.execute(query).all():
+            spread = None if mean is None else max(0.0, squares - mean * mean) ** 0.5
+            values = {"size": size, "rewarded": rewarded, "reward_mean": mean, "reward_spread": spread}
+            is_ours = (g.project == project, g.id == group_id, g.reason == IMPORTED)
+            connection.execute(schema.groups.update().where(*is_ours).values(values))

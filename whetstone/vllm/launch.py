@@ -1,0 +1,46 @@
+"""`python -m whetstone.vllm.launch`: print how vLLM is to be started with these settings, on machines without `up`.
+
+The output is shell words: the environment, then the command. `whetstone up` does the same on one machine. Nothing is
+started.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from whetstone.config.settings import Settings, SettingsError, load
+from whetstone.vllm import client
+
+PORT = 8001
+
+
+def arguments(settings: Settings, host: str = "0.0.0.0", port: int = PORT) -> list[str]:
+    """Return the server's arguments, listening on `host`. Use an address that only Whetstone can reach."""
+    command = client.command(settings, port)
+    given = command[command.index("--model") :]
+    given[given.index("--host") + 1] = host
+    return given
+
+
+def lines(settings: Settings) -> list[str]:
+    """Return one line for each environment variable, then the command."""
+    variables = [f"{name}={shlex.quote(value)} \\" for name, value in client.environment(settings).items()]
+    return [*variables, shlex.join(["python3", "-m", "vllm.entrypoints.openai.api_server", *arguments(settings)])]
+
+
+def main(told: Sequence[str]) -> int:
+    """Print the lines; return 2 if the settings cannot be used."""
+    if told:
+        sys.stdout.write(f"{__doc__}\nSettings come from whetstone.toml and WHETSTONE_…; it takes no argument.\n")
+        return 0 if told[0] in ("-h", "--help") else 2
+    try:
+        settings = load()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.writelines(f"{line}\n" for line in lines(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
