@@ -11,7 +11,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("CHANGELOG.md", "SECURITY.md", "docs/**/*.md", "benchmarks/README.md", "examples/*/README.md")
+PAGES = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/**/*.md",
+    "benchmarks/README.md",
+    "examples/*/README.md",
+)
 _LINK = re.compile(r"\]\(([^)#:\s]+)")
 
 

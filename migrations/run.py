@@ -1,13 +1,13 @@
-"""Migrate a database along its history, by Alembic; needs no alembic.ini.
+"""Upgrade a database to this version's tables, by Alembic; needs no alembic.ini.
 
 Errors::
 
     MigrationError                 the message says what was wrong and what to do
     ├── DatabaseUnreachable        no database answers at this URL
+    ├── DatabaseTooOld             it was made by a version before the first release
     └── DatabaseNewer              it was migrated by a later Whetstone
 
-Alembic is imported where it is used: its import takes as long as everything else that a command needs to reject its
-settings.
+Alembic is imported where it is used: it takes as long to load as all that a command needs to refuse its settings.
 """
 
 import random
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from psycopg.errors import DependentObjectsStillExist, QueryCanceled
 from sqlalchemy import Connection, inspect, text
@@ -28,68 +28,94 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-BASE = "base"
-"""Before the first revision: an empty database."""
+BEFORE_THE_FIRST_RELEASE = frozenset(f"{number:04}" for number in range(1, 11))
+"""Revisions that no version upgrades any more. The initial revision is 0011: a database of that one goes on."""
 
 LOCK_WAITS_MS = 500
 """Longest wait for all tables: well below PostgreSQL's `deadlock_timeout` of a second."""
 LOCK_TRIES = 120
 
 _LOCK = 0x5748_4554
-"""PostgreSQL's advisory lock of a migration ("WHET"): two programs that start at once take turns."""
+"""PostgreSQL's advisory lock of whoever migrates ("WHET"): two programs that start at once take turns."""
 
 
 class MigrationError(Exception):
-    """The database could not be migrated; nothing in it changed."""
+    """The database could not be moved; nothing of it changed."""
 
 
 class DatabaseUnreachable(MigrationError):
     """No database answers at this URL."""
 
 
+class DatabaseTooOld(MigrationError):
+    """The database was made by a version before the first release."""
+
+
 class DatabaseNewer(MigrationError):
     """The database was migrated by a later Whetstone."""
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at `url` to `revision`, all or nothing; do nothing if it is there already.
+def upgrade(url: str) -> None:
+    """Bring the database at `url` to the last revision, all or nothing; one that is there already is left alone.
 
     Raises:
-        DatabaseUnreachable: nothing answers at `url`, or it is not a database URL.
-        DatabaseNewer: its revision is unknown to this version.
-        MigrationError: `revision` is unknown.
+        DatabaseUnreachable: nothing answers at `url`, or it is no database URL.
+        DatabaseTooOld: it was made by a version before the first release.
+        DatabaseNewer: its revision is not among ours.
+        MigrationError: its tables are in use all the time, or somebody's own views read ours.
     """
-    _move(url, revision, "upgrade")
+    from alembic import command
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
 
-
-def downgrade(url: str, revision: str) -> None:
-    """Take the database at `url` back to `revision` (`base`: no table is left); the data of later tables is lost.
-
-    Raises:
-        DatabaseUnreachable, DatabaseNewer, MigrationError: as `upgrade`.
-    """
-    _move(url, revision, "downgrade")
+    with _transaction(url) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        config = configuration(connection)
+        script = ScriptDirectory.from_config(config)
+        heads = set(script.get_heads())
+        theirs = set(MigrationContext.configure(connection).get_current_heads())
+        _refuse_others(theirs, script)
+        if theirs == heads:
+            return
+        if connection.dialect.name == "postgresql" and theirs:
+            _lock_all(connection)
+        before = readers.granted(connection)
+        try:
+            command.upgrade(config, "head")
+        except DBAPIError as error:
+            if not isinstance(error.orig, DependentObjectsStillExist):
+                raise
+            detail = (error.orig.diag.message_detail or str(error.orig)).splitlines()[0]
+            raise MigrationError(
+                f"views of your own read ours, which are made anew: drop them, migrate, make them again ({detail})"
+            ) from error
+        if connection.dialect.name == "postgresql":
+            # A view that was made anew has lost both.
+            readers.restore(connection, before)
+            views.comment(connection)
 
 
 def check(connection: Connection) -> None:
-    """Check that the database has this version's revision; change nothing.
+    """See to it that the database is of this version, and leave it as it is.
 
     Raises:
+        DatabaseTooOld: it was made by a version before the first release.
         DatabaseNewer: a later Whetstone migrated it.
-        MigrationError: it is older.
+        MigrationError: it is older than this version, which can upgrade it.
     """
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
     script = ScriptDirectory.from_config(configuration(connection))
     theirs = set(MigrationContext.configure(connection).get_current_heads())
-    _refuse_newer(theirs, script)
+    _refuse_others(theirs, script)
     if theirs != set(script.get_heads()):
         raise MigrationError("the database is of an earlier version: `whetstone migrate` brings it to this one")
 
 
 def configuration(connection: Connection) -> "Config":
-    """Return Alembic's configuration for a connection whose transaction the caller commits."""
+    """Alembic's configuration for a connection whose transaction the caller commits."""
     from alembic.config import Config
 
     config = Config(attributes={"connection": connection})
@@ -98,50 +124,14 @@ def configuration(connection: Connection) -> "Config":
     return config
 
 
-def _move(url: str, revision: str, direction: Literal["upgrade", "downgrade"]) -> None:
-    from alembic import command
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-    from alembic.util.exc import CommandError
-
-    mover = command.upgrade if direction == "upgrade" else command.downgrade
-    with _transaction(url) as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        config = configuration(connection)
-        theirs = set(MigrationContext.configure(connection).get_current_heads())
-        script = ScriptDirectory.from_config(config)
-        _refuse_newer(theirs, script)
-        if connection.dialect.name == "postgresql" and theirs and theirs != set(script.get_heads()):
-            _lock_all(connection)
-        before = readers.granted(connection)
-        try:
-            mover(config, revision)
-        except CommandError as error:
-            raise MigrationError(f"cannot go to revision {revision!r}: {error}") from error
-        except DBAPIError as error:
-            if not isinstance(error.orig, DependentObjectsStillExist):
-                raise
-            told = (error.orig.diag.message_detail or str(error.orig)).splitlines()[0]
-            raise MigrationError(
-                f"views of your own read ours, which are made anew: drop them, migrate, make them again ({told})"
-            ) from error
-        now = set(MigrationContext.configure(connection).get_current_heads())
-        if connection.dialect.name == "postgresql" and now != theirs:
-            # A recreated view has lost its grants and comments.
-            readers.restore(connection, before)
-            if now == set(script.get_heads()):
-                views.comment(connection)
-
-
 def _lock_all(connection: Connection) -> None:
-    """Lock all tables and views before the first is changed, or none: programs of the previous version may be writing.
+    """Lock everything before the first table is changed, or nothing: programs of the version before may be writing.
 
-    Locks taken one by one, in another order than a program takes them, can deadlock, and PostgreSQL may abort either
-    side. So the migration requests all locks at once, and gives up before PostgreSQL checks for deadlocks.
+    Locks that are taken one by one, in another order than a program takes them, are a deadlock, of which PostgreSQL
+    may end either side. So the move asks for all at once, and gives way before anybody looks for deadlocks.
 
     Raises:
-        MigrationError: the tables were in use all the time.
+        MigrationError: somebody used the tables all the time.
     """
     there = inspect(connection)
     names = ", ".join(f'"{name}"' for name in (*there.get_view_names(), *there.get_table_names()))
@@ -162,7 +152,13 @@ def _lock_all(connection: Connection) -> None:
     )
 
 
-def _refuse_newer(theirs: set[str], script: "ScriptDirectory") -> None:
+def _refuse_others(theirs: set[str], script: "ScriptDirectory") -> None:
+    if theirs & BEFORE_THE_FIRST_RELEASE:
+        raise DatabaseTooOld(
+            f"the database is at revision {', '.join(sorted(theirs))}, of a version before the first release, and "
+            "cannot be upgraded: export what you need with the version that made it (`whetstone export`), then start "
+            "with a new database."
+        )
     ours = {revision.revision for revision in script.walk_revisions()}
     if theirs - ours:
         raise DatabaseNewer(

@@ -12,8 +12,3 @@ depends_on = ${repr(depends_on)}
 def upgrade() -> None:
     """Take the database here."""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Take it back."""
-    ${downgrades if downgrades else "pass"}

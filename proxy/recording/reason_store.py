@@ -1,7 +1,7 @@
 """The SQL of the current `why_not_trained`: one expression for every reader of the table `trajectories`.
 
 A stored reason is final, except `waiting_step`: whether the policy takes steps can change after it was written. The
-admin views use the same rule (migrations/views_0001.py).
+admin views use the same rule (migrations/initial_views.py).
 """
 
 from sqlalchemy import ColumnElement, case, select

@@ -154,8 +154,8 @@ def shell(text, place):
 
 def sql(text, place):
     print("##", place, flush=True)
-    from whetstone.ask import ask
-    from whetstone.settings import STARTER, load
+    from whetstone.cli.tables.sql_query import ask
+    from whetstone.config.settings import STARTER, load
 
     # Comments may stand behind the last statement, and hold what ends one.
     for statement in filter(str.strip, re.sub("--[^\\n]*", "", text).split(";")):

@@ -99,7 +99,7 @@ def test_nobody_sets_up_logs_but_logs() -> None:
         for path in sorted((ROOT / program).rglob("*.py"))
         if re.search(r"basicConfig|addHandler|dictConfig", path.read_text(encoding="utf-8"))
     ]
-    assert found == ["logs.py"]
+    assert found == ["log_setup.py"]
 
 
 def test_what_the_threat_model_names_is_there() -> None:

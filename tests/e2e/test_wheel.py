@@ -30,7 +30,7 @@ from judge.ruler import prompt
 from migrations import run
 from proxy.dashboard import assets, rendering
 from whetstone.demo import demo
-from whetstone.settings import STARTER
+from whetstone.config.settings import STARTER
 found = [prompt.__file__, run.__file__, assets.FOLDER, rendering.TEMPLATES, demo.AGENT, STARTER]
 assert files("whetstone") / "starter" == STARTER
 print(json.dumps([str(path) for path in found]))

@@ -12,9 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner, Result
 
 from migrations import readers, schema
-from migrations.run import downgrade, upgrade
+from migrations.run import upgrade
 from migrations.views import VIEWS
 from tests.conftest import Seed
+from tests.unit.migrations.next_version import ADDED_VIEW, NextVersion
 from whetstone.cli.main import app
 from whetstone.database.engine import connect
 
@@ -114,39 +115,42 @@ def test_its_transactions_are_read_only_and_end(asked: Engine) -> None:
         assert connection.execute(text("SHOW timezone")).scalar() == "UTC"
 
 
-def test_what_it_could_read_it_can_read_after_a_migration(empty_database_url: str, role: str) -> None:
-    upgrade(empty_database_url, "0007")
+def test_what_it_could_read_it_can_read_after_a_migration(
+    empty_database_url: str, role: str, next_version: NextVersion
+) -> None:
+    upgrade(empty_database_url)
     engine = connect(empty_database_url)
     with engine.begin() as connection:
-        # As somebody grants by hand: of an older version every view there is, and to another role only one.
+        # As somebody grants by hand: to one role every view there is, to another only two.
         connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'pass-word'; CREATE ROLE few LOGIN"))
         for view in inspect(connection).get_view_names():
             connection.execute(text(f"GRANT SELECT ON {view} TO {role}"))
         connection.execute(
-            text("GRANT SELECT ON admin_steps, admin_groups TO few; GRANT SELECT ON admin_steps TO PUBLIC")
+            text("GRANT SELECT ON admin_steps, admin_groups TO few; GRANT SELECT ON admin_groups TO PUBLIC")
         )
     try:
-        upgrade(empty_database_url)
+        moved = next_version.upgrade(empty_database_url)
+        assert moved.returncode == 0, moved.stderr
         with engine.connect() as connection:
             grants = readers.granted(connection).pairs
-        assert {view for view, who in grants if who == role} == {view.name for view in VIEWS}
+        assert {view for view, who in grants if who == role} == {view.name for view in VIEWS} | {ADDED_VIEW}
         assert {view for view, who in grants if who == "few"} == {"admin_steps", "admin_groups"}
-        assert {view for view, who in grants if who == "PUBLIC"} == {"admin_steps"}
-        downgrade(empty_database_url, "0007")
-        with engine.connect() as connection:
-            assert ("admin_steps", role) in readers.granted(connection).pairs
+        assert {view for view, who in grants if who == "PUBLIC"} == {"admin_groups"}
     finally:
         with engine.begin() as connection:
             connection.execute(text(f"DROP OWNED BY {role}, few; DROP ROLE few, {role}"))
         engine.dispose()
 
 
-def test_who_could_read_some_views_can_read_no_more_after_a_migration(empty_database_url: str, role: str) -> None:
-    upgrade(empty_database_url, "0007")
+def test_who_could_read_some_views_can_read_no_more_after_a_migration(
+    empty_database_url: str, role: str, next_version: NextVersion
+) -> None:
+    upgrade(empty_database_url)
     engine = connect(empty_database_url)
     with engine.begin() as connection:
         connection.execute(text(f"CREATE ROLE {role}; GRANT SELECT ON admin_steps, admin_groups TO {role}"))
-    upgrade(empty_database_url)
+    moved = next_version.upgrade(empty_database_url)
+    assert moved.returncode == 0, moved.stderr
     with engine.begin() as connection:
         assert readers.granted(connection).pairs == {("admin_steps", role), ("admin_groups", role)}
         connection.execute(text(f"DROP OWNED BY {role}; DROP ROLE {role}"))

@@ -3,14 +3,12 @@
 import itertools
 import threading
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from alembic.script import ScriptDirectory
 from sqlalchemy import Boolean, Column, DateTime, Engine, Float, Integer, MetaData, Table, func, inspect, select, text
 
-from migrations import schema
 from migrations.run import upgrade
+from tests.unit.migrations.next_version import REVISION, NextVersion
 from whetstone.database.engine import connect
 
 VALUES: dict[type, Any] = {Boolean: False, Integer: 0, Float: 0.0, DateTime: datetime(2026, 1, 1, tzinfo=UTC)}
@@ -77,27 +75,28 @@ def _value(column: Column[Any], number: int) -> Any:
     return f"{number}" if str(column.type) in ("TEXT", "VARCHAR") else []
 
 
-def test_the_version_before_writes_and_reads_while_the_database_is_moved(empty_database_url: str) -> None:
-    head = ScriptDirectory(str(Path(schema.__file__).parent)).get_revision("head")
-    assert head is not None
-    upgrade(empty_database_url, str(head.down_revision))
+def test_the_version_before_writes_and_reads_while_the_database_is_moved(
+    empty_database_url: str, next_version: NextVersion
+) -> None:
+    upgrade(empty_database_url)
     engine = connect(empty_database_url)
     before = Before(engine)
     old = threading.Thread(target=before.run)
     old.start()
     try:
         _await(before, ROUNDS)
-        upgrade(empty_database_url)
+        moved = next_version.upgrade(empty_database_url)
         _await(before, before.rounds + ROUNDS)
     finally:
         before.stop.set()
         old.join()
     assert before.error is None
+    assert moved.returncode == 0, moved.stderr
     with engine.connect() as connection:
         for table in before.tables.sorted_tables:
             if table.name != "alembic_version":
                 assert connection.execute(select(func.count()).select_from(table)).scalar_one() == before.rounds, table
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == head.revision
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == REVISION
     engine.dispose()
 
 

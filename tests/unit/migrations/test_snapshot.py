@@ -1,13 +1,14 @@
 """Reading without writing: a snapshot that cannot write, and a look at the database's version."""
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from migrations import schema
-from migrations.run import MigrationError, check, downgrade, upgrade
+from migrations.run import DatabaseTooOld, MigrationError, check, upgrade
 from tests.conftest import NOW, Seed
-from whetstone.database.engine import snapshot
+from tests.unit.migrations.next_version import NextVersion
+from whetstone.database.engine import connect, snapshot
 
 
 def test_what_would_write_is_refused_by_the_database(engine: Engine, database_url: str, seed: Seed) -> None:
@@ -32,9 +33,27 @@ def test_a_database_of_this_version_passes(database_url: str) -> None:
         check(connection)
 
 
-@pytest.mark.parametrize("revision", ["base", "0001"])
-def test_an_older_database_is_told_how_to_move_and_stays(empty_database_url: str, revision: str) -> None:
+def test_an_empty_database_is_told_how_to_move_and_stays(empty_database_url: str) -> None:
+    with snapshot(empty_database_url) as connection:
+        with pytest.raises(MigrationError, match="whetstone migrate"):
+            check(connection)
+        assert inspect(connection).get_table_names() == []
+
+
+def test_a_database_of_the_version_before_is_told_how_to_move_and_stays(
+    database_url: str, next_version: NextVersion
+) -> None:
+    refused = next_version.check(database_url)
+    assert refused.returncode == 1 and "`whetstone migrate` brings it to this one" in refused.stderr
+    with snapshot(database_url) as connection:
+        check(connection)
+
+
+def test_a_database_of_before_the_first_release_is_told_that_it_cannot_move(empty_database_url: str) -> None:
     upgrade(empty_database_url)
-    downgrade(empty_database_url, revision)
-    with snapshot(empty_database_url) as connection, pytest.raises(MigrationError, match="whetstone migrate"):
+    engine = connect(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0010'"))
+    engine.dispose()
+    with snapshot(empty_database_url) as connection, pytest.raises(DatabaseTooOld, match="whetstone export"):
         check(connection)

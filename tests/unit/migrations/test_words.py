@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Text, cast, func, select, text, update
+from sqlalchemy import Engine, select, text
 
 from migrations import schema
-from migrations.run import downgrade, upgrade
 from migrations.words import response_text
 from tests.conftest import Seed
 
@@ -50,12 +49,6 @@ def shown(engine: Engine) -> list[str | None]:
         return list(connection.scalars(text("SELECT response_text FROM admin_completions ORDER BY turn")))
 
 
-def stored(engine: Engine) -> list[str | None]:
-    """As the table has it."""
-    with engine.connect() as connection:
-        return list(connection.scalars(select(c.response_text).order_by(c.turn)))
-
-
 @pytest.mark.usefixtures("said")
 def test_the_view_and_who_reads_the_table_are_told_the_same_words(engine: Engine) -> None:
     with engine.connect() as connection:
@@ -64,38 +57,6 @@ def test_the_view_and_who_reads_the_table_are_told_the_same_words(engine: Engine
         assert [list(SAID)[turn] for turn in found] == ["odd"]
     assert dict(zip(SAID, read, strict=True)) == dict(zip(SAID, WORDS, strict=True))
     assert shown(engine) == WORDS
-
-
-@pytest.mark.usefixtures("said")
-def test_a_database_that_goes_back_has_all_words_where_they_were_and_keeps_them_on_the_way_up(
-    engine: Engine, database_url: str
-) -> None:
-    responses = select(cast(c.response, Text)).order_by(c.turn)
-    with engine.connect() as connection:
-        before = list(connection.scalars(responses))
-    engine.dispose()
-    downgrade(database_url, "0010")
-    assert shown(engine) == stored(engine) == WORDS
-    engine.dispose()
-    upgrade(database_url)
-    assert shown(engine) == stored(engine) == WORDS
-    with engine.connect() as connection:
-        assert list(connection.scalars(responses)) == before
-        noted = select(func.count(), func.sum(schema.completion_changes.c.completions))
-        assert connection.execute(noted).one() == (len(SAID), len(SAID)), "roll-ups have nothing to count in it"
-
-
-def test_a_view_of_an_admins_own_that_reads_it_stays(engine: Engine, seed: Seed, database_url: str) -> None:
-    seed.trajectory("t")
-    engine.dispose()
-    downgrade(database_url, "0010")
-    with engine.begin() as connection:
-        connection.execute(text("CREATE VIEW of_mine AS SELECT response_text FROM admin_completions"))
-        connection.execute(update(schema.completions).values(response_text=None))
-    engine.dispose()
-    upgrade(database_url)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT response_text FROM of_mine")).scalar_one() == "answer 0"
 
 
 def test_what_sqlite_cannot_take_apart_fails_nobody_who_reads_the_others(

@@ -17,10 +17,8 @@ from judge.maintenance import rollup_store
 from judge.maintenance.rollup_store import PAIRS, Note
 from judge.maintenance.rollups import roll_up, together
 from migrations import schema
-from migrations.run import downgrade, upgrade
 from tests.conftest import Seed
-from tests.unit.judge.counted import REASONS, STATES, History, holds, left, trajectories
-from whetstone.database.engine import connect
+from tests.unit.judge.counted import STATES, History, holds, left, trajectories
 from whetstone.privacy.eraser import erasing, run
 from whetstone.privacy.store import Target
 
@@ -131,25 +129,6 @@ def test_what_waits_for_a_step_of_a_policy_that_does_not_train_says_so(engine: E
         seed.trajectory("t", project=project, why_not_trained="waiting_step")
     told, _ = trajectories(engine)
     assert {key[0]: key[-1] for key in told} == {"default": "waiting_step", "other": "policy_not_training"}
-
-
-def test_what_was_there_before_the_move_is_counted_by_it(empty_database_url: str) -> None:
-    upgrade(empty_database_url)
-    downgrade(empty_database_url, "0008")
-    engine = connect(empty_database_url)
-    seed = Seed(engine)
-    seed.project("default")
-    for number, reason in enumerate(REASONS):
-        seed.trajectory(f"t{number}", turns=number, why_not_trained=reason, reward=number / 2, state="rewarded")
-        seed.feedback(f"t{number}", number / 2)
-    upgrade(empty_database_url)
-    assert {notes for _, notes in left(engine).values()} == {0}
-    holds(engine)
-    with engine.begin() as connection:
-        connection.execute(schema.trajectories.update().values(state="trained", why_not_trained=None))
-    roll_up(engine)
-    holds(engine)
-    engine.dispose()
 
 
 def test_a_policys_hours_are_found_by_an_index(engine: Engine, database_kind: str) -> None:

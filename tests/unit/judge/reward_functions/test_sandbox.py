@@ -271,8 +271,8 @@ def test_a_process_whose_worker_is_gone_ends_by_itself(functions: Path) -> None:
     told = functions / "pid"
     worker = f"""
 import json, os, threading, time
-from judge.sandbox import Sandbox
-from whetstone.worth import RewardFunction
+from judge.reward_functions.sandbox import Sandbox
+from whetstone.config.rewards import RewardFunction
 box = Sandbox(RewardFunction(name="f", run="functions:tells_and_sleeps", timeout_s=1))
 asking = threading.Thread(target=box.ask, args=(json.dumps({{"path": {str(told)!r}}}).encode(),), daemon=True)
 asking.start()

@@ -66,7 +66,7 @@ def written():
 
 def test_the_prompt_is_this_one_to_the_letter():
     # Where a change is meant, write it anew and read the difference:
-    #   from tests.judge.ruler import test_prompt
+    #   from tests.unit.judge.ruler import test_prompt
     #   test_prompt.GOLDEN.write_text(test_prompt.written(), encoding="utf-8")
     # Judgements are kept by what was asked: a new text means that judges are asked again.
     assert written() == GOLDEN.read_text(encoding="utf-8")

@@ -80,8 +80,8 @@ def test_a_parent_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
 WRITER = """
 import resource, signal, sys
 from pathlib import Path
-from trainer import adapter
-from trainer.base import BaseModel
+from trainer.adapters import files as adapter
+from trainer.domain.base import BaseModel
 from trainer.errors import AdapterNotWritten
 
 class Learned:

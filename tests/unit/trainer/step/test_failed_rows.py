@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainer.domain.rows import Row
-from trainer.step import failed_rows
+from trainer.step.step import failed_rows
 
 ROOT = Path(__file__).resolve().parents[4]
 MakeRows = Callable[..., list[Row]]
@@ -21,13 +21,13 @@ WRITER = """
 import resource, sys
 from dataclasses import replace
 from pathlib import Path
-from trainer import kept
-from trainer.rows import Row
+from trainer.step import failed_rows
+from trainer.domain.rows import Row
 
 row = Row("t", (1,) * 2000, (True,) * 2000, (-1.0,) * 2000, (0,) * 2000, (1.0,) * 2000, 0.5)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 try:
-    kept.keep(Path(sys.argv[1]), "starter#7", [row])
+    failed_rows.dump(Path(sys.argv[1]), "starter#7", [row])
 except OSError as error:
     print(error)
 """

@@ -1,8 +1,10 @@
 """`whetstone migrate`: a database that a proxy started by other means than `up` can begin on."""
 
+import subprocess
+import sys
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 from typer.testing import CliRunner
 
 from migrations import schema
@@ -52,3 +54,15 @@ def test_what_a_policy_has_become_stays(tmp_path: Path) -> None:
         row = connection.execute(select(p.state, p.next_step).where(p.id == "support")).one()
     engine.dispose()
     assert tuple(row) == ("training", 7)
+
+
+def test_a_database_of_before_the_first_release_ends_with_one_sentence(tmp_path: Path) -> None:
+    engine = migrated(tmp_path)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
+    engine.dispose()
+    command = [sys.executable, "-P", "-m", "whetstone.cli.main", "migrate", "--data", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 2
+    (sentence,) = ended.stderr.splitlines()
+    assert sentence.startswith("whetstone: the database is at revision 0005") and "cannot be upgraded" in sentence

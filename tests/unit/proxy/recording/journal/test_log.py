@@ -65,7 +65,7 @@ def test_a_torn_last_frame_is_dropped_and_those_before_it_stay(tmp_path: Path, c
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from proxy.journal import Journal
+from proxy.recording.journal.log import Journal
 
 journal = Journal(Path(sys.argv[1]))
 for number in range(2000):
@@ -135,7 +135,7 @@ def test_a_full_segment_goes_as_soon_as_sql_has_all_of_it(tmp_path: Path) -> Non
 TURNS = """
 import os, signal, sys
 from pathlib import Path
-from proxy.journal import TURN_BYTES, Journal
+from proxy.recording.journal.log import TURN_BYTES, Journal
 
 journal, size, waiting = Journal(Path(sys.argv[1])), 2000, []
 for number in range(20 * TURN_BYTES // size):
@@ -204,8 +204,8 @@ def test_segments_come_in_the_order_of_their_process_whatever_their_times_say(tm
 FILL = """
 import os, resource, signal, sys
 from pathlib import Path
-from proxy.journal import Journal
-from proxy.segments import STEP_BYTES
+from proxy.recording.journal.log import Journal
+from proxy.recording.journal.segment import STEP_BYTES
 
 journal = Journal(Path(sys.argv[1]))
 journal.append(b"before")
@@ -284,8 +284,8 @@ def test_what_the_dead_left_counts_too(tmp_path: Path) -> None:
 PROBED = """
 import os, resource, signal, sys
 from pathlib import Path
-from proxy import journal as module
-from proxy.segments import STEP_BYTES
+from proxy.recording.journal import log as module
+from proxy.recording.journal.segment import STEP_BYTES
 
 module.PROBE_EVERY_S = 0.0
 journal = module.Journal(Path(sys.argv[1]))
@@ -313,7 +313,7 @@ def test_a_folder_that_maps_no_files_says_so_before_anything_is_recorded(tmp_pat
     code = """
 import errno, mmap, sys
 from pathlib import Path
-from proxy.journal import Journal
+from proxy.recording.journal.log import Journal
 
 def no_map(*_):
     raise OSError(errno.ENODEV, "no map")
@@ -333,7 +333,7 @@ def test_a_system_without_fallocate_and_mremap_keeps_every_record(tmp_path: Path
     program = """
 import mmap, os, sys
 from pathlib import Path
-from proxy.segments import STEP_BYTES, FileSegment
+from proxy.recording.journal.segment import STEP_BYTES, FileSegment
 
 class Fixed(mmap.mmap):
     def resize(self, newsize):
