@@ -28,6 +28,10 @@ def packages() -> list[str]:
     return [name for name in folders() if (ROOT / name / "__init__.py").is_file()]
 
 
+def docstring_of(package: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))) or ""
+
+
 @pytest.mark.parametrize("folder", sorted(set(folders()) - {"migrations/versions"}))
 def test_a_folder_is_not_too_wide_and_no_prefix_wants_a_folder(folder: str) -> None:
     names = [path.stem for path in folders()[folder]]
@@ -38,7 +42,7 @@ def test_a_folder_is_not_too_wide_and_no_prefix_wants_a_folder(folder: str) -> N
 
 @pytest.mark.parametrize("package", packages())
 def test_a_package_names_only_what_is_in_it(package: str) -> None:
-    docstring = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8")))
+    docstring = docstring_of(package)
     assert docstring, "say what comes in, what it passes, what goes out"
     strange = [
         name
@@ -51,13 +55,12 @@ def test_a_package_names_only_what_is_in_it(package: str) -> None:
 
 @pytest.mark.parametrize("package", packages())
 def test_a_package_names_everything_that_is_in_it(package: str) -> None:
-    docstring = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))) or ""
     if package in LISTS:
         return
     there = {path.stem for path in folders()[package]} | {
         name.rpartition("/")[2] for name in folders() if name.rpartition("/")[0] == package
     }
-    named = set(re.findall(r"`([^`]+)`", docstring))
+    named = set(re.findall(r"`([^`]+)`", docstring_of(package)))
     assert sorted(there - named - {"__init__", "__main__"}) == []
 
 

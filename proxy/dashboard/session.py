@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import timedelta
 
+from proxy.domain.routes import DASHBOARD
 from proxy.http.asgi import Header
 
 COOKIE = "whetstone_ui"
@@ -21,7 +22,7 @@ FORM = "whetstone_form"
 no session cookie, and must not replace that cookie."""
 SAID = "whetstone_said"
 """Cookie with the result of an action, for the next page."""
-PATH = "/ui"
+PATH = DASHBOARD
 LIFETIME = timedelta(hours=12)
 SAID_LIFETIME_S = 60
 MOST_SAID = 1000
