@@ -18,7 +18,7 @@ EXPOSED = b", ".join(
 )
 
 
-def told(origin: bytes) -> list[Header]:
+def headers(origin: bytes) -> list[Header]:
     """Return the headers that let a page of this origin read an answer."""
     return [
         (b"access-control-allow-origin", origin),

@@ -48,7 +48,7 @@ class RateLimiter:
         self._requests: dict[tuple[str, str], _Bucket] = {}
         self._tokens: dict[tuple[str, str], _Bucket] = {}
 
-    def take(self, principal: Principal) -> list[Header]:
+    def check(self, principal: Principal) -> list[Header]:
         """Admit a request. Return the headers that report what is left.
 
         Raises:
@@ -73,7 +73,7 @@ class RateLimiter:
             requests.level -= 1
         return [*_told(b"requests", requests), *_told(b"tokens", tokens)]
 
-    def charge(self, principal: Principal, tokens: int) -> None:
+    def charge_tokens(self, principal: Principal, tokens: int) -> None:
         """Charge an answer's tokens: those of the prompt and those sampled."""
         bucket = self._bucket(self._tokens, principal, principal.tokens_per_min)
         if bucket is not None:

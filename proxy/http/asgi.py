@@ -13,10 +13,6 @@ Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 HEADERS = "whetstone.headers"
 """Key of a request's scope that holds its headers by name."""
-NOTES = "whetstone.notes"
-"""Key of a request's scope that holds what was worked out from its head, if the same head came before on this
-connection. All requests on the connection whose heads differ only in the body's length share the dictionary, so store
-only values that depend on nothing else."""
 EXCHANGE = "whetstone.exchange"
 """Key of a request's scope that holds its `Exchanged`, if it came over a `server_connection.Connection`."""
 

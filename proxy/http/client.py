@@ -5,7 +5,6 @@ errors are translated here into the proxy's own.
 """
 
 import asyncio
-import math
 import socket
 import ssl
 import time
@@ -16,7 +15,6 @@ import httptools
 
 from proxy.errors import NotReached, UpstreamDown
 from proxy.http.client_response import Response, down
-from proxy.http.response_head_cache import KnownAnswer, learn
 from proxy.http.write_batching import BatchedTransport
 
 CONNECT_TIMEOUT_S = 5.0
@@ -29,9 +27,6 @@ LOOK_EVERY_S = 1.0
 """Interval, in seconds, between checks for connections that were silent or idle for too long."""
 JOINED_BYTES = 64 * 2**10
 """A body up to this size goes out in one piece with its headers: copying it is faster than writing twice."""
-LEARN_EVERY_S = 1.0
-"""Shortest interval between two learned heads. It doubles each time the last learned head did not come again, as a
-server's heads may never repeat."""
 LAST_STATUS = 599
 _PLAIN = (b"", b"identity")
 """Content encodings that leave the body unchanged."""
@@ -54,11 +49,6 @@ class Client:
         self.loop = asyncio.get_running_loop()
         self.idle: list[_Connection] = []
         """The connection used last stands at the end, so unneeded connections age at the front."""
-        self.known: KnownAnswer | None = None
-        """The head that this server's answers share, where they are whole and alike."""
-        self.learns_s = -math.inf
-        """The earliest time to learn a head again (monotonic)."""
-        self._learns_every_s = LEARN_EVERY_S
         self._open: set[_Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
@@ -106,15 +96,6 @@ class Client:
             NotReached: nothing was sent.
         """
         return (await self._connect()).ask(head, body, time.monotonic())
-
-    def learn(self, data: bytes, response: Response, now_s: float) -> None:
-        """Learn the head of this answer, to recognise it in later ones. `data` is a whole answer whose connection stays
-        open."""
-        if now_s >= self.learns_s:
-            known = self.known
-            self._learns_every_s = LEARN_EVERY_S if known is None or known.came_again else 2 * self._learns_every_s
-            self.learns_s = now_s + self._learns_every_s
-            self.known = learn(data, response.headers, response.content_type) or known
 
     def close(self) -> None:
         """Close every connection."""
@@ -232,11 +213,6 @@ class _Connection(asyncio.Protocol):
             self.drop()
             return
         self.heard_s = time.monotonic()
-        begins = not self._head_bytes
-        if begins and (known := self.client.known) is not None and (body := known.body(data)) is not None:
-            self._over(True)
-            response.came(known, body)
-            return
         if not response.status:
             self._head_bytes += len(data)
         fault: Exception | None = None
@@ -250,8 +226,6 @@ class _Connection(asyncio.Protocol):
             fault = ConnectionError(f"its headers are over {MAX_HEAD_BYTES} bytes")
         if fault is not None or self._unasked:
             self.drop(fault)
-        elif begins and response.done and response.status == 200 and self in self.client.idle[-1:]:
-            self.client.learn(data, response, self.heard_s)
         # Wake it even when invalid data follows a whole answer.
         response.tell()
 
@@ -260,16 +234,6 @@ class _Connection(asyncio.Protocol):
         response, self.response = self.response, None
         if response is not None:
             response.broke(error)
-
-    def _over(self, stays: bool) -> None:
-        """The answer is whole. Keep the connection idle for reuse if it `stays` open and can be used again."""
-        self.response, transport = None, self.transport
-        # Do not reuse it if the server answered before it had read the whole request.
-        if stays and not (self._held or transport.is_closing() or transport.get_write_buffer_size()):
-            self.client.idle.append(self)
-        else:
-            self.client.forget(self)
-            transport.abort()
 
     # Called by the parser.
 
@@ -309,5 +273,12 @@ class _Connection(asyncio.Protocol):
         response.done = True
         if self.paused:
             self.go_on()
-        # vLLM closes a connection after one of its own errors without announcing it, so it must not be reused.
-        self._over(self._parser.should_keep_alive() and response.status < 500)
+        self.response, transport = None, self.transport
+        # vLLM closes a connection after one of its own errors without announcing it, so it must not be reused. Neither
+        # may one be whose server answered before it had read the whole request.
+        stays = self._parser.should_keep_alive() and response.status < 500
+        if stays and not (self._held or transport.is_closing() or transport.get_write_buffer_size()):
+            self.client.idle.append(self)
+        else:
+            self.client.forget(self)
+            transport.abort()

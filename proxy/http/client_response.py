@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Protocol
 
 from proxy.errors import UpstreamDown
-from proxy.http.response_head_cache import KnownAnswer
 
 MOST_UNREAD_BYTES = 256 * 2**10
 """Most bytes of an answer that may wait unread; beyond it the server has to wait."""
@@ -70,8 +69,7 @@ class Response:
         self.status = 0
         """0 until the headers have arrived."""
         self.headers: dict[bytes, bytes] = {}
-        """By name in lower case; of a repeated header the last one counts. The headers of a known head are shared
-        between answers and leave out those that differ in each."""
+        """By name in lower case; of a repeated header the last one counts."""
         self.content_type = ""
         """The body's media type, in lower case and without parameters."""
         self.server = source.server
@@ -149,12 +147,6 @@ class Response:
         self.content_type = _without_parameters(self.headers.get(b"content-type", b""))
         length = self.headers.get(b"content-length", b"")
         self._short = length.isdigit() and int(length) <= SHORT_BYTES and self.content_type != EVENT_STREAM
-
-    def came(self, known: KnownAnswer, body: bytes) -> None:
-        """Record a whole answer that arrived at once and whose head is known."""
-        self.status, self.headers, self.content_type = 200, known.headers, known.content_type
-        self._parts, self._size, self.done = [body], len(body), True
-        self.wake()
 
     def heard(self, part: bytes) -> bool:
         """Store a piece of the body. Return whether reading should pause."""

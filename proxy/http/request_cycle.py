@@ -105,13 +105,6 @@ class RequestCycle:
             self._flow.pause_reading()
         self._tell()
 
-    def came(self, body: bytes) -> None:
-        """Set the whole body of the request, before any of it was received."""
-        self._parts, self._size = [body], len(body)
-        if self._size > HIGH_WATER_LIMIT:
-            self._flow.pause_reading()
-        self.more_body, self._news = False, True
-
     def end(self) -> None:
         """Mark the request as whole."""
         self.more_body = False

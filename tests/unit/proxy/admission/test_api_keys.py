@@ -174,7 +174,7 @@ def test_a_missing_key_is_told_where_keys_come_from(engine: Engine, keys: Keys, 
     refused = error(keys, headers)
     assert (refused.status, refused.code) == (401, "missing_api_key") and "whetstone keys create" in refused.message
     assert dict(refused.headers())[b"www-authenticate"] == b"Bearer"
-    assert keys.known(headers) is None
+    assert keys.find_or_none(headers) is None
 
 
 def test_whatever_is_wrong_with_a_key_is_answered_the_same(engine: Engine, keys: Keys, clock: Clock) -> None:
@@ -268,6 +268,6 @@ def test_a_last_use_that_cannot_be_written_disturbs_nobody(engine: Engine, keys:
 def test_where_everybody_may_ask_a_good_key_is_known_all_the_same(engine: Engine, keys: Keys) -> None:
     key_id, key = make(engine)
     refresh(keys)
-    principal = keys.known(bearer(key))
+    principal = keys.find_or_none(bearer(key))
     assert principal is not None and principal.key_id == key_id
-    assert keys.known(bearer("wrong")) is None
+    assert keys.find_or_none(bearer("wrong")) is None

@@ -342,7 +342,8 @@ def test_a_body_that_is_there_is_taken_up_to_its_limit(limit_bytes: int, body: b
     taken: list[bytes | None] = []
 
     async def answer(exchange: RequestCycle) -> None:
-        exchange.came(b"said")
+        exchange.heard(b"said")
+        exchange.end()
         taken.append(exchange.whole_body(limit_bytes))
         await say(200, LENGTH_4, b"said")(exchange)
 
