@@ -14,7 +14,7 @@ from proxy.domain.address import split_url
 from proxy.domain.routes import HEALTH, is_dashboard
 from proxy.errors import MissingScope, NotFound, ProxyError
 from proxy.http.asgi import Receive, Routes, Scope, Send, headers_of, with_headers
-from proxy.http.scope import PRINCIPAL, SAID
+from proxy.http.scope import PRINCIPAL, URL_ADDRESS
 from proxy.metrics import rejections
 from whetstone.domain.api_keys import KeyScope, Principal
 
@@ -84,7 +84,7 @@ class AdmissionMiddleware:
         if "\0" in path and method in ("GET", "DELETE"):
             raise NotFound("no path has a NUL")  # nor can a text of PostgreSQL have one
         if path.startswith("/r/"):
-            scope[SAID], path = split_url(path)
+            scope[URL_ADDRESS], path = split_url(path)
             scope["path"], scope["raw_path"] = path, path.encode()
         needs = scopes.needed(method, path)
         principal = self._keys.find_or_none(headers) if needs is None else self._keys.admit(headers, needs)

@@ -68,14 +68,14 @@ class Client:
         response = kept or await self.connect(head, body)
         try:
             while not response.status:
-                await response.news()
+                await response.wait_more()
         except UpstreamDown:
-            response.leave()
+            response.release()
             if not repeatable or kept is None or response.any:
                 raise
             return await self.send(head, body, repeatable=True)
         except BaseException:
-            response.leave()
+            response.release()
             raise
         return response
 
@@ -84,7 +84,7 @@ class Client:
         while self.idle:
             connection = self.idle.pop()
             now_s = time.monotonic()
-            if now_s - connection.heard_s < KEEPALIVE_S and not connection.transport.is_closing():
+            if now_s - connection.active_s < KEEPALIVE_S and not connection.transport.is_closing():
                 return connection.ask(head, body, now_s)
             connection.drop()
         return None
@@ -146,7 +146,7 @@ class Client:
         self._looking = None
         now_s = time.monotonic()
         for connection in list(self._open):
-            silent_s = now_s - connection.heard_s
+            silent_s = now_s - connection.active_s
             if connection.response is None:
                 if silent_s >= KEEPALIVE_S:
                     connection.drop()
@@ -164,14 +164,14 @@ class _Connection(asyncio.Protocol):
         self.server, self.loop = client.server, client.loop
         self.response: Response | None = None
         """The answer in progress; None while the connection is idle."""
-        self.heard_s = time.monotonic()
+        self.active_s = time.monotonic()
         """When the server last sent something, or a request was sent to it (monotonic)."""
         self.paused = False
         """Reading is paused, so the server waits until more is consumed."""
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._unasked = False
-        self._held = False
+        self._was_paused = False
         """Reading was paused during this answer: the server may have closed the connection after it without our
         noticing."""
 
@@ -181,7 +181,7 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, head: bytes, body: bytes, now_s: float) -> Response:
         response = self.response = Response(self)
-        self.heard_s = now_s
+        self.active_s = now_s
         self._head_bytes = 0
         if len(body) <= JOINED_BYTES:
             self.transport.write(head + body)
@@ -201,7 +201,7 @@ class _Connection(asyncio.Protocol):
     def go_on(self) -> None:
         if self.paused:
             self.paused = False
-            self.heard_s = time.monotonic()
+            self.active_s = time.monotonic()
             self.transport.resume_reading()
 
     # Called by the transport.
@@ -212,7 +212,7 @@ class _Connection(asyncio.Protocol):
         if response is None:  # no request is in progress
             self.drop()
             return
-        self.heard_s = time.monotonic()
+        self.active_s = time.monotonic()
         if not response.status:
             self._head_bytes += len(data)
         fault: Exception | None = None
@@ -262,8 +262,8 @@ class _Connection(asyncio.Protocol):
             response.begins(status)
 
     def on_body(self, body: bytes) -> None:
-        if self.response is not None and self.response.heard(body) and not self.paused:
-            self.paused = self._held = True
+        if self.response is not None and self.response.add_body(body) and not self.paused:
+            self.paused = self._was_paused = True
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -277,7 +277,7 @@ class _Connection(asyncio.Protocol):
         # vLLM closes a connection after one of its own errors without announcing it, so it must not be reused. Neither
         # may one be whose server answered before it had read the whole request.
         stays = self._parser.should_keep_alive() and response.status < 500
-        if stays and not (self._held or transport.is_closing() or transport.get_write_buffer_size()):
+        if stays and not (self._was_paused or transport.is_closing() or transport.get_write_buffer_size()):
             self.client.idle.append(self)
         else:
             self.client.forget(self)

@@ -83,14 +83,14 @@ class Response:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self.leave(broken=isinstance(error, UpstreamDown))
+        self.release(broken=isinstance(error, UpstreamDown))
 
     @property
     def unread_bytes(self) -> int:
         """Size of the part of the body that has arrived and was not consumed."""
         return self._size
 
-    def leave(self, *, broken: bool = False) -> None:
+    def release(self, *, broken: bool = False) -> None:
         """Release the answer. Calling it again does nothing."""
         if not self.done:
             source, self._source = self._source, None
@@ -115,16 +115,16 @@ class Response:
         self._whole = True
         while not self.done and self._size <= most_bytes:
             self._go_on()
-            await self.news()
+            await self.wait_more()
         if self._size > most_bytes:
             raise too_long(most_bytes)
         if len(self._parts) != 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
 
-    def at_once(self) -> bytes | None:
+    def read_available(self) -> bytes | None:
         """Return the part of the body that has arrived since the last call, and b"" at its end. None means: wait for
-        more (`news`)."""
+        more (`wait_more`)."""
         parts, size = self._parts, self._size
         if not parts:
             return b"" if self.done else None
@@ -148,7 +148,7 @@ class Response:
         length = self.headers.get(b"content-length", b"")
         self._short = length.isdigit() and int(length) <= SHORT_BYTES and self.content_type != EVENT_STREAM
 
-    def heard(self, part: bytes) -> bool:
+    def add_body(self, part: bytes) -> bool:
         """Store a piece of the body. Return whether reading should pause."""
         self._parts.append(part)
         self._size += len(part)
@@ -182,7 +182,7 @@ class Response:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def news(self, take: Callable[[bytes], bool] | None = None) -> "asyncio.Future[None]":
+    def wait_more(self, take: Callable[[bytes], bool] | None = None) -> "asyncio.Future[None]":
         """Return a future that completes when more has arrived (of a short answer: all), or never will.
 
         `take` is called with data that arrives in the meantime, from the event loop and without a context. The awaiting
@@ -206,7 +206,7 @@ class Response:
         if take is None or waiter is None or waiter.done():
             return
         try:
-            data = self.at_once()
+            data = self.read_available()
             goes_on = not data or take(data)
         except Exception as error:
             # The error holds the frames it came through, so none of these frames may hold the error.

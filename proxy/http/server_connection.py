@@ -50,7 +50,7 @@ class Connection(HttpToolsProtocol):
         """Pipelined requests, sent before that answer."""
         self._again: bytes | None = None
         """The head of a request that is parsed once more."""
-        self._heard: RequestCycle | None = None
+        self._latest: RequestCycle | None = None
         """The request that came last."""
         self._unclaimed = 0
         """Bytes since the last useful ones. They can only be a request's headers, or the framing around its body."""
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
     def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         """Have the request answered, after those before it."""
         headers, on_response = self.server_state.default_headers, self.on_response_complete
-        self._heard = exchange = RequestCycle(
+        self._latest = exchange = RequestCycle(
             scope, self.transport, self.flow, headers, on_response, keep_alive, expects_continue
         )
         if self.serving():
@@ -220,12 +220,12 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unclaimed = 0
-        if self._heard is not None and not self._heard.response_complete:
-            self._heard.heard(body)
+        if self._latest is not None and not self._latest.response_complete:
+            self._latest.feed_body(body)
 
     def on_message_complete(self) -> None:
-        if self._again is None and self._heard is not None and not self._heard.response_complete:
-            self._heard.end()
+        if self._again is None and self._latest is not None and not self._latest.response_complete:
+            self._latest.end()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
