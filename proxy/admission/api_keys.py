@@ -19,13 +19,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import MissingScope, NoKey, WrongKey
 from whetstone.domain.api_keys import KeyScope, Principal, anybody, hash_of
 
-HASHES_KEPT = 256
+MOST_HASHES = 256
 """Number of sent keys whose hash is cached: only the hash, not the principal."""
-LONGEST_KEPT = 256
+LONGEST_CACHED = 256
 """Most bytes of a sent key that is cached, as strangers may send anything."""
 
 _BEARER = b"bearer "
-_NOBODY = ("0" * 64, None, 0.0)
+_NO_KEY = ("0" * 64, None, 0.0)
 _REMEDY = "`whetstone keys create` makes one (docs/keys.md)"
 
 
@@ -60,7 +60,7 @@ class Keys:
         self._living: dict[str, tuple[str, Principal | None, float]] = {}
         """Hash -> the hash itself, principal, and expiry (seconds since the epoch)."""
         self._used: dict[tuple[str, str], datetime] = {}
-        self._told: dict[tuple[str, str], datetime] = {}
+        self._stored_use: dict[tuple[str, str], datetime] = {}
         self._minute = datetime.min.replace(tzinfo=UTC)
         self._minute_s = -math.inf
         """The current minute when it was last checked: made once a minute, not for each request."""
@@ -85,7 +85,7 @@ class Keys:
                 self.needed = not self._on_loopback or state[0] > 0
         used, self._used = self._used, {}
         if used:
-            self._told.update(used)
+            self._stored_use.update(used)
             with suppress(SQLAlchemyError):  # it is stored a minute later
                 await asyncio.to_thread(self._table.note_used, used)
 
@@ -112,11 +112,11 @@ class Keys:
         if not self.needed:
             return self._anybody
         sent = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
-        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_KEPT else _hash_of.__wrapped__)(*sent)
+        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_CACHED else _hash_of.__wrapped__)(*sent)
         if key_hash is None:
             raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
         now_s = self._now_s()
-        known_hash, principal, until_s = self._living.get(key_hash, _NOBODY)
+        known_hash, principal, until_s = self._living.get(key_hash, _NO_KEY)
         is_it = compare_digest(known_hash, key_hash)
         lives = now_s < until_s
         if not (is_it and lives) or principal is None or principal.key_id is None:
@@ -145,7 +145,7 @@ class Keys:
         if not self._minute_s <= now_s < self._minute_s + 60:
             self._minute_s = now_s // 60 * 60
             self._minute = datetime.fromtimestamp(self._minute_s, UTC)
-        if self._told.get((project, key_id)) != self._minute:
+        if self._stored_use.get((project, key_id)) != self._minute:
             self._used[project, key_id] = self._minute
 
 
@@ -154,7 +154,7 @@ def _seconds(moment: datetime | None) -> float:
     return math.inf if moment is None else moment.timestamp()
 
 
-@lru_cache(HASHES_KEPT)
+@lru_cache(MOST_HASHES)
 def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
     """Return the hash of the key as OpenAI's or Anthropic's clients send it, or None if there is none."""
     if authorization[: len(_BEARER)].lower() == _BEARER:

@@ -86,22 +86,22 @@ class ConcurrencyLimit:
         try:
             await app(scope, counted.receive, send)
         finally:
-            self.bytes -= counted.held
+            self.bytes -= counted.counted_bytes
 
 
 class _Counted:
     """Counts a request's body as it arrives."""
 
-    __slots__ = ("_all", "_receive", "held")
+    __slots__ = ("_all", "_receive", "counted_bytes")
 
     def __init__(self, all_: ConcurrencyLimit, receive: Receive) -> None:
         self._all, self._receive = all_, receive
-        self.held = 0
+        self.counted_bytes = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
         message = await self._receive()
         size = len(message.get("body", b""))
-        self.held += size
+        self.counted_bytes += size
         self._all.add_bytes(size)
         return message
 

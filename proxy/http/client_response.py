@@ -16,7 +16,7 @@ SHORT_BYTES = 64 * 2**10
 """Up to this length the reader is not woken before the whole answer has arrived. The end follows at once, so the reader
 is woken once, not twice."""
 EVENT_STREAM = "text/event-stream"
-TYPES_KEPT = 64
+MOST_TYPES = 64
 """Number of content types cached in parsed form: a server uses the same few again and again."""
 
 
@@ -222,7 +222,7 @@ class Response:
             self._source.go_on()
 
 
-@lru_cache(TYPES_KEPT)
+@lru_cache(MOST_TYPES)
 def _without_parameters(content_type: bytes) -> str:
     return content_type.split(b";", 1)[0].strip().lower().decode("latin-1")
 

@@ -24,7 +24,7 @@ _NO_LENGTH = 204
 """Status of answers that never have a length (RFC 9110, 8.6)."""
 _BODILESS = (_NO_LENGTH, 304)
 """Statuses of answers without a body."""
-OPENINGS_KEPT = 64
+MOST_OPENINGS = 64
 """Number of cached pairs of a status and the headers that many answers share. The date changes each second."""
 _LF, _CR, _NUL = b"\n\r\0"
 """As numbers: when looking for bytes in bytes, Python first raises an error and drops it."""
@@ -217,13 +217,13 @@ class RequestCycle:
             return
         if self._head is not None or self._started:
             raise RuntimeError("the answer has begun already")
-        said = self._plain_response(status, headers, body, lines)
-        if said is None:
+        response_bytes = self._plain_response(status, headers, body, lines)
+        if response_bytes is None:
             self._head = self._head_of(status, [*headers, *headers_in(lines)], len(body))
             self._write_body(body, more=False)
         else:
             self._expects_continue, self._started = False, True
-            self._transport.write(said)
+            self._transport.write(response_bytes)
             self._complete()
 
     def _cancel(self) -> None:
@@ -329,7 +329,7 @@ class RequestCycle:
             self._changed.set()
 
 
-@lru_cache(OPENINGS_KEPT)
+@lru_cache(MOST_OPENINGS)
 def _opening(status: int, *headers: Header) -> bytes | None:
     """Return the head of an answer of known length, up to that length. None if its headers set the framing, or it has
     no body.
@@ -349,13 +349,13 @@ def _chunk(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
-def _check(said: bytes) -> None:
+def _check(lines: bytes) -> None:
     """Check that no header holds a line break or a NUL, which would let its value inject more headers.
 
     Raises:
         RuntimeError: one does.
     """
-    if _LF in said or _CR in said or _NUL in said:
+    if _LF in lines or _CR in lines or _NUL in lines:
         raise RuntimeError("a header has a line break or a NUL")
 
 

@@ -23,7 +23,7 @@ from whetstone.config.proxy import ProxySettings
 
 MOST_PIPELINED = 16
 """Most requests that a client may send before it has read its answers."""
-URLS_KEPT = 64
+MOST_URLS = 64
 """Number of URLs cached with their parts: an app requests the same few again and again."""
 
 
@@ -311,7 +311,7 @@ def _parser(connection: Connection) -> httptools.HttpRequestParser:
     return made
 
 
-@lru_cache(URLS_KEPT)
+@lru_cache(MOST_URLS)
 def _parts_of(url: bytes) -> tuple[str, bytes, bytes]:
     """Return a URL's path, its path as it came, and its query.
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from migrations import schema
 from proxy.admission.api_key_store import KeyTables
-from proxy.admission.api_keys import LONGEST_KEPT, Keys, Table, _hash_of
+from proxy.admission.api_keys import LONGEST_CACHED, Keys, Table, _hash_of
 from proxy.errors import MissingScope, NoKey, ProxyError, WrongKey
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.domain.test_api_keys import make
@@ -148,9 +148,9 @@ def test_what_is_sent_at_length_with_a_key_is_not_kept_in_memory(engine: Engine,
     key_id, key = make(engine)
     refresh(keys)
     kept = _hash_of.cache_info().currsize
-    long = {b"authorization": b"Bearer " + key.encode() + b" " * LONGEST_KEPT}
+    long = {b"authorization": b"Bearer " + key.encode() + b" " * LONGEST_CACHED}
     assert keys.find(long).key_id == key_id
-    assert isinstance(error(keys, {b"x-api-key": b"x" * (LONGEST_KEPT + 1)}), WrongKey)
+    assert isinstance(error(keys, {b"x-api-key": b"x" * (LONGEST_CACHED + 1)}), WrongKey)
     assert _hash_of.cache_info().currsize == kept
 
 
