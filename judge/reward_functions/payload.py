@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionPayload:
+class Spoken:
     """One completion of the trajectory."""
 
     completion_id: str
@@ -24,7 +24,7 @@ class CompletionPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackPayload:
+class Said:
     """One feedback that counts."""
 
     completion_id: str | None
@@ -47,7 +47,7 @@ class Attempt:
     end_user: str | None
     messages: list[Any]
     """The conversation of its last completion, including that completion's answer."""
-    completions: list[CompletionPayload]
+    completions: list[Spoken]
     reward: float | None
     """The reward from feedback alone."""
-    feedback: list[FeedbackPayload]
+    feedback: list[Said]

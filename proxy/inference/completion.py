@@ -16,77 +16,77 @@ class CallFinisher:
     def __init__(
         self,
         recorder: Recorder,
-        resolver: TrajectoryResolver,
-        replays: Replays,
+        threads: TrajectoryResolver,
+        answered: Replays,
         charge: Callable[[Principal, int], None],
     ) -> None:
         self._recorder = recorder
-        self._resolver = resolver
-        self._replays = replays
+        self._threads = threads
+        self._answered = answered
         self._charge = charge
 
-    async def record(self, context: CallContext, result: CallResult) -> Sequence[Call]:
-        """Redact and record a call; return what was recorded, for `on_recorded`.
+    async def record(self, turn: CallContext, ended: CallResult) -> Sequence[Call]:
+        """Redact and record a call; return what was recorded, for `over`.
 
         Raises:
             NotRecorded: the journal accepts nothing, and unrecorded answers are not wanted.
         """
-        if context.redactor is None:
-            return self.record_now(context, result)
+        if turn.redactor is None:
+            return self.at_once(turn, ended)
         try:
-            calls = await context.redactor.apart(context.calls(result))
+            calls = await turn.redactor.apart(turn.calls(ended))
         except Exception:
-            self.on_discarded(context)
+            self.nothing(turn)
             raise
         # Mark the call only now: if an app disconnects during redaction, the call is still to be recorded.
-        return self._hand_over(context, result, calls)
+        return self._take(turn, ended, calls)
 
-    def record_now(self, context: CallContext, result: CallResult) -> Sequence[Call]:
+    def at_once(self, turn: CallContext, ended: CallResult) -> Sequence[Call]:
         """Do the same as `record`, without redaction."""
         try:
-            calls = context.calls(result)
+            calls = turn.calls(ended)
         except Exception:
-            self.on_discarded(context)
+            self.nothing(turn)
             raise
-        return self._hand_over(context, result, calls)
+        return self._take(turn, ended, calls)
 
-    def on_recorded(self, context: CallContext, recorded: Sequence[Call]) -> None:
+    def over(self, turn: CallContext, recorded: Sequence[Call]) -> None:
         """Let other calls continue what was recorded. Call this at the latest in the event loop turn in which an app
         may have received all of it. Called after the last byte of a whole answer, it delays no request."""
         for call in recorded:
-            self._resolver.on_recorded(call, context.question)
+            self._threads.over(call, turn.question)
 
-    def on_discarded(self, context: CallContext) -> None:
+    def nothing(self, turn: CallContext) -> None:
         """Forget a call that failed and could not be recorded."""
-        context.recorded = True
-        assert context.place is not None
-        self._resolver.on_discarded(context.id, context.question, context.place)
+        turn.recorded = True
+        assert turn.place is not None
+        self._threads.unrecorded(turn.id, turn.question, turn.place)
 
-    def _hand_over(self, context: CallContext, result: CallResult, calls: Sequence[Call]) -> Sequence[Call]:
-        principal, turn_key = context.principal, context.address.turn_key
-        context.recorded, context.result = True, result
+    def _take(self, turn: CallContext, ended: CallResult, calls: Sequence[Call]) -> Sequence[Call]:
+        principal, turn_key = turn.principal, turn.address.turn_key
+        turn.recorded, turn.ended = True, ended
         recorded: list[Call] = []
         try:
             for call in calls:
                 if self._recorder.take(call):
                     recorded.append(call)
                 else:
-                    context.dropped = True
+                    turn.dropped = True
                 # Only limited keys are charged.
                 if principal is not None and principal.tokens_per_min is not None:
                     self._charge(principal, call.tokens)
         except Exception:
-            self._in_part(context, recorded)
+            self._in_part(turn, recorded)
             raise
-        if context.dropped:
-            self._in_part(context, recorded)
+        if turn.dropped:
+            self._in_part(turn, recorded)
             return ()
-        if result.reply is not None and turn_key is not None:
-            self._replays.keep(turn_key, result.reply)
+        if ended.reply is not None and turn_key is not None:
+            self._answered.keep(turn_key, ended.reply)
         return recorded
 
-    def _in_part(self, context: CallContext, recorded: Sequence[Call]) -> None:
+    def _in_part(self, turn: CallContext, recorded: Sequence[Call]) -> None:
         """Finish a call that was recorded in part: let other calls continue that part, and only then release the
         request, because a retry of an aborted call is recognised by it."""
-        self.on_recorded(context, recorded)
-        self.on_discarded(context)
+        self.over(turn, recorded)
+        self.nothing(turn)
