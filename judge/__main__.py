@@ -34,9 +34,9 @@ def missing(settings: Settings) -> Iterator[str]:
 
 def main(settings: Settings) -> int:
     """Print what is missing; return 1 if anything is."""
-    found = list(missing(settings))
-    sys.stdout.writelines(f"{sentence}\n" for sentence in found)
-    return 1 if found else 0
+    problems = list(missing(settings))
+    sys.stdout.writelines(f"{sentence}\n" for sentence in problems)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

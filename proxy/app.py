@@ -140,11 +140,11 @@ class Proxy:
         key_tables = KeyTables(store.engine, projects, store.changes)
         self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)
         await self._keys.refresh()
-        quotas = RateLimiter(lambda: self._peers.others)
+        limiter = RateLimiter(lambda: self._peers.others)
         in_flight = ConcurrencyLimit(settings.proxy)
         self._door = AdmissionMiddleware(
             self._keys,
-            quotas,
+            limiter,
             in_flight,
             settings.project,
             settings.proxy.cors_origins,
@@ -172,7 +172,7 @@ class Proxy:
             quiet_since_s=self._quiet_since_s,
             step_asked=lambda: hint(celery, STEP),
             keys_changed=self._keys.refresh,
-            charge=quotas.charge,
+            charge=limiter.charge_tokens,
         )
         tenants = list(self.tenants.values())
         for tenant in tenants:

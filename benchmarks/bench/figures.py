@@ -200,7 +200,7 @@ def bars(found: Figures, side: str = "whetstone", workers: str = "whetstone, 2 w
     lost, many = (found.lost("paced 400", side) if found.of("paced 400", side) else None), "400 paced streams"
     rate = "requests/s, 16 connections"
     return [
-        Bar(f"{rate}, of LiteLLM's", 40, 100, found.ratio("plain 16", side, "litellm")),
+        Bar(f"{rate}, of LiteLLM's", 35, 100, found.ratio("plain 16", side, "litellm")),
         Bar(f"{rate}, of nginx's", 0.07, 0.2, found.ratio("plain 16", side, "nginx", others="rate")),
         Bar(f"{rate}, of all nginx's core could do", 0.07, 0.2, found.ratio("plain 16", side, "nginx")),
         Bar("27 KB captured, requests/s, of rLLM's", 10, 20, found.ratio("large 16", side, "rllm")),

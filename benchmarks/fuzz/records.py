@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterator
 
 from sqlalchemy import Engine, text
 
-FEEDBACK_STATES = ("waiting", "applied", "superseded", "withdrawn", "used", "unused", "failed")
+from whetstone.domain.states import FeedbackState
+
+FEEDBACK_STATES = tuple(state.value for state in FeedbackState)
 NONE_OF = {
     "completions without a trajectory": """
         SELECT c.id FROM completions c LEFT JOIN trajectories t ON t.project = c.project AND t.id = c.trajectory_id

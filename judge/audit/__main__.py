@@ -71,28 +71,28 @@ def calibrate(
     """
     with _opened(data, config) as (settings, connection):
         scope = _scope(connection, settings, policy, days, judge)
-        said = list(store.judgements(connection, scope))
-        groups, by = len({one.group_id for one in said}), f" by {judge!r}" if judge is not None else ""
+        judgements = list(store.judgements(connection, scope))
+        groups, by = len({one.group_id for one in judgements}), f" by {judge!r}" if judge is not None else ""
         if not groups:
             raise NoReferences(
                 f"no judgement{by} is stored; name judges in [learning.<policy>.ruler], or have a group ranked: "
                 'POST /v1/feedback {"group_id": …, "judge": {"kind": "ruler"}}'
             )
         references = _references(connection, scope, against)
-        found = calibrations(said, references, store.days(connection, scope), threshold)
-    if not any(one.groups for one in found):
+        calibrated = calibrations(judgements, references, store.days(connection, scope), threshold)
+    if not any(one.groups for one in calibrated):
         raise NoReferences(
             f"{groups} groups were judged, and of none two attempts have a reward from {against}; post feedback on "
             "some (ruler.review_share draws attempts for people to look at: SELECT * FROM admin_reviews), or compare "
             "with a reward function or a file: --against code:<name>, --against rewards.jsonl"
         )
-    sentences = [sentence for one in found for sentence in told.verdicts(one)]
-    for one in found:
+    sentences = [sentence for one in calibrated for sentence in told.verdicts(one)]
+    for one in calibrated:
         _print(told.table(one))
     for sentence in sentences:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     if out is not None:
-        _write(out, found, sentences, against)
+        _write(out, calibrated, sentences, against)
 
 
 @app.command()
@@ -136,11 +136,11 @@ def seen(connection: Connection, project: str, ranked: Sequence[Ranked]) -> list
 
 def _repeated(texts: Iterable[tuple[str, str, str]]) -> Mapping[str, float]:
     """Return group id -> mean share of repeated text in its attempts."""
-    said: dict[tuple[str, str], list[str]] = {}
+    texts_of: dict[tuple[str, str], list[str]] = {}
     for group_id, trajectory_id, text in texts:
-        said.setdefault((group_id, trajectory_id), []).append(text)
+        texts_of.setdefault((group_id, trajectory_id), []).append(text)
     shares: dict[str, list[float]] = {}
-    for (group_id, _), several in said.items():
+    for (group_id, _), several in texts_of.items():
         if (share := repetition("\n".join(several))) is not None:
             shares.setdefault(group_id, []).append(share)
     return {group_id: statistics.fmean(several) for group_id, several in shares.items()}
@@ -151,11 +151,11 @@ def _references(connection: Connection, scope: Scope, against: str) -> Mapping[s
         return store.by_feedback(connection, scope)
     if not against.startswith(CODE):
         return from_file(Path(against))
-    found, names = store.by_code(connection, scope, against.removeprefix(CODE))
-    if not found:
+    calibrated, names = store.by_code(connection, scope, against.removeprefix(CODE))
+    if not calibrated:
         there = f"there are: {', '.join(sorted(names))}" if names else "none has said anything of a judged group"
         raise NoReferences(f"no reward function gave {against.removeprefix(CODE)!r}; {there}")
-    return found
+    return calibrated
 
 
 @contextmanager
@@ -193,12 +193,12 @@ def _print(table: Table) -> None:
     console.print(Fitting(shown))
 
 
-def _write(out: Path, found: Sequence[Calibration], sentences: Sequence[str], against: str) -> None:
+def _write(out: Path, calibrated: Sequence[Calibration], sentences: Sequence[str], against: str) -> None:
     pictures: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
         try:
-            pictures = [path for one in found if one.groups for path in draw(out, one)]
+            pictures = [path for one in calibrated if one.groups for path in draw(out, one)]
         except NoMatplotlib as error:
             errors.print(escape(str(error)), highlight=False, soft_wrap=True)
         head = f"# Judges against {against}\n"
@@ -207,7 +207,7 @@ def _write(out: Path, found: Sequence[Calibration], sentences: Sequence[str], ag
             head,
             *(f"- {one}" for one in sentences),
             "",
-            *(told.table(one).markdown() for one in found),
+            *(told.table(one).markdown() for one in calibrated),
             *shown,
             "",
         ]

@@ -105,7 +105,7 @@ def placed(section: Section) -> list[tuple[float, float]]:
     both.
     """
     position, score = (
-        _residuals([{one: said[of] for one, said in shown.items()} for shown in section]) for of in (1, 0)
+        _residuals([{one: places[of] for one, places in shown.items()} for shown in section]) for of in (1, 0)
     )
     return list(zip(position, score, strict=True))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from judge.audit import agreement
 from judge.audit.agreement import Pairs, Section, Shown
-from judge.audit.store import Day, Reference, Said
+from judge.audit.store import Day, Reference, StoredJudgement
 from judge.ruler.aggregate import verdict
 from whetstone.domain.stats import Interval
 
@@ -80,14 +80,17 @@ class Calibration:
 
 
 def calibrations(
-    said: Iterable[Said], references: Mapping[str, Reference], days: Iterable[Day], threshold: float | None = None
+    judgement: Iterable[StoredJudgement],
+    references: Mapping[str, Reference],
+    days: Iterable[Day],
+    threshold: float | None = None,
 ) -> list[Calibration]:
     """Return one for each policy, judge and rubric.
 
     `threshold`: least reference of a good attempt; None: about half are good.
     """
-    by_key: dict[Key, dict[str, list[Said]]] = {}
-    for one in sorted(said, key=lambda one: one.at):
+    by_key: dict[Key, dict[str, list[StoredJudgement]]] = {}
+    for one in sorted(judgement, key=lambda one: one.at):
         groups = by_key.setdefault((one.policy, one.judge, one.rubric), {})
         groups.setdefault(one.group_id, []).append(one)
     took: dict[tuple[str, str], tuple[int, int]] = {}
@@ -102,7 +105,7 @@ def calibrations(
 
 def _calibration(
     key: Key,
-    groups: Mapping[str, Sequence[Said]],
+    groups: Mapping[str, Sequence[StoredJudgement]],
     references: Mapping[str, Reference],
     took: tuple[int, int],
     threshold: float | None,
@@ -117,7 +120,9 @@ def _calibration(
     sections = [list(_sections(several)) for several in last]
     noise, again = agreement.repeatability(section for several in sections for section in several)
     tokens, usd = _costs(groups.values())
-    names = sorted({name for several in last for one in several for said in one.scores.values() for name in said.parts})
+    names = sorted(
+        {name for several in last for one in several for judgement in one.scores.values() for name in judgement.parts}
+    )
     return Calibration(
         *key,
         judged=len(last),
@@ -139,12 +144,12 @@ def _calibration(
     )
 
 
-def _last(several: Sequence[Said]) -> list[Said]:
+def _last(several: Sequence[StoredJudgement]) -> list[StoredJudgement]:
     """Return the judgements of the attempts that were judged last."""
     return [one for one in several if one.attempts_hash == several[-1].attempts_hash]
 
 
-def _scores(several: Sequence[Said], part: str | None = None) -> dict[str, float]:
+def _scores(several: Sequence[StoredJudgement], part: str | None = None) -> dict[str, float]:
     """Return the judge's score for each trajectory of a group, over all its judgements; or the score of `part`."""
     several = _connected(several)
     attempts = sorted({scored.attempt for one in several for scored in one.scores.values()})
@@ -160,12 +165,12 @@ def _scores(several: Sequence[Said], part: str | None = None) -> dict[str, float
     return {name: scores_G[number[scored.attempt]] for one in several for name, scored in one.scores.items()}
 
 
-def _connected(several: Sequence[Said]) -> list[Said]:
+def _connected(several: Sequence[StoredJudgement]) -> list[StoredJudgement]:
     """Return the largest set of judgements whose attempts are linked, directly or through other attempts.
 
     Where other judges replaced this one, sections that link its own sections may be theirs.
     """
-    parts: list[tuple[set[str], list[Said]]] = []
+    parts: list[tuple[set[str], list[StoredJudgement]]] = []
     for one in several:
         attempts, linked = {scored.attempt for scored in one.scores.values()}, [one]
         for part in [part for part in parts if part[0] & attempts]:
@@ -179,11 +184,15 @@ def _points(scores: Mapping[str, float], references: Mapping[str, Reference]) ->
     return [(score, references[name].reward) for name, score in sorted(scores.items()) if name in references]
 
 
-def _of_part(name: str, groups: Sequence[Sequence[Said]], references: Mapping[str, Reference]) -> Compared:
+def _of_part(name: str, groups: Sequence[Sequence[StoredJudgement]], references: Mapping[str, Reference]) -> Compared:
     """Compare a part with the reference's part of that name or, where no reference has it, with the reward."""
-    own = {one: Reference(said.parts[name], {}) for one, said in references.items() if name in said.parts}
+    own = {
+        one: Reference(judgement.parts[name], {}) for one, judgement in references.items() if name in judgement.parts
+    }
     with_it = [
-        several for several in groups if all(name in one.parts for said in several for one in said.scores.values())
+        several
+        for several in groups
+        if all(name in one.parts for judgement in several for one in judgement.scores.values())
     ]
     points = [_points(_scores(several, name), own or references) for several in with_it]
     return _compared([one for one in points if len(one) > 1])
@@ -194,24 +203,24 @@ def _compared(groups: Sequence[Sequence[tuple[float, float]]]) -> Compared:
     return Compared(tuple(tau for tau in taus if tau is not None), agreement.pair_agreement(groups))
 
 
-def _sections(several: Sequence[Said]) -> Iterator[Section]:
+def _sections(several: Sequence[StoredJudgement]) -> Iterator[Section]:
     """Return, by section, the judgements that were calls: a reused answer is no second opinion."""
     by_section: dict[int, list[Shown]] = {}
     for one in several:
-        if one.asked:
+        if one.was_called:
             by_section.setdefault(one.section, []).append(_shown(one))
     return iter(by_section.values())
 
 
-def _shown(one: Said) -> Shown:
+def _shown(one: StoredJudgement) -> Shown:
     attempts = {scored.attempt: scored for scored in one.scores.values()}
     last = max(len(attempts) - 1, 1)
     return {attempt: (scored.score, scored.position / last) for attempt, scored in sorted(attempts.items())}
 
 
-def _costs(groups: Iterable[Sequence[Said]]) -> tuple[float | None, float | None]:
+def _costs(groups: Iterable[Sequence[StoredJudgement]]) -> tuple[float | None, float | None]:
     """Return tokens and US dollars per group, over groups that needed a call; None: none did, or a price is unknown."""
-    calls = [[one for one in several if one.asked] for several in groups]
+    calls = [[one for one in several if one.was_called] for several in groups]
     calls = [several for several in calls if several]
     if not calls:
         return None, None

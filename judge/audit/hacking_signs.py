@@ -98,7 +98,7 @@ def hacked(seen: Sequence[Seen]) -> list[Alarm]:
 
     The halves are by version, then by time. Both rises lie beyond their 95 % intervals.
     """
-    found = []
+    alarms = []
     for policy in sorted({one.policy for one in seen}):
         earlier, later = halves([one for one in seen if one.policy == policy])
         reward = _rise(earlier, later, "reward")
@@ -107,8 +107,8 @@ def hacked(seen: Sequence[Seen]) -> list[Alarm]:
         for name, (figure, look_at) in SIGNS.items():
             if (rise := _rise(earlier, later, figure)) and rise[1].mean >= LEAST_RISE * abs(rise[0]):
                 figures = f"reward {_shown(*reward)}, {figure} {_shown(*rise)}"
-                found.append(Alarm(name, policy, figures, look_at))
-    return found
+                alarms.append(Alarm(name, policy, figures, look_at))
+    return alarms
 
 
 def halves(seen: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
@@ -132,7 +132,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Interval | None:
 
 def drifted(days: Sequence[DriftDay]) -> list[Alarm]:
     """Return alarms for judges that no longer rank as their strong judge does, on the last days with enough pairs."""
-    found = []
+    alarms = []
     for policy in sorted({one.policy for one in days}):
         recent, before = _recent(sorted((one for one in days if one.policy == policy), key=lambda one: one.day))
         now = _agreement(recent)
@@ -140,13 +140,13 @@ def drifted(days: Sequence[DriftDay]) -> list[Alarm]:
             continue
         then = _agreement(before)
         if now < LEAST_AGREEMENT or (then is not None and then - now >= LARGEST_FALL):
-            told = f"{now:.0%} of {_pairs(recent)} pairs since {recent[0].day}"
-            told += f", {then:.0%} of {_pairs(before)} before" if then is not None else ""
+            shares = f"{now:.0%} of {_pairs(recent)} pairs since {recent[0].day}"
+            shares += f", {then:.0%} of {_pairs(before)} before" if then is not None else ""
             look_at = (
                 "groups in admin_judgements where purpose 'reward' and 'drift' differ: has the judge's model changed?"
             )
-            found.append(Alarm("drift", policy, f"judge and strong judge order alike {told}", look_at))
-    return found
+            alarms.append(Alarm("drift", policy, f"judge and strong judge order alike {shares}", look_at))
+    return alarms
 
 
 def _rise(earlier: Sequence[Seen], later: Sequence[Seen], figure: str) -> tuple[float, Interval] | None:

@@ -25,8 +25,8 @@ def draw(folder: Path, of: Calibration) -> list[Path]:
     try:
         import matplotlib
     except ImportError as error:
-        told = "no pictures: matplotlib is not installed (pip install -e '.[demo]' in the repository)"
-        raise NoMatplotlib(told) from error
+        message = "no pictures: matplotlib is not installed (pip install -e '.[demo]' in the repository)"
+        raise NoMatplotlib(message) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

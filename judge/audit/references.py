@@ -28,8 +28,8 @@ def from_file(path: Path) -> dict[str, Reference]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            told = _of_csv(csv.DictReader(file)) if path.suffix.lower() == ".csv" else _of_lines(file)
-            return dict(_reference(path, number, said) for number, said in told)
+            lines = _of_csv(csv.DictReader(file)) if path.suffix.lower() == ".csv" else _of_lines(file)
+            return dict(_reference(path, number, content) for number, content in lines)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise NoReferences(f"{path} cannot be read: {error}") from error
 
@@ -50,21 +50,21 @@ def _of_csv(rows: "csv.DictReader[str]") -> Iterator[tuple[int, Any]]:
         yield rows.line_num, {**cells, "parts": parts}
 
 
-def _reference(path: Path, line: int, said: Any) -> tuple[str, Reference]:
+def _reference(path: Path, line: int, content: Any) -> tuple[str, Reference]:
     """Parse one line. Raises NoReferences, which names the line."""
     try:
-        name, parts = said["trajectory_id"], said.get("parts") or {}
+        name, parts = content["trajectory_id"], content.get("parts") or {}
         if not isinstance(name, str) or not isinstance(parts, Mapping):
             raise TypeError
-        return name, Reference(_number(said["reward"]), {part: _number(value) for part, value in parts.items()})
+        return name, Reference(_number(content["reward"]), {part: _number(value) for part, value in parts.items()})
     except (TypeError, KeyError, ValueError, AttributeError):
         raise NoReferences(
             f'{path}, line {line}: not {{"trajectory_id": "…", "reward": number[, "parts": {{"…": number}}]}}'
         ) from None
 
 
-def _number(said: Any) -> float:
-    number = float(said)
+def _number(content: Any) -> float:
+    number = float(content)
     if not math.isfinite(number):
-        raise ValueError(said)
+        raise ValueError(content)
     return number

@@ -112,9 +112,9 @@ def drift_table(days: Sequence[DriftDay]) -> Table:
 
 def alarmed(alarms: Iterable[Alarm], *, ranked: int) -> list[str]:
     """Return the alarms as sentences; without any, a sentence that there is none."""
-    found = [f"ALARM {one.name} ({one.policy}): {one.figures}. Look at {one.look_at}." for one in alarms]
-    if found:
-        return found
+    sentences = [f"ALARM {one.name} ({one.policy}): {one.figures}. Look at {one.look_at}." for one in alarms]
+    if sentences:
+        return sentences
     few = f" With fewer than {2 * FEWEST_GROUPS} ranked groups ({ranked}) none could be seen."
     return ["No alarm." + (few if ranked < 2 * FEWEST_GROUPS else "")]
 

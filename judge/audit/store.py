@@ -52,7 +52,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StoredJudgement:
     """An accepted judgement."""
 
     policy: str
@@ -62,7 +62,7 @@ class Said:
     attempts_hash: str
     section: int
     at: datetime
-    asked: bool
+    was_called: bool
     """Whether it was a call; else an earlier answer was reused."""
     tokens: int
     cost_usd: float | None
@@ -123,13 +123,13 @@ def policies(connection: Connection, project: str) -> list[str]:
     return list(connection.execute(select(p.id).where(p.project == project).order_by(p.id)).scalars())
 
 
-def judgements(connection: Connection, scope: Scope) -> Iterator[Said]:
+def judgements(connection: Connection, scope: Scope) -> Iterator[StoredJudgement]:
     """Yield the accepted judgements, in the order of acceptance."""
     columns = (j.policy, j.judge, j.rubric_hash, j.group_id, j.attempts_hash, j.section, j.accepted_at)
     taken = (j.cached_from.is_(None), j.prompt_tokens + j.completion_tokens, j.cost_usd, j.scores)
     query = _accepted(select(*columns, *taken), scope).order_by(j.accepted_at, j.id)
     for *values, scores in connection.execute(query):
-        yield Said(*(*values, {name: _scored(one) for name, one in (scores or {}).items()}))
+        yield StoredJudgement(*(*values, {name: _scored(one) for name, one in (scores or {}).items()}))
 
 
 def by_feedback(connection: Connection, scope: Scope) -> dict[str, Reference]:
@@ -159,9 +159,9 @@ def by_feedback(connection: Connection, scope: Scope) -> dict[str, Reference]:
 
 def by_code(connection: Connection, scope: Scope, part: str) -> tuple[dict[str, Reference], set[str]]:
     """Return what reward functions gave trajectories in judged groups under this name, and all names that exist."""
-    found = {one.id: one.code_parts for one in _judged(connection, scope) if one.code_parts}
-    references = {name: Reference(parts[part], parts) for name, parts in found.items() if part in parts}
-    return references, {name for parts in found.values() for name in parts}
+    parts_of = {one.id: one.code_parts for one in _judged(connection, scope) if one.code_parts}
+    references = {name: Reference(parts[part], parts) for name, parts in parts_of.items() if part in parts}
+    return references, {name for parts in parts_of.values() for name in parts}
 
 
 def days(connection: Connection, scope: Scope) -> list[Day]:
@@ -189,7 +189,7 @@ def ranked(connection: Connection, scope: Scope) -> list[Ranked]:
     discarded = func.coalesce(g.reason == WhyNotTrained.JUDGE_NOISE.value, literal(False))
     means = (func.min(t.first_version), func.avg(t.reward), cast(func.avg(t.sampled_tokens), Float))
     columns = (g.id, g.policy, g.judged_at, g.judge_noise, discarded, *means)
-    is_member = (t.project == g.project) & (t.group_id == g.id) & _spoke()
+    is_member = (t.project == g.project) & (t.group_id == g.id) & _has_text()
     joined = select(*columns).join_from(schema.groups, schema.trajectories, is_member).where(*wanted)
     query = joined.group_by(g.project, g.id).order_by(g.judged_at, g.id)
     return [Ranked(*row) for row in connection.execute(query)]
@@ -200,17 +200,17 @@ def texts(connection: Connection, project: str, group_ids: Sequence[str]) -> Ite
     is_of = (c.project == t.project) & (c.trajectory_id == t.id)
     query = select(t.group_id, t.id, response_text).join_from(schema.trajectories, schema.completions, is_of)
     for some in chunks(group_ids):
-        of_groups = (t.project == project, t.group_id.in_(some), _spoke())
+        of_groups = (t.project == project, t.group_id.in_(some), _has_text())
         rows = connection.execute(query.where(*of_groups).order_by(t.id, c.turn))
-        yield from ((group, trajectory, said or "") for group, trajectory, said in rows)
+        yield from ((group, trajectory, text or "") for group, trajectory, text in rows)
 
 
 def drift(connection: Connection, scope: Scope) -> list[DriftDay]:
     """Return comparisons of judges and strong judges, by day."""
     query = "SELECT policy, day, pairs, agreement, difference FROM admin_judge_drift WHERE project = :project"
     rows = connection.execute(text(f"{query} ORDER BY policy, day"), {"project": scope.project})
-    found = [DriftDay(row.policy, str(row.day), row.pairs, float(row.agreement), float(row.difference)) for row in rows]
-    return [one for one in found if one.day >= scope.first_day and scope.policy in (None, one.policy)]
+    days = [DriftDay(row.policy, str(row.day), row.pairs, float(row.agreement), float(row.difference)) for row in rows]
+    return [one for one in days if one.day >= scope.first_day and scope.policy in (None, one.policy)]
 
 
 def _accepted(query: Select[Any], scope: Scope) -> Select[Any]:
@@ -233,9 +233,9 @@ def _judged(connection: Connection, scope: Scope) -> Iterator[Trajectory]:
     return (Trajectory(*row) for row in connection.execute(query))
 
 
-def _spoke() -> ColumnElement[bool]:
+def _has_text() -> ColumnElement[bool]:
     return (t.completions > 0) & IS_ATTEMPT
 
 
-def _scored(said: Mapping[str, Any]) -> Scored:
-    return Scored(said["score"], said.get("parts") or {}, said["position"], said["attempt"])
+def _scored(score: Mapping[str, Any]) -> Scored:
+    return Scored(score["score"], score.get("parts") or {}, score["position"], score["attempt"])

@@ -29,13 +29,13 @@ UNKNOWN_TARGET = "no such trajectory in this project"
 UNKNOWN_GROUP = "no such group in this project"
 NO_JUDGE = "no judge is set up: name one in learning.<policy>.ruler.judges"
 WAITS = "waits for its judges"
-NOBODY_CAME = "no judge has ranked its group in time (ruler.wait_s)"
+NOT_RANKED_IN_TIME = "no judge has ranked its group in time (ruler.wait_s)"
 FIRST_LOOK_AGAIN = timedelta(seconds=1)
 JUDGED_MEANWHILE = timedelta(minutes=10)
 """How often to check whether a group that waits for its judges can still be ranked."""
 _CHANGEABLE = ("applied", "superseded")
 
-Found = tuple[Feedback, frozenset[str]]
+Resolved = tuple[Feedback, frozenset[str]]
 """A feedback with its target filled in, and the trajectories that it changes."""
 
 
@@ -47,7 +47,7 @@ def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datet
     are withdrawn, it counts again. Once a step has claimed the trajectory, feedback is unused.
     """
     became: list[FeedbackOutcome] = []
-    found: list[Found] = []
+    applicable: list[Resolved] = []
     for one in batch:
         if one.state != "waiting":
             continue  # withdrawn: its state as read here does not count, `known.standing` has the current one
@@ -55,31 +55,31 @@ def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datet
         if isinstance(resolved, FeedbackOutcome):
             became.append(resolved)
         else:
-            found.append(resolved)
-    back, kept = _withdrawn(batch, known)
+            applicable.append(resolved)
+    back, restored = _withdrawn(batch, known)
     became += [_became(one, "withdrawn") for one, _ in back]
     taken = {one.id for one, _ in back}
     standing = [one for one in known.standing if one.id not in taken]
-    counted = [*standing, *(one for one, _ in found)]
+    counted = [*standing, *(one for one, _ in applicable)]
     gone = superseded(counted)
-    fresh = [replace(one, applied_at=now, reason=_missing(one, known)) for one, _ in found]
+    fresh = [replace(one, applied_at=now, reason=_missing(one, known)) for one, _ in applicable]
     for one in (*(one for one in standing if one.state in _CHANGEABLE), *fresh):
         fate = "superseded" if one.id in gone else "applied"
         if fate != one.state:
             became.append(_became(one, fate))
-    ending = {trajectory_id for one, ids in found if one.final for trajectory_id in ids}
-    spoken_of = {trajectory_id for _, ids in (*found, *back) for trajectory_id in ids}
-    moved = {trajectory_id: known.trajectories[trajectory_id] for trajectory_id in sorted(spoken_of)}
+    ending = {trajectory_id for one, ids in applicable if one.final for trajectory_id in ids}
+    affected = {trajectory_id for _, ids in (*applicable, *back) for trajectory_id in ids}
+    moved = {trajectory_id: known.trajectories[trajectory_id] for trajectory_id in sorted(affected)}
     rewards: dict[str, Given | None] = dict.fromkeys(trajectory_id for _, ids in back for trajectory_id in ids)
     rewards |= rewards_from_feedback(counted, moved, rules.learning)
     after = (_after(one, rewards, one.id in ending, known, now, rules) for one in moved.values())
     changed = tuple(new for new, old in zip(after, moved.values(), strict=True) if new != old)
     waits = {one.id for one in became if one.reason == WAITS}
-    asked = sorted((one for one in batch if one.id in waits), key=lambda one: one.order)
-    closes = [*(one for one, _ in found if one.source == "close"), *(one for one in asked if one.final)]
+    requests = sorted((one for one in batch if one.id in waits), key=lambda one: one.order)
+    closes = [*(one for one, _ in applicable if one.source == "close"), *(one for one in requests if one.final)]
     closing = {one.target_id: one.created_at for one in sorted(closes, key=lambda one: one.order)}
-    ranking = {one.target_id: one.created_at for one in asked}
-    return Settled(tuple(became), changed, closing, ranking, kept)
+    ranking = {one.target_id: one.created_at for one in requests}
+    return Settled(tuple(became), changed, closing, ranking, restored)
 
 
 def _after(
@@ -100,12 +100,12 @@ def _after(
     return explained(after, group.state if group else None)
 
 
-def _resolve(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackOutcome | Found:
+def _resolve(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackOutcome | Resolved:
     """Return the feedback with its target and the trajectories it changes; or its outcome, if it cannot be applied."""
     if one.withdrawn_at is not None:
         return _became(one, "withdrawn")
     if one.source == "close" or (one.source == "judge" and one.rewards is None):
-        return _asked(one, known, now, rules)
+        return _resolve_request(one, known, now, rules)
     named = _named(one, known)
     if not named or (_missing(one, known) and now - one.created_at < rules.feedback_waits):
         return _unfound(one, now, rules, UNKNOWN_TARGET)
@@ -128,7 +128,7 @@ def _resolve(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules)
     return one, free
 
 
-def _asked(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackOutcome | Found:
+def _resolve_request(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackOutcome | Resolved:
     """Resolve a request about a group as a whole: to be ranked by judges, or to close."""
     group = known.groups.get(one.target_id)
     if group is None:
@@ -143,7 +143,7 @@ def _asked(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -
     if wanted is None and not rules.learning_of(group.policy).ruler.judges:
         return _became(one, "failed", NO_JUDGE)
     if _given_up(one, group, now, rules):
-        return _became(one, "unused", NOBODY_CAME)
+        return _became(one, "unused", NOT_RANKED_IN_TIME)
     if wanted is not None and wanted not in rules.judges:
         return _became(one, "failed", f"no judge is named {wanted!r}; there are: {', '.join(sorted(rules.judges))}")
     return replace(_became(one, "waiting", WAITS), due_at=now + JUDGED_MEANWHILE)
@@ -151,9 +151,9 @@ def _asked(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -
 
 def _given_up(one: Feedback, group: Group, now: datetime, rules: Rules) -> bool:
     """Return whether the wait for judges that the settings allow is over, counted from this request."""
-    heard = group.judge_asked_at is not None and group.judge_asked_at >= one.created_at
+    was_requested = group.judge_asked_at is not None and group.judge_asked_at >= one.created_at
     waiting = group.closed_at is not None and group.judged_at is None and group.judge_due_at is None
-    return heard and waiting and now >= judged_by(group, rules.learning_of(group.policy).ruler)
+    return was_requested and waiting and now >= judged_by(group, rules.learning_of(group.policy).ruler)
 
 
 def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> FeedbackOutcome:
@@ -164,21 +164,21 @@ def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> Feedbac
     return replace(_became(one, "waiting"), due_at=due_at)
 
 
-def _withdrawn(batch: Sequence[Feedback], known: FeedbackContext) -> tuple[list[Found], tuple[str, ...]]:
+def _withdrawn(batch: Sequence[Feedback], known: FeedbackContext) -> tuple[list[Resolved], tuple[str, ...]]:
     """Return what is undone of withdrawn applied feedback in `batch`, and the ids of what a step has claimed."""
     wanted = {one.id for one in batch if one.state != "waiting"}
-    back: list[Found] = []
-    kept = []
+    back: list[Resolved] = []
+    restored = []
     for one in known.standing:
         if one.id not in wanted or one.state not in _CHANGEABLE:
             continue
         named = _named(one, known)
         free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
         if one.state == "applied" and free != named:
-            kept.append(one.id)
+            restored.append(one.id)
         else:
             back.append((one, free))
-    return back, tuple(sorted(kept))
+    return back, tuple(sorted(restored))
 
 
 def _became(one: Feedback, state: str, reason: str | None = None) -> FeedbackOutcome:
@@ -201,8 +201,8 @@ def _trained_in(step: int | None) -> str:
 def _named(one: Feedback, known: FeedbackContext) -> frozenset[str]:
     """Return the known trajectories that it targets."""
     if one.target_kind == "completion":
-        found = known.completions.get((one.target_id, one.choice))
-        return frozenset({found[1]} if found else ())
+        match = known.completions.get((one.target_id, one.choice))
+        return frozenset({match[1]} if match else ())
     if one.target_kind == "trajectory":
         return frozenset({one.target_id} & known.trajectories.keys())
     return frozenset(name for name in one.rewards or () if _is_member(name, one.target_id, known))

@@ -42,14 +42,14 @@ def rewards_from_feedback(
             else:
                 by_completion.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
     means = {name: (mean(rewards.values()), "completions") for name, rewards in by_completion.items()}
-    said = means | whole
-    judged = {name: (score, "judge") for name, score in scores.items() if name not in said}
-    for name in scores.keys() & said.keys():
+    given_rewards = means | whole
+    judged = {name: (score, "judge") for name, score in scores.items() if name not in given_rewards}
+    for name in scores.keys() & given_rewards.keys():
         settings = (learning or {}).get(trajectories[name].policy)
         if settings is not None and settings.ruler.weight:
-            reward, source = said[name]
-            said[name] = (reward + settings.ruler.weight * scores[name], source)
-    return said | judged
+            reward, source = given_rewards[name]
+            given_rewards[name] = (reward + settings.ruler.weight * scores[name], source)
+    return given_rewards | judged
 
 
 def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -68,11 +68,11 @@ def superseded(counted: Iterable[Feedback]) -> set[str]:
     later: dict[tuple[str, str | None], set[str]] = {}
     gone: set[str] = set()
     for one in sorted(counted, key=lambda feedback: feedback.order, reverse=True):
-        said_later = later.setdefault(_target(one), set())
+        later_fields = later.setdefault(_target(one), set())
         says = _says(one)
-        if says and says <= said_later:
+        if says and says <= later_fields:
             gone.add(one.id)
-        said_later.update(says)
+        later_fields.update(says)
     return gone
 
 
@@ -89,5 +89,5 @@ def _says(one: Feedback) -> set[str]:
     """
     if one.target_kind == "group":
         return set(one.rewards or ())
-    said = {"reward": one.reward is not None, "demonstration": one.demonstrates}
-    return {name for name, is_said in said.items() if is_said}
+    fields = {"reward": one.reward is not None, "demonstration": one.demonstrates}
+    return {name for name, is_given in fields.items() if is_given}

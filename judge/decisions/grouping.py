@@ -125,9 +125,9 @@ class _Places:
         group = self.groups.get(one.group_id or "")
         prompt = prompt_of(one, self._rules)
         if prompt is not None:
-            found = self._with_room(one, prompt)
-            self._sizes[found.id] += 1
-            return replace(one, group_id=found.id)
+            chosen = self._with_room(one, prompt)
+            self._sizes[chosen.id] += 1
+            return replace(one, group_id=chosen.id)
         if alone(one, group.state if group else None) and self._rules.learning_of(one.policy).baseline:
             own = self._open(f"single.{new_id()}", one, "single", one.created_at)
             return replace(one, group_id=own.id, left_group_id=one.group_id)

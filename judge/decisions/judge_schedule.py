@@ -9,7 +9,7 @@ from judge.decisions.numbers import spread
 from whetstone.config.rewards import RewardSettings, RulerSettings
 
 FUNCTIONS_FIRST = "its reward functions have not run yet"
-SAID = frozenset({"trajectory", "completions", "group"})
+FEEDBACK_SOURCES = frozenset({"trajectory", "completions", "group"})
 """Sources of a reward that came from the app itself."""
 
 
@@ -58,8 +58,8 @@ def _ranked_unasked(group: Group, members: Sequence[Trajectory], ruler: RulerSet
     if not ruler.judges or ruler.rank == "asked" or (ruler.rank == "shadow" and group.formed_by not in DRAWN):
         return False
     counting = [member for member in members if member.counts or group.formed_by == EVALUATION]
-    said = sum(member.reward is not None and member.reward_source in SAID for member in counting)
-    return said < len(counting) or bool(counting and ruler.weight)
+    rewarded = sum(member.reward is not None and member.reward_source in FEEDBACK_SOURCES for member in counting)
+    return rewarded < len(counting) or bool(counting and ruler.weight)
 
 
 def is_within_noise(group: Group, members: Sequence[Trajectory], learning: RewardSettings) -> bool:

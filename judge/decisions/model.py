@@ -176,7 +176,7 @@ class Settled:
     """Groups that the app requested to close -> time of the last request."""
     ranking: Mapping[str, datetime]
     """Groups that the app requested to have ranked -> time of the last request."""
-    kept: tuple[str, ...]
+    restored: tuple[str, ...]
     """Feedback that was withdrawn after a step had claimed its target: it still counts."""
 
 

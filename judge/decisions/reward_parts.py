@@ -30,24 +30,24 @@ def parts_of(function: str, answer: str) -> dict[str, float]:
         NotNumbers: it is no JSON, or neither a finite number or boolean nor an object of these.
     """
     try:
-        said = json.loads(answer)
+        parsed = json.loads(answer)
     except (ValueError, RecursionError):
         raise NotNumbers(f"answered no JSON: {answer[:80]!r}") from None
-    if not isinstance(said, dict):
-        return {function: _number(said)}
-    if len(said) > MAX_PARTS:
-        raise NotNumbers(f"gave {len(said)} numbers, {MAX_PARTS} is the most")
-    if unnamed := [name for name in said if not PART.fullmatch(name)]:
+    if not isinstance(parsed, dict):
+        return {function: _number(parsed)}
+    if len(parsed) > MAX_PARTS:
+        raise NotNumbers(f"gave {len(parsed)} numbers, {MAX_PARTS} is the most")
+    if unnamed := [name for name in parsed if not PART.fullmatch(name)]:
         raise NotNumbers(f"named a number {unnamed[0][:80]!a}; a name is 1 to 64 of A-Z a-z 0-9 . _ -")
-    return {f"{function}.{name}": _number(number) for name, number in said.items()}
+    return {f"{function}.{name}": _number(number) for name, number in parsed.items()}
 
 
-def _number(said: object) -> float:
-    if not isinstance(said, bool | int | float):
-        raise NotNumbers(f"gave {json.dumps(said)[:80]}, which is no number")
-    if not -MAX_REWARD <= said <= MAX_REWARD:
-        raise NotNumbers(f"gave {str(said)[:24]}, which is no number from {-MAX_REWARD:.0e} to {MAX_REWARD:.0e}")
-    return float(said)
+def _number(value: object) -> float:
+    if not isinstance(value, bool | int | float):
+        raise NotNumbers(f"gave {json.dumps(value)[:80]}, which is no number")
+    if not -MAX_REWARD <= value <= MAX_REWARD:
+        raise NotNumbers(f"gave {str(value)[:24]}, which is no number from {-MAX_REWARD:.0e} to {MAX_REWARD:.0e}")
+    return float(value)
 
 
 def worth(trajectory: Trajectory, given: Given | None, learning: RewardSettings) -> Trajectory:
@@ -64,14 +64,14 @@ def combined(given: Given | None, parts: Mapping[str, float], learning: RewardSe
     `reward` are enough without feedback if all of them returned something: with one missing, the attempt would be
     compared with others that were measured by more. Parts of functions that the settings no longer name do not count.
     """
-    said = {function.name: _numbers(function, parts) for function in learning.rewards}
+    numbers = {function.name: _numbers(function, parts) for function in learning.rewards}
     kinds = {kind: [one for one in learning.rewards if one.kind == kind] for kind in ("reward", "penalty")}
     if vetoed(parts, learning):
         return learning.failure_reward or 0.0, CODE
-    if given is None and not (kinds["reward"] and all(said[one.name] for one in kinds["reward"])):
+    if given is None and not (kinds["reward"] and all(numbers[one.name] for one in kinds["reward"])):
         return None
     base, source = given or (0.0, CODE)
-    total = base + sum(one.weight * sum(said[one.name]) for one in [*kinds["reward"], *kinds["penalty"]])
+    total = base + sum(one.weight * sum(numbers[one.name]) for one in [*kinds["reward"], *kinds["penalty"]])
     return (total, source) if math.isfinite(total) else None
 
 

@@ -36,10 +36,10 @@ class Retention:
 
     def _go_on(self, project: str, now: datetime) -> int:
         with self._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            found = unfinished(connection, project, now - LEFT_ALONE)
+            erasures = unfinished(connection, project, now - LEFT_ALONE)
         # A user's deletion cannot continue before its data was selected, as only the request names the user: it must be
         # repeated.
-        known = [one for one in found if one.kind != "user" or one.waits_for is not None]
+        known = [one for one in erasures if one.kind != "user" or one.waits_for is not None]
         for erasure in known:
             run(self._engine, going_on(erasure, now))
         return len(known)

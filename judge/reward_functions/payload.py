@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class CompletionPayload:
     """One completion of the trajectory."""
 
     completion_id: str
@@ -24,7 +24,7 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class FeedbackPayload:
     """One feedback that counts."""
 
     completion_id: str | None
@@ -47,7 +47,7 @@ class Attempt:
     end_user: str | None
     messages: list[Any]
     """The conversation of its last completion, including that completion's answer."""
-    completions: list[Spoken]
+    completions: list[CompletionPayload]
     reward: float | None
     """The reward from feedback alone."""
-    feedback: list[Said]
+    feedback: list[FeedbackPayload]

@@ -20,7 +20,7 @@ from judge.decisions.model import Trajectory
 from judge.decisions.reward_parts import NotNumbers, parts_of, worth
 from judge.decisions.trajectory_lifecycle import explained, failed, rewarded
 from judge.reward_functions import store as store_code
-from judge.reward_functions.sandbox import START_S, NotFound, SaidNothing, Sandbox
+from judge.reward_functions.sandbox import START_S, NoReward, NotFound, Sandbox
 from judge.reward_functions.store import Ran
 from judge.settlement.write_back import record
 from judge.store import groups as store_groups
@@ -86,8 +86,8 @@ def _run(engine: Engine, due: Mapping[str, list[Trajectory]], learning: Learning
             if time.monotonic() >= ends_at:
                 break
             with reader.connect() as connection:
-                told = msgspec.json.encode(store_code.attempt(connection, project, trajectory))
-            parts, errors, faults = _ask(boxes.get(trajectory.policy, []), told)
+                payload = msgspec.json.encode(store_code.attempt(connection, project, trajectory))
+            parts, errors, faults = _ask(boxes.get(trajectory.policy, []), payload)
             failures.update(faults)
             ran[project].append(Ran(trajectory.id, parts, "; ".join(errors) or None))
     for fault, times in failures.items():
@@ -95,14 +95,14 @@ def _run(engine: Engine, due: Mapping[str, list[Trajectory]], learning: Learning
     return ran
 
 
-def _ask(boxes: list[tuple[RewardFunction, Sandbox]], told: bytes) -> tuple[dict[str, float], list[str], list[str]]:
+def _ask(boxes: list[tuple[RewardFunction, Sandbox]], payload: bytes) -> tuple[dict[str, float], list[str], list[str]]:
     """Return the functions' parts, `name: why` for each function without a result, and its version for the log."""
     parts: dict[str, float] = {}
     errors, faults = [], []
     for function, box in boxes:
         try:
-            parts |= parts_of(function.name, box.ask(told))
-        except (SaidNothing, NotNumbers) as error:
+            parts |= parts_of(function.name, box.ask(payload))
+        except (NoReward, NotNumbers) as error:
             # The message may contain anything: no database stores a lone surrogate, and PostgreSQL stores no NUL.
             why = str(error).encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
             errors.append(f"{function.name}: {why}")
@@ -130,15 +130,15 @@ def _write(
     ids = [one.id for one in taken]
     groups = unit_of_work.lock_groups(connection, project, unit_of_work.groups_of(connection, project, ids))
     locked = unit_of_work.lock_trajectories(connection, project, ids)
-    held = {one.id: one for one in locked.values() if one.code_due_at == until}
-    said = [one for one in ran if one.id in held]
-    store_code.write(connection, project, said)
-    store_code.due_from(connection, project, held.keys() - {one.id for one in said}, now)
-    rewards = rewards_from_feedback(unit_of_work.standing(connection, project, held, groups), held, learning)
-    broken = store_groups.broken_off(connection, project, held)
+    leased = {one.id: one for one in locked.values() if one.code_due_at == until}
+    written = [one for one in ran if one.id in leased]
+    store_code.write(connection, project, written)
+    store_code.due_from(connection, project, leased.keys() - {one.id for one in written}, now)
+    rewards = rewards_from_feedback(unit_of_work.standing(connection, project, leased, groups), leased, learning)
+    broken = store_groups.broken_off(connection, project, leased)
     changed = []
-    for one in said:
-        before = replace(held[one.id], code_parts=one.code_parts, code_due_at=None)
+    for one in written:
+        before = replace(leased[one.id], code_parts=one.code_parts, code_due_at=None)
         settings = learning.get(before.policy, RewardSettings())
         after = rewarded(worth(before, rewards.get(one.id), settings))
         after = failed(after, settings) if one.id in broken else after

@@ -24,15 +24,15 @@ START_S = 60.0
 """How long a process may take to start and to import the function's module."""
 LINE_BYTES = 8 * sandbox_child.ANSWER_BYTES
 """Longest line read from a process: an answer with each of its characters escaped."""
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
+PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """The part of the worker's environment that a function sees, besides Python's module path: no settings, no keys."""
 
 
-class SaidNothing(Exception):
+class NoReward(Exception):
     """A function gave no answer; the message gives the reason, for admins and in SQL."""
 
 
-class NotFound(SaidNothing):
+class NotFound(NoReward):
     """There is no such function or program, or its module cannot be imported."""
 
 
@@ -66,7 +66,7 @@ class Sandbox:
             self._process = _Process(self._function)
             try:
                 _checked(self._process.read(START_S))
-            except SaidNothing as error:
+            except NoReward as error:
                 self._stop()
                 self._not_found = NotFound(str(error))
                 raise self._not_found from error
@@ -76,16 +76,16 @@ class Sandbox:
 
         Raises:
             NotFound: there is no such function.
-            SaidNothing: it raised, exceeded its time or memory, or failed in another way.
+            NoReward: it raised, exceeded its time or memory, or failed in another way.
         """
         self.start()
         assert self._process is not None
         try:
-            said = self._process.exchange(trajectory, self._function.timeout_s)
-        except SaidNothing:
+            reply = self._process.exchange(trajectory, self._function.timeout_s)
+        except NoReward:
             self._stop()
             raise
-        return str(_checked(said).get("answer"))
+        return str(_checked(reply).get("answer"))
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -119,23 +119,23 @@ class _Process:
         """Send a line and read one.
 
         Raises:
-            SaidNothing: no line came in time, or the process has died.
+            NoReward: no line came in time, or the process has died.
         """
         began = time.monotonic()
         self._wire.settimeout(timeout_s)
         try:
             self._wire.sendall(line + b"\n")
         except TimeoutError:
-            raise SaidNothing(_too_late(timeout_s)) from None
+            raise NoReward(_too_late(timeout_s)) from None
         except OSError:
-            raise SaidNothing(self._death()) from None
+            raise NoReward(self._death()) from None
         return self.read(timeout_s - (time.monotonic() - began), timeout_s)
 
     def read(self, left_s: float, of_s: float | None = None) -> dict[str, object]:
         """Read a line within `left_s` seconds (of `of_s` in all).
 
         Raises:
-            SaidNothing: no line came, it has another format, or it reports an error.
+            NoReward: no line came, it has another format, or it reports an error.
         """
         deadline = time.monotonic() + left_s
         line = bytearray()
@@ -144,17 +144,17 @@ class _Process:
             try:
                 more = self._wire.recv(2**16)
             except TimeoutError:
-                raise SaidNothing(_too_late(of_s or left_s)) from None
+                raise NoReward(_too_late(of_s or left_s)) from None
             except OSError:
                 more = b""
             if not more or len(line) > LINE_BYTES:
-                raise SaidNothing(self._death())
+                raise NoReward(self._death())
             line += more
         with contextlib.suppress(ValueError):
-            said = json.loads(line)
-            if isinstance(said, dict):
-                return said
-        raise SaidNothing("it wrote into the socket that its answers go through")
+            reply = json.loads(line)
+            if isinstance(reply, dict):
+                return reply
+        raise NoReward("it wrote into the socket that its answers go through")
 
     def kill(self) -> int:
         """Kill the process and all that it has started; return its exit code."""
@@ -170,10 +170,10 @@ class _Process:
         return f"it {sandbox_child.how_ended(self.kill())}"
 
 
-def _checked(said: dict[str, object]) -> dict[str, object]:
-    if "error" in said:
-        raise SaidNothing(str(said["error"]))
-    return said
+def _checked(reply: dict[str, object]) -> dict[str, object]:
+    if "error" in reply:
+        raise NoReward(str(reply["error"]))
+    return reply
 
 
 def _too_late(timeout_s: float) -> str:
@@ -184,7 +184,7 @@ def _environment(folder: str) -> dict[str, str]:
     """Return a function's environment: modules are searched as in the worker, files go into a temporary folder."""
     paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
-        **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+        **{name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
         "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *paths]),
         "TMPDIR": folder,
         # Many such processes run beside a busy vLLM, and threads use address space.

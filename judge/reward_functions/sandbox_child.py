@@ -54,13 +54,13 @@ def main(fd: int, run: str, timeout_s: float, memory_mb: int) -> None:
     for line in wire.makefile(encoding="utf-8"):
         _allow(timeout_s)
         try:
-            said = {"answer": function(line)}
+            reply = {"answer": function(line)}
         except BaseException as error:
-            said = {"error": explained(error)}
+            reply = {"error": explained(error)}
         if os.getpid() != me:
             os._exit(0)  # a copy that the function forked and that returned
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(wire, said)
+        _send(wire, reply)
 
 
 def is_program(run: str) -> bool:
@@ -70,10 +70,10 @@ def is_program(run: str) -> bool:
 
 def explained(error: BaseException) -> str:
     """Return an error as one short line: its class, and the first line of its message."""
-    said = next(iter(str(error).strip().splitlines()), "")
+    message = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, Failed):
-        return said[:300]
-    return f"{type(error).__name__}: {said}"[:300] if said else type(error).__name__
+        return message[:300]
+    return f"{type(error).__name__}: {message}"[:300] if message else type(error).__name__
 
 
 def how_ended(code: int) -> str:
@@ -89,8 +89,8 @@ def _allow(timeout_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(used_s + timeout_s) + 1, hard))
 
 
-def _send(wire: socket.socket, said: dict[str, Any]) -> None:
-    wire.sendall(json.dumps(said).encode() + b"\n")
+def _send(wire: socket.socket, reply: dict[str, Any]) -> None:
+    wire.sendall(json.dumps(reply).encode() + b"\n")
 
 
 def _python(run: str) -> Function:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, select, text
 
 from judge.decisions.effective_feedback import rewards_from_feedback
 from judge.decisions.model import Trajectory
-from judge.reward_functions.payload import Attempt, Said, Spoken
+from judge.reward_functions.payload import Attempt, CompletionPayload, FeedbackPayload
 from judge.store import unit_of_work
 from migrations import schema
 from whetstone.database.types import Json
@@ -78,17 +78,21 @@ def write(connection: Connection, project: str, ran: Sequence[Ran]) -> None:
         connection.execute(update, rows)
 
 
-def _completions(connection: Connection, project: str, trajectory_id: str) -> list[Spoken]:
-    columns = [c.id if field.name == "completion_id" else c[field.name] for field in fields(Spoken)]
+def _completions(connection: Connection, project: str, trajectory_id: str) -> list[CompletionPayload]:
+    columns = [c.id if field.name == "completion_id" else c[field.name] for field in fields(CompletionPayload)]
     query = select(*columns).where(c.project == project, c.trajectory_id == trajectory_id).order_by(c.turn)
-    return [Spoken(*row) for row in connection.execute(query)]
+    return [CompletionPayload(*row) for row in connection.execute(query)]
 
 
-def _feedback(connection: Connection, project: str, trajectory: Trajectory, ids: Sequence[str]) -> list[Said]:
+def _feedback(
+    connection: Connection, project: str, trajectory: Trajectory, ids: Sequence[str]
+) -> list[FeedbackPayload]:
     """Return these feedbacks in the order they were given; of a group's feedback, its entry for this trajectory."""
     columns = (f.completion_id, f.source, f.reward, f.parts, f.comment, f.rewards)
     query = select(*columns).where(f.project == project, f.id.in_(ids)).order_by(f.created_at, f.id)
     return [
-        Said(row.completion_id, row.source, (row.rewards or {}).get(trajectory.id, row.reward), row.parts, row.comment)
+        FeedbackPayload(
+            row.completion_id, row.source, (row.rewards or {}).get(trajectory.id, row.reward), row.parts, row.comment
+        )
         for row in connection.execute(query)
     ]

@@ -64,18 +64,18 @@ def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
     tools = None
     reader = _Reader()
     for turn in turns:
-        begins_anew = bool(lines) and not turn.extends
-        if begins_anew:
+        restarts = bool(lines) and not turn.extends
+        if restarts:
             reader = _Reader()
         added = [reader.line(message) for message in turn.messages]
-        if begins_anew:
+        if restarts:
             added = [_json({NOTE: _NEW_PROMPT}), *added[_equal(lines, added) :]]
         lines += added
         if turn.response is not None or turn.response_text is not None:
             lines.append(reader.line(_answer(turn)))
         tools = tools if turn.tools is None else turn.tools
-    told = _line(_plain, tools) if tools else None
-    return Conversation(trajectory_id, told, tuple(lines), _digest(told, lines))
+    tools_line = _line(_plain, tools) if tools else None
+    return Conversation(trajectory_id, tools_line, tuple(lines), _digest(tools_line, lines))
 
 
 def shared(conversations: Sequence[Conversation]) -> int:
@@ -103,35 +103,35 @@ class _Reader:
         fields = {key: value for key, value in message.items() if key != "id" or not _is_id(value)}
         if not fields.get("content", True):
             fields["content"] = None if fields.get("tool_calls") else ""
-        told = self._object(fields, is_call=False)
-        if _are_token_ids(told.get("prompt")):
-            told["prompt"] = f"[{len(told['prompt'])} token ids]"
-        return {**({"role": told.pop("role")} if "role" in told else {}), **told}
+        shortened = self._object(fields, is_call=False)
+        if _are_token_ids(shortened.get("prompt")):
+            shortened["prompt"] = f"[{len(shortened['prompt'])} token ids]"
+        return {**({"role": shortened.pop("role")} if "role" in shortened else {}), **shortened}
 
     def _object(self, value: dict[str, Any], is_call: bool) -> dict[str, Any]:
         """Convert a message, a part of its content or a tool call, without empty fields."""
-        told = {}
+        shortened = {}
         for key in sorted(value):
             field = value[key]
             if field is None or field == [] or _is_unreadable(key, field, value.get("type")):
                 continue
             if key in _CALL_IDS or (is_call and key == "id"):
-                told[key] = self._call(field)
+                shortened[key] = self._call(field)
             elif key in ("content", "tool_calls") and isinstance(field, list):
-                told[key] = self._parts(field, is_calls=key == "tool_calls")
+                shortened[key] = self._parts(field, is_calls=key == "tool_calls")
             else:
-                told[key] = _shallow(field)
-        return _without_bytes(told)
+                shortened[key] = _shallow(field)
+        return _without_bytes(shortened)
 
     def _parts(self, parts: list[Any], is_calls: bool) -> Any:
-        told = [
+        shortened = [
             self._object(one, is_call=is_calls or one.get("type") in _CALLS) if isinstance(one, dict) else _shallow(one)
             for one in parts
         ]
-        only = told[0] if len(told) == 1 else None
+        only = shortened[0] if len(shortened) == 1 else None
         if isinstance(only, dict) and only.keys() == {"type", "text"} and only["type"] in _TEXTS:
             return only["text"]
-        return told
+        return shortened
 
     def _call(self, given: Any) -> Any:
         """Return the id that replaces this one."""
@@ -184,8 +184,8 @@ def _without_bytes(value: dict[str, Any]) -> dict[str, Any]:
     return value | {"data": _named(kind, data)}
 
 
-def _placeholder(found: re.Match[str]) -> str:
-    return _named(found[1] or "data", found[2]) if _is_base64(unquote(found[2])) else found[0]
+def _placeholder(match: re.Match[str]) -> str:
+    return _named(match[1] or "data", match[2]) if _is_base64(unquote(match[2])) else match[0]
 
 
 def _is_base64(text: str) -> bool:

@@ -22,7 +22,7 @@ from whetstone.config.rewards import JudgeSettings
 
 MAX_AFTER_S = 3600.0
 """Longest wait that a provider may request."""
-SAID_CHARS = 200
+MESSAGE_CHARS = 200
 """Longest quotation from an error; with its remedy a message has about 300 characters."""
 READ_CHARS = 2000
 """Only this much of an error is searched for its meaning. What follows, if anything, is the echoed prompt."""
@@ -154,7 +154,7 @@ RESETS = re.compile(r"x-ratelimit-reset(?:-requests|-tokens)?|anthropic-ratelimi
 
 def translated(error: Exception, name: str, judge: JudgeSettings) -> JudgeError:
     """Return the JudgeError for an error that litellm raised for judge `name`; the caller raises it from that."""
-    kind, text = kind_of(error), _said(error, judge)
+    kind, text = kind_of(error), _message(error, judge)
     if kind is Kind.LATER:
         return JudgeUnavailable(text, after_s(_headers(error), time.time()))
     if kind is Kind.TOO_LARGE:
@@ -173,24 +173,24 @@ def kind_of(error: Exception) -> Kind:
         refused = isinstance(status, int) and 400 <= status < 500
         kind = STATUSES.get(status or 0, Kind.REFUSED if refused else Kind.LATER)
     if status in (400, 402, 413, 422, 429):
-        said = said_by(error)
-        if NO_PROVIDER in said:
+        message = message_of(error)
+        if NO_PROVIDER in message:
             return Kind.MODEL
-        if NO_MONEY.search(said):
+        if NO_MONEY.search(message):
             return Kind.MONEY
-        if (TOO_LARGE_EVER if status == 429 else TOO_LARGE).search(said):
+        if (TOO_LARGE_EVER if status == 429 else TOO_LARGE).search(message):
             return Kind.TOO_LARGE
     return kind
 
 
-def said_by(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return a provider's error text to search: its message, and the codes that come with it."""
     body = getattr(error, "body", None)
     codes = [str(body.get(key)) for key in ("type", "code", "param")] if isinstance(body, dict) else []
     return " ".join([*codes, str(error)])[:READ_CHARS]
 
 
-def _said(error: Exception, judge: JudgeSettings) -> str:
+def _message(error: Exception, judge: JudgeSettings) -> str:
     text = str(error)
     if judge.api_key_env and (key := os.environ.get(judge.api_key_env)):
         text = text.replace(key, "[key]")
@@ -198,15 +198,15 @@ def _said(error: Exception, judge: JudgeSettings) -> str:
     # litellm itself adds the class once or twice.
     text = re.sub(r"^(?:(?:litellm\.)?\w+: )+", "", " ".join(text.split()))
     whole = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return whole if len(whole) <= SAID_CHARS else f"{whole[: SAID_CHARS - 1]}…"
+    return whole if len(whole) <= MESSAGE_CHARS else f"{whole[: MESSAGE_CHARS - 1]}…"
 
 
 def _headers(error: Exception) -> dict[str, str]:
     headers: dict[str, str] = {}
     for holder in (getattr(error, "litellm_response_headers", None), getattr(error, "response", None)):
-        found = getattr(holder, "headers", holder)
-        if isinstance(found, Mapping):
-            headers |= {str(key).lower(): str(value) for key, value in found.items()}
+        source = getattr(holder, "headers", holder)
+        if isinstance(source, Mapping):
+            headers |= {str(key).lower(): str(value) for key, value in source.items()}
     return headers
 
 
@@ -218,11 +218,11 @@ def after_s(headers: Mapping[str, str], now: float) -> float | None:
     """
     with contextlib.suppress(KeyError, ValueError):
         return _bounded(_finite(headers["retry-after-ms"]) / 1000)
-    if (said := headers.get("retry-after")) is not None:
+    if (retry_after := headers.get("retry-after")) is not None:
         with contextlib.suppress(ValueError):
-            return _bounded(_finite(said))
+            return _bounded(_finite(retry_after))
         with contextlib.suppress(ValueError):
-            return _bounded(_timestamp(email.utils.parsedate_to_datetime(said)) - now)
+            return _bounded(_timestamp(email.utils.parsedate_to_datetime(retry_after)) - now)
     resets = [_reset_s(value, now) for key, value in headers.items() if RESETS.fullmatch(key)]
     return max((_bounded(reset) for reset in resets if reset is not None), default=None)
 
@@ -235,9 +235,9 @@ def _reset_s(value: str, now: float) -> float | None:
         return number if number < 1e9 else (number if number < 1e12 else number / 1000) - now
     with contextlib.suppress(ValueError):
         return _timestamp(datetime.fromisoformat(value)) - now
-    if value and (found := DURATION.fullmatch(value)):
+    if value and (match := DURATION.fullmatch(value)):
         with contextlib.suppress(ValueError):
-            units = zip(found.groups(default="0"), (86400, 3600, 60, 1, 0.001), strict=True)
+            units = zip(match.groups(default="0"), (86400, 3600, 60, 1, 0.001), strict=True)
             return sum(_finite(number) * unit_s for number, unit_s in units)
     return None
 

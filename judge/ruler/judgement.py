@@ -38,13 +38,13 @@ class JudgementTask:
     def __init__(
         self,
         judges: Judges,
-        held: GroupLease,
+        lease: GroupLease,
         about: RankingInput,
         judgement: Judgement,
         slot: PlannedJudgement,
         ruler: RulerSettings,
     ) -> None:
-        self._judges, self._held, self._about = judges, held, about
+        self._judges, self._lease, self._about = judges, lease, about
         self._slot, self._ruler = slot, ruler
         self._id = judgement.id
         known = judgement.judge in judges.settings
@@ -78,7 +78,7 @@ class JudgementTask:
 
     def _passed_over(self) -> bool:
         """Return whether the judge is paused; if so, its successor is next."""
-        pause, now = self._judges.paused.get(self._judge), self._held.tables.now()
+        pause, now = self._judges.paused.get(self._judge), self._lease.tables.now()
         if pause is None or pause.until <= now:
             return False
         after = plan.next_judge(self._judge, self._slot.judge, self._ruler.fallback)
@@ -96,13 +96,13 @@ class JudgementTask:
         """Call the judge once; return None if there is no usable answer."""
         await self._within_budget(settings)
         prompt = await asyncio.to_thread(self._prompt, settings)
-        await self._held.keep(settings.timeout_s + MARGIN_S)
+        await self._lease.extend(settings.timeout_s + MARGIN_S)
         try:
             answer = await ask(self._judge, settings, prompt.messages, prompt.schema)
         except JudgeError as error:
             await self._unanswered(error, prompt)
             return None
-        self._judges.answers(self._judge, self._held.tables.now())
+        self._judges.answers(self._judge, self._lease.tables.now())
         spent = Spent(answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.cost_usd)
         try:
             scored = read(answer.text, prompt.ids, self._about.parts)
@@ -111,8 +111,8 @@ class JudgementTask:
             return None
         scores = self._about.stored(self._slot.section, scored, prompt.order)
         key = self._about.cache_key(self._slot.section, self._slot.place, settings)
-        said = {"model": answer.model, "seconds": answer.seconds, "left_out": prompt.left_out}
-        return await self._accept({"scores": scores, "cache_key": key, **said}, spent)
+        details = {"model": answer.model, "seconds": answer.seconds, "left_out": prompt.left_out}
+        return await self._accept({"scores": scores, "cache_key": key, **details}, spent)
 
     def _prompt(self, settings: JudgeSettings) -> Prompt:
         room = (settings.context_tokens - settings.max_output_tokens) * CHARS_PER_TOKEN
@@ -130,7 +130,7 @@ class JudgementTask:
             return
         wait_s = plan.wait_s(self._failures, self._judges.rng)
         if isinstance(error, JudgeUnavailable):
-            wait_s = self._judges.pause(self._judge, self._held.tables.now(), why, error.after_s)
+            wait_s = self._judges.pause(self._judge, self._lease.tables.now(), why, error.after_s)
         await self._leave(why, "failed", Spent(), wait_s)
 
     async def _not_answered(self, refused: str, spent: Spent) -> None:
@@ -152,21 +152,21 @@ class JudgementTask:
 
     async def _note(self, after: str | None, why: str, outcome: str, spent: Spent) -> None:
         """Store that the call gave nothing, and which judge is next."""
-        group, judge = self._held.group, self._judge
-        now, next_judge, refusals = self._held.tables.now(), after or self._slot.judge, self._refusals
+        group, judge = self._lease.group, self._judge
+        now, next_judge, refusals = self._lease.tables.now(), after or self._slot.judge, self._refusals
 
         def write(connection: Connection) -> None:
             store_ruler.note(connection, group.project, self._id, next_judge, refusals, why[:LONGEST_WHY], spent)
             store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), outcome, spent)
 
-        await self._held.tables.write(write)
+        await self._lease.tables.write(write)
 
     async def _accept(self, row: Mapping[str, Any], spent: Spent | None) -> Mapping[str, Any]:
         """Store the answer, unless this place has one already; return the scores that count.
 
         `spent`: of its call, if any.
         """
-        group, judge, now = self._held.group, self._judge, self._held.tables.now()
+        group, judge, now = self._lease.group, self._judge, self._lease.tables.now()
         values = {**row, "judge": judge, "accepted_at": now}
         scores: Mapping[str, Any] = row["scores"]
 
@@ -176,42 +176,44 @@ class JudgementTask:
                 store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), "accepted", spent)
             return scores if accepted else self._stored(connection)
 
-        return await self._held.tables.write(write)
+        return await self._lease.tables.write(write)
 
     def _stored(self, connection: Connection) -> Mapping[str, Any]:
         """Return the scores that another worker has accepted in this place: those count."""
-        scores = store_ruler.judgements(connection, self._held.group.project, [self._id])[self._id].scores
+        scores = store_ruler.judgements(connection, self._lease.group.project, [self._id])[self._id].scores
         assert scores is not None
         return scores
 
     async def _used_again(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
         """Return the scores of an earlier judgement of exactly the same, if there is one, without a call."""
-        project = self._held.group.project
+        project = self._lease.group.project
         key = self._about.cache_key(self._slot.section, self._slot.place, settings)
-        found = await self._held.tables.read(lambda connection: store_ruler.accepted_before(connection, project, key))
-        if found is None:
+        earlier = await self._lease.tables.read(
+            lambda connection: store_ruler.accepted_before(connection, project, key)
+        )
+        if earlier is None:
             return None
-        scores = self._about.again(self._slot.section, found["scores"])
-        return await self._accept({**found, "scores": scores}, None)
+        scores = self._about.again(self._slot.section, earlier["scores"])
+        return await self._accept({**earlier, "scores": scores}, None)
 
     async def _within_budget(self, settings: JudgeSettings) -> None:
         """Raise Waits if the day's budget is spent. Calls in flight may still exceed it."""
-        ruler, group, now = self._ruler, self._held.group, self._held.tables.now()
+        ruler, group, now = self._ruler, self._lease.group, self._lease.tables.now()
         if ruler.usd_per_day is None and ruler.tokens_per_day is None:
             return
         if ruler.usd_per_day is not None and not priced(settings):
-            told = f"usd_per_day is set, and nobody knows what judges.{self._judge} costs: set its usd_per_million_…"
-            raise Waits(told, LOOK_AGAIN_S)
+            message = f"usd_per_day is set, and nobody knows what judges.{self._judge} costs: set its usd_per_million_…"
+            raise Waits(message, LOOK_AGAIN_S)
         day = day_of(now)
-        cost_usd, tokens = await self._held.tables.read(
+        cost_usd, tokens = await self._lease.tables.read(
             lambda connection: store_ruler.spent_on(connection, group.project, group.policy, day)
         )
         spent_usd = ruler.usd_per_day is not None and cost_usd >= ruler.usd_per_day
         if spent_usd or (ruler.tokens_per_day is not None and tokens >= ruler.tokens_per_day):
             midnight = datetime.combine(now.astimezone(UTC).date() + timedelta(days=1), datetime.min.time(), UTC)
             took = f"${cost_usd:.2f}" if spent_usd else f"{tokens} tokens"
-            told = f"the budget of {group.policy} for {day} is spent ({took}); judging goes on at midnight UTC"
-            raise Waits(told, (midnight - now).total_seconds() + 1)
+            message = f"the budget of {group.policy} for {day} is spent ({took}); judging goes on at midnight UTC"
+            raise Waits(message, (midnight - now).total_seconds() + 1)
 
 
 def day_of(now: datetime) -> str:

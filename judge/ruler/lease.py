@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from judge.store import ruler
 from judge.store.ruler import Taken
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Lost(Exception):
@@ -34,16 +34,16 @@ class Tables:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.now = clock
 
-    async def write(self, work: Callable[[Connection], Found]) -> Found:
+    async def write(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` in one transaction."""
         return await asyncio.to_thread(self._in, self._engine, work)
 
-    async def read(self, work: Callable[[Connection], Found]) -> Found:
+    async def read(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` for reading, without a transaction."""
         return await asyncio.to_thread(self._in, self._reader, work)
 
     @staticmethod
-    def _in(engine: Engine, work: Callable[[Connection], Found]) -> Found:
+    def _in(engine: Engine, work: Callable[[Connection], Result]) -> Result:
         with engine.begin() as connection:
             return work(connection)
 
@@ -54,7 +54,7 @@ class GroupLease:
     def __init__(self, tables: Tables, group: Taken) -> None:
         self.tables, self.group = tables, group
 
-    async def keep(self, seconds: float, waits: str | None = None) -> None:
+    async def extend(self, seconds: float, waits: str | None = None) -> None:
         """Extend the lease to `seconds` from now. `waits`: why the group is not ranked yet.
 
         Raises:

@@ -17,7 +17,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from judge.ruler.errors import JudgeError, JudgeRefused, JudgeUnavailable, Kind, TooLarge, kind_of, said_by, translated
+from judge.ruler.errors import (
+    JudgeError,
+    JudgeRefused,
+    JudgeUnavailable,
+    Kind,
+    TooLarge,
+    kind_of,
+    message_of,
+    translated,
+)
 from whetstone.config.rewards import JudgeSettings
 from whetstone.observability import tracing
 
@@ -73,7 +82,7 @@ async def ask(name: str, judge: JudgeSettings, messages: list[dict[str, str]], s
         try:
             # An HTTP client restarts its time limit with each byte.
             async with asyncio.timeout(judge.timeout_s) as limit:
-                response = await _asked(litellm, name, judge, messages, schema, key)
+                response = await _complete(litellm, name, judge, messages, schema, key)
             answer = _answer(litellm, judge, response, time.monotonic() - began)
         except Exception as error:
             if limit.expired():
@@ -157,7 +166,7 @@ def _litellm() -> Any:
     return litellm
 
 
-async def _asked(
+async def _complete(
     litellm: Any,
     name: str,
     judge: JudgeSettings,
@@ -213,8 +222,8 @@ def _refusal(error: Exception, without: frozenset[str]) -> str | None:
     """Return the parameter that a request was refused for, if it can be left out."""
     if kind_of(error) is not Kind.REFUSED:
         return None
-    said = said_by(error)
-    return next((key for key, how in REFUSALS.items() if key not in without and how.search(said)), None)
+    message = message_of(error)
+    return next((key for key, how in REFUSALS.items() if key not in without and how.search(message)), None)
 
 
 def _answer(litellm: Any, judge: JudgeSettings, response: Any, seconds: float) -> Answer:

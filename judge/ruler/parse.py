@@ -47,13 +47,13 @@ def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[Scor
     if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
         raise NotAnswered('the answer is no object with a list "scores"')
     by_id: dict[str, Scored] = {}
-    said: list[str] = []
+    ids_read: list[str] = []
     for item in answer["scores"]:
         if not isinstance(item, dict):
             raise NotAnswered('an item of "scores" is no object')
-        said.append(_id(item, ids))
-        by_id[said[-1]] = _scored(item, said[-1], parts)
-    if twice := [one for one, times in Counter(said).items() if times > 1]:
+        ids_read.append(_id(item, ids))
+        by_id[ids_read[-1]] = _scored(item, ids_read[-1], parts)
+    if twice := [one for one, times in Counter(ids_read).items() if times > 1]:
         raise NotAnswered(f"more than one score for {', '.join(twice)}")
     if missing := [one for one in ids if one not in by_id]:
         raise NotAnswered(f"no score for {', '.join(missing)}")
@@ -75,11 +75,11 @@ def _parsed(text: str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object and refuse duplicate keys: it would be unclear which of two values counts."""
-    told = dict(pairs)
-    if len(told) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise NotAnswered(f"an object has the key {_quoted(twice)} more than once")
-    return told
+    return fields
 
 
 def _no_number(name: str) -> float:
@@ -87,12 +87,12 @@ def _no_number(name: str) -> float:
 
 
 def _id(item: dict[str, Any], ids: Sequence[str]) -> str:
-    said = item.get("id")
-    if not isinstance(said, str):
+    attempt_id = item.get("id")
+    if not isinstance(attempt_id, str):
         raise NotAnswered('an item of "scores" has no "id"')
-    if said not in ids:
-        raise NotAnswered(f"there is no attempt {_quoted(said)}")
-    return said
+    if attempt_id not in ids:
+        raise NotAnswered(f"there is no attempt {_quoted(attempt_id)}")
+    return attempt_id
 
 
 def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) -> Scored:
@@ -100,23 +100,23 @@ def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) ->
     if not isinstance(explanation, str):
         raise NotAnswered(f"{attempt} has no explanation")
     # No database stores a lone surrogate, and PostgreSQL stores no NUL.
-    kept = explanation[:EXPLANATION_CHARS].encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+    stored = explanation[:EXPLANATION_CHARS].encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
     if not weights:
-        return Scored(_number(item, "score", attempt), kept, None)
-    said = item.get("parts")
-    if not isinstance(said, dict):
+        return Scored(_number(item, "score", attempt), stored, None)
+    values = item.get("parts")
+    if not isinstance(values, dict):
         raise NotAnswered(f"{attempt} has no parts")
-    if unknown := [name for name in said if name not in weights]:
+    if unknown := [name for name in values if name not in weights]:
         raise NotAnswered(f"{attempt} has a part {_quoted(unknown[0])}, which was not asked for")
-    parts = {name: _number(said, name, attempt) for name in weights}
+    parts = {name: _number(values, name, attempt) for name in weights}
     total = math.fsum(weight * parts[name] for name, weight in weights.items()) / math.fsum(weights.values())
-    return Scored(total, kept, parts)
+    return Scored(total, stored, parts)
 
 
-def _number(said: dict[str, Any], name: str, attempt: str) -> float:
-    if name not in said:
+def _number(fields: dict[str, Any], name: str, attempt: str) -> float:
+    if name not in fields:
         raise NotAnswered(f"{attempt} has no {name}")
-    number = said[name]
+    number = fields[name]
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise NotAnswered(f"{attempt}: {name} is no number")
     if not 0 <= number <= 1:

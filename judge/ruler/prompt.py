@@ -75,7 +75,11 @@ class _Shown:
     attempts: list[tuple[list[Line], list[Line]]]
 
     def chars(self) -> int:
-        return chars(self.context) + chars(self.tools) + sum(chars(own) + chars(said) for own, said in self.attempts)
+        return (
+            chars(self.context)
+            + chars(self.tools)
+            + sum(chars(own) + chars(lines_of) for own, lines_of in self.attempts)
+        )
 
 
 def build(
@@ -115,15 +119,15 @@ def _fitted(shown: _Shown, room: int) -> tuple[_Shown, int]:
 
     Equally long attempts lose equally much.
     """
-    before = [chars(own) + chars(said) for own, said in shown.attempts]
+    before = [chars(own) + chars(lines_of) for own, lines_of in shown.attempts]
     around = chars(shown.context) + chars(shown.tools)
     most = cap(before, _second(around, sum(before), room))
     attempts, out = [], 0
     for one in shown.attempts:
-        (own, out_of_own), (said, out_of_said) = _pair(*one, most)
-        attempts.append((own, said))
-        out += out_of_own + out_of_said
-    after = sum(chars(own) + chars(said) for own, said in attempts)
+        (own, out_of_own), (lines_of, out_of_lines) = _pair(*one, most)
+        attempts.append((own, lines_of))
+        out += out_of_own + out_of_lines
+    after = sum(chars(own) + chars(lines_of) for own, lines_of in attempts)
     (tools, out_of_tools), (context, out_of_context) = _pair(shown.tools, shown.context, room - after)
     return _Shown(context, tools, attempts), out + out_of_tools + out_of_context
 
@@ -164,8 +168,8 @@ def _user(shown: _Shown, ids: Sequence[str], order: Sequence[int], ending: str) 
     """Return the lines of the message: ours, which stay unchanged, and those to be escaped."""
     sections: list[str | Line] = [*_section("context", shown.context), *_section("tools", shown.tools)]
     for one in order:
-        own, said = shown.attempts[one]
-        sections += [f'<attempt id="{ids[one]}">', *_section("tools", own), *said, "</attempt>"]
+        own, lines_of = shown.attempts[one]
+        sections += [f'<attempt id="{ids[one]}">', *_section("tools", own), *lines_of, "</attempt>"]
     return [*sections, "", ending]
 
 
@@ -174,11 +178,11 @@ def _section(name: str, lines: Sequence[Line]) -> list[str | Line]:
 
 
 def _ending(ids: Sequence[str], refused: str | None) -> str:
-    asked = f"Score each of {', '.join(ids)} by the rubric. Answer with the JSON object only."
+    instruction = f"Score each of {', '.join(ids)} by the rubric. Answer with the JSON object only."
     if refused is None:
-        return asked
+        return instruction
     reason = escaped(json.dumps(refused[:REFUSED_CHARS], ensure_ascii=False))
-    return f"{asked}\n\nAn earlier answer was refused: {reason}. Answer anew, in full."
+    return f"{instruction}\n\nAn earlier answer was refused: {reason}. Answer anew, in full."
 
 
 def _ids(attempts: Sequence[Conversation], rng: random.Random) -> tuple[str, ...]:

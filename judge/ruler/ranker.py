@@ -25,7 +25,7 @@ from judge.ruler.ranking_input import RankingInput
 from judge.ruler.snapshot import LOOK_AGAIN_S, GroupSnapshot
 from judge.settlement.sweep import rules_of
 from judge.store import ruler as store_ruler
-from judge.store.ruler import Asked, Judgement, Taken
+from judge.store.ruler import Judgement, RankingRequest, Taken
 from whetstone.config.rewards import JudgeSettings, RulerSettings
 from whetstone.config.settings import Settings
 from whetstone.observability import log_setup, tracing
@@ -89,14 +89,14 @@ class Ranker:
             if group is None:
                 return done
             done += 1
-            held = GroupLease(self._tables, group)
-            told = {tracing.PROJECT: group.project, tracing.GROUP: group.id}
+            lease = GroupLease(self._tables, group)
+            attributes = {tracing.PROJECT: group.project, tracing.GROUP: group.id}
             with (
                 log_setup.about(project=group.project, group=group.id, policy=group.policy),
-                tracing.span("rank group", told),
+                tracing.span("rank group", attributes),
             ):
                 try:
-                    await self._look(held)
+                    await self._look(lease)
                 except Lost:
                     log.info("no longer to be ranked here")
 
@@ -105,51 +105,51 @@ class Ranker:
         until = now + timedelta(seconds=MARGIN_S)
         return await self._tables.write(lambda connection: store_ruler.take(connection, now, until))
 
-    async def _look(self, held: GroupLease) -> None:
+    async def _look(self, lease: GroupLease) -> None:
         try:
-            await self._rank(held)
+            await self._rank(lease)
         except Waits as waits:
             # The reason may quote a provider, and with it the prompt.
             log.info("not ranked yet, looked at again in %.0f s: judge_waits in its row says why", waits.seconds)
-            await held.keep(waits.seconds, str(waits))
+            await lease.extend(waits.seconds, str(waits))
         except (Lost, OperationalError, InterfaceError):
             raise
         except Exception as error:
             # One group that cannot be ranked must not block the others.
             log.exception("it cannot be ranked")
-            await held.keep(LOOK_AGAIN_S, f"a fault of Whetstone's, see judge.log: {type(error).__name__}")
+            await lease.extend(LOOK_AGAIN_S, f"a fault of Whetstone's, see judge.log: {type(error).__name__}")
 
-    async def _rank(self, held: GroupLease) -> None:
-        group, now = held.group, self._tables.now()
+    async def _rank(self, lease: GroupLease) -> None:
+        group, now = lease.group, self._tables.now()
         learning = self._settings.learning_of(group.policy)
-        asked = await self._tables.read(lambda connection: store_ruler.asked(connection, group))
-        if group.asked_at is not None and asked is None:
+        request = await self._tables.read(lambda connection: store_ruler.asked(connection, group))
+        if group.asked_at is not None and request is None:
             await self._tables.write(lambda connection: store_ruler.decide_again(connection, group, now))
             return
         own_id = cases.own_id(group.id)
-        if asked is None and await self._tables.read(
+        if request is None and await self._tables.read(
             lambda connection: store_ruler.is_withdrawn(connection, group.project, own_id)
         ):
-            await self._conclude(held, GroupSnapshot(group, None, None, None), None, learning.ruler)
+            await self._conclude(lease, GroupSnapshot(group, None, None, None), None, learning.ruler)
             return
-        judges = self._those(asked, learning.ruler)
-        case = await self._tables.read(lambda connection: cases.read(connection, group, asked, learning))
+        judges = self._those(request, learning.ruler)
+        case = await self._tables.read(lambda connection: cases.read(connection, group, request, learning))
         if case.about is None:
-            await self._conclude(held, case, None, learning.ruler)
+            await self._conclude(lease, case, None, learning.ruler)
             return
         tracing.tell({tracing.TRAJECTORIES: sorted(one for ids in case.about.trajectories for one in ids)})
         slots = plan.slots(len(case.about.sections), learning.ruler, judges, group.id)
-        scores = await self._scores(held, case.about, slots, learning.ruler)
-        said = await asyncio.to_thread(verdict, len(case.about.attempts), scores)
-        await self._conclude(held, case, said, learning.ruler)
+        scores = await self._scores(lease, case.about, slots, learning.ruler)
+        ranking = await asyncio.to_thread(verdict, len(case.about.attempts), scores)
+        await self._conclude(lease, case, ranking, learning.ruler)
 
-    def _those(self, asked: Asked | None, ruler: RulerSettings) -> Sequence[str]:
+    def _those(self, request: RankingRequest | None, ruler: RulerSettings) -> Sequence[str]:
         """Return the judges to call.
 
         Raises:
             Waits: there are none, or all are paused.
         """
-        judges = (asked.judge,) if asked is not None and asked.judge else ruler.judges
+        judges = (request.judge,) if request is not None and request.judge else ruler.judges
         if not judges:
             raise Waits(NO_JUDGE, LOOK_AGAIN_S)
         for name in (*judges, *((ruler.strong,) if ruler.strong else ())):
@@ -164,22 +164,22 @@ class Ranker:
         return judges
 
     async def _scores(
-        self, held: GroupLease, about: RankingInput, slots: Sequence[PlannedJudgement], ruler: RulerSettings
+        self, lease: GroupLease, about: RankingInput, slots: Sequence[PlannedJudgement], ruler: RulerSettings
     ) -> dict[tuple[int, int], Mapping[int, float]]:
         """Return each attempt's score, by section and place. Sampled judgements are requested too, but not returned."""
-        group, now = held.group, self._tables.now()
+        group, now = lease.group, self._tables.now()
         ids = {slot: about.judgement_id(slot, self._judges.settings[slot.judge]) for slot in slots}
         there = await self._tables.write(lambda connection: _opened(connection, group, about, ids, now))
         scores: dict[tuple[int, int], Mapping[int, float]] = {}
         for slot in slots:
             judgement = there[ids[slot]]
-            said = judgement.scores if judgement.state == "accepted" else None
+            entries = judgement.scores if judgement.state == "accepted" else None
             if slot.purpose == plan.REWARD:
-                if said is None:
-                    said = await JudgementTask(self._judges, held, about, judgement, slot, ruler).answered()
-                scores[slot.section, slot.place] = about.read(slot.section, said)
-            elif said is None:
-                await self._sample(JudgementTask(self._judges, held, about, judgement, slot, _alone(ruler)))
+                if entries is None:
+                    entries = await JudgementTask(self._judges, lease, about, judgement, slot, ruler).answered()
+                scores[slot.section, slot.place] = about.read(slot.section, entries)
+            elif entries is None:
+                await self._sample(JudgementTask(self._judges, lease, about, judgement, slot, _alone(ruler)))
         return scores
 
     async def _sample(self, question: JudgementTask) -> None:
@@ -190,17 +190,17 @@ class Ranker:
             log.info("no judgement to compare with: its row says why")
 
     async def _conclude(
-        self, held: GroupLease, case: GroupSnapshot, said: Verdict | None, ruler: RulerSettings
+        self, lease: GroupLease, case: GroupSnapshot, ranking: Verdict | None, ruler: RulerSettings
     ) -> None:
-        group, now = held.group, self._tables.now()
+        group, now = lease.group, self._tables.now()
         concluded = await self._tables.write(
-            lambda connection: cases.conclude(connection, case, group, said, ruler, now, self._rules)
+            lambda connection: cases.conclude(connection, case, group, ranking, ruler, now, self._rules)
         )
         if concluded is None:
             raise Lost(group.id)
         if not concluded:
             raise Waits("it changed while judges looked at it", 0)
-        log.info("ranked" if said is not None else "nothing of it could be ranked")
+        log.info("ranked" if ranking is not None else "nothing of it could be ranked")
 
 
 def _alone(ruler: RulerSettings) -> RulerSettings:

@@ -47,9 +47,9 @@ class RankingInput:
     def cache_key(self, section: int, place: int, judge: JudgeSettings) -> str:
         """Return a key that is equal where an answer may be reused: the same attempts, rubric, model and place."""
         room = str(judge.context_tokens - judge.max_output_tokens)
-        asked = (judge.model, judge.url or "", str(judge.temperature), room, str(place))
+        settings = (judge.model, judge.url or "", str(judge.temperature), room, str(place))
         attempts = (_name(self.attempts[one]) for one in self.sections[section])
-        return _hash(FORM, self.rubric_hash, *asked, *attempts)
+        return _hash(FORM, self.rubric_hash, *settings, *attempts)
 
     def stored(self, section: int, scored: Sequence[Scored], order: Sequence[int]) -> dict[str, Any]:
         """Return the value of column `scores`.
@@ -71,7 +71,7 @@ class RankingInput:
 
     def again(self, section: int, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores that another judgement gave exactly these attempts, for the trajectories here."""
-        by_attempt = {said["attempt"]: said for said in scores.values()}
+        by_attempt = {entry["attempt"]: entry for entry in scores.values()}
         return {
             trajectory_id: by_attempt[_name(self.attempts[one])]
             for one in self.sections[section]
@@ -80,7 +80,7 @@ class RankingInput:
 
     def read(self, section: int, scores: Mapping[str, Any]) -> dict[int, float]:
         """Return attempt -> score of a stored judgement."""
-        by_attempt = {said["attempt"]: said["score"] for said in scores.values()}
+        by_attempt = {entry["attempt"]: entry["score"] for entry in scores.values()}
         return {one: by_attempt[_name(self.attempts[one])] for one in self.sections[section]}
 
 

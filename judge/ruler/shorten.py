@@ -95,40 +95,40 @@ def cut(line: Line, room: int) -> tuple[Line, int]:
     room = max(room, LEAST_LINE)
     if len(line) <= room:
         return line, 0
-    told = _loaded(line.text)
-    role = told.get("role") if isinstance(told, dict) else None
-    kept = {"role": role} if isinstance(role, str) and role.isalnum() and len(role) <= 32 else {}
-    best = _longest(told, room) or _longest({**kept, "cut": str(line)}, room)
+    message = _loaded(line.text)
+    role = message.get("role") if isinstance(message, dict) else None
+    role_field = {"role": role} if isinstance(role, str) and role.isalnum() and len(role) <= 32 else {}
+    best = _longest(message, room) or _longest({**role_field, "cut": str(line)}, room)
     assert best is not None, "a role and a note fit any line"
     return best, len(line) - len(best)
 
 
-def _longest(told: Any, room: int) -> Line | None:
+def _longest(message: Any, room: int) -> Line | None:
     """Return the line with as much of its strings as fits; None: it is too long even without them.
 
     Characters of the line = those with empty strings + those of the strings; only the latter are computed at each
     length.
     """
-    texts = _long_texts(told, room)
+    texts = _long_texts(message, room)
     if texts is None:
         return None
     try:
-        frame = len(Line(_json(_capped(told, 0)))) - _together(texts, 0)
+        frame = len(Line(_json(_capped(message, 0)))) - _together(texts, 0)
         # Where raw strings alone are too long, so is the line.
         low, high, best = 0, cap([len(text) for text in texts], room), None
         while low <= high:
             most = (low + high) // 2
             fits = frame + _together(texts, most) <= room
             low, high, best = (most + 1, high, most) if fits else (low, most - 1, best)
-        return None if best is None else Line(_json(_capped(told, best)))
+        return None if best is None else Line(_json(_capped(message, best)))
     except RecursionError:
         return None
 
 
-def _long_texts(told: Any, room: int) -> list[str] | None:
+def _long_texts(message: Any, room: int) -> list[str] | None:
     """Return its strings that may be cut, in any order; None: without them it is longer than `room` already."""
     texts: list[str] = []
-    left, values = room, [told]
+    left, values = room, [message]
     while values:
         value = values.pop()
         left -= 1

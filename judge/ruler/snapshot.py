@@ -24,7 +24,7 @@ from judge.ruler.ranking_input import RankingInput, material
 from judge.settlement.sweep import apply
 from judge.store import ruler as store_ruler
 from judge.store import unit_of_work
-from judge.store.ruler import Asked, Member, Taken
+from judge.store.ruler import Member, RankingRequest, Taken
 from whetstone.config.rewards import RewardSettings, RulerSettings
 
 SOON_S = 2.0
@@ -39,7 +39,7 @@ class GroupSnapshot:
     """What was read of a group."""
 
     group: Taken
-    asked: Asked | None
+    asked: RankingRequest | None
     """The feedback that requests the ranking; None: the settings require it."""
     members: tuple[tuple[Any, ...], ...] | None
     """The state of its trajectories; None: it is not compared."""
@@ -47,7 +47,9 @@ class GroupSnapshot:
     """What has to be ranked; None: nothing."""
 
 
-def read(connection: Connection, group: Taken, asked: Asked | None, learning: RewardSettings) -> GroupSnapshot:
+def read(
+    connection: Connection, group: Taken, request: RankingRequest | None, learning: RewardSettings
+) -> GroupSnapshot:
     """Read everything that judges get of a group.
 
     Attempts that broke off with the reward of a failure, or were vetoed, are left out: a rule has decided on them.
@@ -63,16 +65,16 @@ def read(connection: Connection, group: Taken, asked: Asked | None, learning: Re
     about = None
     if any(one.lines for one in conversations):
         task = next((one.task for one in ranked if one.task is not None), None)
-        rubric = (asked.rubric if asked is not None else None) or _rubric(learning.ruler, task)
+        rubric = (request.rubric if request is not None else None) or _rubric(learning.ruler, task)
         about = material(group.id, conversations, rubric, learning.ruler)
-    return GroupSnapshot(group, asked, tuple(one.said for one in members), about)
+    return GroupSnapshot(group, request, tuple(one.facts for one in members), about)
 
 
 def conclude(
     connection: Connection,
     case: GroupSnapshot,
     group: Taken,
-    said: Verdict | None,
+    ranking: Verdict | None,
     ruler: RulerSettings,
     now: datetime,
     rules: Rules,
@@ -82,21 +84,21 @@ def conclude(
     `group`: with its present lease. Return False if the group has changed since it was read and must be read again.
     Return None if another worker has it, or it does not have to be ranked any more.
     """
-    asked_at = store_ruler.lock(connection, group)
-    if asked_at is False:
+    requested_at = store_ruler.lock(connection, group)
+    if requested_at is False:
         return None
-    there = tuple(one.said for one in store_ruler.members(connection, group))
-    if asked_at != case.group.asked_at or case.members not in (None, there):
+    there = tuple(one.facts for one in store_ruler.members(connection, group))
+    if requested_at != case.group.asked_at or case.members not in (None, there):
         return False
     rewards: dict[str, float] = {}
-    if case.about is not None and said is not None:
-        each = zip(case.about.trajectories, said.scores_G, strict=True)
+    if case.about is not None and ranking is not None:
+        each = zip(case.about.trajectories, ranking.scores_G, strict=True)
         rewards = {trajectory_id: score for ids, score in each for trajectory_id in ids}
     feedback = _feedback(group, case.asked, rewards, now)
     stands = feedback is not None and store_ruler.write_scores(connection, group.project, feedback)
     if case.asked is not None and not stands:
         return False  # withdrawn meanwhile: another request may still be valid
-    noise = said.noise if said is not None else None
+    noise = ranking.noise if ranking is not None else None
     reviewed = {one for one in rewards if plan.sampled(f"review {one}", ruler.review_share)}
     store_ruler.judged(connection, group, noise, reviewed, now)
     if feedback is not None and stands:
@@ -129,12 +131,14 @@ def _rubric(ruler: RulerSettings, task: str | None) -> str:
     return text
 
 
-def _feedback(group: Taken, asked: Asked | None, rewards: Mapping[str, float], now: datetime) -> dict[str, Any] | None:
+def _feedback(
+    group: Taken, request: RankingRequest | None, rewards: Mapping[str, float], now: datetime
+) -> dict[str, Any] | None:
     """Return the scores as a row of table `feedback`: the one that requested them, else one of ours."""
-    if asked is None and not rewards:
+    if request is None and not rewards:
         return None
     return {
-        "id": asked.id if asked is not None else own_id(group.id),
+        "id": request.id if request is not None else own_id(group.id),
         "target_kind": "group",
         "target_id": group.id,
         "choice": 0,
@@ -144,6 +148,6 @@ def _feedback(group: Taken, asked: Asked | None, rewards: Mapping[str, float], n
         "judge": {"kind": "ruler"},
         "state": "waiting" if rewards else "unused",
         "reason": None if rewards else NOTHING_TO_RANK,
-        "created_at": asked.created_at if asked is not None else now,
+        "created_at": request.created_at if request is not None else now,
         "due_at": None,
     }

@@ -43,14 +43,14 @@ def drain(engine: Engine, work: Work[One]) -> int:
     while True:
         try:
             with engine.begin() as connection:
-                found = work.find(connection, BATCH)
-                work.do(connection, found)
+                batch = work.find(connection, BATCH)
+                work.do(connection, batch)
         except AWAY:
             raise
         except Exception:
             log.exception("a batch failed, each of it is done by itself")
             return total + _one_by_one(engine, work)
-        done = sum(map(len, found.values()))
+        done = sum(map(len, batch.values()))
         total += done
         if done < BATCH:
             return total
@@ -58,8 +58,8 @@ def drain(engine: Engine, work: Work[One]) -> int:
 
 def _one_by_one(engine: Engine, work: Work[One]) -> int:
     with engine.begin() as connection:
-        found = work.find(connection, BATCH)
-    for project, one in _apart(found):
+        batch = work.find(connection, BATCH)
+    for project, one in _apart(batch):
         try:
             with engine.begin() as connection:
                 work.do(connection, work.again(connection, project, one))
@@ -71,8 +71,8 @@ def _one_by_one(engine: Engine, work: Work[One]) -> int:
                 work.set_aside(
                     connection, project, one, f"a fault of Whetstone's, see judge.log: {type(error).__name__}"
                 )
-    return sum(map(len, found.values()))
+    return sum(map(len, batch.values()))
 
 
-def _apart(found: dict[str, list[One]]) -> Iterator[tuple[str, One]]:
-    return ((project, one) for project, several in found.items() for one in several)
+def _apart(batch: dict[str, list[One]]) -> Iterator[tuple[str, One]]:
+    return ((project, one) for project, several in batch.items() for one in several)

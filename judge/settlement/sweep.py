@@ -99,7 +99,7 @@ def _placing(now: datetime, rules: Rules) -> Work[tuple[str, str]]:
         find=lambda connection, limit: {
             project: list(policies.items()) for project, policies in store_groups.unplaced(connection, limit).items()
         },
-        do=lambda connection, found: _place(connection, found, now, rules),
+        do=lambda connection, batch: _place(connection, batch, now, rules),
         again=lambda _, project, one: {project: [one]},
         set_aside=lambda connection, project, one, _: unit_of_work.set_aside(connection, project, one[0], now),
     )
@@ -110,7 +110,7 @@ def _applying(
 ) -> Work[Feedback]:
     return Work(
         find=find,
-        do=lambda connection, found: apply(connection, found, now, rules),
+        do=lambda connection, batch: apply(connection, batch, now, rules),
         again=lambda connection, project, one: unit_of_work.feedback_of(connection, project, one.id),
         set_aside=lambda connection, project, one, why: unit_of_work.set_feedback_aside(
             connection, project, one.id, why
@@ -130,7 +130,7 @@ def _at(
 def _ending(idle_since: datetime, now: datetime, rules: Rules) -> Work[Trajectory]:
     return Work(
         find=lambda connection, limit: unit_of_work.idle(connection, idle_since, limit),
-        do=lambda connection, found: _end_idle(connection, found, idle_since, now, rules),
+        do=lambda connection, batch: _end_idle(connection, batch, idle_since, now, rules),
         again=lambda _, project, one: {project: [one]},
         set_aside=lambda connection, project, one, _: unit_of_work.set_aside(connection, project, one.id, now),
     )
@@ -139,18 +139,20 @@ def _ending(idle_since: datetime, now: datetime, rules: Rules) -> Work[Trajector
 def _assessing(now: datetime, rules: Rules, swept: Swept) -> Work[str]:
     return Work(
         find=lambda connection, limit: unit_of_work.due_groups(connection, now, limit),
-        do=lambda connection, found: _assess(connection, found, now, rules, swept),
+        do=lambda connection, batch: _assess(connection, batch, now, rules, swept),
         again=lambda _, project, one: {project: [one]},
         set_aside=lambda connection, project, one, why: store_groups.set_aside(connection, project, one, why, now),
     )
 
 
-def _place(connection: Connection, found: Mapping[str, list[tuple[str, str]]], now: datetime, rules: Rules) -> None:
+def _place(
+    connection: Connection, by_project: Mapping[str, list[tuple[str, str]]], now: datetime, rules: Rules
+) -> None:
     """Give trajectories their group and first reason, and mark groups with new members as due.
 
     This may reopen groups.
     """
-    for project, pairs in found.items():
+    for project, pairs in by_project.items():
         policy_of = dict(pairs)
         store_groups.lock_policies(connection, project, set(policy_of.values()))
         unplaced = unit_of_work.still_unplaced(connection, project, policy_of.keys())
@@ -178,22 +180,26 @@ def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory]
     return Around(trajectories, ids, groups, store_groups.sizes(connection, project, groups.keys()), newest)
 
 
-def apply(connection: Connection, found: Mapping[str, list[Feedback]], now: datetime, rules: Rules) -> None:
+def apply(connection: Connection, by_project: Mapping[str, list[Feedback]], now: datetime, rules: Rules) -> None:
     """Apply feedback, by project. The caller has locked its rows."""
-    for project, batch in found.items():
+    for project, batch in by_project.items():
         known = unit_of_work.known(connection, project, batch)
         settled = apply_feedback(batch, known, now, rules)
         unit_of_work.write_feedback(connection, project, settled.feedback)
-        unit_of_work.let_stand(connection, project, settled.kept)
+        unit_of_work.let_stand(connection, project, settled.restored)
         record(connection, project, settled.trajectories, known.groups, now)
         unit_of_work.ask_to_close(connection, project, settled.closing, now)
         unit_of_work.ask_to_rank(connection, project, settled.ranking, now)
 
 
 def _end_idle(
-    connection: Connection, found: Mapping[str, list[Trajectory]], idle_since: datetime, now: datetime, rules: Rules
+    connection: Connection,
+    by_project: Mapping[str, list[Trajectory]],
+    idle_since: datetime,
+    now: datetime,
+    rules: Rules,
 ) -> None:
-    for project, trajectories in found.items():
+    for project, trajectories in by_project.items():
         groups = unit_of_work.lock_groups(connection, project, {one.group_id for one in trajectories if one.group_id})
         locked = unit_of_work.lock_trajectories(connection, project, {one.id for one in trajectories}).values()
         # A trajectory that continued before it was locked is no longer idle.
@@ -204,8 +210,10 @@ def _end_idle(
         record(connection, project, worth, groups, now)
 
 
-def _assess(connection: Connection, found: Mapping[str, list[str]], now: datetime, rules: Rules, swept: Swept) -> None:
-    for project, group_ids in found.items():
+def _assess(
+    connection: Connection, by_project: Mapping[str, list[str]], now: datetime, rules: Rules, swept: Swept
+) -> None:
+    for project, group_ids in by_project.items():
         groups = unit_of_work.lock_groups(connection, project, group_ids)
         members = unit_of_work.lock_members(connection, project, group_ids)
         over = [group.id for group in groups.values() if group.state not in UNCLAIMED]

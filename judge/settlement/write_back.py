@@ -21,9 +21,9 @@ def record(
     due.
     """
     unit_of_work.write_trajectories(connection, project, changed)
-    told = {one.group_id for one in changed if one.group_id is not None}
-    unit_of_work.mark_due(connection, project, told & groups.keys(), now)
-    strangers = {one.id for one in changed if one.group_id in told - groups.keys()}
+    group_ids = {one.group_id for one in changed if one.group_id is not None}
+    unit_of_work.mark_due(connection, project, group_ids & groups.keys(), now)
+    strangers = {one.id for one in changed if one.group_id in group_ids - groups.keys()}
     states = {group.id: group.state for group in groups.values()}
     lone = {one.id for one in changed if alone(one, states.get(one.group_id or ""))}
     store_groups.place_again(connection, project, strangers | lone)

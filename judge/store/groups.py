@@ -20,10 +20,10 @@ p, g, t, c = schema.policies.c, schema.groups.c, schema.trajectories.c, schema.c
 def unplaced(connection: Connection, limit: int) -> dict[str, dict[str, str]]:
     """Return the oldest trajectories that are not placed yet: by project, their ids and policies. Not locked."""
     query = select(t.project, t.id, t.policy).where(t.placed_at.is_(None)).order_by(t.created_at).limit(limit)
-    found: dict[str, dict[str, str]] = {}
+    by_project: dict[str, dict[str, str]] = {}
     for row in connection.execute(query):
-        found.setdefault(row.project, {})[row.id] = row.policy
-    return {project: found[project] for project in sorted(found)}
+        by_project.setdefault(row.project, {})[row.id] = row.policy
+    return {project: by_project[project] for project in sorted(by_project)}
 
 
 def lock_policies(connection: Connection, project: str, policies: Collection[str]) -> None:
@@ -42,13 +42,13 @@ def newest_of_prompts(
     connection: Connection, project: str, until: Mapping[tuple[str, str], datetime]
 ) -> dict[tuple[str, str], str]:
     """Return (policy, prompt hash) -> id of its newest group that began before `until`."""
-    found = {}
+    newest_of = {}
     for (policy, prompt_hash), before in until.items():
         of_prompt = (g.project == project, g.policy == policy, g.prompt_hash == prompt_hash, g.created_at < before)
         newest = connection.scalar(select(g.id).where(*of_prompt).order_by(g.created_at.desc()).limit(1))
         if newest is not None:
-            found[policy, prompt_hash] = str(newest)
-    return found
+            newest_of[policy, prompt_hash] = str(newest)
+    return newest_of
 
 
 def sizes(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, int]:

@@ -36,7 +36,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RankingRequest:
     """The feedback that requests the ranking."""
 
     id: str
@@ -60,7 +60,7 @@ class Member:
     """Its last completion failed or was aborted."""
 
     @property
-    def said(self) -> tuple[str, int, str | None, bool]:
+    def facts(self) -> tuple[str, int, str | None, bool]:
         """The fields that change when it continues, when others join it, or when reward functions run on it."""
         return self.id, self.completions, self.tail_completion_id, self.code_due_at is None
 
@@ -107,17 +107,17 @@ def forget_over(connection: Connection, now: datetime) -> None:
 def hold(connection: Connection, group: Taken, until: datetime, waits: str | None = None) -> bool:
     """Extend the lease to `until`, if it still exists; return whether it did. `waits`: why it is not ranked yet."""
     values: dict[str, Any] = {"judge_due_at": until, "judge_waits": waits}
-    return connection.execute(schema.groups.update().where(*_held(group)).values(values)).rowcount == 1
+    return connection.execute(schema.groups.update().where(*_leased(group)).values(values)).rowcount == 1
 
 
-def asked(connection: Connection, group: Taken) -> Asked | None:
+def asked(connection: Connection, group: Taken) -> RankingRequest | None:
     """Return the last valid feedback that requests its ranking."""
     query = select(f.id, f.judge, f.created_at).where(*_requests(group), *_STANDING)
     row = connection.execute(query.order_by(f.created_at.desc(), f.id.desc()).limit(1)).one_or_none()
     if row is None:
         return None
-    said = row.judge or {}
-    return Asked(row.id, said.get("model"), said.get("rubric"), row.created_at)
+    judge = row.judge or {}
+    return RankingRequest(row.id, judge.get("model"), judge.get("rubric"), row.created_at)
 
 
 def members(connection: Connection, group: Taken) -> list[Member]:
@@ -134,8 +134,8 @@ def turns(connection: Connection, project: str, trajectory_id: str) -> list[Turn
     """Return the trajectory's turns, in order; without those that a retry superseded."""
     columns = (c.follows, c.new_messages, c.response, c.response_text, c.tools)
     is_one = (c.project == project, c.trajectory_id == trajectory_id)
-    said = c.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
-    rows = connection.execute(select(*columns).where(*is_one, said).order_by(c.turn))
+    is_current = c.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
+    rows = connection.execute(select(*columns).where(*is_one, is_current).order_by(c.turn))
     return [
         Turn(row.follows is not None, row.new_messages or [], row.response, row.response_text, row.tools)
         for row in rows
@@ -219,7 +219,7 @@ def spent_on(connection: Connection, project: str, policy: str, day: str) -> tup
 def decide_again(connection: Connection, group: Taken, now: datetime) -> None:
     """Clear a request that no longer exists: whether the group is ranked at all is decided again."""
     values = {"judge_asked_at": None, "judge_due_at": None, "judge_waits": None, "due_at": now}
-    connection.execute(schema.groups.update().where(*_held(group)).values(values))
+    connection.execute(schema.groups.update().where(*_leased(group)).values(values))
 
 
 def is_withdrawn(connection: Connection, project: str, feedback_id: str) -> bool:
@@ -235,8 +235,8 @@ def lock(connection: Connection, group: Taken) -> Literal[False] | datetime | No
     """
     requests = select(f.id).where(*_requests(group), f.state == "waiting").order_by(f.id)
     connection.execute(requests.with_for_update(key_share=True)).all()
-    held = select(g.judge_asked_at).where(*_held(group)).with_for_update(key_share=True)
-    row = connection.execute(held).one_or_none()
+    query = select(g.judge_asked_at).where(*_leased(group)).with_for_update(key_share=True)
+    row = connection.execute(query).one_or_none()
     return False if row is None else row.judge_asked_at
 
 
@@ -258,7 +258,7 @@ def supersede_requests(connection: Connection, group: Taken, feedback: Mapping[s
 def judged(connection: Connection, group: Taken, noise: float | None, reviewed: Collection[str], now: datetime) -> None:
     """Record that the group is ranked, and which trajectories people have to review. The caller has locked it."""
     values = {"judge_due_at": None, "judged_at": now, "judge_noise": noise, "judge_waits": None, "due_at": now}
-    connection.execute(schema.groups.update().where(*_held(group)).values(values))
+    connection.execute(schema.groups.update().where(*_leased(group)).values(values))
     drawn = (t.project == group.project, t.id.in_(sorted(reviewed)), t.review_at.is_(None))
     if reviewed:
         connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
@@ -268,7 +268,7 @@ def _requests(group: Taken) -> tuple[Any, ...]:
     return f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge"
 
 
-def _held(group: Taken) -> tuple[Any, ...]:
+def _leased(group: Taken) -> tuple[Any, ...]:
     return g.project == group.project, g.id == group.id, g.state == "closed", g.judge_due_at == group.until
 
 

@@ -41,7 +41,7 @@ WITHDRAWABLE = ("waiting", "applied", "superseded")
 """States of feedback that an app may withdraw."""
 IS_ATTEMPT = t.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
 """Condition on a trajectory: no retry replaced it."""
-_TOLD = {"demonstrates": f.demonstration.is_not(None)}
+_EXPRESSIONS = {"demonstrates": f.demonstration.is_not(None)}
 """Fields that are no columns: of large values only this much is needed."""
 
 Value = TypeVar("Value", Feedback, Group, Trajectory)
@@ -123,10 +123,10 @@ def withdrawn_applied(connection: Connection, now: datetime, limit: int) -> dict
 def due_groups(connection: Connection, now: datetime, limit: int) -> dict[str, list[str]]:
     """Return ids of unclaimed groups that are due, the longest due first, by project; locked like feedback."""
     query = select(g.project, g.id).where(g.due_at <= now).order_by(g.due_at).limit(limit)
-    found: dict[str, list[str]] = {}
+    by_project: dict[str, list[str]] = {}
     for project, group_id in connection.execute(query.with_for_update(skip_locked=True, key_share=True)):
-        found.setdefault(project, []).append(group_id)
-    return found
+        by_project.setdefault(project, []).append(group_id)
+    return by_project
 
 
 def code_due(connection: Connection, now: datetime, limit: int) -> dict[str, list[Trajectory]]:
@@ -177,20 +177,20 @@ def lock_unclaimed(connection: Connection, project: str, group_ids: Collection[s
     So no step can claim one meanwhile. A step that ends has locked its groups and needs the policy: to wait here for
     those groups would be a deadlock.
     """
-    found: dict[str, Group] = {}
+    locked: dict[str, Group] = {}
     for ids in chunks(group_ids):
         of_ids = (g.project == project, g.id.in_(ids))
         unclaimed = select(g.id).where(*of_ids, g.state.in_(UNCLAIMED)).order_by(g.id)
         connection.execute(unclaimed.with_for_update(key_share=True)).all()
         rows = connection.execute(select(*columns_of(schema.groups, Group)).where(*of_ids))
-        found |= {row.id: _value(Group, row) for row in rows}
-    return found
+        locked |= {row.id: _value(Group, row) for row in rows}
+    return locked
 
 
 def lock_trajectories(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, Trajectory]:
     """Return these trajectories by id, locked."""
-    found = (_trajectories(connection, project, t.id.in_(ids), (t.id,)) for ids in chunks(trajectory_ids))
-    return {one.id: one for some in found for one in some}
+    batches = (_trajectories(connection, project, t.id.in_(ids), (t.id,)) for ids in chunks(trajectory_ids))
+    return {one.id: one for some in batches for one in some}
 
 
 def lock_members(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, list[Trajectory]]:
@@ -260,23 +260,23 @@ def mark_due(connection: Connection, project: str, group_ids: Collection[str], n
     connection.execute(schema.groups.update().where(*is_one).values(due_at=now))
 
 
-def ask_to_close(connection: Connection, project: str, asked_at: Mapping[str, datetime], now: datetime) -> None:
+def ask_to_close(connection: Connection, project: str, request_times: Mapping[str, datetime], now: datetime) -> None:
     """Close these groups, as the app requested; the last request counts. The caller has locked them.
 
     Members that began after the request are late. So the request's time counts: a sweep may have begun before them.
     """
-    if not asked_at:
+    if not request_times:
         return
     when = bindparam("b_when", type_=g.close_asked_at.type)
     newly = or_(g.close_asked_at.is_(None), g.close_asked_at < when)
     is_one = (g.project == project, g.id == bindparam("b_id"), _any_of(g.state, UNCLAIMED), newly)
-    rows = [{"b_id": group_id, "b_when": its_time} for group_id, its_time in sorted(asked_at.items())]
+    rows = [{"b_id": group_id, "b_when": its_time} for group_id, its_time in sorted(request_times.items())]
     connection.execute(schema.groups.update().where(*is_one).values(close_asked_at=when, due_at=now), rows)
 
 
-def ask_to_rank(connection: Connection, project: str, asked_at: Mapping[str, datetime], now: datetime) -> None:
+def ask_to_rank(connection: Connection, project: str, request_times: Mapping[str, datetime], now: datetime) -> None:
     """Have judges rank these groups, again where there is a newer request. The caller has locked them."""
-    for group_id, when in sorted(asked_at.items()):
+    for group_id, when in sorted(request_times.items()):
         is_one = (g.project == project, g.id == group_id, g.state.in_(UNCLAIMED))
         newly = or_(g.judge_asked_at.is_(None), g.judge_asked_at < when)
         # A group that waits is due now; one with a call to a judge in flight is due when that call is over.
@@ -336,9 +336,9 @@ def _completions(
     columns = select(c.id, c.upstream_id, c.choice, c.trajectory_id).where(c.project == project)
     # Latest first: if an upstream id repeats, the earliest call overwrites the others.
     theirs = sorted(connection.execute(columns.where(c.upstream_id.in_(ids))), key=lambda row: row.id, reverse=True)
-    found = {(row.upstream_id, row.choice): (row.id, row.trajectory_id) for row in theirs}
+    ours_by_call = {(row.upstream_id, row.choice): (row.id, row.trajectory_id) for row in theirs}
     ours = {row.id: (row.id, row.trajectory_id) for row in connection.execute(columns.where(c.id.in_(ids)))}
-    return found | {key: ours[key[0]] for key in wanted if key[0] in ours}
+    return ours_by_call | {key: ours[key[0]] for key in wanted if key[0] in ours}
 
 
 def standing(
@@ -382,7 +382,7 @@ def _update(
 
 def columns_of(table: Table, kind: type[Any]) -> list[ColumnElement[Any]]:
     """Return the table's columns that make a value of this kind, in the order of its fields."""
-    return [_TOLD[field.name] if field.name in _TOLD else table.c[field.name] for field in fields(kind)]
+    return [_EXPRESSIONS[field.name] if field.name in _EXPRESSIONS else table.c[field.name] for field in fields(kind)]
 
 
 def _value(kind: type[Value], row: Row[Any]) -> Value:
@@ -391,7 +391,7 @@ def _value(kind: type[Value], row: Row[Any]) -> Value:
 
 
 def _by_project(rows: Iterable[Row[Any]], kind: type[Value]) -> dict[str, list[Value]]:
-    found: dict[str, list[Value]] = {}
+    by_project: dict[str, list[Value]] = {}
     for row in rows:
-        found.setdefault(row.project, []).append(_value(kind, row))
-    return {project: found[project] for project in sorted(found)}
+        by_project.setdefault(row.project, []).append(_value(kind, row))
+    return {project: by_project[project] for project in sorted(by_project)}

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from hmac import compare_digest
@@ -20,13 +19,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import MissingScope, NoKey, WrongKey
 from whetstone.domain.api_keys import KeyScope, Principal, anybody, hash_of
 
-HASHES_KEPT = 256
+MOST_HASHES = 256
 """Number of sent keys whose hash is cached: only the hash, not the principal."""
-LONGEST_KEPT = 256
+LONGEST_CACHED = 256
 """Most bytes of a sent key that is cached, as strangers may send anything."""
 
 _BEARER = b"bearer "
-_NOBODY = ("0" * 64, None, 0.0)
+_NO_KEY = ("0" * 64, None, 0.0)
 _REMEDY = "`whetstone keys create` makes one (docs/keys.md)"
 
 
@@ -46,16 +45,6 @@ class Table(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """How long a request with the same headers is admitted without another look-up (`Keys.hold`)."""
-
-    version: int
-    """Version of the keys."""
-    until_s: float
-    """Seconds since the epoch."""
-
-
 class Keys:
     """The keys as last read from the table. Call `refresh` first, and then periodically."""
 
@@ -70,10 +59,8 @@ class Keys:
         self._state: tuple[int, int, datetime | None] | None = None
         self._living: dict[str, tuple[str, Principal | None, float]] = {}
         """Hash -> the hash itself, principal, and expiry (seconds since the epoch)."""
-        self._version = 0
-        """Changes whenever a key is made, changed or revoked."""
         self._used: dict[tuple[str, str], datetime] = {}
-        self._told: dict[tuple[str, str], datetime] = {}
+        self._stored_use: dict[tuple[str, str], datetime] = {}
         self._minute = datetime.min.replace(tzinfo=UTC)
         self._minute_s = -math.inf
         """The current minute when it was last checked: made once a minute, not for each request."""
@@ -94,12 +81,11 @@ class Keys:
                 living = await asyncio.to_thread(self._table.living, now)
                 self._living = {key_hash: (key_hash, key, _seconds(until)) for key_hash, (key, until) in living.items()}
                 self._state = state
-                self._version += 1
                 _hash_of.cache_clear()  # invalid keys must not stay in memory
                 self.needed = not self._on_loopback or state[0] > 0
         used, self._used = self._used, {}
         if used:
-            self._told.update(used)
+            self._stored_use.update(used)
             with suppress(SQLAlchemyError):  # it is stored a minute later
                 await asyncio.to_thread(self._table.note_used, used)
 
@@ -123,23 +109,20 @@ class Keys:
         Raises:
             NoKey, WrongKey: as `admit`.
         """
-        return self._find(headers)[0] if self.needed else self._anybody
-
-    def held(self, headers: Mapping[bytes, bytes]) -> Held:
-        """Return how long a request with these headers, admitted just now, needs no look-up.
-
-        Raises:
-            NoKey, WrongKey: as `admit`.
-        """
         if not self.needed:
-            return Held(self._version, math.inf)
-        _, until_s = self._find(headers)
-        # At the next minute the key's use must be stored again.
-        return Held(self._version, min(until_s, self._minute_s + 60))
-
-    def hold(self, held: Held) -> bool:
-        """Return whether that still applies: no key was changed, and this one has not expired."""
-        return held.version == self._version and self._now_s() < held.until_s
+            return self._anybody
+        sent = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_CACHED else _hash_of.__wrapped__)(*sent)
+        if key_hash is None:
+            raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
+        now_s = self._now_s()
+        known_hash, principal, until_s = self._living.get(key_hash, _NO_KEY)
+        is_it = compare_digest(known_hash, key_hash)
+        lives = now_s < until_s
+        if not (is_it and lives) or principal is None or principal.key_id is None:
+            raise WrongKey(f"this API key opens nothing here: it is wrong, revoked or expired; {_REMEDY}")
+        self._note(principal.project, principal.key_id, now_s)
+        return principal
 
     def by_id(self, project: str, key_id: str) -> Principal | None:
         """Return the principal of a key that was used before, or None once the key is revoked or expired."""
@@ -152,32 +135,17 @@ class Keys:
                 return principal
         return None
 
-    def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+    def find_or_none(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Return who sent a request to a public route, or None without a valid key."""
         with suppress(NoKey):
             return self.find(headers)
         return None
 
-    def _find(self, headers: Mapping[bytes, bytes]) -> tuple[Principal, float]:
-        """Return who sent a request that needs a key, and when the key expires."""
-        sent = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
-        key_hash = (_hash_of if len(sent[0]) + len(sent[1]) <= LONGEST_KEPT else _hash_of.__wrapped__)(*sent)
-        if key_hash is None:
-            raise NoKey(f"no API key came with it: send `Authorization: Bearer <key>`, or `x-api-key`; {_REMEDY}")
-        now_s = self._now_s()
-        known_hash, principal, until_s = self._living.get(key_hash, _NOBODY)
-        is_it = compare_digest(known_hash, key_hash)
-        lives = now_s < until_s
-        if not (is_it and lives) or principal is None or principal.key_id is None:
-            raise WrongKey(f"this API key opens nothing here: it is wrong, revoked or expired; {_REMEDY}")
-        self._note(principal.project, principal.key_id, now_s)
-        return principal, until_s
-
     def _note(self, project: str, key_id: str, now_s: float) -> None:
         if not self._minute_s <= now_s < self._minute_s + 60:
             self._minute_s = now_s // 60 * 60
             self._minute = datetime.fromtimestamp(self._minute_s, UTC)
-        if self._told.get((project, key_id)) != self._minute:
+        if self._stored_use.get((project, key_id)) != self._minute:
             self._used[project, key_id] = self._minute
 
 
@@ -186,7 +154,7 @@ def _seconds(moment: datetime | None) -> float:
     return math.inf if moment is None else moment.timestamp()
 
 
-@lru_cache(HASHES_KEPT)
+@lru_cache(MOST_HASHES)
 def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
     """Return the hash of the key as OpenAI's or Anthropic's clients send it, or None if there is none."""
     if authorization[: len(_BEARER)].lower() == _BEARER:

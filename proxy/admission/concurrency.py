@@ -1,6 +1,6 @@
 """Limit how many requests, and how many bytes of their bodies, are in flight. Refuse encoded bodies."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from proxy.errors import Busy, UnsupportedEncoding
@@ -43,16 +43,19 @@ class ConcurrencyLimit:
                 await self._serve_coming(app, scope, receive, send)
             else:
                 try:
-                    self.take(whole)
+                    self.add_bytes(whole)
                     await app(scope, receive, send)
                 finally:
                     self.bytes -= whole
         finally:
             self.requests -= 1
 
-    def enter(self, scope: Scope) -> int | None:
-        """Count a plain request (`is_plain`, as nearly all are) whose body has arrived and for which there is room.
-        Return its size; pass it to `leave`. None: it is not counted; call `serve`, which raises if there is no room."""
+    def try_acquire(self, scope: Scope, headers: Mapping[bytes, bytes]) -> int | None:
+        """Count a plain request, as nearly all are: its body has arrived, is not encoded, and there is room for it.
+        Return the body's size; pass it to `release`. None: it is not counted; call `serve`, which raises if there is no
+        room."""
+        if scope["method"] in READS or b"content-encoding" in headers:
+            return None
         exchange: Exchanged | None = scope.get(EXCHANGE)
         size = None if exchange is None else exchange.whole_bytes()
         if size is None or self.requests >= self._most or self.bytes + size > self._most_bytes:
@@ -61,12 +64,12 @@ class ConcurrencyLimit:
         self.bytes += size
         return size
 
-    def leave(self, size: int) -> None:
-        """Stop counting a request that entered with this size."""
+    def release(self, size: int) -> None:
+        """Stop counting a request whose body has this size."""
         self.requests -= 1
         self.bytes -= size
 
-    def take(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         """Count this many bytes of a body.
 
         Raises:
@@ -83,29 +86,24 @@ class ConcurrencyLimit:
         try:
             await app(scope, counted.receive, send)
         finally:
-            self.bytes -= counted.held
+            self.bytes -= counted.counted_bytes
 
 
 class _Counted:
     """Counts a request's body as it arrives."""
 
-    __slots__ = ("_all", "_receive", "held")
+    __slots__ = ("_all", "_receive", "counted_bytes")
 
     def __init__(self, all_: ConcurrencyLimit, receive: Receive) -> None:
         self._all, self._receive = all_, receive
-        self.held = 0
+        self.counted_bytes = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
         message = await self._receive()
         size = len(message.get("body", b""))
-        self.held += size
-        self._all.take(size)
+        self.counted_bytes += size
+        self._all.add_bytes(size)
         return message
-
-
-def is_plain(scope: Scope) -> bool:
-    """Return whether a request, by its head, may have a body and has none that must be decoded."""
-    return scope["method"] not in READS and b"content-encoding" not in headers_of(scope)
 
 
 def _check_encoding(scope: Scope) -> None:

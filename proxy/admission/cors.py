@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from proxy.http.asgi import Header, Scope, Send
 
-KEPT_S = 600
+PREFLIGHT_CACHE_S = 600
 """Seconds that a browser may cache a preflight's answer."""
 EXPOSED = b", ".join(
     (
@@ -18,7 +18,7 @@ EXPOSED = b", ".join(
 )
 
 
-def told(origin: bytes) -> list[Header]:
+def headers(origin: bytes) -> list[Header]:
     """Return the headers that let a page of this origin read an answer."""
     return [
         (b"access-control-allow-origin", origin),
@@ -37,7 +37,7 @@ async def answer_preflight(send: Send, headers: Mapping[bytes, bytes]) -> None:
     allowed = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"authorization")),
-        (b"access-control-max-age", str(KEPT_S).encode()),
+        (b"access-control-max-age", str(PREFLIGHT_CACHE_S).encode()),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": allowed})
     await send({"type": "http.response.body", "body": b""})

@@ -48,7 +48,7 @@ class RateLimiter:
         self._requests: dict[tuple[str, str], _Bucket] = {}
         self._tokens: dict[tuple[str, str], _Bucket] = {}
 
-    def take(self, principal: Principal) -> list[Header]:
+    def check(self, principal: Principal) -> list[Header]:
         """Admit a request. Return the headers that report what is left.
 
         Raises:
@@ -58,7 +58,7 @@ class RateLimiter:
             return []
         requests = self._bucket(self._requests, principal, principal.requests_per_min)
         tokens = self._bucket(self._tokens, principal, principal.tokens_per_min)
-        headers = [*_told(b"requests", requests), *_told(b"tokens", tokens)]
+        headers = [*_limit_headers(b"requests", requests), *_limit_headers(b"tokens", tokens)]
         limits = {"requests": (requests, principal.requests_per_min), "tokens": (tokens, principal.tokens_per_min)}
         for what, (bucket, limit) in limits.items():
             if bucket is not None and bucket.level < 1:
@@ -71,9 +71,9 @@ class RateLimiter:
                 )
         if requests is not None:
             requests.level -= 1
-        return [*_told(b"requests", requests), *_told(b"tokens", tokens)]
+        return [*_limit_headers(b"requests", requests), *_limit_headers(b"tokens", tokens)]
 
-    def charge(self, principal: Principal, tokens: int) -> None:
+    def charge_tokens(self, principal: Principal, tokens: int) -> None:
         """Charge an answer's tokens: those of the prompt and those sampled."""
         bucket = self._bucket(self._tokens, principal, principal.tokens_per_min)
         if bucket is not None:
@@ -103,7 +103,7 @@ def _forget_full(buckets: dict[tuple[str, str], _Bucket], now_s: float) -> None:
             del buckets[name]
 
 
-def _told(what: bytes, bucket: _Bucket | None) -> list[Header]:
+def _limit_headers(what: bytes, bucket: _Bucket | None) -> list[Header]:
     if bucket is None:
         return []
     left = max(0, math.floor(bucket.level))

@@ -2,6 +2,5 @@
 
 A request's bytes come in at `server_connection`, become a `request_cycle`, and reach the application by `asgi`.
 `scope` has what is noted with a request. `client` sends requests to vLLM and `client_response` reads the
-answers. `write_batching` joins small writes; `request_head_cache` and `response_head_cache` remember heads that
-came before.
+answers. `write_batching` joins small writes.
 """

@@ -13,10 +13,6 @@ Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 HEADERS = "whetstone.headers"
 """Key of a request's scope that holds its headers by name."""
-NOTES = "whetstone.notes"
-"""Key of a request's scope that holds what was worked out from its head, if the same head came before on this
-connection. All requests on the connection whose heads differ only in the body's length share the dictionary, so store
-only values that depend on nothing else."""
 EXCHANGE = "whetstone.exchange"
 """Key of a request's scope that holds its `Exchanged`, if it came over a `server_connection.Connection`."""
 
@@ -37,11 +33,11 @@ class Exchanged(Protocol):
         """Cancel the serving task when the app disconnects before its answer is sent; at once if it already has."""
         ...
 
-    def never_mind(self) -> None:
+    def stop_cancelling(self) -> None:
         """Stop cancelling the task on a disconnect."""
         ...
 
-    def spared(self, error: BaseException) -> bool:
+    def was_client_disconnect(self, error: BaseException) -> bool:
         """Return whether this error is the cancellation that a disconnect caused. If so, the serving task continues."""
         ...
 
@@ -123,11 +119,11 @@ async def unless_disconnected(serving: Awaitable[None], scope: Scope, receive: R
     try:
         await serving
     except asyncio.CancelledError as error:
-        if not exchange.spared(error):
+        if not exchange.was_client_disconnect(error):
             raise
         return False
     finally:
-        exchange.never_mind()
+        exchange.stop_cancelling()
     return True
 
 

@@ -5,7 +5,6 @@ errors are translated here into the proxy's own.
 """
 
 import asyncio
-import math
 import socket
 import ssl
 import time
@@ -16,7 +15,6 @@ import httptools
 
 from proxy.errors import NotReached, UpstreamDown
 from proxy.http.client_response import Response, down
-from proxy.http.response_head_cache import KnownAnswer, learn
 from proxy.http.write_batching import BatchedTransport
 
 CONNECT_TIMEOUT_S = 5.0
@@ -29,9 +27,6 @@ LOOK_EVERY_S = 1.0
 """Interval, in seconds, between checks for connections that were silent or idle for too long."""
 JOINED_BYTES = 64 * 2**10
 """A body up to this size goes out in one piece with its headers: copying it is faster than writing twice."""
-LEARN_EVERY_S = 1.0
-"""Shortest interval between two learned heads. It doubles each time the last learned head did not come again, as a
-server's heads may never repeat."""
 LAST_STATUS = 599
 _PLAIN = (b"", b"identity")
 """Content encodings that leave the body unchanged."""
@@ -54,11 +49,6 @@ class Client:
         self.loop = asyncio.get_running_loop()
         self.idle: list[_Connection] = []
         """The connection used last stands at the end, so unneeded connections age at the front."""
-        self.known: KnownAnswer | None = None
-        """The head that this server's answers share, where they are whole and alike."""
-        self.learns_s = -math.inf
-        """The earliest time to learn a head again (monotonic)."""
-        self._learns_every_s = LEARN_EVERY_S
         self._open: set[_Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
@@ -78,14 +68,14 @@ class Client:
         response = kept or await self.connect(head, body)
         try:
             while not response.status:
-                await response.news()
+                await response.wait_more()
         except UpstreamDown:
-            response.leave()
+            response.release()
             if not repeatable or kept is None or response.any:
                 raise
             return await self.send(head, body, repeatable=True)
         except BaseException:
-            response.leave()
+            response.release()
             raise
         return response
 
@@ -94,7 +84,7 @@ class Client:
         while self.idle:
             connection = self.idle.pop()
             now_s = time.monotonic()
-            if now_s - connection.heard_s < KEEPALIVE_S and not connection.transport.is_closing():
+            if now_s - connection.active_s < KEEPALIVE_S and not connection.transport.is_closing():
                 return connection.ask(head, body, now_s)
             connection.drop()
         return None
@@ -106,15 +96,6 @@ class Client:
             NotReached: nothing was sent.
         """
         return (await self._connect()).ask(head, body, time.monotonic())
-
-    def learn(self, data: bytes, response: Response, now_s: float) -> None:
-        """Learn the head of this answer, to recognise it in later ones. `data` is a whole answer whose connection stays
-        open."""
-        if now_s >= self.learns_s:
-            known = self.known
-            self._learns_every_s = LEARN_EVERY_S if known is None or known.came_again else 2 * self._learns_every_s
-            self.learns_s = now_s + self._learns_every_s
-            self.known = learn(data, response.headers, response.content_type) or known
 
     def close(self) -> None:
         """Close every connection."""
@@ -165,7 +146,7 @@ class Client:
         self._looking = None
         now_s = time.monotonic()
         for connection in list(self._open):
-            silent_s = now_s - connection.heard_s
+            silent_s = now_s - connection.active_s
             if connection.response is None:
                 if silent_s >= KEEPALIVE_S:
                     connection.drop()
@@ -183,14 +164,14 @@ class _Connection(asyncio.Protocol):
         self.server, self.loop = client.server, client.loop
         self.response: Response | None = None
         """The answer in progress; None while the connection is idle."""
-        self.heard_s = time.monotonic()
+        self.active_s = time.monotonic()
         """When the server last sent something, or a request was sent to it (monotonic)."""
         self.paused = False
         """Reading is paused, so the server waits until more is consumed."""
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._unasked = False
-        self._held = False
+        self._was_paused = False
         """Reading was paused during this answer: the server may have closed the connection after it without our
         noticing."""
 
@@ -200,7 +181,7 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, head: bytes, body: bytes, now_s: float) -> Response:
         response = self.response = Response(self)
-        self.heard_s = now_s
+        self.active_s = now_s
         self._head_bytes = 0
         if len(body) <= JOINED_BYTES:
             self.transport.write(head + body)
@@ -220,7 +201,7 @@ class _Connection(asyncio.Protocol):
     def go_on(self) -> None:
         if self.paused:
             self.paused = False
-            self.heard_s = time.monotonic()
+            self.active_s = time.monotonic()
             self.transport.resume_reading()
 
     # Called by the transport.
@@ -231,12 +212,7 @@ class _Connection(asyncio.Protocol):
         if response is None:  # no request is in progress
             self.drop()
             return
-        self.heard_s = time.monotonic()
-        begins = not self._head_bytes
-        if begins and (known := self.client.known) is not None and (body := known.body(data)) is not None:
-            self._over(True)
-            response.came(known, body)
-            return
+        self.active_s = time.monotonic()
         if not response.status:
             self._head_bytes += len(data)
         fault: Exception | None = None
@@ -250,8 +226,6 @@ class _Connection(asyncio.Protocol):
             fault = ConnectionError(f"its headers are over {MAX_HEAD_BYTES} bytes")
         if fault is not None or self._unasked:
             self.drop(fault)
-        elif begins and response.done and response.status == 200 and self in self.client.idle[-1:]:
-            self.client.learn(data, response, self.heard_s)
         # Wake it even when invalid data follows a whole answer.
         response.tell()
 
@@ -260,16 +234,6 @@ class _Connection(asyncio.Protocol):
         response, self.response = self.response, None
         if response is not None:
             response.broke(error)
-
-    def _over(self, stays: bool) -> None:
-        """The answer is whole. Keep the connection idle for reuse if it `stays` open and can be used again."""
-        self.response, transport = None, self.transport
-        # Do not reuse it if the server answered before it had read the whole request.
-        if stays and not (self._held or transport.is_closing() or transport.get_write_buffer_size()):
-            self.client.idle.append(self)
-        else:
-            self.client.forget(self)
-            transport.abort()
 
     # Called by the parser.
 
@@ -298,8 +262,8 @@ class _Connection(asyncio.Protocol):
             response.begins(status)
 
     def on_body(self, body: bytes) -> None:
-        if self.response is not None and self.response.heard(body) and not self.paused:
-            self.paused = self._held = True
+        if self.response is not None and self.response.add_body(body) and not self.paused:
+            self.paused = self._was_paused = True
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -309,5 +273,12 @@ class _Connection(asyncio.Protocol):
         response.done = True
         if self.paused:
             self.go_on()
-        # vLLM closes a connection after one of its own errors without announcing it, so it must not be reused.
-        self._over(self._parser.should_keep_alive() and response.status < 500)
+        self.response, transport = None, self.transport
+        # vLLM closes a connection after one of its own errors without announcing it, so it must not be reused. Neither
+        # may one be whose server answered before it had read the whole request.
+        stays = self._parser.should_keep_alive() and response.status < 500
+        if stays and not (self._was_paused or transport.is_closing() or transport.get_write_buffer_size()):
+            self.client.idle.append(self)
+        else:
+            self.client.forget(self)
+            transport.abort()

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Protocol
 
 from proxy.errors import UpstreamDown
-from proxy.http.response_head_cache import KnownAnswer
 
 MOST_UNREAD_BYTES = 256 * 2**10
 """Most bytes of an answer that may wait unread; beyond it the server has to wait."""
@@ -17,7 +16,7 @@ SHORT_BYTES = 64 * 2**10
 """Up to this length the reader is not woken before the whole answer has arrived. The end follows at once, so the reader
 is woken once, not twice."""
 EVENT_STREAM = "text/event-stream"
-TYPES_KEPT = 64
+MOST_TYPES = 64
 """Number of content types cached in parsed form: a server uses the same few again and again."""
 
 
@@ -70,8 +69,7 @@ class Response:
         self.status = 0
         """0 until the headers have arrived."""
         self.headers: dict[bytes, bytes] = {}
-        """By name in lower case; of a repeated header the last one counts. The headers of a known head are shared
-        between answers and leave out those that differ in each."""
+        """By name in lower case; of a repeated header the last one counts."""
         self.content_type = ""
         """The body's media type, in lower case and without parameters."""
         self.server = source.server
@@ -85,14 +83,14 @@ class Response:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self.leave(broken=isinstance(error, UpstreamDown))
+        self.release(broken=isinstance(error, UpstreamDown))
 
     @property
     def unread_bytes(self) -> int:
         """Size of the part of the body that has arrived and was not consumed."""
         return self._size
 
-    def leave(self, *, broken: bool = False) -> None:
+    def release(self, *, broken: bool = False) -> None:
         """Release the answer. Calling it again does nothing."""
         if not self.done:
             source, self._source = self._source, None
@@ -117,16 +115,16 @@ class Response:
         self._whole = True
         while not self.done and self._size <= most_bytes:
             self._go_on()
-            await self.news()
+            await self.wait_more()
         if self._size > most_bytes:
             raise too_long(most_bytes)
         if len(self._parts) != 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
 
-    def at_once(self) -> bytes | None:
+    def read_available(self) -> bytes | None:
         """Return the part of the body that has arrived since the last call, and b"" at its end. None means: wait for
-        more (`news`)."""
+        more (`wait_more`)."""
         parts, size = self._parts, self._size
         if not parts:
             return b"" if self.done else None
@@ -150,13 +148,7 @@ class Response:
         length = self.headers.get(b"content-length", b"")
         self._short = length.isdigit() and int(length) <= SHORT_BYTES and self.content_type != EVENT_STREAM
 
-    def came(self, known: KnownAnswer, body: bytes) -> None:
-        """Record a whole answer that arrived at once and whose head is known."""
-        self.status, self.headers, self.content_type = 200, known.headers, known.content_type
-        self._parts, self._size, self.done = [body], len(body), True
-        self.wake()
-
-    def heard(self, part: bytes) -> bool:
+    def add_body(self, part: bytes) -> bool:
         """Store a piece of the body. Return whether reading should pause."""
         self._parts.append(part)
         self._size += len(part)
@@ -190,7 +182,7 @@ class Response:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def news(self, take: Callable[[bytes], bool] | None = None) -> "asyncio.Future[None]":
+    def wait_more(self, take: Callable[[bytes], bool] | None = None) -> "asyncio.Future[None]":
         """Return a future that completes when more has arrived (of a short answer: all), or never will.
 
         `take` is called with data that arrives in the meantime, from the event loop and without a context. The awaiting
@@ -214,7 +206,7 @@ class Response:
         if take is None or waiter is None or waiter.done():
             return
         try:
-            data = self.at_once()
+            data = self.read_available()
             goes_on = not data or take(data)
         except Exception as error:
             # The error holds the frames it came through, so none of these frames may hold the error.
@@ -230,7 +222,7 @@ class Response:
             self._source.go_on()
 
 
-@lru_cache(TYPES_KEPT)
+@lru_cache(MOST_TYPES)
 def _without_parameters(content_type: bytes) -> str:
     return content_type.split(b";", 1)[0].strip().lower().decode("latin-1")
 

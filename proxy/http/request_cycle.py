@@ -24,7 +24,7 @@ _NO_LENGTH = 204
 """Status of answers that never have a length (RFC 9110, 8.6)."""
 _BODILESS = (_NO_LENGTH, 304)
 """Statuses of answers without a body."""
-OPENINGS_KEPT = 64
+MOST_OPENINGS = 64
 """Number of cached pairs of a status and the headers that many answers share. The date changes each second."""
 _LF, _CR, _NUL = b"\n\r\0"
 """As numbers: when looking for bytes in bytes, Python first raises an error and drops it."""
@@ -72,7 +72,7 @@ class RequestCycle:
         self._chunked = self._bodiless = self._unframed = False
         self._left_bytes = 0
         """Bytes still missing of the length in the answer's headers."""
-        self._told: asyncio.Event | None = None
+        self._changed: asyncio.Event | None = None
         """Set when there is news. None until a task waits for it."""
         self._cancels = False
         """Cancel the task when the app disconnects."""
@@ -97,25 +97,18 @@ class RequestCycle:
 
     # Called by the connection.
 
-    def heard(self, part: bytes) -> None:
+    def feed_body(self, part: bytes) -> None:
         """Add a piece of the request's body."""
         self._parts.append(part)
         self._size += len(part)
         if self._size > HIGH_WATER_LIMIT:
             self._flow.pause_reading()
-        self._tell()
-
-    def came(self, body: bytes) -> None:
-        """Set the whole body of the request, before any of it was received."""
-        self._parts, self._size = [body], len(body)
-        if self._size > HIGH_WATER_LIMIT:
-            self._flow.pause_reading()
-        self.more_body, self._news = False, True
+        self._notify()
 
     def end(self) -> None:
         """Mark the request as whole."""
         self.more_body = False
-        self._tell()
+        self._notify()
 
     def lost(self) -> None:
         """Mark the app as disconnected."""
@@ -123,7 +116,7 @@ class RequestCycle:
             self.disconnected = True
             if self._cancels:
                 self._cancel()
-        self._tell()
+        self._notify()
 
     def forget(self) -> None:
         """Release everything: scope and exchange refer to each other, and nothing should wait for the garbage
@@ -145,11 +138,11 @@ class RequestCycle:
         if self.disconnected:
             self._cancel()
 
-    def never_mind(self) -> None:
+    def stop_cancelling(self) -> None:
         """Stop cancelling the task on a disconnect."""
         self._cancels = False
 
-    def spared(self, error: BaseException) -> bool:
+    def was_client_disconnect(self, error: BaseException) -> bool:
         """Return whether this error is the cancellation that a disconnect caused. If so, the serving task continues."""
         if not self.disconnected or self.task is None or not isinstance(error, asyncio.CancelledError):
             return False
@@ -173,9 +166,9 @@ class RequestCycle:
             self._expects_continue = False
         while not (self._news or self.disconnected or self.response_complete):
             self._flow.resume_reading()
-            self._told = self._told or asyncio.Event()
-            self._told.clear()
-            await self._told.wait()
+            self._changed = self._changed or asyncio.Event()
+            self._changed.clear()
+            await self._changed.wait()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self._take(), "more_body": self.more_body}
@@ -191,9 +184,9 @@ class RequestCycle:
         if self.disconnected:
             return
         if message["type"] == "http.response.start" and self._head is None and not self._started:
-            self._head = self._begun(message["status"], message.get("headers", ()))
+            self._head = self._head_of(message["status"], message.get("headers", ()))
         elif message["type"] == "http.response.body" and (self._head is not None or self._started):
-            self._say(message.get("body", b""), more=message.get("more_body", False))
+            self._write_body(message.get("body", b""), more=message.get("more_body", False))
         else:
             raise RuntimeError(f"ASGI message {message['type']!r} is out of turn")
 
@@ -224,13 +217,13 @@ class RequestCycle:
             return
         if self._head is not None or self._started:
             raise RuntimeError("the answer has begun already")
-        said = self._plainly(status, headers, body, lines)
-        if said is None:
-            self._head = self._begun(status, [*headers, *headers_in(lines)], len(body))
-            self._say(body, more=False)
+        response_bytes = self._plain_response(status, headers, body, lines)
+        if response_bytes is None:
+            self._head = self._head_of(status, [*headers, *headers_in(lines)], len(body))
+            self._write_body(body, more=False)
         else:
             self._expects_continue, self._started = False, True
-            self._transport.write(said)
+            self._transport.write(response_bytes)
             self._complete()
 
     def _cancel(self) -> None:
@@ -243,8 +236,8 @@ class RequestCycle:
         self._news = False
         return body
 
-    def _plainly(self, status: int, headers: list[Header], body: bytes, lines: bytes) -> bytes | None:
-        """Return the bytes of an answer with the usual framing, or None if it needs `_begun`."""
+    def _plain_response(self, status: int, headers: list[Header], body: bytes, lines: bytes) -> bytes | None:
+        """Return the bytes of an answer with the usual framing, or None if it needs `_head_of`."""
         if not headers or not self.keep_alive or self.scope["method"] == "HEAD":
             return None
         opening = _opening(status, *self._default_headers, *headers)
@@ -252,7 +245,7 @@ class RequestCycle:
             return None
         return b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, len(body), body)
 
-    def _begun(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
+    def _head_of(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
         """Return the status line and headers of an answer, with its length if `size` is given."""
         self._expects_continue = False
         length = size
@@ -290,7 +283,7 @@ class RequestCycle:
                 kept.append((name, value))
         return kept, length
 
-    def _say(self, body: bytes, *, more: bool) -> None:
+    def _write_body(self, body: bytes, *, more: bool) -> None:
         if self.response_complete:
             raise RuntimeError("the answer is complete already")
         if self._bodiless:
@@ -316,8 +309,8 @@ class RequestCycle:
     def _complete(self) -> None:
         """Mark the answer as sent."""
         self.response_complete = self._news = True
-        if self._told is not None:
-            self._told.set()
+        if self._changed is not None:
+            self._changed.set()
         if not self.keep_alive:
             self._transport.close()
         self._on_response()
@@ -330,13 +323,13 @@ class RequestCycle:
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news = True
-        if self._told is not None:
-            self._told.set()
+        if self._changed is not None:
+            self._changed.set()
 
 
-@lru_cache(OPENINGS_KEPT)
+@lru_cache(MOST_OPENINGS)
 def _opening(status: int, *headers: Header) -> bytes | None:
     """Return the head of an answer of known length, up to that length. None if its headers set the framing, or it has
     no body.
@@ -356,15 +349,15 @@ def _chunk(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
-def _check(said: bytes) -> None:
+def _check(lines: bytes) -> None:
     """Check that no header holds a line break or a NUL, which would let its value inject more headers.
 
     Raises:
         RuntimeError: one does.
     """
-    if _LF in said or _CR in said or _NUL in said:
+    if _LF in lines or _CR in lines or _NUL in lines:
         raise RuntimeError("a header has a line break or a NUL")
 
 
-def _nothing(*_told: object) -> None:
+def _nothing(*_changed: object) -> None:
     pass

@@ -18,16 +18,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from proxy.errors import HeadersTooLarge, HeadersTooSlow, NotHttp, ProxyError, TooManyConnections, UrlTooLong
 from proxy.http.asgi import Scope
 from proxy.http.request_cycle import RequestCycle
-from proxy.http.request_head_cache import KnownHead, learn
 from proxy.http.write_batching import BatchedTransport
 from whetstone.config.proxy import ProxySettings
 
 MOST_PIPELINED = 16
 """Most requests that a client may send before it has read its answers."""
-LESSONS = 8
-"""Heads that a connection learns in a row without one of them coming again. After that it assumes that each head
-differs."""
-URLS_KEPT = 64
+MOST_URLS = 64
 """Number of URLs cached with their parts: an app requests the same few again and again."""
 
 
@@ -54,16 +50,8 @@ class Connection(HttpToolsProtocol):
         """Pipelined requests, sent before that answer."""
         self._again: bytes | None = None
         """The head of a request that is parsed once more."""
-        self._heard: RequestCycle | None = None
+        self._latest: RequestCycle | None = None
         """The request that came last."""
-        self._between = True
-        """The parser has read every request to its end, and nothing of the next."""
-        self._known: KnownHead | None = None
-        """The head that is recognised without the parser."""
-        self._missing = 0
-        """Missing bytes of the body of such a request."""
-        self._lessons = LESSONS
-        """How many heads it may still learn."""
         self._unclaimed = 0
         """Bytes since the last useful ones. They can only be a request's headers, or the framing around its body."""
         self._came = 0
@@ -111,16 +99,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._outbox.read()
-        if self._known is not None and self._take_known(self._known, data):
-            return
         self._came = size = len(data)
         self._unclaimed += size
         self._head_bytes += size
         try:
-            if self._missing:
-                data = self._hear(data)
-            if data:
-                self._parse(data)
+            self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("")
         if self.transport.is_closing():
@@ -144,47 +127,6 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
         self.parser = None  # type: ignore[assignment]
 
-    def _take_known(self, known: KnownHead, data: bytes) -> bool:
-        """Serve a request whose head is known, without the parser. Return whether it was one. The parser must stand
-        between two requests."""
-        # The parser handles pipelined requests.
-        if not self._between or self._missing or self.serving() or (found := known.match(data)) is None:
-            return False
-        scope, body, self._missing = found
-        if self._lessons < LESSONS:
-            self._lessons += 1
-        self._heads_since_s, self._unclaimed = None, 0
-        self._heard = exchange = self._exchange(scope)
-        self._start(exchange)
-        if not self._missing:
-            exchange.came(body)
-        elif body:
-            exchange.heard(body)
-        return True
-
-    def _hear(self, data: bytes) -> bytes:
-        """Take the missing part of a body whose head was known. Return what follows it."""
-        body, rest = data[: self._missing], data[self._missing :]
-        self._missing -= len(body)
-        self.on_body(body)
-        if not self._missing:
-            self._end()
-        return rest
-
-    def _parse(self, data: bytes) -> None:
-        """Feed the parser. Learn the head that `data` begins with, as long as lessons are left."""
-        if not self._lessons:
-            self._feed(data)
-            return
-        begins, before = self._between, self._heard
-        self._feed(data)
-        heard = self._heard
-        if begins and heard is not None and heard is not before and heard.keep_alive:
-            self._known = learn(data, self.url, heard.scope, self._limits.max_header_bytes) or self._known
-            self._lessons -= 1
-            if not self._lessons:
-                self._known = None
-
     def _feed(self, data: bytes) -> None:
         """Feed the parser. It declines an offer to switch protocols (RFC 9110, 7.8): the parser would read what follows
         as that protocol, so the request is parsed once more without the offer.
@@ -202,7 +144,7 @@ class Connection(HttpToolsProtocol):
                 data = head + data[stopped.args[0] :]
 
     def on_message_begin(self) -> None:
-        self._begun, self._between = True, False
+        self._begun = True
         self._head_bytes = self._came
         self.url = b""
         self.expect_100_continue = False
@@ -253,7 +195,10 @@ class Connection(HttpToolsProtocol):
 
     def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         """Have the request answered, after those before it."""
-        self._heard = exchange = self._exchange(scope, keep_alive, expects_continue)
+        headers, on_response = self.server_state.default_headers, self.on_response_complete
+        self._latest = exchange = RequestCycle(
+            scope, self.transport, self.flow, headers, on_response, keep_alive, expects_continue
+        )
         if self.serving():
             self._waiting.append(exchange)
             # Not earlier: while reading is paused, a disconnect goes unnoticed.
@@ -261,10 +206,6 @@ class Connection(HttpToolsProtocol):
                 self.flow.pause_reading()
         else:
             self._start(exchange)
-
-    def _exchange(self, scope: Scope, keep_alive: bool = True, expects_continue: bool = False) -> RequestCycle:
-        headers, on_response = self.server_state.default_headers, self.on_response_complete
-        return RequestCycle(scope, self.transport, self.flow, headers, on_response, keep_alive, expects_continue)
 
     def _start(self, exchange: RequestCycle) -> None:
         self._answered = exchange
@@ -279,19 +220,12 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unclaimed = 0
-        if self._heard is not None and not self._heard.response_complete:
-            self._heard.heard(body)
+        if self._latest is not None and not self._latest.response_complete:
+            self._latest.feed_body(body)
 
     def on_message_complete(self) -> None:
-        if self._again is None and self._heard is not None:
-            # After a request that ends the connection, the parser reads nothing more.
-            self._between = self._heard.keep_alive
-            self._end()
-
-    def _end(self) -> None:
-        """Mark the request that came last as whole."""
-        if self._heard is not None and not self._heard.response_complete:
-            self._heard.end()
+        if self._again is None and self._latest is not None and not self._latest.response_complete:
+            self._latest.end()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -377,7 +311,7 @@ def _parser(connection: Connection) -> httptools.HttpRequestParser:
     return made
 
 
-@lru_cache(URLS_KEPT)
+@lru_cache(MOST_URLS)
 def _parts_of(url: bytes) -> tuple[str, bytes, bytes]:
     """Return a URL's path, its path as it came, and its query.
 

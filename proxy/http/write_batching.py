@@ -9,7 +9,7 @@ import asyncio
 import logging
 from weakref import WeakKeyDictionary
 
-MOST_HELD = 16
+MOST_QUEUED = 16
 """Most connections whose writes wait for one another. More would gain nothing, and the first would wait longer."""
 MOST_BYTES = 64 * 2**10
 """Most bytes waiting on one connection. asyncio's transports use the same figure: above it they ask the writer to
@@ -26,7 +26,7 @@ class WriteBatcher:
         """Pieces that were read and not yet followed by a write."""
         self._read = self._read_before = 0
         """Pieces read in total: until now, and until the end of this iteration was scheduled."""
-        self._held: list[BatchedTransport] = []
+        self._queued: list[BatchedTransport] = []
         self._ends = False
         """The end of this iteration is scheduled."""
 
@@ -37,8 +37,8 @@ class WriteBatcher:
 
     def hold(self, one: "BatchedTransport") -> None:
         """Queue a transport, to flush it with others, at the latest when this iteration ends."""
-        self._held.append(one)
-        if len(self._held) == MOST_HELD:
+        self._queued.append(one)
+        if len(self._queued) == MOST_QUEUED:
             self.flush()
         elif not self._ends:
             self._ends, self._read_before = True, self._read
@@ -46,8 +46,8 @@ class WriteBatcher:
 
     def flush(self) -> None:
         """Flush every queued transport."""
-        held, self._held = self._held, []
-        for one in held:
+        queued, self._queued = self._queued, []
+        for one in queued:
             try:
                 one.flush()
             except Exception:  # a failed write must not hold up the other connections
@@ -63,13 +63,13 @@ class WriteBatcher:
 class BatchedTransport(asyncio.Transport):
     """A transport that may delay what is written to it, in order."""
 
-    __slots__ = ("_held", "_transport", "loop", "outbox")
+    __slots__ = ("_queued", "_transport", "loop", "outbox")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self.loop = loop
         self.outbox = _outbox(loop)
-        self._held = b""
+        self._queued = b""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         """Write as asyncio's transports do. Write at once if no other write is due in this iteration."""
@@ -85,20 +85,20 @@ class BatchedTransport(asyncio.Transport):
             self._transport.write(data)
 
     def _hold(self, data: bytes) -> None:
-        before = self._held
+        before = self._queued
         # Usually nothing is waiting yet.
-        held = self._held = before + data if before else data
-        if len(held) > MOST_BYTES:
+        queued = self._queued = before + data if before else data
+        if len(queued) > MOST_BYTES:
             self.flush()
         elif not before:
             self.outbox.hold(self)
 
     def flush(self) -> None:
         """Write what is waiting here, unless the transport is closing."""
-        if held := self._held:
-            self._held = b""
+        if queued := self._queued:
+            self._queued = b""
             if not self._transport.is_closing():
-                self._transport.write(held)
+                self._transport.write(queued)
 
     def close(self) -> None:
         """Close as asyncio's transports do: buffered data still goes out."""
@@ -107,12 +107,12 @@ class BatchedTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Abort as asyncio's transports do: unsent data is dropped."""
-        self._held = b""
+        self._queued = b""
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that the kernel has not taken yet, as asyncio's transports do."""
-        return len(self._held) + self._transport.get_write_buffer_size()
+        return len(self._queued) + self._transport.get_write_buffer_size()
 
     def is_closing(self) -> bool:
         """Return what asyncio's transport returns."""
@@ -131,7 +131,7 @@ _outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatcher] = WeakKeyD
 
 
 def _outbox(loop: asyncio.AbstractEventLoop) -> WriteBatcher:
-    found = _outboxes.get(loop)
-    if found is None:
-        found = _outboxes[loop] = WriteBatcher()
-    return found
+    batcher = _outboxes.get(loop)
+    if batcher is None:
+        batcher = _outboxes[loop] = WriteBatcher()
+    return batcher

@@ -16,77 +16,77 @@ class CallFinisher:
     def __init__(
         self,
         recorder: Recorder,
-        threads: TrajectoryResolver,
-        answered: Replays,
+        resolver: TrajectoryResolver,
+        replays: Replays,
         charge: Callable[[Principal, int], None],
     ) -> None:
         self._recorder = recorder
-        self._threads = threads
-        self._answered = answered
+        self._resolver = resolver
+        self._replays = replays
         self._charge = charge
 
-    async def record(self, turn: CallContext, ended: CallResult) -> Sequence[Call]:
-        """Redact and record a call; return what was recorded, for `over`.
+    async def record(self, context: CallContext, result: CallResult) -> Sequence[Call]:
+        """Redact and record a call; return what was recorded, for `on_recorded`.
 
         Raises:
             NotRecorded: the journal accepts nothing, and unrecorded answers are not wanted.
         """
-        if turn.redactor is None:
-            return self.at_once(turn, ended)
+        if context.redactor is None:
+            return self.record_now(context, result)
         try:
-            calls = await turn.redactor.apart(turn.calls(ended))
+            calls = await context.redactor.apart(context.calls(result))
         except Exception:
-            self.nothing(turn)
+            self.on_discarded(context)
             raise
         # Mark the call only now: if an app disconnects during redaction, the call is still to be recorded.
-        return self._take(turn, ended, calls)
+        return self._hand_over(context, result, calls)
 
-    def at_once(self, turn: CallContext, ended: CallResult) -> Sequence[Call]:
+    def record_now(self, context: CallContext, result: CallResult) -> Sequence[Call]:
         """Do the same as `record`, without redaction."""
         try:
-            calls = turn.calls(ended)
+            calls = context.calls(result)
         except Exception:
-            self.nothing(turn)
+            self.on_discarded(context)
             raise
-        return self._take(turn, ended, calls)
+        return self._hand_over(context, result, calls)
 
-    def over(self, turn: CallContext, recorded: Sequence[Call]) -> None:
+    def on_recorded(self, context: CallContext, recorded: Sequence[Call]) -> None:
         """Let other calls continue what was recorded. Call this at the latest in the event loop turn in which an app
         may have received all of it. Called after the last byte of a whole answer, it delays no request."""
         for call in recorded:
-            self._threads.over(call, turn.question)
+            self._resolver.on_recorded(call, context.question)
 
-    def nothing(self, turn: CallContext) -> None:
+    def on_discarded(self, context: CallContext) -> None:
         """Forget a call that failed and could not be recorded."""
-        turn.recorded = True
-        assert turn.place is not None
-        self._threads.unrecorded(turn.id, turn.question, turn.place)
+        context.recorded = True
+        assert context.place is not None
+        self._resolver.on_discarded(context.id, context.question, context.place)
 
-    def _take(self, turn: CallContext, ended: CallResult, calls: Sequence[Call]) -> Sequence[Call]:
-        principal, turn_key = turn.principal, turn.address.turn_key
-        turn.recorded, turn.ended = True, ended
+    def _hand_over(self, context: CallContext, result: CallResult, calls: Sequence[Call]) -> Sequence[Call]:
+        principal, turn_key = context.principal, context.address.turn_key
+        context.recorded, context.result = True, result
         recorded: list[Call] = []
         try:
             for call in calls:
                 if self._recorder.take(call):
                     recorded.append(call)
                 else:
-                    turn.dropped = True
+                    context.dropped = True
                 # Only limited keys are charged.
                 if principal is not None and principal.tokens_per_min is not None:
                     self._charge(principal, call.tokens)
         except Exception:
-            self._in_part(turn, recorded)
+            self._in_part(context, recorded)
             raise
-        if turn.dropped:
-            self._in_part(turn, recorded)
+        if context.dropped:
+            self._in_part(context, recorded)
             return ()
-        if ended.reply is not None and turn_key is not None:
-            self._answered.keep(turn_key, ended.reply)
+        if result.reply is not None and turn_key is not None:
+            self._replays.keep(turn_key, result.reply)
         return recorded
 
-    def _in_part(self, turn: CallContext, recorded: Sequence[Call]) -> None:
+    def _in_part(self, context: CallContext, recorded: Sequence[Call]) -> None:
         """Finish a call that was recorded in part: let other calls continue that part, and only then release the
         request, because a retry of an aborted call is recognised by it."""
-        self.over(turn, recorded)
-        self.nothing(turn)
+        self.on_recorded(context, recorded)
+        self.on_discarded(context)

@@ -26,7 +26,7 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
     """The result of a call."""
 
     status: Status
-    heard: Sequence[PromptResult]
+    results: Sequence[PromptResult]
     answer_id: str | None
     """The id that the app received; None if nothing was answered."""
     error: str | None = None
@@ -37,17 +37,17 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> tuple[int | None, int | None]:
         """Return the tokens of the prompts and of the answers; None where the server reported none."""
-        read = [one.prompt_tokens for one in self.heard]
-        said = [choice.token_ids for one in self.heard for choice in one.choices]
+        read = [one.prompt_tokens for one in self.results]
+        sampled = [choice.token_ids for one in self.results for choice in one.choices]
         return (
             sum(count for count in read if count is not None) if any(count is not None for count in read) else None,
-            sum(len(ids) for ids in said if ids is not None) if any(ids is not None for ids in said) else None,
+            sum(len(ids) for ids in sampled if ids is not None) if any(ids is not None for ids in sampled) else None,
         )
 
     @property
     def finish_reasons(self) -> list[str]:
         """Return the finish reason of each choice that has one."""
-        choices = (choice for one in self.heard for choice in one.choices)
+        choices = (choice for one in self.results for choice in one.choices)
         return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
 
 
@@ -66,9 +66,9 @@ class CallContext(msgspec.Struct):
 
     project: str
     id: str
-    asked: DialectRequest
+    request: DialectRequest
     address: Address
-    normaliser: ConversationHasher
+    hasher: ConversationHasher
     principal: Principal | None
     """Whose key the request has; None if no key was checked."""
     key_id: str | None
@@ -93,7 +93,7 @@ class CallContext(msgspec.Struct):
     """What was sent to the app, if the client may retry it."""
     server: tuple[str, int] | None = None
     """Host and port of the server that answers; None until one does."""
-    ended: CallResult | None = None
+    result: CallResult | None = None
     """Its result; None until it was recorded."""
     trace_headers: dict[str, str] = {}
     """Trace headers for the server that answers, if calls are traced."""
@@ -101,8 +101,8 @@ class CallContext(msgspec.Struct):
     """See `digest`."""
     known_conversation: Conversation | None = None
     """See `conversation`."""
-    told: RequestFacts | None = None
-    """See `prepare`."""
+    facts: RequestFacts | None = None
+    """See `prepare_record`."""
 
     @property
     def digest(self) -> str:
@@ -117,12 +117,12 @@ class CallContext(msgspec.Struct):
         asked."""
         known = self.known_conversation
         if known is None:
-            known = self.known_conversation = self.normaliser.conversation(self.asked.conversation, self.owner)
+            known = self.known_conversation = self.hasher.conversation(self.request.conversation, self.owner)
         return known
 
-    def goes_on_from(self) -> Conversation:
+    def continued_conversation(self) -> Conversation:
         """Return `conversation` if the request may continue an answer; else BEGINNING, which needs no hashing."""
-        return self.conversation if self.asked.goes_on() else BEGINNING
+        return self.conversation if self.request.goes_on() else BEGINNING
 
     def headers(self) -> list[Header]:
         """Return the response headers that describe the call."""
@@ -133,43 +133,43 @@ class CallContext(msgspec.Struct):
         fixed word."""
         place = self.place
         assert place is not None
-        said = (
+        lines = (
             f"x-completion-id: {self.id}\r\nx-trajectory-id: {place.trajectory_id}\r\n"
             f"x-policy-version: {self.speaker.version}\r\nx-threaded-by: {place.by}\r\n"
         )
         if self.address.group_id is not None:
-            said += f"x-group-id: {self.address.group_id}\r\n"
+            lines += f"x-group-id: {self.address.group_id}\r\n"
         if self.dropped:
-            said += "x-whetstone-recorded: false\r\n"
-        return said.encode()
+            lines += "x-whetstone-recorded: false\r\n"
+        return lines.encode()
 
     def elapsed_ms(self) -> float:
         """Return milliseconds since the request arrived."""
         return (time.perf_counter() - self.began) * 1000
 
-    def prepare(self) -> None:
+    def prepare_record(self) -> None:
         """Compute the parts of the record that do not depend on the answer. Best done while the server works."""
-        if self.told is None:
-            self.told = self._told()
+        if self.facts is None:
+            self.facts = self._request_facts()
 
-    def _told(self) -> RequestFacts:
-        asked = self.asked
-        end_user = asked.end_user
+    def _request_facts(self) -> RequestFacts:
+        request = self.request
+        end_user = request.end_user
         if end_user is not None and len(end_user) > MAX_END_USER:
             end_user = pseudonym(end_user)
-        prompt = prompt_hash(self.conversation, asked.tools_or_null, self.address.task)
-        return RequestFacts(msgspec.Raw(asked.sampling()), asked.why_not_trained(), end_user, prompt)
+        prompt = prompt_hash(self.conversation, request.tools_or_null, self.address.task)
+        return RequestFacts(msgspec.Raw(request.sampling()), request.why_not_trained(), end_user, prompt)
 
-    def calls(self, ended: CallResult) -> list[Call]:
+    def calls(self, result: CallResult) -> list[Call]:
         """Return what to record, before redaction: one call for each prompt, the first with this call's own id."""
-        asked, address, place, total_ms = self.asked, self.address, self.place, self.elapsed_ms()
+        request, address, place, total_ms = self.request, self.address, self.place, self.elapsed_ms()
         assert place is not None
-        status, heard, speaker = ended.status, ended.heard, self.speaker
-        messages, alone = asked.messages, len(heard) == 1
+        status, results, speaker = result.status, result.results, self.speaker
+        messages, alone = request.messages, len(results) == 1
         keeps_digest = address.retry or address.turn_key is not None or status != "complete"
-        tools, told = asked.tools_or_null, self.told or self._told()
-        said = []
-        for one in heard:
+        tools, facts = request.tools_or_null, self.facts or self._request_facts()
+        calls = []
+        for one in results:
             first = one.prompt == 0
             conversation = self.conversation if alone else self._prompt(messages[one.prompt])
             # Positional arguments: with keywords this takes twice as long.
@@ -178,44 +178,44 @@ class CallContext(msgspec.Struct):
                 self.project,
                 speaker.policy,
                 speaker.version,
-                asked.endpoint,
-                asked.stream,
+                request.endpoint,
+                request.stream,
                 status,
-                ended.error,
+                result.error,
                 place.trajectory_id,
                 place.by,
                 address,
-                told.end_user,
+                facts.end_user,
                 messages if alone else messages[one.prompt : one.prompt + 1],
                 tools,
-                told.sampling,
-                told.bent,
+                facts.sampling,
+                facts.bent,
                 one.prompt_token_ids,
                 one.prompt_tokens,
                 one.choices,
                 self.created_at_s,
                 self.ttft_ms,
                 total_ms,
-                ended.answer_id,
+                result.answer_id,
                 "" if first else self.id,
                 self.digest if keeps_digest and first else None,
-                ended.reply if first else None,
+                result.reply if first else None,
                 place.extends,
                 place.continues,
-                told.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
+                facts.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
                 self.key_id,
                 self._histories(conversation, one.choices),
             )
-            said.append(call)
-        return said
+            calls.append(call)
+        return calls
 
     def _histories(self, conversation: Conversation, choices: Sequence[Choice]) -> tuple[History, ...]:
         if len(choices) == 1:
-            return (self.normaliser.history(conversation, choices[0]),)
-        return tuple([self.normaliser.history(conversation, choice) for choice in choices])
+            return (self.hasher.history(conversation, choices[0]),)
+        return tuple([self.hasher.history(conversation, choice) for choice in choices])
 
     def _prompt(self, message: msgspec.Raw) -> Conversation:
-        return self.normaliser.conversation([message], self.owner)
+        return self.hasher.conversation([message], self.owner)
 
 
 def owner_of(key_id: str | None, end_user: str | None) -> str | None:

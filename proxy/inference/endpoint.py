@@ -29,7 +29,7 @@ from proxy.http.asgi import (
     unless_received,
 )
 from proxy.http.client_response import EVENT_STREAM, Response, too_long
-from proxy.http.scope import PRINCIPAL, SAID
+from proxy.http.scope import PRINCIPAL, URL_ADDRESS
 from proxy.inference import access_log as watching
 from proxy.inference import idempotency
 from proxy.inference.completion import CallFinisher
@@ -48,7 +48,7 @@ from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import new_id
 
 JSON = (b"content-type", b"application/json")
-_NOTHING_SAID: Mapping[str, str] = {}
+_NO_ADDRESS: Mapping[str, str] = {}
 MAX_ERROR_CHARACTERS = 2000
 """Most characters of an upstream error that are recorded."""
 
@@ -69,8 +69,8 @@ class Inference:
         upstreams: Mapping[str | None, Answering],
         vllm: Callable[[], Server],
         recorder: Recorder,
-        answered: Replays,
-        threads: TrajectoryResolver,
+        replays: Replays,
+        resolver: TrajectoryResolver,
         settings: ProxySettings,
         charge: Callable[[Principal, int], None],
         redactor: Redactor | None = None,
@@ -80,17 +80,17 @@ class Inference:
         """Create the endpoint. `no_train`: exclude every call from training, whatever the call requests."""
         self._redactor = redactor
         self._no_train = no_train
-        self._ends = CallFinisher(recorder, threads, answered, charge)
+        self._finisher = CallFinisher(recorder, resolver, replays, charge)
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
         self._vllm = vllm
         self._recorder = recorder
-        self._answered = answered
-        self._threads = threads
+        self._replays = replays
+        self._resolver = resolver
         self._settings = settings
         self._max_body_bytes = settings.max_body_bytes
-        self._normaliser = ConversationHasher(
+        self._hasher = ConversationHasher(
             settings.normalise, settings.normalise_timeout_s, settings.kept_calls, keeps_texts=redactor is None
         )
         self._in_flight = 0
@@ -117,24 +117,24 @@ class Inference:
             data = None if exchange is None else exchange.whole_body(self._max_body_bytes)
             if data is None:
                 data = await read_whole(receive, self._max_body_bytes, self._settings.body_timeout_s)
-            turn = self._read(scope, headers, data, created_at_s, began)
-            answer = self._answer if turn.address.turn_key is None else self._answer_once
-            watch, failed = watching.begin(turn, headers), ""
+            context = self._read(scope, headers, data, created_at_s, began)
+            answer = self.serve if context.address.turn_key is None else self._serve_once
+            watch, failed = watching.begin(context, headers), ""
             try:
                 # Cancelling the answer closes the connection to upstream, which then aborts the generation.
                 if exchange is None:
-                    await unless_received(answer(turn, headers, send), receive)
+                    await unless_received(answer(context, headers, send), receive)
                 else:
                     exchange.cancel_when_gone()
-                    await answer(turn, headers, send)
+                    await answer(context, headers, send)
             except BaseException as error:
-                if exchange is None or not exchange.spared(error):
+                if exchange is None or not exchange.was_client_disconnect(error):
                     failed = type(error).__name__
                     raise
             finally:
                 if exchange is not None:
-                    exchange.never_mind()
-                watching.end(watch, turn, failed)
+                    exchange.stop_cancelling()
+                watching.end(watch, context, failed)
         finally:
             self._in_flight -= 1
             self._last_ended = time.monotonic()
@@ -150,7 +150,7 @@ class Inference:
         path, settings = scope["path"], self._settings
         body = read_body(data, settings.media_domains, settings.max_choices)
         address = address_of(
-            headers, scope.get(SAID, _NOTHING_SAID), body.values.get("metadata"), self._session_headers
+            headers, scope.get(URL_ADDRESS, _NO_ADDRESS), body.values.get("metadata"), self._session_headers
         )
         if self._no_train:
             address = msgspec.structs.replace(address, no_train=True)
@@ -160,16 +160,16 @@ class Inference:
             # No key id contains a slash, so a turn key of one API key cannot equal that of another.
             address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
         speaker = self._policies().resolve(body.model)
-        asked = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
+        request = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
         return CallContext(
             self._project,
             new_id(),
-            asked,
+            request,
             address,
-            self._normaliser,
+            self._hasher,
             principal,
             key_id,
-            owner_of(key_id, asked.end_user),
+            owner_of(key_id, request.end_user),
             speaker,
             (path, data, key_id),
             created_at_s,
@@ -177,74 +177,78 @@ class Inference:
             self._redactor,
         )
 
-    async def _answer_once(self, turn: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
-        """Answer a turn that has a key: if it was answered before, send the same answer."""
-        key = turn.address.turn_key
+    async def _serve_once(self, context: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
+        """Serve a call that has a turn key: if it was answered before, send the same answer."""
+        key = context.address.turn_key
         assert key is not None
-        async with self._answered.turn(key, turn.digest) as reply:
+        async with self._replays.lock(key, context.digest) as reply:
             if reply is None:
-                turn.sent = []
-                await self._answer(turn, headers, send)
+                context.sent = []
+                await self.serve(context, headers, send)
             else:
-                await _again(reply, send)
+                await _send_stored(reply, send)
 
-    async def _answer(self, turn: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
+    async def serve(self, context: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
+        """Serve a call that was admitted and read: place it, choose its version and ask for the answer, relay it,
+        record it."""
         self._recorder.check_room()
-        upstream, threads = self._upstreams[turn.speaker.upstream], self._threads
-        asked = turn.id, turn.address, turn.goes_on_from(), turn.question
-        turn.place = threads.place_at_once(*asked) or await threads.place(*asked)
+        upstream, resolver = self._upstreams[context.speaker.upstream], self._resolver
+        call = context.id, context.address, context.continued_conversation(), context.question
+        context.place = resolver.resolve_in_memory(*call) or await resolver.resolve(*call)
         stream: Stream | None = None
         try:
             try:
-                response = await upstream.ask(self._request, turn, headers)
-                turn.server = response.server
+                response = await upstream.ask(self._choose_version, context, headers)
+                context.server = response.server
                 if response.status == 200 and response.content_type != EVENT_STREAM:
-                    return await self._plain(turn, response, send)
+                    return await self._relay_whole(context, response, send)
                 with response:
                     if response.status != 200:
-                        return await self._pass_error(turn, response, send)
-                    stream = turn.asked.events()
-                    await self._pass_events(turn, response, stream, send)
+                        return await self._relay_error(context, response, send)
+                    stream = context.request.events()
+                    await self._relay_events(context, response, stream, send)
             except UpstreamDown as down:
                 # An error of upstream after its last event does no harm.
                 if stream is None or not stream.done:
-                    return await self._broken(turn, stream, down)
-            await self._finish(turn, stream, send)
+                    return await self._record_failure(context, stream, down)
+            await self._record_stream(context, stream, send)
         except asyncio.CancelledError:
-            if not turn.recorded:
-                await self._cut_off(turn, "aborted", stream)
+            if not context.recorded:
+                await self._record_partial(context, "aborted", stream)
             raise
         except Exception as error:
-            if not turn.recorded:
+            if not context.recorded:
                 try:
-                    await self._cut_off(turn, "error", stream, repr(error))
+                    await self._record_partial(context, "error", stream, repr(error))
                 except asyncio.CancelledError:  # the app disconnected meanwhile, which happens once only
-                    await self._cut_off(turn, "error", stream, repr(error))
+                    await self._record_partial(context, "error", stream, repr(error))
                     raise
             raise
         finally:
-            if not turn.recorded:  # the result could not be recorded
-                self._ends.nothing(turn)
+            if not context.recorded:  # the result could not be recorded
+                self._finisher.on_discarded(context)
 
-    def _request(self, turn: CallContext, headers: Mapping[bytes, bytes]) -> Request:
+    def _choose_version(self, context: CallContext, headers: Mapping[bytes, bytes]) -> Request:
         """Return the request for the current state: after a wait, another version may have to answer.
 
         Raises:
             UnknownModel: the version that it requests by name has just been removed.
         """
-        place, asked = turn.place, turn.asked
+        place, request = context.place, context.request
         assert place is not None
-        pin = pin_of(place.pins, turn.speaker.policy) if place.pins else None
+        pin = pin_of(place.pins, context.speaker.policy) if place.pins else None
         policies = self._policies()
-        speaker = turn.speaker = policies.settled(asked.model, pin) or policies.choose(
-            asked.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
+        speaker = context.speaker = policies.settled(request.model, pin) or policies.choose(
+            request.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
         )
         name = speaker.served_name
-        body = asked.for_upstream(name, cache_salt=self._project)
-        trace = turn.trace_headers if speaker.upstream is None else {}
-        return Request(asked.path, body, turn.id, name, place.trajectory_id, headers, trace, turn.prepare)
+        body = request.for_upstream(name, cache_salt=self._project)
+        trace = context.trace_headers if speaker.upstream is None else {}
+        return Request(
+            request.path, body, context.id, name, place.trajectory_id, headers, trace, context.prepare_record
+        )
 
-    async def _plain(self, turn: CallContext, response: Response, send: Send) -> None:
+    async def _relay_whole(self, context: CallContext, response: Response, send: Send) -> None:
         """Record a whole answer and send it; then release the response as `with` would, which costs more."""
         most_bytes = self._settings.max_answer_bytes
         try:
@@ -252,41 +256,41 @@ class Inference:
             if body is None:
                 body = await response.read(most_bytes)
             try:
-                answer = turn.asked.read(body)
+                answer = context.request.read(body)
             except UNREADABLE as error:
                 raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
             reply: bytes | None = None
-            if turn.sent is not None and answer.status == 200:
-                reply = _reply(turn, [JSON, *turn.headers()], answer.for_app)
-            ended = CallResult("complete", answer.heard, answer.upstream_id, None, reply)
-            if turn.redactor is None:
-                recorded = self._ends.at_once(turn, ended)
+            if context.sent is not None and answer.status == 200:
+                reply = _reply(context, [JSON, *context.headers()], answer.for_app)
+            result = CallResult("complete", answer.heard, answer.upstream_id, None, reply)
+            if context.redactor is None:
+                recorded = self._finisher.record_now(context, result)
             else:
-                recorded = await self._ends.record(turn, ended)
+                recorded = await self._finisher.record(context, result)
             if self._recorder.waits:
-                self._ends.over(turn, recorded)
+                self._finisher.on_recorded(context, recorded)
                 recorded = ()
                 await self._recorder.durable()
             try:
-                await send_whole(send, answer.status, [JSON], answer.for_app, turn.header_lines())
+                await send_whole(send, answer.status, [JSON], answer.for_app, context.header_lines())
             finally:
-                self._ends.over(turn, recorded)
+                self._finisher.on_recorded(context, recorded)
         except UpstreamDown:
-            response.leave(broken=True)
+            response.release(broken=True)
             raise
         finally:
-            response.leave()
+            response.release()
 
-    async def _pass_events(self, turn: CallContext, response: Response, stream: Stream, send: Send) -> None:
-        size, held, most, more = 0, b"", self._settings.max_answer_bytes, more_of(send)
+    async def _relay_events(self, context: CallContext, response: Response, stream: Stream, send: Send) -> None:
+        size, pending, most, try_send = 0, b"", self._settings.max_answer_bytes, more_of(send)
 
-        def take(data: bytes) -> bool:
+        def relay(data: bytes) -> bool:
             """Pass data on; return whether nothing is buffered that has to wait.
 
             Raises:
                 UpstreamDown: the data cannot be read, or is too much.
             """
-            nonlocal size, held
+            nonlocal size, pending
             size += len(data)
             if size > most:
                 raise too_long(most)
@@ -294,58 +298,58 @@ class Inference:
                 events = stream.feed(data)
             except UNREADABLE as error:
                 raise UpstreamDown(f"an event of the model server cannot be read: {error}") from error
-            if events and turn.sent is not None:
-                turn.sent.append(events)
-            if events and (turn.ttft_ms is None or not more(events)):
-                held = events
-            return not held
+            if events and context.sent is not None:
+                context.sent.append(events)
+            if events and (context.ttft_ms is None or not try_send(events)):
+                pending = events
+            return not pending
 
         while True:
-            data = response.at_once()
+            data = response.read_available()
             if data is None:
-                await response.news(None if turn.ttft_ms is None else take)
+                await response.wait_more(None if context.ttft_ms is None else relay)
             elif data:
-                take(data)
+                relay(data)
             else:
                 break
-            if held:
-                if turn.ttft_ms is None:
-                    await _begin(turn, send)
-                events, held = held, b""
+            if pending:
+                if context.ttft_ms is None:
+                    await _open_stream(context, send)
+                events, pending = pending, b""
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         if not stream.done:
             raise UpstreamDown("the model server broke its stream off")
 
-    async def _finish(self, turn: CallContext, stream: Stream, send: Send) -> None:
+    async def _record_stream(self, context: CallContext, stream: Stream, send: Send) -> None:
         """Record the call, then send the last byte."""
         last = stream.last()
         status: Status = "error" if stream.error else "complete"
         reply: bytes | None = None
-        if turn.sent is not None and status == "complete":
-            reply = _reply(turn, turn.headers(), b"".join((*turn.sent, last)))
+        if context.sent is not None and status == "complete":
+            reply = _reply(context, context.headers(), b"".join((*context.sent, last)))
         try:
-            await self._end(turn, CallResult(status, stream.heard, stream.upstream_id, stream.error, reply))
+            await self._record(context, CallResult(status, stream.heard, stream.upstream_id, stream.error, reply))
             await self._recorder.durable()
         except NotRecorded as error:
-            if turn.ttft_ms is None:
+            if context.ttft_ms is None:
                 raise
             last = b"data: " + error.body() + b"\n\n"
-        if turn.ttft_ms is None:
-            await _begin(turn, send)
+        if context.ttft_ms is None:
+            await _open_stream(context, send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _cut_off(
-        self, turn: CallContext, status: Status, stream: Stream | None, error: str | None = None
+    async def _record_partial(
+        self, context: CallContext, status: Status, stream: Stream | None, error: str | None = None
     ) -> None:
         """Record the received part of an answer that is not whole; `stream` None: nothing was received."""
-        stream = stream or turn.asked.events()
-        await self._end(turn, CallResult(status, stream.heard, stream.upstream_id, error))
+        stream = stream or context.request.events()
+        await self._record(context, CallResult(status, stream.heard, stream.upstream_id, error))
 
-    async def _end(self, turn: CallContext, ended: CallResult) -> None:
+    async def _record(self, context: CallContext, result: CallResult) -> None:
         """Record the call and let others continue it: an app may have received a whole stream before its last byte."""
-        self._ends.over(turn, await self._ends.record(turn, ended))
+        self._finisher.on_recorded(context, await self._finisher.record(context, result))
 
-    async def _broken(self, turn: CallContext, stream: Stream | None, down: UpstreamDown) -> None:
+    async def _record_failure(self, context: CallContext, stream: Stream | None, down: UpstreamDown) -> None:
         """Record what was received before upstream failed. Before the first byte the app gets an error; after it the
         stream has no end, as without the proxy.
 
@@ -353,36 +357,36 @@ class Inference:
             UpstreamDown: nothing was sent yet.
         """
         try:
-            if not turn.recorded:
-                await self._cut_off(turn, "error", stream, (stream and stream.error) or down.message)
+            if not context.recorded:
+                await self._record_partial(context, "error", stream, (stream and stream.error) or down.message)
         except NotRecorded:
-            log.error("call %s broke off and was not recorded: %s", turn.id, down.message)
-        if turn.ttft_ms is None:
+            log.error("call %s broke off and was not recorded: %s", context.id, down.message)
+        if context.ttft_ms is None:
             raise down
 
-    async def _pass_error(self, turn: CallContext, response: Response, send: Send) -> None:
+    async def _relay_error(self, context: CallContext, response: Response, send: Send) -> None:
         """Record that upstream refused, and pass its error on."""
         body = await response.read(self._settings.max_answer_bytes)
-        told = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
-        await self._cut_off(turn, "error", None, f"{response.status}: {told}")
-        if error := refusal(response, body, turn.speaker):
+        message = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
+        await self._record_partial(context, "error", None, f"{response.status}: {message}")
+        if error := refusal(response, body, context.speaker):
             raise error
-        if turn.speaker.upstream is None:
+        if context.speaker.upstream is None:
             # vLLM has another name for the model than the app.
-            body = body.replace(turn.speaker.served_name.encode(), turn.asked.model.encode())
+            body = body.replace(context.speaker.served_name.encode(), context.request.model.encode())
         headers = [(b"content-type", response.headers.get(b"content-type", b"application/json"))]
         if retry_after := response.headers.get(b"retry-after"):
             headers.append((b"retry-after", retry_after))
-        said = turn.asked.error(body, response.status)
-        await send_whole(send, response.status, headers, said, turn.header_lines())
+        error_body = context.request.error(body, response.status)
+        await send_whole(send, response.status, headers, error_body, context.header_lines())
 
 
-def _reply(turn: CallContext, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+def _reply(context: CallContext, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """Encode the answer for a later retry."""
-    return idempotency.encode(Reply(turn.digest, turn.asked.stream, headers, body))
+    return idempotency.encode(Reply(context.digest, context.request.stream, headers, body))
 
 
-async def _again(reply: Reply, send: Send) -> None:
+async def _send_stored(reply: Reply, send: Send) -> None:
     """Send a stored answer."""
     if reply.streamed:
         await begin_stream(send, reply.headers)
@@ -391,7 +395,7 @@ async def _again(reply: Reply, send: Send) -> None:
         await send_whole(send, 200, reply.headers, reply.body)
 
 
-async def _begin(turn: CallContext, send: Send) -> None:
+async def _open_stream(context: CallContext, send: Send) -> None:
     """Open the stream to the app. This happens with the first event: until then the answer could still be an error."""
-    turn.ttft_ms = turn.elapsed_ms()
-    await begin_stream(send, turn.headers())
+    context.ttft_ms = context.elapsed_ms()
+    await begin_stream(send, context.headers())

@@ -12,8 +12,8 @@ import msgspec
 
 from proxy.errors import TurnReused
 
-KEPT = 1024
-KEPT_BYTES = 32 * 2**20
+MOST_CACHED = 1024
+MOST_CACHED_BYTES = 32 * 2**20
 """Most answers (KEPT) and bytes (KEPT_BYTES) cached in memory, because SQL may not have them yet; all others are read
 from SQL."""
 
@@ -38,11 +38,11 @@ class Replays:
     def __init__(self, find: Callable[[str], Awaitable[bytes | None]]) -> None:
         self._find = find
         self._running: dict[str, asyncio.Event] = {}
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._kept_bytes = 0
+        self._cached: OrderedDict[str, bytes] = OrderedDict()
+        self._cached_bytes = 0
 
     @asynccontextmanager
-    async def turn(self, key: str, digest: str) -> AsyncIterator[Reply | None]:
+    async def lock(self, key: str, digest: str) -> AsyncIterator[Reply | None]:
         """Hold the lock of this turn; yield its answer, or None if it was not answered yet.
 
         Raises:
@@ -52,8 +52,8 @@ class Replays:
             await running.wait()
         self._running[key] = asyncio.Event()
         try:
-            found = self._kept.get(key) or await self._find(key)
-            reply = None if found is None else decode(found)
+            stored = self._cached.get(key) or await self._find(key)
+            reply = None if stored is None else decode(stored)
             if reply is not None and reply.digest != digest:
                 raise TurnReused("this turn id (or idempotency key) was used for another request; take a new one")
             yield reply
@@ -62,7 +62,7 @@ class Replays:
 
     def keep(self, key: str, reply: bytes) -> None:
         """Cache an answer that was recorded."""
-        self._kept[key] = reply
-        self._kept_bytes += len(reply)
-        while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+        self._cached[key] = reply
+        self._cached_bytes += len(reply)
+        while len(self._cached) > MOST_CACHED or self._cached_bytes > MOST_CACHED_BYTES:
+            self._cached_bytes -= len(self._cached.popitem(last=False)[1])

@@ -10,12 +10,11 @@ from datetime import datetime, timedelta
 from sqlalchemy import Column, ColumnElement, Connection, Engine, func, literal, select, union_all
 
 from migrations import schema
+from whetstone.domain.states import UNFINISHED_GROUP_STATES
 
 p, g, t, f = schema.policies.c, schema.groups.c, schema.trajectories.c, schema.feedback.c
 s, j, d = schema.steps.c, schema.judgements.c, schema.judge_days.c
 
-WAITING_STATES = ("open", "closed", "scored", "claimed")
-"""States of groups that are not finished."""
 RECENTLY = timedelta(hours=1)
 
 
@@ -97,13 +96,13 @@ class QueueTables:
     def _groups(
         self, connection: Connection, policies: Sequence[str], now: datetime
     ) -> dict[tuple[str, str], tuple[int, float | None]]:
-        of_some = (g.project.in_(self._projects), g.policy.in_(policies), g.state.in_(WAITING_STATES))
+        of_some = (g.project.in_(self._projects), g.policy.in_(policies), g.state.in_(UNFINISHED_GROUP_STATES))
         oldest = func.min(g.closed_at, type_=g.closed_at.type).label("oldest")
         query = select(g.policy, g.state, func.count().label("there"), oldest).where(*of_some)
         found: dict[tuple[str, str], tuple[int, float | None]] = {
             (policy, state): (0, 0.0 if state in ("closed", "scored") else None)
             for policy in policies
-            for state in WAITING_STATES
+            for state in UNFINISHED_GROUP_STATES
         }
         for row in connection.execute(query.group_by(g.policy, g.state)):
             waits = row.oldest is not None and row.state in ("closed", "scored")

@@ -48,7 +48,7 @@ class Peers:
         self.id = new_id()
         """This process's id in the table."""
         self._others: dict[str, float] = {}
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._refreshed = asyncio.Event()
 
     @property
@@ -69,9 +69,9 @@ class Peers:
         """
         now_s = time.time()
         self._others = await asyncio.to_thread(self._table.written, self.id, now_s - GONE_AFTER_S)
-        if self._others or now_s - self._told_s > ALONE_EVERY_S:
+        if self._others or now_s - self._reported_s > ALONE_EVERY_S:
             await asyncio.to_thread(self._table.tell_written, self.id, self._written_until(), now_s)
-            self._told_s = now_s
+            self._reported_s = now_s
         self._refreshed.set()
         self._refreshed.clear()
 
@@ -79,7 +79,7 @@ class Peers:
         """Wait until the other proxies have written what they finished before `until_s`, at most MOST_WAITED_S."""
         try:
             async with asyncio.timeout(MOST_WAITED_S):
-                while any(told_s < until_s for told_s in self._others.values()):
+                while any(reported_s < until_s for reported_s in self._others.values()):
                     await self._refreshed.wait()
         except TimeoutError:
             log.warning("another proxy has not written its calls for %g s", MOST_WAITED_S)

@@ -96,7 +96,8 @@ class Peers(Protocol):
 
 
 class TrajectoryResolver:
-    """Finds the trajectories of calls. Call `place` when a call arrives, and `over` or `unrecorded` when it ends."""
+    """Finds the trajectories of calls. Call `resolve` when a call arrives, and `on_recorded` or `on_discarded`
+    when it ends."""
 
     def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 16_000) -> None:
         """Create a resolver.
@@ -121,37 +122,39 @@ class TrajectoryResolver:
         """Return the number of calls by the rule that found their trajectory."""
         return Counter(self._placed)
 
-    async def place(self, call_id: str, address: Address, asked: Conversation, question: Question) -> Placement:
+    async def resolve(
+        self, call_id: str, address: Address, conversation: Conversation, question: Question
+    ) -> Placement:
         """Return the trajectory of a call that has just arrived."""
-        place = self.place_at_once(call_id, address, asked, question)
+        place = self.resolve_in_memory(call_id, address, conversation, question)
         if place is not None:
             return place
         arrived_s = time.time()
         repeats, again = None, None
         if address.trajectory_id is None and (address.retry or address.turn_key):
-            repeats, again = await self._asked_again(address, question, arrived_s)
+            repeats, again = await self._retried(address, question, arrived_s)
         if address.trajectory_id is not None:
-            place = await self._named(address.trajectory_id, address.named_by or "header", asked)
+            place = await self._named(address.trajectory_id, address.named_by or "header", conversation)
         elif again is not None and not self._is_over(trail := await self._trail(again.trajectory_id)):
-            left_at = again.extends or await self._left_at(again, asked)
+            left_at = again.extends or await self._left_at(again, conversation)
             place = Placement(again.trajectory_id, "retry", extends=left_at, pins=trail.pins if trail else ())
         else:
-            place = self._at_once(asked) or await self._elsewhere(asked, arrived_s)
+            place = self._continued_in_memory(conversation) or await self._elsewhere(conversation, arrived_s)
         return self._placed_at(place, call_id, address, question, arrived_s, instead_of=repeats)
 
-    def place_at_once(
-        self, call_id: str, address: Address, asked: Conversation, question: Question
+    def resolve_in_memory(
+        self, call_id: str, address: Address, conversation: Conversation, question: Question
     ) -> Placement | None:
-        """Return the same as `place` if no SQL is needed, as for most calls; otherwise None."""
+        """Return the same as `resolve` if no SQL is needed, as for most calls; otherwise None."""
         if address.trajectory_id is not None:
-            place = self._named_at_once(address.trajectory_id, address.named_by or "header", asked)
+            place = self._named_in_memory(address.trajectory_id, address.named_by or "header", conversation)
         elif address.retry or address.turn_key:
             return None
         else:
-            place = self._at_once(asked)
+            place = self._continued_in_memory(conversation)
         return place and self._placed_at(place, call_id, address, question, time.time())
 
-    def over(self, call: Call, question: Question | None) -> None:
+    def on_recorded(self, call: Call, question: Question | None) -> None:
         """Note that a call has ended, so that each of its answers may be continued.
 
         A call without a whole answer frees the completion that it continued, and its client may retry it. `question`:
@@ -183,7 +186,7 @@ class TrajectoryResolver:
         if call.extends is not None:
             self._heads.release(call.extends, call.id)
 
-    def unrecorded(self, call_id: str, question: Question, place: Placement) -> None:
+    def on_discarded(self, call_id: str, question: Question, place: Placement) -> None:
         """Forget a call that failed and was not recorded."""
         self._running.answered(question, call_id)
         if place.extends is not None:
@@ -193,7 +196,7 @@ class TrajectoryResolver:
         """Add a call of a process that died; SQL may not have it yet."""
         if call.extends is not None and call.status == "complete":
             self._heads.keep_taken(OpenCompletion(call.extends, call.trajectory_id), call.id)
-        self.over(call, None)
+        self.on_recorded(call, None)
         if call.request_digest is None:
             return
         self._unanswered.forget(call.request_digest, call.trajectory_id)
@@ -210,7 +213,7 @@ class TrajectoryResolver:
 
     # By name.
 
-    async def _named(self, name: str, by: str, asked: Conversation) -> Placement:
+    async def _named(self, name: str, by: str, conversation: Conversation) -> Placement:
         before: TrajectoryState | None = None
         for _ in range(MOST_HOPS):
             trail = await self._trail(name)
@@ -221,15 +224,15 @@ class TrajectoryResolver:
         if before is not None and (trail is None or trail.tail is None):
             # Several first calls may be written in any order: the link is set in each case.
             return Placement(name, by, continues=before.tail)
-        return Placement(name, by) if trail is None else self._within(name, by, trail, asked)
+        return Placement(name, by) if trail is None else self._within(name, by, trail, conversation)
 
-    def _named_at_once(self, name: str, by: str, asked: Conversation) -> Placement | None:
+    def _named_in_memory(self, name: str, by: str, conversation: Conversation) -> Placement | None:
         trail = self._trails.get(name)
-        return None if trail is None or self._is_over(trail) else self._within(name, by, trail, asked)
+        return None if trail is None or self._is_over(trail) else self._within(name, by, trail, conversation)
 
-    def _within(self, name: str, by: str, trail: TrajectoryState, asked: Conversation) -> Placement:
+    def _within(self, name: str, by: str, trail: TrajectoryState, conversation: Conversation) -> Placement:
         tail = self._heads.named(trail.tail) if trail.tail else None
-        extends = tail is not None and bool(asked.answers) and asked.answers[0] in tail.histories
+        extends = tail is not None and bool(conversation.answers) and conversation.answers[0] in tail.histories
         return Placement(name, by, extends=tail.completion_id if tail and extends else None, pins=trail.pins)
 
     async def _trail(self, trajectory_id: str) -> TrajectoryState | None:
@@ -241,7 +244,7 @@ class TrajectoryResolver:
 
     # By retry.
 
-    async def _asked_again(
+    async def _retried(
         self, address: Address, question: Question, now_s: float
     ) -> tuple[str | None, Repeatable | None]:
         """Return the one call that this call repeats, with its id if it may still run; (None, None) if there is
@@ -259,34 +262,39 @@ class TrajectoryResolver:
         self._unanswered.answered(digest, call_id)
         return call_id, call
 
-    async def _left_at(self, again: Repeatable, asked: Conversation) -> str | None:
+    async def _left_at(self, again: Repeatable, conversation: Conversation) -> str | None:
         """Return the completion that the repeated call continued, found by its conversation."""
-        place = self._at_once(asked) or await self._elsewhere(asked, 0.0)
+        place = self._continued_in_memory(conversation) or await self._elsewhere(conversation, 0.0)
         return place.extends if place.trajectory_id == again.trajectory_id else None
 
     # By conversation.
 
-    def _at_once(self, asked: Conversation) -> Placement | None:
+    def _continued_in_memory(self, conversation: Conversation) -> Placement | None:
         """Return a placement if no SQL is needed, otherwise None."""
-        return self._free(asked) if asked.answers else Placement(new_id(), "new")
+        return self._free(conversation) if conversation.answers else Placement(new_id(), "new")
 
-    async def _elsewhere(self, asked: Conversation, arrived_s: float) -> Placement:
+    async def _elsewhere(self, conversation: Conversation, arrived_s: float) -> Placement:
         """Place a call whose conversation continues no head that is in memory and free."""
         place = None
-        if not (self._peers.alone and all(one in self._absent for one in asked.found_by)):
-            place = await self._look_up(asked)
+        if not (self._peers.alone and all(one in self._absent for one in conversation.found_by)):
+            place = await self._look_up(conversation)
             # If SQL does not answer, the other proxies' writes could not be read either.
-            if place is None and self._looked_for(asked) and not self._peers.alone and self._branch(asked) is None:
+            if (
+                place is None
+                and self._looked_for(conversation)
+                and not self._peers.alone
+                and self._branch(conversation) is None
+            ):
                 await self._peers.written(arrived_s)
-                place = await self._look_up(asked)
-        return place or self._branch(asked) or Placement(new_id(), "new")
+                place = await self._look_up(conversation)
+        return place or self._branch(conversation) or Placement(new_id(), "new")
 
-    def _looked_for(self, asked: Conversation) -> bool:
-        return all(self._heads.alike(history) or history in self._absent for history in asked.found_by)
+    def _looked_for(self, conversation: Conversation) -> bool:
+        return all(self._heads.alike(history) or history in self._absent for history in conversation.found_by)
 
-    async def _look_up(self, asked: Conversation) -> Placement | None:
+    async def _look_up(self, conversation: Conversation) -> Placement | None:
         now_s = time.time()
-        found = await self._tables.heads(asked.answers, asked.tool_calls, now_s - self._idle_s)
+        found = await self._tables.heads(conversation.answers, conversation.tool_calls, now_s - self._idle_s)
         if found is None:
             return None
         for head in found:
@@ -295,32 +303,32 @@ class TrajectoryResolver:
                 self._trails.setdefault(head.trajectory_id, trail)
         for forgotten in oldest(self._absent, self._most_kept):
             del self._absent[forgotten]
-        for history in asked.found_by:
+        for history in conversation.found_by:
             # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up
             # again.
             if not self._heads.alike(history):
                 self._absent[history] = None
-        return self._free(asked)
+        return self._free(conversation)
 
-    def _free(self, asked: Conversation) -> Placement | None:
+    def _free(self, conversation: Conversation) -> Placement | None:
         """Return the oldest free head with the longest known history. Return None also where SQL must be asked first,
         because it may know a longer one."""
-        for history in asked.found_by:
+        for history in conversation.found_by:
             if not self._heads.alike(history):
                 if history not in self._absent:
                     return None
                 continue
             while head := self._heads.free(history):
                 if not self._is_over(self._trails.get(head.trajectory_id)):
-                    by = "tool_calls" if history == asked.tool_calls else "content"
+                    by = "tool_calls" if history == conversation.tool_calls else "content"
                     return Placement(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
                 self._heads.set_aside(head)
             return None
         return None
 
-    def _branch(self, asked: Conversation) -> Placement | None:
+    def _branch(self, conversation: Conversation) -> Placement | None:
         """Return a new trajectory for a call that continues a head which is not free."""
-        for history in asked.found_by:
+        for history in conversation.found_by:
             if head := self._heads.alike(history):
                 by = "after" if self._is_over(self._trails.get(head.trajectory_id)) else "fork"
                 return Placement(new_id(), by, continues=head.completion_id, pins=head.pins)

@@ -35,41 +35,41 @@ class RetryTracker(Generic[K]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_asked: dict[K, dict[str, Repeatable]] = {}
+        self._by_request: dict[K, dict[str, Repeatable]] = {}
 
-    def add(self, asked: K, call_id: str, call: Repeatable) -> None:
+    def add(self, request: K, call_id: str, call: Repeatable) -> None:
         """Add a call that has arrived."""
         alone = {call_id: call}
-        calls = self._by_asked.setdefault(asked, alone)
+        calls = self._by_request.setdefault(request, alone)
         if calls is not alone:
             self._add_alike(calls, call_id, call)
-        elif len(self._by_asked) > self._most:
-            for forgotten in oldest(self._by_asked, self._most):
-                del self._by_asked[forgotten]
+        elif len(self._by_request) > self._most:
+            for forgotten in oldest(self._by_request, self._most):
+                del self._by_request[forgotten]
 
-    def answered(self, asked: K, call_id: str) -> Repeatable | None:
+    def answered(self, request: K, call_id: str) -> Repeatable | None:
         """Remove a call that got a whole answer or was retried, so it will not be retried again. Return its entry."""
-        calls = self._by_asked.get(asked)
+        calls = self._by_request.get(request)
         if calls is None:
             return None
         call = calls.pop(call_id, None)
         if not calls:
-            del self._by_asked[asked]
+            del self._by_request[request]
         return call
 
-    def of(self, asked: K, turn_key: str | None, now_s: float) -> dict[str, Repeatable]:
+    def of(self, request: K, turn_key: str | None, now_s: float) -> dict[str, Repeatable]:
         """Return the calls of the last WINDOW_S with this request, and this turn key if one is given, by call id."""
         return {
             call_id: call
-            for call_id, call in self._by_asked.get(asked, {}).items()
+            for call_id, call in self._by_request.get(request, {}).items()
             if call.at_s >= now_s - WINDOW_S and turn_key in (None, call.turn_key)
         }
 
-    def forget(self, asked: K, trajectory_id: str) -> None:
+    def forget(self, request: K, trajectory_id: str) -> None:
         """Remove the calls with this request in this trajectory, because an answered call has repeated them."""
-        for call_id, call in list(self._by_asked.get(asked, {}).items()):
+        for call_id, call in list(self._by_request.get(request, {}).items()):
             if call.trajectory_id == trajectory_id:
-                self.answered(asked, call_id)
+                self.answered(request, call_id)
 
     def _add_alike(self, calls: dict[str, Repeatable], call_id: str, call: Repeatable) -> None:
         """Add a call to those with the same request."""

@@ -221,7 +221,7 @@ class Replicas:
                 if request.meanwhile is not None:
                     request.meanwhile()
                 while not response.status:
-                    await response.news()
+                    await response.wait_more()
             except NotReached as down:
                 replica.is_through(request.model)
                 misled += 1
@@ -288,7 +288,7 @@ class Replicas:
         if response is None:
             replica.is_through(request.model, broken)
         else:
-            response.leave(broken=broken)
+            response.release(broken=broken)
 
     async def _is_elsewhere(self, replica: Replica, request: Request, response: Response) -> bool:
         """Return whether the server does not have this model. Also marks a server as unhealthy if its engine has
@@ -296,13 +296,13 @@ class Replicas:
         try:
             body = await response.read(MAX_ERROR_BYTES)
         except BaseException as error:
-            response.leave(broken=isinstance(error, UpstreamDown))
+            response.release(broken=isinstance(error, UpstreamDown))
             raise
         if engine_died(response.status, body):
             self._lost(replica, "its engine has stopped")
         if not lacks_model(response.status, body, request.model):
             return False
-        response.leave()
+        response.release()
         replica.names -= {request.model}
         return True
 

@@ -19,8 +19,6 @@ from whetstone.domain.ids import IMPORTED_LOG, version_id
 from whetstone.registry.version_store import set_state, tested
 from whetstone.vllm.self_test.run import SelfTest
 
-POLICY_STATES = ("recording", "training", "paused")
-
 
 @dataclass(frozen=True)
 class Rewards:

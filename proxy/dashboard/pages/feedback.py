@@ -12,8 +12,8 @@ from proxy.dashboard.queries.newest import Found, read_place
 from proxy.dashboard.views import funnel
 from proxy.errors import NotFound
 from whetstone.domain.ids import ID
+from whetstone.domain.states import FeedbackState
 
-STATES = ("waiting", "applied", "used", "superseded", "withdrawn", "unused", "failed")
 SOURCES = ("reward", "thumbs", "parts", "demonstration", "judge", "end", "close")
 COUNTED = timedelta(days=7)
 
@@ -29,7 +29,7 @@ def feedback(asked: Asked) -> Mapping[str, Any]:
     return {
         **_told(asked, found),
         "kept": kept,
-        "states": STATES,
+        "states": tuple(FeedbackState),
         "sources": SOURCES,
         "counts": _by_state(store_counts.feedback_states(at, project, since)),
         "at": lambda **changed: pagination.href("/ui/feedback", {**kept, **changed}),
@@ -57,7 +57,7 @@ def _by_state(counts: list[tuple[str, str, int]]) -> dict[str, int]:
     told: dict[str, int] = {}
     for _, state, count in counts:
         told[state] = told.get(state, 0) + count
-    return {state: told[state] for state in STATES if state in told}
+    return {state: told[state] for state in FeedbackState if state in told}
 
 
 PAGES = [

@@ -15,8 +15,8 @@ from proxy.dashboard.views.message_view import Message, messages_of
 from proxy.dashboard.views.text_diff import Compared, Comparing
 from proxy.dashboard.views.turn_view import said_of
 from proxy.errors import NotFound
+from whetstone.domain.states import GroupState
 
-STATES = ("open", "closed", "scored", "claimed", "trained", "discarded")
 MOST_ATTEMPTS = 16
 """Most attempts shown side by side; of more, the best and the worst."""
 BEST = 10
@@ -61,7 +61,7 @@ def groups(asked: Asked) -> Mapping[str, Any]:
         "found": found,
         "sizes": store_groups.sizes(asked.connection, asked.project, open_ids),
         "kept": kept,
-        "states": STATES,
+        "states": tuple(GroupState),
         "policies": trajectories.policy_names(asked.connection, asked.project),
         **pagination.pages("/ui/groups", asked.query, kept, found),
     }

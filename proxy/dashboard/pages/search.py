@@ -13,10 +13,10 @@ from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.queries.search import Wanted
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.message_view import shortened
+from whetstone.domain.states import TrajectoryStatus
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 PATH = "/ui/trajectories"
-STATES = ("open", "ended", "rewarded", "claimed", "trained", "excluded")
 FIELDS = (
     *("id", "policy", "version", "task", "split", "state", "why", "user", "metadata", "from", "to", "since", "until"),
     "text",
@@ -38,7 +38,7 @@ def search(asked: Asked) -> Mapping[str, Any]:
         "wrong": wrong,
         "advanced": any(name in kept for name in FIELDS if name not in ("id", "policy", "state", "task")),
         "policies": trajectories.policy_names(asked.connection, asked.project),
-        "states": STATES,
+        "states": tuple(TrajectoryStatus),
         "reasons": [(one.value, one.meaning) for one in WhyNotTrained],
         "meanings": {one.value: one.meaning for one in WhyNotTrained},
         "meaning_of": funnel.meaning_of,

@@ -43,8 +43,8 @@ BASE_NAMES = ("starter@v0", "second@v0")
 
 async def next_of(response: Response) -> bytes:
     """What comes next of a model server's answer; nothing at its end."""
-    while (come := response.at_once()) is None:
-        await response.news()
+    while (come := response.read_available()) is None:
+        await response.wait_more()
     return come
 
 

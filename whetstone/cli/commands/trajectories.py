@@ -25,6 +25,7 @@ from whetstone.config.settings import Settings, load
 from whetstone.database.engine import snapshot
 from whetstone.doctor.vllm_checks import of_running
 from whetstone.domain.api_keys import read_lifetime
+from whetstone.domain.states import GroupState, TrajectoryStatus
 
 SHOWN = 20
 WIDE = 100
@@ -33,8 +34,6 @@ SinceOption = Annotated[str | None, typer.Option("--since", help="Only those tha
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most of them, the newest first")]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Whose [the policy's, or the home project's]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: an array, or with an id one object")]
-TrajectoryState = Literal["open", "ended", "rewarded", "claimed", "trained", "excluded"]
-GroupState = Literal["open", "closed", "scored", "claimed", "trained", "discarded"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +47,7 @@ def trajectories(
     policy: PolicyOption = None,
     task: Annotated[str | None, typer.Option("--task", help="Only with this label")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Only of this group")] = None,
-    state: Annotated[TrajectoryState | None, typer.Option("--state", help="Only in this state")] = None,
+    state: Annotated[TrajectoryStatus | None, typer.Option("--state", help="Only in this state")] = None,
     split: Annotated[Literal["train", "eval"] | None, typer.Option("--split", help="Only of this one")] = None,
     why: Annotated[
         str | None, typer.Option("--why", help="Only with this why_not_trained; docs/why_not_trained.md has them")

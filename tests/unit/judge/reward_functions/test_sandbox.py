@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from judge.reward_functions.sandbox import NotFound, SaidNothing, Sandbox
+from judge.reward_functions.sandbox import NoReward, NotFound, Sandbox
 from whetstone.config.rewards import RewardFunction
 
 FUNCTIONS = """
@@ -105,7 +105,7 @@ def answer(run: str, **limits: float) -> object:
 
 
 def why_not(run: str, **limits: float) -> str:
-    with sandbox(run, **limits) as box, pytest.raises(SaidNothing) as error:
+    with sandbox(run, **limits) as box, pytest.raises(NoReward) as error:
         box.ask(TRAJECTORY)
     return str(error.value)
 
@@ -173,7 +173,7 @@ def test_a_function_that_breaks_says_how(name: str, why: str) -> None:
 def test_a_process_that_died_is_replaced() -> None:
     with sandbox("functions:dies_every_second_time") as box:
         assert json.loads(box.ask(TRAJECTORY)) == 1
-        with pytest.raises(SaidNothing, match="ended with code 1"):
+        with pytest.raises(NoReward, match="ended with code 1"):
             box.ask(TRAJECTORY)
         assert json.loads(box.ask(TRAJECTORY)) == 1
 

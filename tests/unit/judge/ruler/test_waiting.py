@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event
 
-from judge.decisions.apply_feedback import NOBODY_CAME
+from judge.decisions.apply_feedback import NOT_RANKED_IN_TIME
 from judge.decisions.judge_schedule import FUNCTIONS_FIRST
 from judge.ruler.ranker import rank_due
 from judge.ruler.snapshot import LOOK_AGAIN_S
@@ -82,7 +82,7 @@ def test_a_request_that_judges_never_answered_says_so_and_a_later_one_is_answere
     court.seed.feedback("g1", 0.25)
     given_up(court)
     (first,) = [one for one in court.view("feedback") if one["source"] == "judge"]
-    assert (first["state"], first["reason"]) == ("unused", NOBODY_CAME)
+    assert (first["state"], first["reason"]) == ("unused", NOT_RANKED_IN_TIME)
     assert (court.state().state, court.state().judge_waits) == ("scored", None)
     later = court.ask()
     court.run()

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from migrations import schema
 from proxy.admission.api_key_store import KeyTables
-from proxy.admission.api_keys import LONGEST_KEPT, Keys, Table, _hash_of
+from proxy.admission.api_keys import LONGEST_CACHED, Keys, Table, _hash_of
 from proxy.errors import MissingScope, NoKey, ProxyError, WrongKey
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.domain.test_api_keys import make
@@ -148,9 +148,9 @@ def test_what_is_sent_at_length_with_a_key_is_not_kept_in_memory(engine: Engine,
     key_id, key = make(engine)
     refresh(keys)
     kept = _hash_of.cache_info().currsize
-    long = {b"authorization": b"Bearer " + key.encode() + b" " * LONGEST_KEPT}
+    long = {b"authorization": b"Bearer " + key.encode() + b" " * LONGEST_CACHED}
     assert keys.find(long).key_id == key_id
-    assert isinstance(error(keys, {b"x-api-key": b"x" * (LONGEST_KEPT + 1)}), WrongKey)
+    assert isinstance(error(keys, {b"x-api-key": b"x" * (LONGEST_CACHED + 1)}), WrongKey)
     assert _hash_of.cache_info().currsize == kept
 
 
@@ -174,7 +174,7 @@ def test_a_missing_key_is_told_where_keys_come_from(engine: Engine, keys: Keys, 
     refused = error(keys, headers)
     assert (refused.status, refused.code) == (401, "missing_api_key") and "whetstone keys create" in refused.message
     assert dict(refused.headers())[b"www-authenticate"] == b"Bearer"
-    assert keys.known(headers) is None
+    assert keys.find_or_none(headers) is None
 
 
 def test_whatever_is_wrong_with_a_key_is_answered_the_same(engine: Engine, keys: Keys, clock: Clock) -> None:
@@ -268,6 +268,6 @@ def test_a_last_use_that_cannot_be_written_disturbs_nobody(engine: Engine, keys:
 def test_where_everybody_may_ask_a_good_key_is_known_all_the_same(engine: Engine, keys: Keys) -> None:
     key_id, key = make(engine)
     refresh(keys)
-    principal = keys.known(bearer(key))
+    principal = keys.find_or_none(bearer(key))
     assert principal is not None and principal.key_id == key_id
-    assert keys.known(bearer("wrong")) is None
+    assert keys.find_or_none(bearer("wrong")) is None

@@ -1,4 +1,4 @@
-"""Requests whose head was let in before: what has changed since then holds at once all the same."""
+"""A change of a key, its expiry or its limit applies to the next request on the same connection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +12,7 @@ from proxy.admission.api_keys import Keys
 from proxy.admission.concurrency import ConcurrencyLimit
 from proxy.admission.middleware import AdmissionMiddleware
 from proxy.admission.rate_limits import RateLimiter
-from proxy.http.asgi import EXCHANGE, HEADERS, NOTES, Receive, Scope, Send
+from proxy.http.asgi import EXCHANGE, HEADERS, Receive, Scope, Send
 from proxy.http.scope import PRINCIPAL
 from whetstone.config.settings import ProxySettings
 from whetstone.domain.api_keys import Principal, hash_of
@@ -44,7 +44,7 @@ class Table:
 
 
 class World:
-    """A door, behind which everything is answered, and one connection's heads."""
+    """The admission middleware before routes that answer everything."""
 
     def __init__(self, **limits: Any) -> None:
         self.table, self.now_s = Table(), EARLIER_S
@@ -55,7 +55,6 @@ class World:
         self.door = AdmissionMiddleware(
             self.keys, quotas, self.in_flight, "home", ("https://ours",), self._route, nobody
         )
-        self.notes: dict[Any, dict[str, Any]] = {}
         self.asked: list[tuple[str, Principal | None]] = []
 
     def change(self, key: str = "k1", **values: Any) -> None:
@@ -70,9 +69,8 @@ class World:
 
     def ask(self, headers: dict[bytes, bytes], path: str = CHAT, size: int = 5) -> tuple[int, dict[bytes, bytes]]:
         """What a request is answered: its status and its headers."""
-        notes = self.notes.setdefault((path, *headers.items()), {})
         exchange = SimpleNamespace(whole_bytes=lambda: size)
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [*headers.items()], NOTES: notes}
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [*headers.items()]}
         scope |= {HEADERS: dict(headers), EXCHANGE: exchange}
         sent: list[Any] = []
 
@@ -112,12 +110,7 @@ def world() -> World:
     return made
 
 
-def kept(world: World) -> bool:
-    return any(world.notes.values())
-
-
-def test_what_is_let_in_again_is_let_in_as_the_same(world: World) -> None:
-    assert kept(world)
+def test_each_request_has_its_keys_principal(world: World) -> None:
     assert {project for project, _ in world.asked} == {"home"}
     assert [who and who.key_id for _, who in world.asked] == ["k1"] * 3
 
@@ -133,7 +126,7 @@ def test_a_key_that_expires_opens_nothing_from_then_on() -> None:
     world = World()
     world.change(until_s=EARLIER_S + 1)
     world.refresh()
-    assert [world.ask(bearer())[0] for _ in range(2)] == [PASSED] * 2 and kept(world)
+    assert [world.ask(bearer())[0] for _ in range(2)] == [PASSED] * 2
     world.now_s += 1
     assert world.ask(bearer())[0] == 401
 
@@ -159,7 +152,7 @@ def test_the_first_key_closes_the_door_to_who_came_without_one() -> None:
     world = World()
     world.refresh()
     here = {b"host": b"localhost"}
-    assert [world.ask(here)[0] for _ in range(2)] == [PASSED] * 2 and kept(world)
+    assert [world.ask(here)[0] for _ in range(2)] == [PASSED] * 2
     world.change()
     world.refresh()
     assert world.ask(here)[0] == 401
@@ -175,7 +168,7 @@ def test_a_key_is_noted_as_used_in_each_minute(world: World) -> None:
     assert minutes == [EARLIER_S // 60 * 60 + 60 * number for number in range(3)]
 
 
-def test_what_is_too_much_is_refused_however_known_its_head_is() -> None:
+def test_what_is_too_much_is_refused_each_time() -> None:
     world = World(max_in_flight_bytes=10)
     world.change()
     world.refresh()
@@ -192,18 +185,17 @@ def test_what_is_too_much_is_refused_however_known_its_head_is() -> None:
         ({b"content-encoding": b"identity"}, PASSED),
     ],
 )
-def test_a_head_that_says_more_is_looked_at_each_time(world: World, more: dict[bytes, bytes], status: int) -> None:
-    world.notes.clear()
+def test_other_headers_are_checked_each_time(world: World, more: dict[bytes, bytes], status: int) -> None:
     told = [world.ask(bearer() | more) for _ in range(3)]
-    assert [one for one, _ in told] == [status] * 3 and not kept(world)
+    assert [one for one, _ in told] == [status] * 3
     assert {headers.get(b"x-request-id") for _, headers in told} == {more.get(b"x-request-id")}
     assert {headers.get(b"access-control-allow-origin") for _, headers in told} <= {more.get(b"origin"), None}
     assert told[0] == told[1] == told[2]
 
 
 @pytest.mark.parametrize("path", ["/v1/feedback", "/r/trajectory/t1/v1/chat/completions", "/healthz", "/v1/nowhere"])
-def test_other_paths_are_looked_at_each_time(path: str) -> None:
+def test_other_paths_are_admitted_each_time(path: str) -> None:
     world = World()
     world.change(scopes=frozenset({"admin"}))
     world.refresh()
-    assert [world.ask(bearer(), path)[0] for _ in range(3)] == [PASSED] * 3 and not kept(world)
+    assert [world.ask(bearer(), path)[0] for _ in range(3)] == [PASSED] * 3

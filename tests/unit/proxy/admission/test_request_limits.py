@@ -17,8 +17,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from proxy.admission.concurrency import ConcurrencyLimit, is_plain
-from proxy.http.asgi import EXCHANGE
+from proxy.admission.concurrency import ConcurrencyLimit
+from proxy.http.asgi import EXCHANGE, headers_of
 from proxy.http.server_connection import MOST_PIPELINED, Connection, connections
 from proxy.trajectories.retries import MOST_ALIKE, Repeatable, RetryTracker
 from proxy.wire.sse import MAX_EVENT_BYTES, Events
@@ -296,18 +296,17 @@ def test_more_than_may_be_served_at_once_is_told_to_come_again(
     ("more", "size"),
     [({}, 5), ({}, 0), ({"method": "GET"}, 5), ({"headers": [(b"content-encoding", b"")]}, 5), ({}, 11), ({}, None)],
 )
-def test_what_enters_leaves_as_it_came_and_what_cannot_is_counted_nowhere(
+def test_an_acquired_place_is_released_and_a_refused_request_is_not_counted(
     more: dict[str, Any], size: int | None
 ) -> None:
     in_flight = ConcurrencyLimit(ProxySettings().model_copy(update={"max_in_flight": 1, "max_in_flight_bytes": 10}))
     scope = {"method": "POST", "headers": [], EXCHANGE: SimpleNamespace(whole_bytes=lambda: size)} | more
     enters = not more and size is not None and size <= 10
-    assert is_plain(scope) == (not more)
-    assert (in_flight.enter(scope) if is_plain(scope) else None) == (size if enters else None)
+    assert in_flight.try_acquire(scope, headers_of(scope)) == (size if enters else None)
     if size is not None and enters:
         assert (in_flight.requests, in_flight.bytes) == (1, size)
-        assert in_flight.enter(scope) is None  # one is enough
-        in_flight.leave(size)
+        assert in_flight.try_acquire(scope, headers_of(scope)) is None  # one is enough
+        in_flight.release(size)
     assert (in_flight.requests, in_flight.bytes) == (0, 0)
 
 

@@ -46,12 +46,12 @@ class Asked:
         return len(self.taken) <= self.most
 
     def wait(self) -> "asyncio.Future[None]":
-        return self.response.news(self.take)
+        return self.response.wait_more(self.take)
 
     async def comes(self, *pieces: bytes) -> None:
         """Each in a turn of its own."""
         for piece in pieces:
-            self.response.heard(piece)
+            self.response.add_body(piece)
             self.response.tell()
             await asyncio.sleep(0)
 
@@ -75,7 +75,7 @@ def test_what_is_taken_wakes_nobody_and_the_end_does() -> None:
         assert to.taken == [b"one", b"two", b"three"] and not waiter.done()
         to.ends()
         await waiter
-        assert to.response.at_once() == b""
+        assert to.response.read_available() == b""
 
     asked(do)
 
@@ -83,10 +83,10 @@ def test_what_is_taken_wakes_nobody_and_the_end_does() -> None:
 def test_what_comes_with_the_end_is_taken_too() -> None:
     async def do(to: Asked) -> None:
         waiter = to.wait()
-        to.response.heard(b"last")
+        to.response.add_body(b"last")
         to.ends()
         await waiter
-        assert to.taken == [b"last"] and to.response.at_once() == b""
+        assert to.taken == [b"last"] and to.response.read_available() == b""
 
     asked(do)
 
@@ -95,7 +95,7 @@ def test_what_comes_in_one_turn_is_taken_at_once() -> None:
     async def do(to: Asked) -> None:
         waiter = to.wait()
         for piece in (b"one ", b"two"):
-            to.response.heard(piece)
+            to.response.add_body(piece)
             to.response.tell()
         assert not to.taken
         await asyncio.sleep(0)
@@ -110,7 +110,7 @@ def test_who_takes_no_more_is_woken_and_reads_what_comes_then() -> None:
         waiter = to.wait()
         await to.comes(b"one", b"two", b"three")
         await waiter
-        assert to.taken == [b"one", b"two"] and to.response.at_once() == b"three"
+        assert to.taken == [b"one", b"two"] and to.response.read_available() == b"three"
 
     asked(do)
 
@@ -121,7 +121,7 @@ def test_an_error_of_who_takes_reaches_who_waits() -> None:
         await to.comes(b"one", b"bad", b"three")
         with pytest.raises(UpstreamDown, match="cannot be read"):
             await waiter
-        assert to.taken == [b"one"] and to.response.at_once() == b"three"
+        assert to.taken == [b"one"] and to.response.read_available() == b"three"
 
     asked(do)
 
@@ -158,11 +158,11 @@ def test_an_error_of_who_takes_keeps_nothing_that_its_call_had() -> None:
 def test_what_came_before_a_break_is_left_for_who_waits() -> None:
     async def do(to: Asked) -> None:
         waiter = to.wait()
-        to.response.heard(b"one")
+        to.response.add_body(b"one")
         to.response.tell()
         to.response.broke(None)
         await waiter
-        assert not to.taken and to.response.at_once() == b"one" and to.response.at_once() is None
+        assert not to.taken and to.response.read_available() == b"one" and to.response.read_available() is None
         with pytest.raises(UpstreamDown):
             to.wait()
 
@@ -172,11 +172,11 @@ def test_what_came_before_a_break_is_left_for_who_waits() -> None:
 def test_nobody_takes_for_who_is_cancelled() -> None:
     async def do(to: Asked) -> None:
         waiter = to.wait()
-        to.response.heard(b"one")
+        to.response.add_body(b"one")
         to.response.tell()
         waiter.cancel()
         await asyncio.sleep(0)
-        assert not to.taken and to.response.at_once() == b"one"
+        assert not to.taken and to.response.read_available() == b"one"
 
     asked(do)
 
@@ -187,10 +187,10 @@ def test_who_waits_again_without_taking_is_woken() -> None:
         waiter = to.wait()
         await to.comes(b"one")
         await waiter
-        waiter = to.response.news()
-        to.response.heard(b"two")
+        waiter = to.response.wait_more()
+        to.response.add_body(b"two")
         to.response.tell()
         await waiter
-        assert to.taken == [b"one"] and to.response.at_once() == b"two"
+        assert to.taken == [b"one"] and to.response.read_available() == b"two"
 
     asked(do)

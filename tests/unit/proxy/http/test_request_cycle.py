@@ -266,7 +266,7 @@ def test_nothing_waits_for_the_collector() -> None:
     kept: list[weakref.ref[RequestCycle]] = []
 
     async def answer(exchange: RequestCycle) -> None:
-        exchange.heard(b"x" * 10_000)
+        exchange.feed_body(b"x" * 10_000)
         kept.append(weakref.ref(exchange))
         await say(401, LENGTH_4, b"said")(exchange)
 
@@ -342,7 +342,8 @@ def test_a_body_that_is_there_is_taken_up_to_its_limit(limit_bytes: int, body: b
     taken: list[bytes | None] = []
 
     async def answer(exchange: RequestCycle) -> None:
-        exchange.came(b"said")
+        exchange.feed_body(b"said")
+        exchange.end()
         taken.append(exchange.whole_body(limit_bytes))
         await say(200, LENGTH_4, b"said")(exchange)
 

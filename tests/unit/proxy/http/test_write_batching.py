@@ -12,7 +12,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from proxy.http.server_connection import connections
-from proxy.http.write_batching import MOST_BYTES, MOST_HELD, BatchedTransport
+from proxy.http.write_batching import MOST_BYTES, MOST_QUEUED, BatchedTransport
 from whetstone.config.proxy import ProxySettings
 
 
@@ -177,13 +177,13 @@ def test_what_is_held_for_who_has_gone_is_dropped() -> None:
 
 def test_no_more_is_held_than_may_be() -> None:
     async def main(wire: Wire) -> None:
-        ones = [wire.connection(f"{number:02d}")[0] for number in range(MOST_HELD + 1)]
-        for _ in range(3 * MOST_HELD):
+        ones = [wire.connection(f"{number:02d}")[0] for number in range(MOST_QUEUED + 1)]
+        for _ in range(3 * MOST_QUEUED):
             ones[0].outbox.read()
         for one in ones[:-1]:
             assert wire.out == []
             one.write(b"1")
-        assert [name for name, _ in wire.out] == [f"{number:02d}" for number in range(MOST_HELD)]
+        assert [name for name, _ in wire.out] == [f"{number:02d}" for number in range(MOST_QUEUED)]
         wire.out.clear()
         ones[-1].write(b" " * MOST_BYTES)
         assert wire.out == []

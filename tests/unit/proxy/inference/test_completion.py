@@ -45,7 +45,7 @@ class NoTables:
 def test_of_prompts_that_were_recorded_in_part_the_call_may_be_asked_again() -> None:
     threads: Any = TrajectoryResolver(NoTables(), SimpleNamespace(alone=True), 1800)  # type: ignore[arg-type]
     asked = ConversationHasher().conversation([msgspec.Raw(json.dumps(USER).encode())], None)
-    place = threads.place_at_once("a", Address(), asked, QUESTION)
+    place = threads.resolve_in_memory("a", Address(), asked, QUESTION)
     digest, broken = digest_of(QUESTION), {"status": "aborted", "created_at_s": time.time(), "address": Address()}
     calls = [
         make_call("a", place.trajectory_id, request_digest=digest, **broken),
@@ -55,8 +55,8 @@ def test_of_prompts_that_were_recorded_in_part_the_call_may_be_asked_again() -> 
         id="a", place=place, question=QUESTION, principal=None, address=Address(), redactor=None, dropped=False,
         calls=lambda _ended: calls,
     )  # fmt: skip
-    ends = CallFinisher(Journal("a"), threads, SimpleNamespace(), lambda *_: None)  # type: ignore[arg-type]
-    ends.over(turn, ends.at_once(turn, CallResult("aborted", (), None)))
+    finisher = CallFinisher(Journal("a"), threads, SimpleNamespace(), lambda *_: None)  # type: ignore[arg-type]
+    finisher.on_recorded(turn, finisher.record_now(turn, CallResult("aborted", (), None)))
     assert turn.dropped
     assert list(threads._unanswered.of(digest, None, time.time())) == ["a"]
     assert not threads._running.of(QUESTION, None, time.time())

@@ -41,7 +41,7 @@ def asking(path: str, conversation: Any, *, captured: bool = True) -> CallContex
     known: dict[str, Any] = dict.fromkeys(("address", "principal", "speaker"))
     known |= {"project": "p", "id": "call-1", "key_id": "k", "owner": "k\0", "question": (path, b"", None)}
     asked = ask(path, read_body(json.dumps(values).encode()), Server(captured, 4096))
-    return CallContext(**known, asked=asked, normaliser=ConversationHasher(), created_at_s=0, began=0)
+    return CallContext(**known, request=asked, hasher=ConversationHasher(), created_at_s=0, began=0)
 
 
 @pytest.mark.parametrize("group_id", [None, "group:1"])
@@ -78,16 +78,16 @@ def test_what_is_not_read_before_the_server_is_asked_goes_on_from_nothing(
     path: str, conversation: Any, captured: bool
 ) -> None:
     turn = asking(path, conversation, captured=captured)
-    found_by = turn.goes_on_from().found_by
+    found_by = turn.continued_conversation().found_by
     assert turn.conversation.found_by == found_by
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_a_conversation_that_begins_is_read_later_and_one_with_an_answer_at_once(path: str) -> None:
     begins = asking(path, [QUESTION])
-    assert begins.goes_on_from() is BEGINNING
+    assert begins.continued_conversation() is BEGINNING
     assert begins.known_conversation is None
     for messages in ([QUESTION, ANSWER, QUESTION], [QUESTION, ANSWER], [ANSWER, *[QUESTION] * 40]):
         goes_on = asking(path, messages)
-        assert goes_on.goes_on_from() is goes_on.conversation
+        assert goes_on.continued_conversation() is goes_on.conversation
         assert len(goes_on.conversation.answers) == 1

@@ -174,12 +174,12 @@ def test_an_app_that_hangs_up_within_its_request_leaves_nothing(plain_proxy: Run
     assert len(plain_proxy.recorded()) == 1
 
 
-def asked_still(proxy: RunningProxy) -> int:
-    """Requests that are kept to be known again while their calls run."""
-    return len(proxy.app.tenants["default"].threads._running._by_asked)
+def running_requests(proxy: RunningProxy) -> int:
+    """The number of requests that are tracked while their calls run."""
+    return len(proxy.app.tenants["default"].threads._running._by_request)
 
 
-def test_a_call_that_cannot_be_told_is_over_all_the_same(
+def test_a_call_that_cannot_be_recorded_is_over_all_the_same(
     plain_proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of its request stays, and what it went on from is free."""
@@ -189,7 +189,7 @@ def test_a_call_that_cannot_be_told_is_over_all_the_same(
         patched.setattr(ChatStream, "heard", property(lambda _: 1 / 0))
         with contextlib.suppress(httpx.RemoteProtocolError):
             plain_proxy.client.post("/v1/chat/completions", json=went_on)
-        wait_for(lambda: not asked_still(plain_proxy), timeout_s=10)
+        wait_for(lambda: not running_requests(plain_proxy), timeout_s=10)
     again = plain_proxy.client.post("/v1/chat/completions", json=went_on)
     assert again.headers["x-threaded-by"] == "content"
 
@@ -208,4 +208,4 @@ def test_a_call_that_is_not_recorded_is_over_all_the_same(
 
     monkeypatch.setattr(Journal, "append", full)
     assert proxy.chat().headers["x-whetstone-recorded"] == "false"
-    assert not asked_still(proxy)
+    assert not running_requests(proxy)

@@ -83,7 +83,7 @@ class Asking:
         self.place: Placement
 
     async def begin(self) -> None:
-        self.place = await self.app.threads.place(self.id, self.address, self.asked, self.question)
+        self.place = await self.app.threads.resolve(self.id, self.address, self.asked, self.question)
 
     @property
     def question(self) -> Question:
@@ -117,7 +117,7 @@ class Asking:
         call = type(call)(
             **{name: getattr(call, name) for name in call.__struct_fields__} | {"messages": self.messages}
         )
-        self.app.threads.over(call, self.question)
+        self.app.threads.on_recorded(call, self.question)
         self.app.unwritten.append(call)
         return call
 
@@ -605,17 +605,17 @@ def finish(branch: Branch, asking: Asking, rng: random.Random) -> list[str]:
 @pytest.mark.parametrize("status", ["complete", "aborted", "error"])
 async def test_what_a_call_asks_is_kept_as_long_as_it_runs_and_then_a_digest_alone(app: App, status: str) -> None:
     asking = await app.ask(user("hi"))
-    assert list(app.threads._running._by_asked) == [asking.question]
+    assert list(app.threads._running._by_request) == [asking.question]
     asking.answer(status=status)
-    assert not app.threads._running._by_asked
+    assert not app.threads._running._by_request
     kept = [] if status == "complete" else [digest_of(asking.question)]
-    assert list(app.threads._unanswered._by_asked) == kept
+    assert list(app.threads._unanswered._by_request) == kept
 
 
 async def test_nothing_is_kept_of_what_was_not_recorded(app: App) -> None:
     asking = await app.ask(user("hi"))
-    app.threads.unrecorded(asking.id, asking.question, asking.place)
-    assert not app.threads._running._by_asked
+    app.threads.on_discarded(asking.id, asking.question, asking.place)
+    assert not app.threads._running._by_request
     again = await app.ask(user("hi"), retry=True)
     assert (again.place.by, again.place.trajectory_id != asking.place.trajectory_id) == ("new", True)
 
@@ -628,7 +628,7 @@ async def test_of_one_that_runs_and_one_that_broke_off_nobody_can_tell_which_is_
 
 async def test_what_is_clear_without_sql_is_placed_at_once_and_all_else_is_not(app: App) -> None:
     def at_once(asking: Asking) -> Placement | None:
-        return app.threads.place_at_once("c", asking.address, asking.asked, asking.question)
+        return app.threads.resolve_in_memory("c", asking.address, asking.asked, asking.question)
 
     new, named = await app.ask(user("hi")), await app.ask(user("hi"), trajectory_id="t")
     placed = at_once(new), at_once(named)
