@@ -162,7 +162,7 @@ class Tenant:
             project=self.project,
             policies=lambda: self.policies,
             recorder=shared.recorder,
-            on_step_asked=shared.step_asked,
+            on_step_requested=shared.step_asked,
             settings=settings.proxy,
         )
         versions.add(

@@ -28,7 +28,7 @@ from proxy.metrics.exposition import (
 from proxy.metrics.queue_store import QueueTables
 from proxy.metrics.step_store import StepTables
 from proxy.metrics.traffic import Traffic
-from proxy.metrics.vllm import relayed
+from proxy.metrics.vllm import relabelled
 from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
 from proxy.recording.store import Store
@@ -115,7 +115,7 @@ def add(
         own += [*redaction_of(redactors), *servers_of(replicas)]
 
         def text() -> bytes:
-            return exposition([*own, *from_the_database(), *relayed(completeness.told)])
+            return exposition([*own, *from_the_database(), *relabelled(completeness.told)])
 
         # In a thread: the event loop serves the apps.
         return Response(await asyncio.to_thread(text), media_type=CONTENT_TYPE_LATEST)

@@ -41,10 +41,10 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
 
 
-Asked = TypeVar("Asked", bound=msgspec.Struct)
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
-def read_asked(body: bytes, kind: type[Asked]) -> Asked:
+def parse_body(body: bytes, kind: type[BodyT]) -> BodyT:
     """Parse a body; an empty one counts as an empty object.
 
     Raises:

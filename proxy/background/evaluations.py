@@ -20,7 +20,7 @@ from proxy.domain.address import Address
 from proxy.domain.call import Call
 from proxy.domain.policies import Policies
 from proxy.errors import UnknownModel, UpstreamDown
-from proxy.wire.chat.request import ChatAsked
+from proxy.wire.chat.request import ChatRequest
 from proxy.wire.interfaces import raw
 from proxy.wire.request_body import Body
 from whetstone.domain.ids import new_id, version_id
@@ -151,10 +151,10 @@ class Evaluating:
         return True
 
 
-def _asked(due: Due) -> ChatAsked:
+def _asked(due: Due) -> ChatRequest:
     """Return the prompt's original request, sampling fields included, for one answer that is not streamed."""
     kept = {name: value for name, value in due.sampling.items() if name not in ANOTHER}
     values = {**kept, "model": due.policy, "messages": due.messages}
     if due.tools is not None:
         values["tools"] = due.tools
-    return ChatAsked(Body({name: raw(value) for name, value in values.items()}, values, due.policy), captured=True)
+    return ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, due.policy), captured=True)

@@ -56,14 +56,14 @@ class BackgroundSampler:
             why = f"the model server refuses: {status} {said[:MAX_WHY].decode('utf-8', 'replace')}"
             raise PromptRejected(why) if status in (400, 422) else SampleFailed(why)
         try:
-            return asked.read(said).heard[0]
+            return asked.read(said).results[0]
         except UNREADABLE as error:
             raise SampleFailed(f"what the model server says cannot be read: {error}") from error
 
     async def _post(
         self, asked: DialectRequest, speaker: ServedVersion, call_id: str, *, behind: bool
     ) -> tuple[int, bytes]:
-        body = asked.for_upstream(speaker.served_name, self._project)
+        body = asked.to_upstream_body(speaker.served_name, self._project)
         if behind:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             body = msgspec.json.encode({**fields, "priority": raw(PRIORITY)})

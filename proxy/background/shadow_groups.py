@@ -20,7 +20,7 @@ from proxy.domain.call import Call, Choice
 from proxy.domain.policies import Policies
 from proxy.domain.sampling_share import chosen
 from proxy.errors import UnknownModel, UpstreamDown
-from proxy.wire.completions import TextAsked
+from proxy.wire.completions import TextRequest
 from proxy.wire.interfaces import PromptResult, raw
 from proxy.wire.request_body import Body, whole
 from whetstone.config.rewards import RewardSettings
@@ -177,7 +177,7 @@ class Shadows:
             task.cancel()
 
 
-def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextAsked | None:
+def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextRequest | None:
     """Return a request for `size` answers to the attempt's last turn; None if its prompt leaves no room for an
     answer."""
     given = attempt.sampling
@@ -188,7 +188,7 @@ def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextAsked 
         return None
     kept = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
     values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | kept
-    return TextAsked(Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True)
+    return TextRequest(Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True)
 
 
 def _as_message(choice: Choice) -> Choice:

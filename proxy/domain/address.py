@@ -34,12 +34,12 @@ URL_KEYS = {name.removesuffix("_id").replace("_", "-"): name for name in KEYS}
 """Name in the URL -> name in the body's metadata."""
 _HEADERS = {name: header.lower().encode() for name, header in KEYS.items()}
 _RETRIES = b"x-stainless-retry-count"
-_TELLING = frozenset((*_HEADERS.values(), b"x-metadata", b"idempotency-key"))
+_ADDRESS_HEADERS = frozenset((*_HEADERS.values(), b"x-metadata", b"idempotency-key"))
 
 NAMED = ("header", "url", "metadata", "agent")
 """The rules by which a call itself names its trajectory (`Address.named_by`)."""
 
-Said = tuple[str, str, str]
+StatedValue = tuple[str, str, str]
 """The rule that found the value, the value's name in an error message, and the value."""
 
 
@@ -101,9 +101,9 @@ def address_of(
         BadRequest: another value is invalid.
     """
     own = metadata if isinstance(metadata, dict) else {}
-    if not url and not own and _TELLING.isdisjoint(headers):
+    if not url and not own and _ADDRESS_HEADERS.isdisjoint(headers):
         return _plain(headers, session_headers)
-    named = _said("trajectory_id", headers, url, own)
+    named = _stated("trajectory_id", headers, url, own)
     trajectory_id = _id(named) if named else None
     rule = named[0] if named else None
     if trajectory_id is None and (session := _session(headers, session_headers)):
@@ -111,13 +111,13 @@ def address_of(
     return Address(
         trajectory_id=trajectory_id,
         named_by=rule,
-        group_id=_id(said) if (said := _said("group_id", headers, url, own)) else None,
-        group_size=_size(said) if (said := _said("group_size", headers, url, own)) else None,
-        task=_label(said) if (said := _said("task", headers, url, own)) else None,
-        split=_one_of(said, SPLITS) if (said := _said("split", headers, url, own)) else "train",
-        no_train=_one_of(said, TRUTH) == "true" if (said := _said("no_train", headers, url, own)) else False,
+        group_id=_id(said) if (said := _stated("group_id", headers, url, own)) else None,
+        group_size=_size(said) if (said := _stated("group_size", headers, url, own)) else None,
+        task=_label(said) if (said := _stated("task", headers, url, own)) else None,
+        split=_one_of(said, SPLITS) if (said := _stated("split", headers, url, own)) else "train",
+        no_train=_one_of(said, TRUTH) == "true" if (said := _stated("no_train", headers, url, own)) else False,
         metadata=_metadata(headers, own),
-        turn_key=_turn_key(_said("turn_id", headers, url, own), headers, trajectory_id),
+        turn_key=_turn_key(_stated("turn_id", headers, url, own), headers, trajectory_id),
         retry=_retries(headers),
     )
 
@@ -126,10 +126,10 @@ def _plain(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> 
     """Return the address of a call that has only the headers that agent programs and clients send by themselves."""
     session = None if headers.keys().isdisjoint(session_headers) else _session(headers, session_headers)
     retry = _RETRIES in headers and _retries(headers)
-    return Address(session, "agent" if session else None, retry=retry) if session or retry else _NOTHING_SAID
+    return Address(session, "agent" if session else None, retry=retry) if session or retry else _NOTHING_STATED
 
 
-_NOTHING_SAID = Address()
+_NOTHING_STATED = Address()
 
 
 def _retries(headers: Mapping[bytes, bytes]) -> bool:
@@ -137,7 +137,7 @@ def _retries(headers: Mapping[bytes, bytes]) -> bool:
     return told is not None and told.strip(b"0 ").isdigit()
 
 
-def _said(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]) -> Said | None:
+def _stated(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]) -> StatedValue | None:
     raw = headers.get(_HEADERS[name])
     if raw is not None:
         return "header", KEYS[name], raw.decode("latin-1")
@@ -163,28 +163,28 @@ def _session(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -
     return None
 
 
-def _id(said: Said) -> str:
+def _id(said: StatedValue) -> str:
     _, name, text = said
     if not ID.fullmatch(text):
         raise BadId(f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param=name)
     return text
 
 
-def _size(said: Said) -> int:
+def _size(said: StatedValue) -> int:
     _, name, text = said
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 2 <= int(text) <= MAX_GROUP_SIZE):
         raise BadRequest(f"{name} must be a whole number from 2 to {MAX_GROUP_SIZE}", param=name)
     return int(text)
 
 
-def _label(said: Said) -> str:
+def _label(said: StatedValue) -> str:
     _, name, text = said
     if not (0 < len(text) <= MAX_LABEL and text.isprintable()):
         raise BadRequest(f"{name} must be 1 to {MAX_LABEL} printable characters", param=name)
     return text
 
 
-def _one_of(said: Said, values: tuple[str, ...]) -> str:
+def _one_of(said: StatedValue, values: tuple[str, ...]) -> str:
     _, name, text = said
     text = text.strip().lower()
     if text not in values:
@@ -204,7 +204,7 @@ def _metadata(headers: Mapping[bytes, bytes], own: Mapping[str, Any]) -> dict[st
         raise BadRequest(f"X-Metadata must be a JSON object: {error}", param="X-Metadata") from error
 
 
-def _turn_key(said: Said | None, headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
+def _turn_key(said: StatedValue | None, headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
     """Return the key of a repeated request. A turn's id is unique within its trajectory, an idempotency key
     everywhere."""
     if said is not None:

@@ -42,12 +42,12 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.sampled if self.token_ids is None else len(self.token_ids)
 
 
-def nothing_said(index: int) -> Choice:
+def empty_choice(index: int) -> Choice:
     """Return an empty choice, for a prompt without an answer."""
     return Choice(index=index, message={})
 
 
-class History(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class ContinuationKeys(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Hashes by which a later request finds the completion that it continues. None: nothing extends it, or it made no
     tool call."""
 
@@ -55,14 +55,14 @@ class History(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tool_calls: bytes | None = None
 
     @property
-    def found_by(self) -> tuple[bytes, ...]:
+    def hashes(self) -> tuple[bytes, ...]:
         """The hashes that exist."""
         if self.tool_calls is None:
             return () if self.conversation is None else (self.conversation,)
         return (self.tool_calls,) if self.conversation is None else (self.conversation, self.tool_calls)
 
 
-NO_HISTORY = History()
+NO_KEYS = ContinuationKeys()
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,7 +109,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """Hash of its conversation, tools and task."""
     key_id: str | None = None
     """The API key that the request came with; None if none was needed."""
-    histories: tuple[History, ...] = ()
+    histories: tuple[ContinuationKeys, ...] = ()
     """One for each choice, if it may be continued."""
     redactions: int | None = None
     """Number of pieces that were redacted; None if redaction did not run."""
@@ -163,12 +163,12 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return a choice's trajectory: the first choice continues the call's, each other one opens a sibling."""
         return self.trajectory_id if choice.index == 0 else f"{self.siblings}.{choice.index}"
 
-    def history(self, choice: Choice) -> History:
+    def history(self, choice: Choice) -> ContinuationKeys:
         """Return the hashes by which a choice may be continued."""
         for place, one in enumerate(self.choices):
             if one is choice and place < len(self.histories):
                 return self.histories[place]
-        return NO_HISTORY
+        return NO_KEYS
 
     def why_not_trained(self, choice: Choice) -> str | None:
         """Return why this choice cannot be trained on, or None if it can."""

@@ -13,7 +13,7 @@ from whetstone.domain.ids import new_id
 _THUMBS = {"up": 1.0, "down": 0.0}
 
 
-class Taken(NamedTuple):
+class FeedbackReceipt(NamedTuple):
     """An accepted row: its id, or that of the first row if a key repeats."""
 
     id: str

@@ -101,7 +101,7 @@ class Policies:
             name: ServedVersion(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
             for name, policy in self._by_name.items()
         }
-        self._settled = {
+        self._fixed = {
             name: self._live[name]
             for name, policy in self._by_name.items()
             if policy.canary is None or policy.upstream is not None
@@ -113,16 +113,16 @@ class Policies:
     def __bool__(self) -> bool:
         return bool(self._policies)
 
-    def settled(self, model: str, pin: Pin | None) -> ServedVersion | None:
+    def resolve_fixed(self, model: str, pin: Pin | None) -> ServedVersion | None:
         """Return the version that `choose` would, if that depends on neither trajectory nor time. None if it may depend
         on them.
 
         `pin`: as for `choose`.
         """
-        speaker = self._settled.get(model)
+        speaker = self._fixed.get(model)
         return speaker if speaker is None or pin is None or pin.version == speaker.version else None
 
-    def choose(
+    def choose_version(
         self, model: str, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float
     ) -> ServedVersion:
         """Return the version that answers `model` in this trajectory. A version requested by name is always chosen.

@@ -34,7 +34,7 @@ class CallFinisher:
         if context.redactor is None:
             return self.record_now(context, result)
         try:
-            calls = await context.redactor.apart(context.calls(result))
+            calls = await context.redactor.calls_off_loop(context.calls(result))
         except Exception:
             self.on_discarded(context)
             raise
@@ -68,7 +68,7 @@ class CallFinisher:
         recorded: list[Call] = []
         try:
             for call in calls:
-                if self._recorder.take(call):
+                if self._recorder.record_or_drop(call):
                     recorded.append(call)
                 else:
                     context.dropped = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.domain.address import Address
-from proxy.domain.call import Call, Choice, History, Status
+from proxy.domain.call import Call, Choice, ContinuationKeys, Status
 from proxy.domain.policies import ServedVersion
 from proxy.domain.request_digest import Question, digest_of
 from proxy.http.asgi import Header, headers_in
@@ -122,7 +122,7 @@ class CallContext(msgspec.Struct):
 
     def continued_conversation(self) -> Conversation:
         """Return `conversation` if the request may continue an answer; else BEGINNING, which needs no hashing."""
-        return self.conversation if self.request.goes_on() else BEGINNING
+        return self.conversation if self.request.may_continue() else BEGINNING
 
     def headers(self) -> list[Header]:
         """Return the response headers that describe the call."""
@@ -209,7 +209,7 @@ class CallContext(msgspec.Struct):
             calls.append(call)
         return calls
 
-    def _histories(self, conversation: Conversation, choices: Sequence[Choice]) -> tuple[History, ...]:
+    def _histories(self, conversation: Conversation, choices: Sequence[Choice]) -> tuple[ContinuationKeys, ...]:
         if len(choices) == 1:
             return (self.hasher.history(conversation, choices[0]),)
         return tuple([self.hasher.history(conversation, choice) for choice in choices])

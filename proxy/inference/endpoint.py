@@ -41,7 +41,7 @@ from proxy.trajectories.conversation_hash import ConversationHasher
 from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.upstream.server import Answering, Request, refusal
 from proxy.wire.interfaces import UNREADABLE, Server, Stream
-from proxy.wire.registry import ask
+from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 from whetstone.config.proxy import ProxySettings
 from whetstone.domain.api_keys import Principal
@@ -160,7 +160,7 @@ class Inference:
             # No key id contains a slash, so a turn key of one API key cannot equal that of another.
             address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
         speaker = self._policies().resolve(body.model)
-        request = ask(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
+        request = parse_request(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
         return CallContext(
             self._project,
             new_id(),
@@ -205,7 +205,7 @@ class Inference:
                 with response:
                     if response.status != 200:
                         return await self._relay_error(context, response, send)
-                    stream = context.request.events()
+                    stream = context.request.new_stream()
                     await self._relay_events(context, response, stream, send)
             except UpstreamDown as down:
                 # An error of upstream after its last event does no harm.
@@ -238,11 +238,11 @@ class Inference:
         assert place is not None
         pin = pin_of(place.pins, context.speaker.policy) if place.pins else None
         policies = self._policies()
-        speaker = context.speaker = policies.settled(request.model, pin) or policies.choose(
+        speaker = context.speaker = policies.resolve_fixed(request.model, pin) or policies.choose_version(
             request.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
         )
         name = speaker.served_name
-        body = request.for_upstream(name, cache_salt=self._project)
+        body = request.to_upstream_body(name, cache_salt=self._project)
         trace = context.trace_headers if speaker.upstream is None else {}
         return Request(
             request.path, body, context.id, name, place.trajectory_id, headers, trace, context.prepare_record
@@ -261,18 +261,18 @@ class Inference:
                 raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
             reply: bytes | None = None
             if context.sent is not None and answer.status == 200:
-                reply = _reply(context, [JSON, *context.headers()], answer.for_app)
-            result = CallResult("complete", answer.heard, answer.upstream_id, None, reply)
+                reply = _reply(context, [JSON, *context.headers()], answer.client_body)
+            result = CallResult("complete", answer.results, answer.upstream_id, None, reply)
             if context.redactor is None:
                 recorded = self._finisher.record_now(context, result)
             else:
                 recorded = await self._finisher.record(context, result)
-            if self._recorder.waits:
+            if self._recorder.needs_fsync:
                 self._finisher.on_recorded(context, recorded)
                 recorded = ()
                 await self._recorder.durable()
             try:
-                await send_whole(send, answer.status, [JSON], answer.for_app, context.header_lines())
+                await send_whole(send, answer.status, [JSON], answer.client_body, context.header_lines())
             finally:
                 self._finisher.on_recorded(context, recorded)
         except UpstreamDown:
@@ -328,7 +328,7 @@ class Inference:
         if context.sent is not None and status == "complete":
             reply = _reply(context, context.headers(), b"".join((*context.sent, last)))
         try:
-            await self._record(context, CallResult(status, stream.heard, stream.upstream_id, stream.error, reply))
+            await self._record(context, CallResult(status, stream.results, stream.upstream_id, stream.error, reply))
             await self._recorder.durable()
         except NotRecorded as error:
             if context.ttft_ms is None:
@@ -342,8 +342,8 @@ class Inference:
         self, context: CallContext, status: Status, stream: Stream | None, error: str | None = None
     ) -> None:
         """Record the received part of an answer that is not whole; `stream` None: nothing was received."""
-        stream = stream or context.request.events()
-        await self._record(context, CallResult(status, stream.heard, stream.upstream_id, error))
+        stream = stream or context.request.new_stream()
+        await self._record(context, CallResult(status, stream.results, stream.upstream_id, error))
 
     async def _record(self, context: CallContext, result: CallResult) -> None:
         """Record the call and let others continue it: an app may have received a whole stream before its last byte."""

@@ -32,8 +32,8 @@ class Completeness:
         self._sampled = 0.0
         self._not_ours = 0
         """Tokens that were written and probed before the first reading of a server."""
-        self._asking = asyncio.Lock()
-        self.told: dict[str, bytes] = {}
+        self._lock = asyncio.Lock()
+        self.server_texts: dict[str, bytes] = {}
         """The last metrics of each server that answers, in Prometheus' format."""
         self.written = 0
         """Sampled tokens that this proxy has written to SQL since its start."""
@@ -51,7 +51,7 @@ class Completeness:
         """Return recorded tokens over sampled ones. None if none were sampled, or if no server or no database
         answers."""
         # One at a time: otherwise the older of two readings may arrive last, and look as if the counter had dropped.
-        async with self._asking:
+        async with self._lock:
             counted = await self._generated()
             try:
                 probed = await asyncio.to_thread(self._store.probe_tokens, self._projects)
@@ -72,7 +72,7 @@ class Completeness:
     async def _generated(self) -> dict[str, float]:
         """Return what each server has sampled so far, without those that do not answer."""
         told = await asyncio.gather(*(server.get("/metrics") for server in self._servers.values()))
-        self.told = {server: one for server, one in zip(self._servers, told, strict=True) if one is not None}
+        self.server_texts = {server: one for server, one in zip(self._servers, told, strict=True) if one is not None}
         counts = zip(self._servers, (None if one is None else _count(one) for one in told), strict=True)
         return {server: count for server, count in counts if count is not None}
 

@@ -46,7 +46,7 @@ _process = ProcessCollector(registry=None)
 def exposition(families: Iterable[Metric]) -> bytes:
     """Return the metrics as text, with the kernel's figures for this process."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Told([*families, *_process.collect()]))
+    registry.register(_Families([*families, *_process.collect()]))
     return generate_latest(registry)
 
 
@@ -183,7 +183,7 @@ def _by_policy(figures: Mapping[str, float]) -> Samples:
     return [((policy,), figure) for policy, figure in sorted(figures.items())]
 
 
-class _Told(Collector):
+class _Families(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 

@@ -19,7 +19,7 @@ RECENTLY = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgeTotals:
     """A judge's totals for a policy, over all days."""
 
     policy: str
@@ -43,7 +43,7 @@ class Queues:
     groups: Mapping[tuple[str, str], tuple[int, float | None]]
     """Policy and state -> number of groups, and how long the oldest has waited; None while it is open or claimed."""
     for_judges: Mapping[str, int]
-    judged: Sequence[Judged]
+    judged: Sequence[JudgeTotals]
     judge_s: Sequence[tuple[str, float, float]]
     """Judge, mean and longest duration (seconds) of the last hour's judgements."""
     step_running_s: Mapping[str, float]
@@ -115,11 +115,11 @@ class QueueTables:
         due = select(g.policy, func.count()).where(*closed, g.judge_due_at.is_not(None))
         return {policy: count for policy, count in connection.execute(due.group_by(g.policy))}  # noqa: C416
 
-    def _judged(self, connection: Connection) -> list[Judged]:
+    def _judged(self, connection: Connection) -> list[JudgeTotals]:
         sums = [func.sum(column) for column in (d.calls, d.refused, d.failed, d.tokens, d.cost_usd)]
         query = select(d.policy, d.judge, *sums).where(d.project.in_(self._projects)).group_by(d.policy, d.judge)
         return [
-            Judged(policy, judge, int(calls - refused - failed), int(refused), int(failed), int(tokens), float(cost))
+            JudgeTotals(policy, judge, int(calls - refused - failed), int(refused), int(failed), int(tokens), float(cost))
             for policy, judge, calls, refused, failed, tokens, cost in connection.execute(
                 query.order_by(d.policy, d.judge)
             )

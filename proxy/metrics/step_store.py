@@ -40,7 +40,7 @@ class PolicySteps:
 
 
 @dataclass
-class _Counted:
+class _StepTotals:
     """One policy's totals up to and including step `number`."""
 
     number: int = 0
@@ -57,7 +57,7 @@ class StepTables:
     def __init__(self, engine: Engine, project: str) -> None:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = project
-        self._counted: dict[str, _Counted] = {}
+        self._counted: dict[str, _StepTotals] = {}
         self._counting = threading.Lock()
 
     def read(self) -> list[PolicySteps]:
@@ -67,7 +67,7 @@ class StepTables:
             return [self._steps(connection, policy, live) for policy, live in connection.execute(query).all()]
 
     def _steps(self, connection: Connection, policy: str, live_version: int) -> PolicySteps:
-        so_far = self._counted.setdefault(policy, _Counted())
+        so_far = self._counted.setdefault(policy, _StepTotals())
         self._count(connection, policy, so_far)
         return PolicySteps(
             policy=policy,
@@ -79,7 +79,7 @@ class StepTables:
             phases=so_far.phases,
         )
 
-    def _count(self, connection: Connection, policy: str, so_far: _Counted) -> None:
+    def _count(self, connection: Connection, policy: str, so_far: _StepTotals) -> None:
         """Count the steps that have ended since."""
         before = so_far.number
         of_policy = (s.project == self._project, s.policy == policy)

@@ -43,7 +43,7 @@ class Histogram:
 
 
 @dataclass
-class Told:
+class TrafficCounts:
     """Everything counted since the process started."""
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Traffic:
     def __init__(self) -> None:
         self._began_at_s = time.time()
         self._lock = threading.Lock()
-        self._told = Told()
+        self._counts = TrafficCounts()
 
     def note(self, calls: Sequence[Call]) -> None:
         """Count committed calls, except those left behind by an earlier process, whose times are not from this run."""
@@ -71,7 +71,7 @@ class Traffic:
                 self._note(policy, fresh if len(policies) == 1 else [call for call in fresh if call.policy == policy])
 
     def _note(self, policy: str, calls: Sequence[Call]) -> None:
-        told = self._told
+        told = self._counts
         sampled, read = sum([call.sampled_tokens for call in calls]), sum([call.read_tokens for call in calls])
         told.sampled_tokens[policy] += sampled
         told.prompt_tokens[policy] += read
@@ -83,11 +83,11 @@ class Traffic:
         if whole := [call.total_ms / 1000 for call in firsts if call.status == "complete"]:
             _of(told.whole, policy, WHOLE_S).note(whole)
 
-    def told(self) -> Told:
+    def snapshot(self) -> TrafficCounts:
         """Return a copy of the counts so far, for one reader."""
         with self._lock:
-            told = self._told
-            return Told(
+            told = self._counts
+            return TrafficCounts(
                 Counter(told.calls),
                 Counter(told.prompt_tokens),
                 Counter(told.sampled_tokens),

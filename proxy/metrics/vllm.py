@@ -11,7 +11,7 @@ _PREFIXES = tuple(one.name for one in VLLM)
 _NAMES = frozenset(_PREFIXES)
 
 
-def relayed(told: Mapping[str, bytes]) -> list[Metric]:
+def relabelled(told: Mapping[str, bytes]) -> list[Metric]:
     """Return the servers' metrics (address -> text of its `/metrics`) that are passed on. Unreadable text is skipped.
 
     The metrics of a server's several engines stay separate by their label `engine`.

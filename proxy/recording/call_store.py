@@ -17,17 +17,17 @@ from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, sele
 from migrations import schema
 from proxy.domain.call import Call
 from proxy.recording.erased_store import not_erased
-from proxy.recording.prefix_delta import Tail, added, tail_of
-from proxy.recording.retry_store import asked_again, supersede
+from proxy.recording.prefix_delta import Tail, turn_delta, tail_of
+from proxy.recording.retry_store import retried_completions, supersede
 from proxy.recording.rows import (
     CompletionRow,
-    Counted,
+    TrajectoryCounts,
     Key,
-    Spoken,
+    NewCompletion,
     TrajectoryRow,
     completion_row,
     group_row,
-    spoken,
+    new_completions,
     trajectory_row,
 )
 from proxy.recording.tail_cache import Tails
@@ -57,17 +57,17 @@ def _lock(dialect: str) -> Select[Any]:
     )
 
 
-_STANDING = (
+_LOCK_SQLITE = (
     "SELECT id, completions, sampled_tokens, tail_completion_id, last_seen_at, state "
     "FROM trajectories WHERE project = ? AND id IN (SELECT value FROM json_each(?))"
 )
 """The same on SQLite, which has one writer at a time: SQLAlchemy takes longer for a row than SQLite does."""
 
 
-class _Standing(msgspec.Struct):
+class _OpenTrajectory(msgspec.Struct):
     """A trajectory with the changes that are about to be written."""
 
-    counted: Counted | TrajectoryRow
+    counted: TrajectoryCounts | TrajectoryRow
     """Its locked row, or its new row."""
     state: str = "open"
     tail: Tail | None = None
@@ -90,7 +90,7 @@ class CallRows:
         loop."""
         self._pause = _nap if pauses else None
         self._statistics.begin(connection, len(calls))
-        batch: list[Spoken] = []
+        batch: list[NewCompletion] = []
         for call in not_erased(connection, calls):
             retried: Sequence[Any] = ()
             if call.request_digest is not None:
@@ -98,20 +98,20 @@ class CallRows:
                 if any(one.call.request_digest == call.request_digest for one in batch):
                     self._write(connection, batch)
                     batch = []
-                if retried := asked_again(connection, call):
+                if retried := retried_completions(connection, call):
                     self._write(connection, batch)
                     batch = []
                     supersede(connection, call, retried)
-            batch += spoken(call, {row.choice: row.id for row in retried} if retried else {})
+            batch += new_completions(call, {row.choice: row.id for row in retried} if retried else {})
         self._write(connection, batch)
 
-    def _write(self, connection: Connection, batch: Sequence[Spoken]) -> None:
+    def _write(self, connection: Connection, batch: Sequence[NewCompletion]) -> None:
         if not batch:
             return
         if first := {one.group: one for one in reversed(batch) if one.group_id}:
             # In a fixed order, to avoid deadlocks.
             insert_many(connection, schema.groups, [group_row(first[group]) for group in sorted(first)])
-        of_each: defaultdict[Key, list[Spoken]] = defaultdict(list)
+        of_each: defaultdict[Key, list[NewCompletion]] = defaultdict(list)
         for one in batch:
             of_each[one.trajectory].append(one)
         begun = self._begin(connection, of_each)
@@ -122,7 +122,7 @@ class CallRows:
         insert_many(connection, schema.completions, told, on=("project", "id"), pause=self._pause)
         _continue(connection, batch, told)
 
-    def _begin(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
+    def _begin(self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]) -> dict[Key, list[CompletionRow]]:
         """Insert the missing trajectories with their final counts; return the rows of their completions."""
         unknown = [key for key in of_each if not self.tails.knows(*key)]
         # The id of a new trajectory is unique, so it exists only if its call does: most likely it does not.
@@ -135,7 +135,7 @@ class CallRows:
             if key not in known:
                 ones = of_each[key]
                 row = trajectory_row(ones[0])
-                completions[key] = self._added(connection, ones, _Standing(row, tail_known=True), set())
+                completions[key] = self._added(connection, ones, _OpenTrajectory(row, tail_known=True), set())
                 trajectories.append(row)
         inserted = insert_absent(connection, schema.trajectories, trajectories, self._pause)
         for key in [key for key in completions if key not in inserted]:
@@ -144,7 +144,7 @@ class CallRows:
             del completions[key]
         return completions
 
-    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[Spoken]]) -> dict[Key, list[CompletionRow]]:
+    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]) -> dict[Key, list[CompletionRow]]:
         """Lock the existing trajectories and count the calls on them, so that their turns are numbered one after the
         other, even with other writers. Return the rows of their completions."""
         if not of_each:
@@ -163,7 +163,7 @@ class CallRows:
         return completions
 
     def _added(
-        self, connection: Connection, ones: Sequence[Spoken], to: _Standing, there: set[Key]
+        self, connection: Connection, ones: Sequence[NewCompletion], to: _OpenTrajectory, there: set[Key]
     ) -> list[CompletionRow]:
         """Return the rows of those completions of a trajectory that do not exist yet."""
         rows: list[CompletionRow] = []
@@ -174,14 +174,14 @@ class CallRows:
                 rows.append(self._add(connection, one, to))
         return rows
 
-    def _add(self, connection: Connection, one: Spoken, to: _Standing) -> CompletionRow:
+    def _add(self, connection: Connection, one: NewCompletion, to: _OpenTrajectory) -> CompletionRow:
         """Return the row of a completion, and count it on its trajectory."""
         call, choice, counted = one.call, one.choice, to.counted
         project, trajectory_id = one.trajectory
         before, prompt_token_ids, tools = counted.tail_completion_id, call.prompt_token_ids, call.tools
         if not to.tail_known:
             to.tail, to.tail_known = self.tails.of(connection, project, trajectory_id, before), True
-        new = added(to.tail, one.asked, prompt_token_ids, tools)
+        new = turn_delta(to.tail, one.request, prompt_token_ids, tools)
         row = completion_row(one, new, counted.completions, over=to.state not in ("open", "ended"))
         # A call that broke off after its retry had ended is not the tail. Ids sort by time.
         if call.status == "complete" or before is None or row.id > before:
@@ -204,7 +204,7 @@ def _nap() -> None:
     time.sleep(PAUSE_S)
 
 
-def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable[CompletionRow]) -> None:
+def _continue(connection: Connection, batch: Iterable[NewCompletion], written: Iterable[CompletionRow]) -> None:
     """Note which completions are continued by what was written; the first continuation counts."""
     extending = [one for one in batch if one.call.extends is not None]
     if not extending:
@@ -219,20 +219,20 @@ def _continue(connection: Connection, batch: Iterable[Spoken], written: Iterable
     update_many(connection, schema.completions, rows, only_null="continued_by")
 
 
-def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _Standing]:
+def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _OpenTrajectory]:
     dialect = connection.dialect.name
-    standings: dict[Key, _Standing] = {}
+    standings: dict[Key, _OpenTrajectory] = {}
     for project, ids in _by_project(trajectories):
         among_them = listed(dialect, ids)
         if dialect == "sqlite":
             for its_id, count, sampled, tail_id, seen, state in read_sqlite(
-                connection, _STANDING, (project, among_them)
+                connection, _LOCK_SQLITE, (project, among_them)
             ):
-                counted = Counted(project, its_id, count, sampled, tail_id, utc_of(seen))
-                standings[project, its_id] = _Standing(counted, state)
+                counted = TrajectoryCounts(project, its_id, count, sampled, tail_id, utc_of(seen))
+                standings[project, its_id] = _OpenTrajectory(counted, state)
         else:
             for row in connection.execute(_lock(dialect), {"its_project": project, "ids": among_them}):
-                standings[row[0], row[1]] = _Standing(Counted(*row[:-1]), row[-1])
+                standings[row[0], row[1]] = _OpenTrajectory(TrajectoryCounts(*row[:-1]), row[-1])
     return standings
 
 

@@ -16,24 +16,24 @@ from whetstone.privacy.store import announce_writer, asked_since
 
 _ANY = "SELECT 1 FROM erasures WHERE asked_at >= ? LIMIT 1"
 """Whether there is any erasure to read: nearly always there is none."""
-_Asked = Mapping[tuple[str, str], datetime]
+_Requests = Mapping[tuple[str, str], datetime]
 """Project and name to delete -> when the deletion was requested."""
 
 
 def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
     """Return the calls without those whose deletion was requested after they arrived."""
     first = min(calls, key=lambda call: call.created_at_s, default=None)
-    asked = {} if first is None else _asked(connection, first.created_at)
+    asked = {} if first is None else _requests_since(connection, first.created_at)
     if not asked:
         return list(calls)
-    return [call for call in calls if not _means(asked, call.project, _names(call), call.created_at)]
+    return [call for call in calls if not _covers(asked, call.project, _names(call), call.created_at)]
 
 
 def erased_feedback(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the ids of feedback on trajectories whose deletion was requested after the feedback arrived."""
-    asked = _asked(connection, min(row["created_at"] for row in rows)) if rows else {}
+    asked = _requests_since(connection, min(row["created_at"] for row in rows)) if rows else {}
     named = [row for row in rows if row["target_kind"] == "trajectory"]
-    return {row["id"] for row in named if _means(asked, row["project"], [row["target_id"]], row["created_at"])}
+    return {row["id"] for row in named if _covers(asked, row["project"], [row["target_id"]], row["created_at"])}
 
 
 def _names(call: Call) -> list[str]:
@@ -41,7 +41,7 @@ def _names(call: Call) -> list[str]:
     return [call.trajectory_id] if user is None else [call.trajectory_id, user, pseudonym(user)]
 
 
-def _asked(connection: Connection, first_came_at: datetime) -> _Asked:
+def _requests_since(connection: Connection, first_came_at: datetime) -> _Requests:
     """Return the deletions requested since the first record arrived. A deletion waits for this transaction."""
     if connection.dialect.name == "sqlite" and not run_sqlite(connection, _ANY, (utc_text(first_came_at),)).fetchone():
         return {}
@@ -49,5 +49,5 @@ def _asked(connection: Connection, first_came_at: datetime) -> _Asked:
     return asked_since(connection, first_came_at)
 
 
-def _means(asked: _Asked, project: str, names: Iterable[str], came_at: datetime) -> bool:
+def _covers(asked: _Requests, project: str, names: Iterable[str], came_at: datetime) -> bool:
     return any(at is not None and at >= came_at for at in (asked.get((project, name)) for name in names))

@@ -34,23 +34,23 @@ class Tail(msgspec.Struct, frozen=True):
     tools: bytes | None
 
 
-class Asked(msgspec.Struct):
+class RequestMessages(msgspec.Struct):
     """A request's messages. They are decoded only where a comparison of bytes is not enough."""
 
     messages: list[msgspec.Raw]
-    _told: bytes | None = None
+    _json: bytes | None = None
     _start: int = 0
     """Index of the first message in `_told`."""
     _own: list[msgspec.Raw] | None = None
     _known: list[msgspec.Raw] = []
     """The messages that are equal to a tail's, byte for byte."""
 
-    def told(self, start: int = 0) -> bytes:
+    def as_json(self, start: int = 0) -> bytes:
         """Return the messages from `start` on, as compact JSON."""
-        told = self._told
+        told = self._json
         if told is None or start != self._start:
             left = self.messages[start:] if start else self.messages
-            told = self._told = _encode(list(map(_decode, left)))
+            told = self._json = _encode(list(map(_decode, left)))
             self._start = start
         return told
 
@@ -72,16 +72,16 @@ class Asked(msgspec.Struct):
         return all(place in tail.answers or same(known, ours) for place, (known, ours) in pairs)
 
 
-class Added(msgspec.Struct, frozen=True):
+class TurnDelta(msgspec.Struct, frozen=True):
     """What is stored of a turn."""
 
     follows: str | None
     messages: Sequence[msgspec.Raw]
     prompt_token_ids: list[int] | None
     tools: msgspec.Raw | None
-    told: bytes
+    messages_json: bytes
     """The messages as compact JSON."""
-    asked: Asked
+    request: RequestMessages
     """All messages, for the tail that this turn leaves."""
     answers: tuple[int, ...] = ()
     """Indexes of the answers among them."""
@@ -94,7 +94,7 @@ def same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
     return one == other or sorted_keys(one) == sorted_keys(other)
 
 
-def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> Added:
+def turn_delta(tail: Tail | None, asked: RequestMessages, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> TurnDelta:
     """Compare a request with the tail of its trajectory.
 
     The request follows the tail if its prompt begins with exactly the tail's token ids, and its messages with the
@@ -111,23 +111,23 @@ def added(tail: Tail | None, asked: Asked, prompt_token_ids: list[int] | None, t
         and asked.begins_with(tail)
     ):
         answered = len(tail.messages)
-        return Added(
+        return TurnDelta(
             tail.completion_id,
             asked.messages[answered + 1 :],
             prompt_token_ids[len(tail.token_ids) :],
             None if tools is not None and canonical(tools) == tail.tools else tools,
-            asked.told(answered + 1),
+            asked.as_json(answered + 1),
             asked,
             (*tail.answers, answered),
             tail.token_ids,
         )
-    return Added(None, asked.messages, prompt_token_ids, tools, asked.told(), asked)
+    return TurnDelta(None, asked.messages, prompt_token_ids, tools, asked.as_json(), asked)
 
 
-def tail_of(completion_id: str, new: Added, token_ids: list[int] | None, tools: msgspec.Raw | None) -> Tail | None:
+def tail_of(completion_id: str, new: TurnDelta, token_ids: list[int] | None, tools: msgspec.Raw | None) -> Tail | None:
     """Return the tail that a completion leaves; None if its token ids are unknown, so that nothing can follow it."""
     if new.prompt_token_ids is None or token_ids is None:
         return None
     whole = new.known_token_ids + packed(new.prompt_token_ids + token_ids)
     told = None if tools is None else canonical(tools)
-    return Tail(completion_id, whole, new.asked.own(), new.answers, told)
+    return Tail(completion_id, whole, new.request.own(), new.answers, told)

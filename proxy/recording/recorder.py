@@ -18,9 +18,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.domain.call import Call
-from proxy.domain.feedback_rows import Taken, identified
+from proxy.domain.feedback_rows import FeedbackReceipt, identified
 from proxy.errors import NotRecorded
-from proxy.recording.journal.codec import Spooled, decode, encode_into
+from proxy.recording.journal.codec import JournalledFeedback, decode, encode_into
 from proxy.recording.journal.fsync import Flusher
 from proxy.recording.journal.log import Journal
 from proxy.recording.journal.segment import FileSegment, Record, Segment, sync
@@ -29,7 +29,7 @@ from proxy.recording.writer import AWAY, BATCH, JournalledItem, SyncWrite, Write
 from proxy.supervision import Background
 from whetstone.config.proxy import ProxySettings
 
-MOST_KEPT = 1000
+MAX_CACHED = 1000
 """Most records that stay in memory while they wait for SQL; the journal has the rest, however slow the database is."""
 MOST_BEFORE = BATCH
 """Feedback goes to the journal if more records than this wait before it."""
@@ -71,7 +71,7 @@ class Recorder:
         self._recorded_s: deque[float] = deque()
         self.dropped = 0
         """Calls that were answered and not recorded."""
-        self.waits = self._settings.durability == "fsync"
+        self.needs_fsync = self._settings.durability == "fsync"
         """Whether `durable` has anything to wait for."""
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class Recorder:
         """
         self._keep(call)
 
-    def take(self, call: Call) -> bool:
+    def record_or_drop(self, call: Call) -> bool:
         """Record an answered call, or accept it unrecorded if the settings allow that. Return whether it was recorded.
 
         Raises:
@@ -154,7 +154,7 @@ class Recorder:
         Raises:
             NotRecorded: the disk fails.
         """
-        if not self.waits:
+        if not self.needs_fsync:
             return
         try:
             await self._flusher.flushed()
@@ -162,7 +162,7 @@ class Recorder:
             log.error("the journal cannot be brought to the disk: %s", error)
             raise _full(error.strerror or str(error)) from error
 
-    async def feedback(self, rows: list[dict[str, Any]]) -> list[Taken]:
+    async def feedback(self, rows: list[dict[str, Any]]) -> list[FeedbackReceipt]:
         """Commit feedback. While the database cannot be reached, the journal stores it until it can.
 
         Raises:
@@ -172,15 +172,15 @@ class Recorder:
         if self.away_since_s is None and self.unwritten <= MOST_BEFORE:
             try:
                 async with asyncio.timeout(COMMIT_WAITS_S):
-                    taken: list[Taken] = await self._written(lambda one: self._store.insert_feedback(one, rows))
+                    taken: list[FeedbackReceipt] = await self._written(lambda one: self._store.insert_feedback(one, rows))
                     return taken
             except (*AWAY, TimeoutError) as error:
                 log.warning("feedback waits in the journal: %s", type(error).__name__)
             except SQLAlchemyError as error:
                 raise _not_stored(error) from error
-        self._keep(Spooled(rows[0]["id"], rows))
+        self._keep(JournalledFeedback(rows[0]["id"], rows))
         await self.durable()
-        return [Taken(row["id"], new=True) for row in rows]
+        return [FeedbackReceipt(row["id"], new=True) for row in rows]
 
     async def withdraw(self, project: str, feedback_id: str, now: datetime) -> None:
         """Commit that an app withdraws feedback, if it still can.
@@ -218,7 +218,7 @@ class Recorder:
         self._writer.put(SyncWrite(write, written, first))
         return await asyncio.wrap_future(written)
 
-    def _keep(self, value: Call | Spooled) -> None:
+    def _keep(self, value: Call | JournalledFeedback) -> None:
         try:
             encode_into(value, self._payload)
             record = self._journal.append(self._payload)
@@ -242,22 +242,22 @@ class Recorder:
                 log.error("a record in %s cannot be read: %s", segment.path, error)
         log.info("recovering %d records from %s", len(records), segment.path.name)
 
-    def _enqueue(self, value: Call | Spooled, record: Record) -> None:
+    def _enqueue(self, value: Call | JournalledFeedback, record: Record) -> None:
         recorded_s = self._recorded_s
         recorded_s.append(time.time())
-        self._writer.put(JournalledItem(value if len(recorded_s) <= MOST_KEPT else None, record))
+        self._writer.put(JournalledItem(value if len(recorded_s) <= MAX_CACHED else None, record))
 
     def _settle(self, items: Sequence[JournalledItem]) -> None:
-        self._loop.call_soon_threadsafe(self._settled, items)
+        self._loop.call_soon_threadsafe(self._acknowledge, items)
 
-    def _settled(self, items: Sequence[JournalledItem]) -> None:
+    def _acknowledge(self, items: Sequence[JournalledItem]) -> None:
         settled: dict[Segment, int] = {}
         for item in items:
             segment = item.record.segment
             settled[segment] = settled.get(segment, 0) + 1
             self._recorded_s.popleft()
         for segment, records in settled.items():
-            self._journal.settled(segment, records)
+            self._journal.acknowledge(segment, records)
 
 
 def _full(why: str) -> NotRecorded:

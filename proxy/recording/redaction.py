@@ -33,7 +33,7 @@ fewer."""
 STRUCTURE = frozenset({"role", "type"})
 WORD = re.compile(r"[a-z_.]{1,40}")
 """A value of the keys in STRUCTURE is not checked if it matches WORD."""
-UNSPOKEN = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+NOT_FOR_MODEL = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 """Fields of a request that no model reads."""
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Redactor:
         """Return the redacted calls."""
         return [self._call(one) for one in said]
 
-    async def apart(self, said: Sequence[Call]) -> list[Call]:
+    async def calls_off_loop(self, said: Sequence[Call]) -> list[Call]:
         """Return the redacted calls; runs in a thread if it may take long: for long texts, and with patterns or
         functions of the settings."""
         if self._is_slow or sum(map(_bytes, said)) > AT_ONCE_BYTES:
@@ -82,7 +82,7 @@ class Redactor:
     def _call(self, call: Call) -> Call:
         text = _Text(self, _bytes(call))
         address, end_user, sampling = call.address, call.end_user, msgspec.json.decode(call.sampling)
-        about = {name: text.inside(value) for name, value in sampling.items() if name in UNSPOKEN}
+        about = {name: text.inside(value) for name, value in sampling.items() if name in NOT_FOR_MODEL}
         metadata, task = text.inside(address.metadata), text.inside(address.task)
         if end_user is not None and text.inside(end_user) != end_user:
             # The pseudonym is still unique, so that this user's records can be found.
@@ -91,7 +91,7 @@ class Redactor:
         unspoken = text.pieces
         messages = [text.json(message) for message in call.messages]
         tools = text.json(call.tools_or_null)
-        spoken = {name: text.inside(value, numbers=False) for name, value in sampling.items() if name not in UNSPOKEN}
+        spoken = {name: text.inside(value, numbers=False) for name, value in sampling.items() if name not in NOT_FOR_MODEL}
         choices = tuple(text.choice(choice) for choice in call.choices)
         error = text.inside(call.error)
         spelled = text.pieces > unspoken

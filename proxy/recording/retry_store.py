@@ -14,7 +14,7 @@ from whetstone.domain.why_not_trained import WhyNotTrained
 c, t = schema.completions.c, schema.trajectories.c
 
 
-def asked_again(connection: Connection, call: Call) -> Sequence[Any]:
+def retried_completions(connection: Connection, call: Call) -> Sequence[Any]:
     """Return the completions of the call that `call` retries (id, choice, trajectory_id); none if it is not a retry.
 
     A client that lost its answer sends an equal body, with a retry count or the same turn key. The call counts as a

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import msgspec
 
-from proxy.domain.call import Call, Choice, nothing_said
-from proxy.recording.prefix_delta import Added, Asked
+from proxy.domain.call import Call, Choice, empty_choice
+from proxy.recording.prefix_delta import TurnDelta, RequestMessages
 from whetstone.database.bulk import raw_ids
 from whetstone.database.sanitize import storable_json, storable_text, told_storable
 from whetstone.database.types import as_json_bytes
@@ -112,7 +112,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
     redactions: int | None
 
 
-class Counted(msgspec.Struct):
+class TrajectoryCounts(msgspec.Struct):
     """An existing trajectory, with the counts that its calls lead to."""
 
     project: str
@@ -125,12 +125,12 @@ class Counted(msgspec.Struct):
     """Version of the last completion that is about to be written; None if there is none."""
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class NewCompletion(msgspec.Struct, frozen=True):
     """One choice of a call, to be written to the tables."""
 
     call: Call
     choice: Choice
-    asked: Asked
+    request: RequestMessages
     """The call's messages."""
     created_at: datetime
     group_id: str | None
@@ -145,24 +145,24 @@ class Spoken(msgspec.Struct, frozen=True):
         return self.call.project, self.group_id or ""
 
 
-def spoken(call: Call, retried: Mapping[int, str]) -> list[Spoken]:
-    """Return one `Spoken` for each choice of a call. `retried`: the completions that it retries, by choice."""
-    choices = call.choices or (nothing_said(0),)
+def new_completions(call: Call, retried: Mapping[int, str]) -> list[NewCompletion]:
+    """Return one `NewCompletion` for each choice of a call. `retried`: the completions that it retries, by choice."""
+    choices = call.choices or (empty_choice(0),)
     group_id, formed_by, project = call.address.group_id, "header", call.project
     if call.threaded_by in ("shadow", "evaluation"):
         formed_by = call.threaded_by
     elif group_id is None and len(choices) > 1:
         group_id, formed_by = f"{call.siblings}.choices", "choices"
-    asked, created_at = Asked(call.messages), call.created_at
+    asked, created_at = RequestMessages(call.messages), call.created_at
     said = []
     for choice in choices:
         retry_of = retried.get(choice.index) if retried else None
         key, trajectory = (project, call.completion_id(choice)), (project, call.trajectory_of(choice))
-        said.append(Spoken(call, choice, asked, created_at, group_id, formed_by, retry_of, key, trajectory))
+        said.append(NewCompletion(call, choice, asked, created_at, group_id, formed_by, retry_of, key, trajectory))
     return said
 
 
-def group_row(one: Spoken) -> GroupRow:
+def group_row(one: NewCompletion) -> GroupRow:
     """Return the row of its group, when the group is new."""
     call = one.call
     project, group_id = one.group
@@ -180,7 +180,7 @@ def group_row(one: Spoken) -> GroupRow:
     )
 
 
-def trajectory_row(one: Spoken) -> TrajectoryRow:
+def trajectory_row(one: NewCompletion) -> TrajectoryRow:
     """Return the row of its trajectory, when the trajectory begins with this choice; the choice is not counted yet."""
     call, address, created_at = one.call, one.call.address, one.created_at
     project, its_id = one.trajectory
@@ -209,7 +209,7 @@ def trajectory_row(one: Spoken) -> TrajectoryRow:
     )
 
 
-def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> CompletionRow:
+def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool) -> CompletionRow:
     """Return the row of a choice as turn number `turn`; `new` is what is stored of its prompt. `over`: its trajectory
     is already rewarded."""
     call, choice = one.call, one.choice
@@ -236,14 +236,14 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
         new.follows,
         call.end_user and storable_text(call.end_user),
         call.key_id,
-        told_storable(new.told),
-        None if new.tools is None else _told_again(new.tools),
+        told_storable(new.messages_json),
+        None if new.tools is None else _compact(new.tools),
         storable_json(choice.message) if choice.message else None,
         storable_text(choice.text_beside),
         None if new.prompt_token_ids is None else raw_ids(new.prompt_token_ids),
         None if choice.token_ids is None else raw_ids(choice.token_ids),
         None if choice.logprobs is None else as_json_bytes(choice.logprobs),
-        _told_again(call.sampling),
+        _compact(call.sampling),
         choice.finish_reason and storable_text(choice.finish_reason),
         call.prompt_tokens if call.prompt_token_ids is None else len(call.prompt_token_ids),
         choice.tokens,
@@ -262,7 +262,7 @@ def completion_row(one: Spoken, new: Added, turn: int, *, over: bool) -> Complet
     )
 
 
-def _told_again(raw: msgspec.Raw) -> bytes | None:
+def _compact(raw: msgspec.Raw) -> bytes | None:
     """Return the JSON compactly; None for null."""
     return _known(bytes(raw)) if len(raw) <= LARGEST_KNOWN else _read(raw)
 

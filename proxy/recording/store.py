@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, Table, and_, bindparam, event, func, or_, select, text
 
 from migrations import schema
-from proxy.domain.feedback_rows import Taken
+from proxy.domain.feedback_rows import FeedbackReceipt
 from proxy.domain.policies import Canary, Policy
 from proxy.recording.call_store import CallRows
 from proxy.recording.erased_store import erased_feedback
@@ -81,7 +81,7 @@ class Store:
             found: bytes | None = connection.execute(select(c.reply).where(*kept).limit(1)).scalar()
         return found
 
-    def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[Taken]:
+    def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[FeedbackReceipt]:
         """Add feedback as it arrived, state `waiting`. Feedback that exists already, by id or by key, is not changed.
         Feedback on a trajectory whose deletion was requested after it arrived is skipped."""
         gone = erased_feedback(connection, rows)
@@ -93,12 +93,12 @@ class Store:
         for row in rows:
             if row["id"] in gone:
                 log.info("feedback %s is left out: its trajectory was deleted since", row["id"])
-                taken.append(Taken(row["id"], new=False))
+                taken.append(FeedbackReceipt(row["id"], new=False))
                 continue
             new = row["idempotency_key"] is None or insert_storable(
                 connection, schema.feedback, {**row, "state": "waiting"}
             )
-            taken.append(Taken(row["id"] if new else self._feedback_by_key(connection, row), new))
+            taken.append(FeedbackReceipt(row["id"] if new else self._feedback_by_key(connection, row), new))
         return taken
 
     def withdraw_feedback(self, connection: Connection, project: str, feedback_id: str, now: datetime) -> None:

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 from proxy.recording.prefix_delta import ANSWER, Tail, packed
 from proxy.recording.turn_store import turns_to
 
-KEPT = 4096
-BYTES_KEPT = 64_000_000
-"""Most trajectories whose tail stays in memory (KEPT), and their total size (BYTES_KEPT). Other tails are read from the
+MAX_TAILS = 4096
+MAX_BYTES = 64_000_000
+"""Most trajectories whose tail stays in memory (MAX_TAILS), and their total size (MAX_BYTES). Other tails are read from the
 database when their trajectory continues."""
 TOKEN_BYTES, MESSAGE_BYTES = 4, 100
 """Bytes of a token id, and of a message in addition to its text."""
@@ -39,7 +39,7 @@ class Tails:
             size = TOKEN_BYTES * len(tail.token_ids) + MESSAGE_BYTES * len(messages) + sum(map(len, messages))
             tails[key] = tail, size
             self._bytes += size
-        while len(tails) > KEPT or self._bytes > BYTES_KEPT:
+        while len(tails) > MAX_TAILS or self._bytes > MAX_BYTES:
             self._bytes -= tails.popitem(last=False)[1][1]
 
     def forget(self) -> None:

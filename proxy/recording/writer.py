@@ -18,7 +18,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.domain.call import Call
-from proxy.recording.journal.codec import Spooled, decode, id_of
+from proxy.recording.journal.codec import JournalledFeedback, decode, id_of
 from proxy.recording.journal.segment import Record
 from proxy.recording.store import Store
 from proxy.supervision import note_unexpected
@@ -55,22 +55,22 @@ class SyncWrite(msgspec.Struct, frozen=True):
 class JournalledItem(msgspec.Struct, frozen=True):
     """A record that stays in the journal until SQL has it."""
 
-    kept: Call | Spooled | None
+    value_in_memory: Call | JournalledFeedback | None
     """The decoded value; None: it is read from the journal when it is written."""
     record: Record
 
     @property
-    def value(self) -> Call | Spooled:
-        return decode(self.record.read()) if self.kept is None else self.kept
+    def value(self) -> Call | JournalledFeedback:
+        return decode(self.record.read()) if self.value_in_memory is None else self.value_in_memory
 
 
-class _Committed(msgspec.Struct, frozen=True):
+class _CommitResult(msgspec.Struct, frozen=True):
     """The result of one committed transaction."""
 
     calls: list[Call]
     answers: list[tuple[SyncWrite, Any]]
     """Writes that a request waits for, and what each returned."""
-    settled: list[JournalledItem]
+    recorded: list[JournalledItem]
     """Records that the journal no longer needs."""
     others: bool
     """Whether there was something other than calls."""
@@ -157,7 +157,7 @@ class Writer:
         backlog, ended = self._backlog, False
         while not (ended and (not backlog or self._away_since_s is not None)):
             ended = self._fill(backlog) or ended
-            backlog = self._backlog = self._take(backlog)
+            backlog = self._backlog = self._commit_next_batch(backlog)
 
     def _end_dead(self, error: BaseException) -> None:
         """Log that nothing reaches SQL any more, and refuse writes that requests wait for. The journal has the rest."""
@@ -195,7 +195,7 @@ class Writer:
             return True
         return False
 
-    def _take(self, backlog: deque[JournalledItem | SyncWrite]) -> deque[JournalledItem | SyncWrite]:
+    def _commit_next_batch(self, backlog: deque[JournalledItem | SyncWrite]) -> deque[JournalledItem | SyncWrite]:
         """Commit the first items and return the rest. While the database cannot be reached, refuse the writes that
         requests wait for."""
         if not backlog and self._away_since_s is None:
@@ -217,7 +217,7 @@ class Writer:
                 self._one_by_one = len(batch)
                 return backlog
             self._is_back()
-            self._refuse(batch[0], error)
+            self._reject(batch[0], error)
         else:
             self._announce(committed)
         self._one_by_one = max(0, self._one_by_one - 1)
@@ -225,19 +225,19 @@ class Writer:
             backlog.popleft()
         return backlog
 
-    def _commit(self, items: Sequence[JournalledItem | SyncWrite]) -> _Committed:
+    def _commit(self, items: Sequence[JournalledItem | SyncWrite]) -> _CommitResult:
         """Write all items in one transaction: first the `first` writes, then feedback and other writes, then calls;
         each in order of arrival.
 
         Feedback comes before trajectories: the judge locks them in this order.
         """
         calls: list[Call] = []
-        others: list[SyncWrite | Spooled] = []
+        others: list[SyncWrite | JournalledFeedback] = []
         answers: list[tuple[SyncWrite, Any]] = []
         try:
             with self._transactions.begin() as connection:
                 for item in items:
-                    value = item if isinstance(item, SyncWrite) else item.kept or item.value
+                    value = item if isinstance(item, SyncWrite) else item.value_in_memory or item.value
                     if isinstance(value, Call):
                         calls.append(value)
                     else:
@@ -251,9 +251,9 @@ class Writer:
         except Exception:
             self._store.calls.tails.forget()
             raise
-        return _Committed(calls, answers, [item for item in items if isinstance(item, JournalledItem)], bool(others))
+        return _CommitResult(calls, answers, [item for item in items if isinstance(item, JournalledItem)], bool(others))
 
-    def _announce(self, committed: _Committed) -> None:
+    def _announce(self, committed: _CommitResult) -> None:
         """Report what was committed. The transaction is over: an error here is not the database's, and does not stop
         the other reports."""
         self._is_back()
@@ -262,12 +262,12 @@ class Writer:
         for asked, result in committed.answers:
             _call("answer", asked.written.set_result, result)
         _call("on_calls", self._on_calls, committed.calls)
-        if committed.settled:
-            _call("on_settled", self._on_settled, committed.settled)
+        if committed.recorded:
+            _call("on_settled", self._on_settled, committed.recorded)
         if committed.others:
             _call("on_feedback", self._on_feedback)
 
-    def _refuse(self, item: JournalledItem | SyncWrite, error: Exception) -> None:
+    def _reject(self, item: JournalledItem | SyncWrite, error: Exception) -> None:
         if isinstance(item, SyncWrite):
             item.written.set_exception(error)
         elif self._set_aside(item.record, error):

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from proxy.domain.call import NULL, Choice, History
+from proxy.domain.call import NULL, Choice, ContinuationKeys
 from proxy.domain.canonical_json import canonical
 from proxy.domain.eviction import oldest
 from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader
@@ -136,10 +136,10 @@ class ConversationHasher:
             places = [_hash(one + owned_by) for one in places]
         return Conversation(owned_by, whole, tuple(places), last.tool_calls and _hash(last.tool_calls + owned_by))
 
-    def history(self, asked: Conversation, choice: Choice) -> History:
+    def history(self, asked: Conversation, choice: Choice) -> ContinuationKeys:
         """Return the hashes by which a later request finds this answer to `asked`."""
         if not choice.message:
-            return History()
+            return ContinuationKeys()
         self._reader.start_clock()
         message = self._reader.read(
             choice.message if "role" in choice.message else {"role": "assistant", **choice.message}
@@ -152,7 +152,7 @@ class ConversationHasher:
             if len(self._given) > self._most_kept // 4:
                 for forgotten in oldest(self._given, self._most_kept // 4):
                     del self._given[forgotten]
-        return History(place, message.tool_calls and _hash(message.tool_calls + owner))
+        return ContinuationKeys(place, message.tool_calls and _hash(message.tool_calls + owner))
 
     def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
         read = self._reader.read(msgspec.json.decode(raw))

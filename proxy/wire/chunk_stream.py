@@ -34,13 +34,13 @@ class ChunkStream(ABC):
         """Record a chunk and strip it in place. Return whether vLLM would have sent it without capture."""
 
     def _pass(self, event: bytes) -> bytes:
-        said = data_of(event)
-        if said == DONE:
+        data = data_of(event)
+        if data == DONE:
             self.done = True
             return b""
-        if said is None or not said.startswith(b"{"):
+        if data is None or not data.startswith(b"{"):
             return event + b"\n\n"
-        fields = _object.decode(said)
+        fields = _object.decode(data)
         if fields.get("error", NULL) != NULL:
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"

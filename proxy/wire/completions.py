@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.domain.call import NULL, Choice, nothing_said
+from proxy.domain.call import NULL, Choice, empty_choice
 from proxy.wire.chunk_stream import ChunkStream
 from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_text
 from proxy.wire.request_body import Body, deadly, whole
@@ -30,7 +30,7 @@ class _Logprobs(msgspec.Struct):
 _logprobs = msgspec.json.Decoder(_Logprobs | None)
 
 
-class TextAsked:
+class TextRequest:
     """A request for a completion. If a server other than vLLM answers it (`captured` is False), it is sent
     unchanged."""
 
@@ -81,7 +81,7 @@ class TextAsked:
 
     conversation = messages
 
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return False: a prompt has no answers that can be recognised."""
         return False
 
@@ -100,7 +100,7 @@ class TextAsked:
             return WhyNotTrained.DEMONSTRATION
         return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values, HARMLESS)
 
-    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+    def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""
         fields = dict(self._body.fields)
         fields["model"] = raw(served_name)
@@ -116,9 +116,9 @@ class TextAsked:
         """Read a whole answer."""
         fields = _object.decode(body)
         pieces = _objects.decode(fields["choices"])
-        texts = _Texts(self)
+        texts = _TextChoices(self)
         for piece in pieces:
-            texts.hear(piece)
+            texts.add(piece)
             texts.strip(piece)
         fields["choices"] = raw(pieces)
         if "usage" in fields:
@@ -126,9 +126,9 @@ class TextAsked:
         if "model" in fields:
             fields["model"] = raw(self.model)
         upstream_id = read_text(fields.get("id", NULL))
-        return Answer(msgspec.json.encode(fields), upstream_id, texts.heard)
+        return Answer(msgspec.json.encode(fields), upstream_id, texts.results)
 
-    def events(self) -> "TextStream":
+    def new_stream(self) -> "TextStream":
         """Return the reader of a streamed answer."""
         return TextStream(self)
 
@@ -137,7 +137,7 @@ class TextAsked:
         return body
 
 
-class _Spoken(msgspec.Struct):
+class _GrowingChoice(msgspec.Struct):
     """One choice as it grows."""
 
     texts: list[str] = []
@@ -146,80 +146,80 @@ class _Spoken(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Texts:
+class _TextChoices:
     """The choices of one answer as they grow."""
 
-    def __init__(self, asked: TextAsked) -> None:
-        self._asked = asked
-        self._spoken: dict[int, _Spoken] = {}
+    def __init__(self, request: TextRequest) -> None:
+        self._request = request
+        self._choices: dict[int, _GrowingChoice] = {}
         self._prompt_token_ids: dict[int, list[int]] = {}
         self.prompt_tokens: int | None = None
         """Number of tokens of all prompts together."""
 
-    def hear(self, piece: dict[str, msgspec.Raw]) -> None:
+    def add(self, piece: dict[str, msgspec.Raw]) -> None:
         """Record a choice, or a piece of one."""
         index = read_index(piece["index"])
-        spoken = self._spoken.setdefault(index, _Spoken())
-        spoken.texts.append(read_text(piece.get("text", NULL)) or "")
+        choice = self._choices.setdefault(index, _GrowingChoice())
+        choice.texts.append(read_text(piece.get("text", NULL)) or "")
         ids = read_ids(piece.get("token_ids"))
         if ids is not None:
-            spoken.token_ids = (spoken.token_ids or []) + ids
+            choice.token_ids = (choice.token_ids or []) + ids
         logprobs = _logprobs.decode(piece.get("logprobs", NULL))
         if logprobs is not None:
             # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is
             # checked later.
-            told = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
-            spoken.logprobs = (spoken.logprobs or []) + told
-        spoken.finish_reason = read_text(piece.get("finish_reason", NULL)) or spoken.finish_reason
+            known = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
+            choice.logprobs = (choice.logprobs or []) + known
+        choice.finish_reason = read_text(piece.get("finish_reason", NULL)) or choice.finish_reason
         prompt_ids = read_ids(piece.get("prompt_token_ids"))
         if prompt_ids is not None:
-            self._prompt_token_ids[index // self._asked.choices_a_prompt] = prompt_ids
+            self._prompt_token_ids[index // self._request.choices_a_prompt] = prompt_ids
 
     def strip(self, piece: dict[str, msgspec.Raw]) -> None:
         """Remove what capture added, leaving the nulls that vLLM would have sent without it."""
-        if not self._asked.wants_token_ids:
+        if not self._request.wants_token_ids:
             for name in ("token_ids", "prompt_token_ids"):
                 if name in piece:
                     piece[name] = NULL
-        if not self._asked.wants_logprobs:
+        if not self._request.wants_logprobs:
             piece["logprobs"] = NULL
 
     @property
-    def heard(self) -> tuple[PromptResult, ...]:
+    def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far, for each prompt, including prompts without an answer."""
-        n = self._asked.choices_a_prompt
-        prompts = range(max(len(self._asked.prompts), 1))
-        return tuple(self._heard(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
+        n = self._request.choices_a_prompt
+        prompts = range(max(len(self._request.prompts), 1))
+        return tuple(self._result_of(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
 
-    def _heard(self, prompt: int, indexes: range) -> PromptResult:
-        choices = tuple(_choice(index, self._spoken[index]) for index in indexes if index in self._spoken)
-        choices = choices or (nothing_said(indexes.start),)
-        alone = len(self._asked.prompts) <= 1
+    def _result_of(self, prompt: int, indexes: range) -> PromptResult:
+        choices = tuple(_choice(index, self._choices[index]) for index in indexes if index in self._choices)
+        choices = choices or (empty_choice(indexes.start),)
+        alone = len(self._request.prompts) <= 1
         return PromptResult(self._prompt_token_ids.get(prompt), self.prompt_tokens if alone else None, choices, prompt)
 
 
-def _choice(index: int, spoken: _Spoken) -> Choice:
+def _choice(index: int, growing: _GrowingChoice) -> Choice:
     return Choice(
         index=index,
-        message={"role": "assistant", "content": "".join(spoken.texts)},
-        finish_reason=spoken.finish_reason,
-        token_ids=spoken.token_ids,
-        logprobs=spoken.logprobs,
+        message={"role": "assistant", "content": "".join(growing.texts)},
+        finish_reason=growing.finish_reason,
+        token_ids=growing.token_ids,
+        logprobs=growing.logprobs,
     )
 
 
 class TextStream(ChunkStream):
     """The state of one streamed completion."""
 
-    def __init__(self, asked: TextAsked) -> None:
+    def __init__(self, request: TextRequest) -> None:
         super().__init__()
-        self._asked = asked
-        self._texts = _Texts(asked)
+        self._request = request
+        self._texts = _TextChoices(request)
 
     @property
-    def heard(self) -> tuple[PromptResult, ...]:
+    def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
-        return self._texts.heard
+        return self._texts.results
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         if fields.get("usage", NULL) != NULL:
@@ -227,9 +227,9 @@ class TextStream(ChunkStream):
         if "choices" in fields:
             pieces = _objects.decode(fields["choices"])
             for piece in pieces:
-                self._texts.hear(piece)
+                self._texts.add(piece)
                 self._texts.strip(piece)
             fields["choices"] = raw(pieces)
         if "model" in fields:
-            fields["model"] = raw(self._asked.model)
+            fields["model"] = raw(self._request.model)
         return True

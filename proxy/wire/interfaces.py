@@ -33,10 +33,10 @@ class PromptResult(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """A whole answer."""
 
-    for_app: bytes
+    client_body: bytes
     upstream_id: str | None
     """The answer's id, as the app sees it."""
-    heard: tuple[PromptResult, ...]
+    results: tuple[PromptResult, ...]
     status: int = 200
     """400 if the dialect cannot express the answer."""
 
@@ -73,7 +73,7 @@ class Stream(Protocol):
         ...
 
     @property
-    def heard(self) -> tuple[PromptResult, ...]:
+    def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
         ...
 
@@ -99,7 +99,7 @@ class DialectRequest(Protocol):
         """The same as chat messages, if a chat stands for it."""
         ...
 
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return whether the conversation may contain an answer that it continues. A quick check."""
         ...
 
@@ -116,7 +116,7 @@ class DialectRequest(Protocol):
         """Return why the answer's logprobs will not be those of the model at its temperature, or None if they will."""
         ...
 
-    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+    def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send."""
         ...
 
@@ -128,7 +128,7 @@ class DialectRequest(Protocol):
         """
         ...
 
-    def events(self) -> Stream:
+    def new_stream(self) -> Stream:
         """Return the reader of a streamed answer."""
         ...
 

@@ -20,7 +20,7 @@ _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _pieces = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class NativeAsked:
+class NativeRequest:
     """A request that is passed on in its own dialect."""
 
     def __init__(self, endpoint: str, body: Body, server: Server) -> None:
@@ -39,7 +39,7 @@ class NativeAsked:
 
     conversation = messages
 
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return True: each dialect marks an answer in its own way, so one may be there."""
         return True
 
@@ -56,22 +56,22 @@ class NativeAsked:
         """Return why the answer is never trained on: there are no sampled ids."""
         return WhyNotTrained.NO_TOKEN_IDS if self._for_vllm else WhyNotTrained.DEMONSTRATION
 
-    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+    def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body as it came, except for the model. A salt keeps vLLM's cache of it within the project."""
         salted = {"cache_salt": raw(cache_salt)} if self._for_vllm else {}
         return msgspec.json.encode(self._body.fields | salted | {"model": raw(served_name)})
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
-        said: dict[str, Any] = msgspec.json.decode(body)
-        if not isinstance(said.get("output") or [], list):
+        answer: dict[str, Any] = msgspec.json.decode(body)
+        if not isinstance(answer.get("output") or [], list):
             raise TypeError("an output is a list")
         pieces = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if "model" in pieces:
             pieces["model"] = raw(self.model)
-        return Answer(msgspec.json.encode(pieces), _text(said.get("id")), (_heard(said),))
+        return Answer(msgspec.json.encode(pieces), _text(answer.get("id")), (_result_of(answer),))
 
-    def events(self) -> "NativeStream":
+    def new_stream(self) -> "NativeStream":
         """Return the reader of a streamed answer."""
         return NativeStream(self.model)
 
@@ -102,25 +102,25 @@ def conversation(body: Body) -> list[msgspec.Raw]:
         return [*messages, raw({"role": "user", "content": msgspec.json.decode(given)})]
 
 
-def _text(told: Any) -> str | None:
+def _text(value: Any) -> str | None:
     """Return a text. Another server may send another type instead."""
-    return told if told is None or isinstance(told, str) else str(told)
+    return value if value is None or isinstance(value, str) else str(value)
 
 
-def _heard(said: dict[str, Any]) -> PromptResult:
+def _result_of(answer: dict[str, Any]) -> PromptResult:
     """Return the content of a message or a response as one choice. Parts of unknown types count as empty."""
-    items = [item for item in _list(said.get("output")) if isinstance(item, dict) and item.get("type") == "message"]
-    parts = _list(said.get("content")) or [part for item in items for part in _list(item.get("content"))]
+    items = [item for item in _list(answer.get("output")) if isinstance(item, dict) and item.get("type") == "message"]
+    parts = _list(answer.get("content")) or [part for item in items for part in _list(item.get("content"))]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return PromptResult(
         prompt_token_ids=None,
-        prompt_tokens=_tokens(said.get("usage")),
+        prompt_tokens=_tokens(answer.get("usage")),
         choices=(
             Choice(
                 index=0,
-                message={"role": "assistant", "content": said.get("content") or said.get("output")},
+                message={"role": "assistant", "content": answer.get("content") or answer.get("output")},
                 text_of_parts="".join(texts),
-                finish_reason=_text(said.get("stop_reason") or said.get("status")),
+                finish_reason=_text(answer.get("stop_reason") or answer.get("status")),
             ),
         ),
     )
@@ -138,14 +138,14 @@ def _tokens(usage: Any) -> int | None:
         return None
 
 
-def _list(told: Any) -> list[Any]:
-    return told if isinstance(told, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-def _place(fields: dict[str, Any]) -> int:
+def _block_index(fields: dict[str, Any]) -> int:
     """Return the index of the block that an event belongs to."""
-    told = fields.get("index", fields.get("output_index"))
-    return told if isinstance(told, int) else 0
+    index = fields.get("index", fields.get("output_index"))
+    return index if isinstance(index, int) else 0
 
 
 class NativeStream:
@@ -154,18 +154,18 @@ class NativeStream:
     def __init__(self, model: str) -> None:
         self._model = raw(model)
         self._events = Events()
-        self._held: list[bytes] = []
-        self._said: dict[str, Any] = {}
+        self._withheld: list[bytes] = []
+        self._answer: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self.upstream_id: str | None = None
         self.error: str | None = None
         self.done = False
 
     @property
-    def heard(self) -> tuple[PromptResult, ...]:
+    def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
         blocks = [block for _, block in sorted(self._blocks.items())]
-        return (_heard(self._said if self._said.get("output") else self._said | {"content": blocks}),)
+        return (_result_of(self._answer if self._answer.get("output") else self._answer | {"content": blocks}),)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they arrive. Return the events for the app, possibly none."""
@@ -173,51 +173,51 @@ class NativeStream:
 
     def last(self) -> bytes:
         """Return the held-back events, from the one that ends the stream."""
-        return b"".join(self._held)
+        return b"".join(self._withheld)
 
     def _pass(self, event: bytes) -> bytes:
-        said = data_of(event)
+        data = data_of(event)
         passed = event + b"\n\n"
-        if said is not None and said.startswith(b"{"):
-            fields: dict[str, Any] = msgspec.json.decode(said)
+        if data is not None and data.startswith(b"{"):
+            fields: dict[str, Any] = msgspec.json.decode(data)
             for name in ("message", "response"):
                 if isinstance(whole := fields.get(name), dict):
-                    self._hear_whole(whole)
-                    passed = passed.replace(said, self._renamed(said, name))
-            self._hear(fields)
+                    self._add_whole(whole)
+                    passed = passed.replace(data, self._renamed(data, name))
+            self._add(fields)
             self.done = self.done or fields.get("type") in ENDS
         if self.done:
-            self._held.append(passed)
+            self._withheld.append(passed)
             return b""
         return passed
 
-    def _renamed(self, said: bytes, name: str) -> bytes:
+    def _renamed(self, data: bytes, name: str) -> bytes:
         """Return the event's data, changing only the model's name in its field `name`."""
-        pieces = _pieces.decode(said)
+        pieces = _pieces.decode(data)
         whole = _pieces.decode(pieces[name])
         if "model" in whole:
             pieces[name] = raw(whole | {"model": self._model})
         return msgspec.json.encode(pieces)
 
-    def _hear_whole(self, whole: dict[str, Any]) -> None:
+    def _add_whole(self, whole: dict[str, Any]) -> None:
         self.upstream_id = self.upstream_id or _text(whole.get("id"))
-        self._said |= {name: value for name, value in whole.items() if value is not None and name != "content"}
+        self._answer |= {name: value for name, value in whole.items() if value is not None and name != "content"}
 
-    def _hear(self, fields: dict[str, Any]) -> None:
+    def _add(self, fields: dict[str, Any]) -> None:
         if isinstance(block := fields.get("content_block"), dict):
-            self._blocks[_place(fields)] = dict(block)
+            self._blocks[_block_index(fields)] = dict(block)
         delta = fields.get("delta")
         if isinstance(delta, str) and fields.get("type") == "response.output_text.delta":
             delta = {"text": delta}
         if isinstance(delta, dict):
-            block = self._blocks.setdefault(_place(fields), {})
+            block = self._blocks.setdefault(_block_index(fields), {})
             for name in ("text", "thinking", "partial_json"):
                 if isinstance(delta.get(name), str):
                     block[name] = block.get(name, "") + delta[name]
             if delta.get("stop_reason"):
-                self._said["stop_reason"] = delta["stop_reason"]
+                self._answer["stop_reason"] = delta["stop_reason"]
         if isinstance(usage := fields.get("usage"), dict):
-            before = self._said.get("usage")
-            self._said["usage"] = before | usage if isinstance(before, dict) else usage
+            before = self._answer.get("usage")
+            self._answer["usage"] = before | usage if isinstance(before, dict) else usage
         if fields.get("type") == "error" or fields.get("error"):
             self.error = msgspec.json.encode(fields.get("error", fields)).decode()

@@ -5,18 +5,18 @@ from functools import partial
 from proxy.domain.routes import RECORDED
 from proxy.wire.anthropic import answer as message_answer
 from proxy.wire.anthropic import request as message_request
-from proxy.wire.chat.request import ChatAsked
-from proxy.wire.completions import TextAsked
+from proxy.wire.chat.request import ChatRequest
+from proxy.wire.completions import TextRequest
 from proxy.wire.interfaces import DialectRequest, Server
-from proxy.wire.passthrough import NativeAsked
+from proxy.wire.passthrough import NativeRequest
 from proxy.wire.request_body import Body
 from proxy.wire.responses import answer as response_answer
 from proxy.wire.responses import request as response_request
 from proxy.wire.responses.stream import ResponseEvents
-from proxy.wire.translated import TranslatedAsked
+from proxy.wire.translated import TranslatedRequest
 
 
-def ask(path: str, body: Body, server: Server) -> DialectRequest:
+def parse_request(path: str, body: Body, server: Server) -> DialectRequest:
     """Parse a request to one of the paths in `RECORDED`.
 
     Raises:
@@ -24,9 +24,9 @@ def ask(path: str, body: Body, server: Server) -> DialectRequest:
     """
     match path:
         case "/v1/chat/completions":
-            return ChatAsked(body, server.captured)
+            return ChatRequest(body, server.captured)
         case "/v1/completions":
-            return TextAsked(body, server.captured)
+            return TextRequest(body, server.captured)
         case "/v1/messages":
             return _messages(body, server)
         case "/v1/responses":
@@ -37,8 +37,8 @@ def ask(path: str, body: Body, server: Server) -> DialectRequest:
 def _messages(body: Body, server: Server) -> DialectRequest:
     chat = message_request.chat_of(body.values) if server.captured else None
     if chat is None:
-        return NativeAsked("messages", body, server)
-    return TranslatedAsked(
+        return NativeRequest("messages", body, server)
+    return TranslatedRequest(
         "messages",
         body,
         chat,
@@ -52,8 +52,8 @@ def _responses(body: Body, server: Server) -> DialectRequest:
     length = server.max_model_len
     chat = response_request.chat_of(body.values, length) if server.captured else None
     if chat is None or length is None:
-        return NativeAsked("responses", body, server)
-    return TranslatedAsked(
+        return NativeRequest("responses", body, server)
+    return TranslatedRequest(
         "responses",
         body,
         chat,

@@ -85,10 +85,10 @@ class Body(msgspec.Struct, frozen=True):
 
     def without(self, *names: str) -> bytes:
         """Return every field except these, as one JSON object."""
-        kept = self.fields.copy()
+        remaining = self.fields.copy()
         for name in names:
-            kept.pop(name, None)
-        return _encode(kept)
+            remaining.pop(name, None)
+        return _encode(remaining)
 
 
 def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int = 256) -> Body:

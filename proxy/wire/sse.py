@@ -21,8 +21,8 @@ class Events:
         data = self._rest + data
         if data.find(b"\r") >= 0:
             # Another server may end its lines with CRLF. If one is split between two pieces, the next call joins it.
-            held = data.endswith(b"\r")
-            data = data[:-1].replace(b"\r\n", b"\n") + b"\r" if held else data.replace(b"\r\n", b"\n")
+            splits_crlf = data.endswith(b"\r")
+            data = data[:-1].replace(b"\r\n", b"\n") + b"\r" if splits_crlf else data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError(f"it is over {MAX_EVENT_BYTES} bytes")

@@ -40,9 +40,9 @@ def logprobs_of(logprobs: ChoiceLogprobs | None) -> list[float] | None:
     """Return a choice's logprobs, one per sampled token, or None if vLLM sent none."""
     if logprobs is None or logprobs.content is None:
         return None
-    told = logprobs.content
+    content = logprobs.content
     # An event of a stream usually holds one token.
-    return [told[0].logprob] if len(told) == 1 else [token.logprob for token in told]
+    return [content[0].logprob] if len(content) == 1 else [token.logprob for token in content]
 
 
 def prompt_tokens_of(piece: msgspec.Raw | None) -> int | None:

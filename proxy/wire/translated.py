@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proxy.wire.chat.request import ChatAsked
+from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import Answer, PromptResult, raw
 from proxy.wire.passthrough import NOT_SAMPLING, conversation, end_user_of
@@ -33,10 +33,10 @@ class Back(Protocol):
         ...
 
 
-class TranslatedAsked:
+class TranslatedRequest:
     """A request of a dialect, and the chat that stands for it."""
 
-    path = ChatAsked.path
+    path = ChatRequest.path
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TranslatedAsked:
         """`chat` stands for `body`; the other arguments translate the answer, the stream, the errors and the answer's
         id back."""
         pieces = {name: raw(value) for name, value in chat.items()}
-        self._chat = ChatAsked(Body(pieces, chat, body.model), captured=True)
+        self._chat = ChatRequest(Body(pieces, chat, body.model), captured=True)
         self._body = body
         self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
         self.error = error_of
@@ -70,9 +70,9 @@ class TranslatedAsked:
         """The messages of the chat that stands for it."""
         return self._chat.messages
 
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return whether there is an answer in the chat."""
-        return self._chat.goes_on()
+        return self._chat.may_continue()
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
@@ -88,25 +88,25 @@ class TranslatedAsked:
         can."""
         return self._chat.why_not_trained()
 
-    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+    def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the chat, with what capture needs."""
-        return self._chat.for_upstream(served_name, cache_salt)
+        return self._chat.to_upstream_body(served_name, cache_salt)
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
         answer = self._chat.read(body)
         upstream_id = None if answer.upstream_id is None else self._id_of(answer.upstream_id)
-        chat = msgspec.json.decode(answer.for_app)
+        chat = msgspec.json.decode(answer.client_body)
         try:
-            said = msgspec.json.encode(self._answer_of(chat))
+            client_body = msgspec.json.encode(self._answer_of(chat))
         except ValueError as error:
             refused = msgspec.json.encode({"error": {"message": str(error), "type": "BadRequestError"}})
-            return Answer(self.error(refused, 400), upstream_id, answer.heard, status=400)
-        return Answer(said, upstream_id, answer.heard)
+            return Answer(self.error(refused, 400), upstream_id, answer.results, status=400)
+        return Answer(client_body, upstream_id, answer.results)
 
-    def events(self) -> "TranslatedStream":
+    def new_stream(self) -> "TranslatedStream":
         """Return the reader of a streamed answer."""
-        return TranslatedStream(self._chat.events(), self._events_of(), self._id_of)
+        return TranslatedStream(self._chat.new_stream(), self._events_of(), self._id_of)
 
 
 class TranslatedStream:
@@ -134,9 +134,9 @@ class TranslatedStream:
         return self._chat.done
 
     @property
-    def heard(self) -> tuple[PromptResult, ...]:
+    def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
-        return self._chat.heard
+        return self._chat.results
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the chat as they arrive. Return the dialect's events for the app, possibly none."""
@@ -147,8 +147,8 @@ class TranslatedStream:
         return self._back.end()
 
     def _pass(self, event: bytes) -> bytes:
-        said = data_of(event)
-        if said is None:
+        data = data_of(event)
+        if data is None:
             return b""
-        chunk: dict[str, Any] = msgspec.json.decode(said)
+        chunk: dict[str, Any] = msgspec.json.decode(data)
         return self._back.error(chunk["error"]) if "error" in chunk else self._back.feed(chunk)

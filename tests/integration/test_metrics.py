@@ -17,7 +17,7 @@ from proxy.metrics.exposition import OF_LAST_STEP, exposition, queues_of, steps_
 from proxy.metrics.queue_store import QueueTables
 from proxy.metrics.step_store import StepTables
 from proxy.metrics.traffic import Traffic
-from proxy.metrics.vllm import relayed
+from proxy.metrics.vllm import relabelled
 from tests.conftest import Seed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, make_call, make_choice, wait_for
 from whetstone.database.engine import connect
@@ -204,7 +204,7 @@ def test_calls_of_several_policies_at_once_count_as_one_by_one() -> None:
     at_once.note(calls)
     for call in calls:
         one_by_one.note([call])
-    assert at_once.told() == one_by_one.told()
+    assert at_once.snapshot() == one_by_one.snapshot()
 
 
 def test_a_request_of_several_prompts_counts_once_and_all_its_tokens() -> None:
@@ -327,7 +327,7 @@ python_gc_objects_collected_total{generation="0"} 5.0
 
 
 def test_what_the_servers_tell_is_passed_on_with_their_address() -> None:
-    told = relayed({"http://a:1": SERVER_TOLD, "http://b:1": SERVER_TOLD, "http://c:1": b"<html>no metrics {"})
+    told = relabelled({"http://a:1": SERVER_TOLD, "http://b:1": SERVER_TOLD, "http://c:1": b"<html>no metrics {"})
     assert sorted({one.name for one in samples(told)}) == [
         "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_count",
         "vllm:e2e_request_latency_seconds_sum", "vllm:num_requests_running", "vllm:prompt_tokens_total",

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api import openapi
 from proxy.api.json_response import as_json
-from proxy.api.version_bodies import read_asked
+from proxy.api.version_bodies import parse_body
 from proxy.errors import BadRequest, NotFound
 from proxy.http.asgi import read_whole
 from proxy.recording.recorder import Recorder
@@ -61,7 +61,7 @@ def add(
     @api.post("/admin/keys", status_code=201, openapi_extra=openapi.json_body_of(NewKey))
     async def make_key(request: Request) -> Response:
         """Create a key. The answer contains it; it cannot be shown again."""
-        asked = read_asked(await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s), NewKey)
+        asked = parse_body(await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s), NewKey)
         now, (key_id, key) = datetime.now(UTC), new_key()
         try:
             expires_at = None if asked.expires is None else now + read_lifetime(asked.expires)

@@ -9,7 +9,7 @@ from proxy.api import openapi
 from proxy.api.admin import store
 from proxy.api.json_response import as_json
 from proxy.api.step_body import StepAsked, read_step
-from proxy.api.version_bodies import State, read_asked
+from proxy.api.version_bodies import State, parse_body
 from proxy.domain.policies import Policies
 from proxy.errors import NotFound, StepRefused
 from proxy.http.asgi import read_whole
@@ -46,7 +46,7 @@ def add(
         """Let a policy train, only record, or pause. A paused policy still answers and records, but no step begins."""
         known(policies(), policy)
         body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
-        state = read_asked(body, State).state
+        state = parse_body(body, State).state
         changed = await recorder.commit(
             lambda connection: version_store.set_state(connection, project, policy, state), first=True
         )
@@ -65,7 +65,7 @@ def add(
         asked = read_step(body, policy, [*names, *logs])
         now = datetime.now(UTC)
         why_not = await recorder.commit(
-            lambda connection: store.ask_step(connection, project, policy, asked, now), first=True
+            lambda connection: store.request_step(connection, project, policy, asked, now), first=True
         )
         if why_not is not None:
             raise StepRefused(why_not)

@@ -10,7 +10,7 @@ from migrations import schema
 from whetstone.domain.ids import IMPORTED_LOG
 
 
-def ask_step(connection: Connection, project: str, policy: str, asked: Mapping[str, Any], now: datetime) -> str | None:
+def request_step(connection: Connection, project: str, policy: str, asked: Mapping[str, Any], now: datetime) -> str | None:
     """Store a request for a step. Return why it is refused, or None."""
     p, s = schema.policies.c, schema.steps.c
     is_it = (p.project == project, p.id == policy)

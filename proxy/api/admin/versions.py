@@ -10,7 +10,7 @@ from proxy.api import openapi
 from proxy.api.admin import store
 from proxy.api.admin.policies import known
 from proxy.api.json_response import as_json
-from proxy.api.version_bodies import Asked, Pin, Promote, RollBack, read_asked
+from proxy.api.version_bodies import BodyT, Pin, Promote, RollBack, parse_body
 from proxy.api.version_moves import Ledger
 from proxy.domain.policies import Policies
 from proxy.http.asgi import read_whole
@@ -28,10 +28,10 @@ def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], e
         with reader.connect() as connection:
             return as_json({"object": "list", "data": query(connection)})
 
-    async def asked(policy: str, request: Request, kind: type[Asked]) -> Asked:
+    async def asked(policy: str, request: Request, kind: type[BodyT]) -> BodyT:
         known(policies(), policy)
         body = await read_whole(request.receive, limits.max_body_bytes, limits.body_timeout_s)
-        return read_asked(body, kind)
+        return parse_body(body, kind)
 
     @api.get("/admin/policies")
     def get_policies() -> Response:

@@ -175,7 +175,7 @@ async def ask_step(acting: Acting) -> Done:
     """Request a policy-gradient step now, on the groups that exist."""
     name = _known(acting)
     why_not = await acting.parts.recorder.commit(
-        lambda connection: store.ask_step(connection, acting.project, name, {"kind": "grpo"}, acting.now),
+        lambda connection: store.request_step(connection, acting.project, name, {"kind": "grpo"}, acting.now),
         first=True,
     )
     if why_not is not None:

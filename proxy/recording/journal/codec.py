@@ -12,7 +12,7 @@ import msgspec
 from proxy.domain.call import Call
 
 
-class Spooled(msgspec.Struct, frozen=True, tag_field="kind", tag="feedback"):
+class JournalledFeedback(msgspec.Struct, frozen=True, tag_field="kind", tag="feedback"):
     """The feedback of one request, answered before the database had it."""
 
     id: str
@@ -21,22 +21,22 @@ class Spooled(msgspec.Struct, frozen=True, tag_field="kind", tag="feedback"):
     """Rows as `feedback_rows` makes them."""
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _RecordHeader(msgspec.Struct, frozen=True):
     id: str
     kind: str = "call"
 
 
 _encoder = msgspec.json.Encoder()
-encode: Callable[[Call | Spooled], bytes] = _encoder.encode
+encode: Callable[[Call | JournalledFeedback], bytes] = _encoder.encode
 """Encode a record as JSON, because a call contains pieces of the original JSON."""
-encode_into: Callable[[Call | Spooled, bytearray], None] = _encoder.encode_into
+encode_into: Callable[[Call | JournalledFeedback, bytearray], None] = _encoder.encode_into
 """Encode a record into a buffer, overwriting it, so that frequent calls need no new memory."""
-_named = msgspec.json.Decoder(_Named)
+_named = msgspec.json.Decoder(_RecordHeader)
 _calls = msgspec.json.Decoder(Call)
-_spooled = msgspec.json.Decoder(Spooled)
+_spooled = msgspec.json.Decoder(JournalledFeedback)
 
 
-def decode(payload: bytes) -> Call | Spooled:
+def decode(payload: bytes) -> Call | JournalledFeedback:
     """Decode a record.
 
     Raises:
@@ -46,7 +46,7 @@ def decode(payload: bytes) -> Call | Spooled:
         return _calls.decode(payload)
     spooled = _spooled.decode(payload)
     rows = [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in spooled.rows]
-    return Spooled(spooled.id, rows)
+    return JournalledFeedback(spooled.id, rows)
 
 
 def id_of(payload: bytes) -> str:

@@ -20,7 +20,7 @@ from proxy.recording.journal.segment import FileSegment, MemorySegment, Record, 
 
 SEGMENT_BYTES = 8 * 2**20
 """Each segment is an open file as long as SQL lacks some of its records."""
-TURN_BYTES = 2**20
+ROTATE_BYTES = 2**20
 """Beyond this size another segment is used, if all earlier ones are empty."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PROBE_EVERY_S = 1.0
@@ -90,8 +90,8 @@ class Journal:
         if current.size_bytes + self._full_bytes >= self._max_bytes:
             raise OSError(errno.EDQUOT, f"the journal has its {self._max_bytes} bytes")
         try:
-            if current.size_bytes > TURN_BYTES and (not self._full or current.size_bytes > SEGMENT_BYTES):
-                current = self._turn(current)
+            if current.size_bytes > ROTATE_BYTES and (not self._full or current.size_bytes > SEGMENT_BYTES):
+                current = self._rotate(current)
             record = current.append(payload)
         except OSError:
             self._failed_at = time.monotonic()
@@ -122,7 +122,7 @@ class Journal:
             if records:
                 yield segment, records
 
-    def settled(self, segment: Segment, records: int = 1) -> None:
+    def acknowledge(self, segment: Segment, records: int = 1) -> None:
         """Note that SQL has this many more of a segment's records."""
         segment.outstanding -= records
         if segment.outstanding:
@@ -131,7 +131,7 @@ class Journal:
             self._full.remove(segment)
             self._full_bytes -= segment.size_bytes
             self._unsynced.discard(segment)
-            if self._spare is None and segment.spare():
+            if self._spare is None and segment.reusable():
                 self._spare = segment
             else:
                 segment.close()
@@ -144,7 +144,7 @@ class Journal:
             if segment is not None:
                 segment.close()
 
-    def _turn(self, full: Segment) -> Segment:
+    def _rotate(self, full: Segment) -> Segment:
         """Return the segment to write to now: another one, or the same one if no other can be created and it is not
         full.
 

@@ -25,11 +25,11 @@ import msgspec
 PROBE_BYTES = 64 * 2**10
 STEP_BYTES = 2**20
 """A file grows by this much, unless a record needs more."""
-KEPT_BYTES = 2 * STEP_BYTES
+REUSE_BYTES = 2 * STEP_BYTES
 """Disk and memory that a file keeps once SQL has all its records; a file that grew larger keeps none."""
 _HEAD = struct.Struct("<II")
 _write_head = _HEAD.pack_into
-_ZEROS = memoryview(bytes(KEPT_BYTES))
+_ZEROS = memoryview(bytes(REUSE_BYTES))
 
 
 class Segment(Protocol):
@@ -66,7 +66,7 @@ class Segment(Protocol):
         """Drop all records: SQL has them."""
         ...
 
-    def spare(self) -> bool:
+    def reusable(self) -> bool:
         """Clear a segment so that it can be written again from its beginning. Return whether that is better than a new
         segment."""
         ...
@@ -144,16 +144,16 @@ class FileSegment:
         self._grow(self._room_bytes + PROBE_BYTES)  # room that is reserved already proves nothing about the disk
 
     def clear(self) -> None:
-        if self._room_bytes > KEPT_BYTES:
+        if self._room_bytes > REUSE_BYTES:
             self.size_bytes = 0
             self.seal()
         elif self._memory is not None:
             self._memory[: self.size_bytes] = _ZEROS[: self.size_bytes]
             self.size_bytes = 0
 
-    def spare(self) -> bool:
+    def reusable(self) -> bool:
         # Its pages exist; for a new file the kernel has to create each page.
-        if self._memory is None or self._room_bytes > KEPT_BYTES:
+        if self._memory is None or self._room_bytes > REUSE_BYTES:
             return False
         self.clear()
         return True
@@ -242,7 +242,7 @@ class MemorySegment:
     def clear(self) -> None:
         self._data, self.size_bytes = bytearray(), 0
 
-    def spare(self) -> bool:
+    def reusable(self) -> bool:
         return False
 
     def begin(self, path: Path) -> None:

@@ -62,7 +62,7 @@ class MessageEvents:
         self._block: str | None = None
         """The type of the open block."""
         self._tool_use_id: str | None = None
-        self._held_text: list[str] = []
+        self._postponed_text: list[str] = []
         """Text that arrived while a tool call was open. It becomes a block of its own after the call."""
         self._tool_use_ids: dict[int, str] = {}
         self._tool_used = False
@@ -92,8 +92,8 @@ class MessageEvents:
 
         vLLM replaces the message with its own failure to read the error; here the app gets the actual error.
         """
-        said = {"type": "internal_error", "message": error.get("message", "")}
-        self._error = _event({"type": "error", "error": said})
+        fields = {"type": "internal_error", "message": error.get("message", "")}
+        self._error = _event({"type": "error", "error": fields})
         return b""
 
     def end(self) -> bytes:
@@ -124,7 +124,7 @@ class MessageEvents:
 
     def _say(self, text: str) -> bytes:
         if self._block == "tool_use":
-            self._held_text.append(text)
+            self._postponed_text.append(text)
             return b""
         events = b"" if self._block == "text" else self._close() + self._open({"type": "text", "text": ""})
         return events + self._delta({"type": "text_delta", "text": text})
@@ -160,10 +160,10 @@ class MessageEvents:
         if self._block == "thinking":
             events = self._delta({"type": "signature_delta", "signature": _signature()})
         events += _event({"type": "content_block_stop", "index": self._index})
-        held, self._held_text = "".join(self._held_text), []
+        postponed, self._postponed_text = "".join(self._postponed_text), []
         self._block = self._tool_use_id = None
         self._index += 1
-        return events + (self._say(held) + self._close() if held else b"")
+        return events + (self._say(postponed) + self._close() if postponed else b"")
 
 
 def _event(event: dict[str, Any]) -> bytes:

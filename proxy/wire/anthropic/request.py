@@ -93,7 +93,7 @@ def _messages(request: Request, merges_system: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for place, message in enumerate(request.messages):
         if message.role != "system":
-            messages += _spoken(message)
+            messages += _chat_messages(message)
         elif inline[place] and not merges_system:
             messages.append({"role": "system", "content": inline[place]})
     return messages
@@ -104,23 +104,23 @@ def _system_texts(content: str | list[Block]) -> list[str]:
     return [text for text in texts if not text.startswith(BILLING_HEADER)]
 
 
-def _spoken(message: Message) -> list[dict[str, Any]]:
+def _chat_messages(message: Message) -> list[dict[str, Any]]:
     """Return a user's or an assistant's message, after the tool results it contains."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     blocks = message.content
-    spoken: dict[str, Any] = {"role": message.role}
+    chat: dict[str, Any] = {"role": message.role}
     reasoning = [block.thinking for block in blocks if block.type == "thinking" and block.thinking is not None]
     tool_calls = [_tool_call(block) for block in blocks if block.type == "tool_use"]
     parts = [part for block in blocks for part in _parts(block)]
     if reasoning:
-        spoken["reasoning"] = "".join(reasoning)
+        chat["reasoning"] = "".join(reasoning)
     if tool_calls:
-        spoken["tool_calls"] = tool_calls
+        chat["tool_calls"] = tool_calls
     if parts:
-        spoken["content"] = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
-    results = [said for block in blocks if block.type == "tool_result" for said in _tool_result(block)]
-    return results if message.role == "user" and not parts else [*results, spoken]
+        chat["content"] = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
+    results = [result for block in blocks if block.type == "tool_result" for result in _tool_result(block)]
+    return results if message.role == "user" and not parts else [*results, chat]
 
 
 def _parts(block: Block) -> list[dict[str, Any]]:
@@ -145,8 +145,8 @@ def _tool_result(block: Block) -> list[dict[str, Any]]:
     parts = [ResultText(content)] if isinstance(content, str) else content
     text = "\n".join(part.text for part in parts if isinstance(part, ResultText))
     images = [_image(part.source) for part in parts if isinstance(part, ResultImage)]
-    said: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}]
-    return [*said, {"role": "user", "content": images}] if images else said
+    messages: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}]
+    return [*messages, {"role": "user", "content": images}] if images else messages
 
 
 def _sampling(request: Request) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.chat.answer_template import AnswerTemplate, form_of
+from proxy.wire.chat.answer_template import AnswerTemplate, template_of
 from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_text
 from proxy.wire.tokens import prompt_tokens_of, read_ids, read_logprobs
 
 
-class Wants(Protocol):
+class Visibility(Protocol):
     """Which parts of an answer the app requested."""
 
     model: str
@@ -23,58 +23,58 @@ class Wants(Protocol):
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _CAPTURED = ("logprobs", "token_ids", "prompt_token_ids")
-_last_forms: dict[tuple[bool, ...], AnswerTemplate | None] = {}
+_last_templates: dict[tuple[bool, ...], AnswerTemplate | None] = {}
 """The form of the last answer read field by field, by which of _CAPTURED the app wants: eight at most."""
 
 
-def strip_choice(choice: dict[str, msgspec.Raw], wants: Wants) -> None:
+def strip_choice(choice: dict[str, msgspec.Raw], visibility: Visibility) -> None:
     """Remove from a choice what capture added, leaving the nulls that vLLM would have sent without it."""
-    if not wants.wants_token_ids and "token_ids" in choice:
+    if not visibility.wants_token_ids and "token_ids" in choice:
         choice["token_ids"] = NULL
-    if not wants.wants_logprobs:
+    if not visibility.wants_logprobs:
         choice["logprobs"] = NULL
-    if wants.hides_reasoning:
+    if visibility.hides_reasoning:
         _hide_reasoning(choice)
 
 
 def _hide_reasoning(choice: dict[str, msgspec.Raw]) -> None:
     """Hide the reasoning as vLLM does: null in its place, and an empty delta if it holds nothing else."""
     part = "delta" if "delta" in choice else "message"
-    said: dict[str, Any] = msgspec.json.decode(choice[part])
-    if part == "message" or said.get("content") or said.get("tool_calls"):
-        choice[part] = raw(said | {"reasoning": None})
-    elif "role" not in said:
+    fields: dict[str, Any] = msgspec.json.decode(choice[part])
+    if part == "message" or fields.get("content") or fields.get("tool_calls"):
+        choice[part] = raw(fields | {"reasoning": None})
+    elif "role" not in fields:
         choice[part] = raw({})
 
 
-def strip_top(fields: dict[str, msgspec.Raw], wants: Wants) -> None:
+def strip_top(fields: dict[str, msgspec.Raw], visibility: Visibility) -> None:
     """Do the same for the answer's top-level fields, and set `model` to the name that the app requested."""
-    if not wants.wants_prompt_token_ids and "prompt_token_ids" in fields:
+    if not visibility.wants_prompt_token_ids and "prompt_token_ids" in fields:
         fields["prompt_token_ids"] = NULL
     if "model" in fields:
-        fields["model"] = raw(wants.model)
+        fields["model"] = raw(visibility.model)
 
 
-def read_answer(body: bytes, wants: Wants) -> Answer:
+def read_answer(body: bytes, visibility: Visibility) -> Answer:
     """Read an answer.
 
     Raises:
         UNREADABLE: it is not the answer of a chat completion.
     """
-    wanted = wants.wants_logprobs, wants.wants_token_ids, wants.wants_prompt_token_ids
-    form = None if wants.hides_reasoning else _last_forms.get(wanted)
-    answer = None if form is None else form.read(body, wants.model)
-    return _read_fields(body, wants, wanted) if answer is None else answer
+    wanted = visibility.wants_logprobs, visibility.wants_token_ids, visibility.wants_prompt_token_ids
+    template = None if visibility.hides_reasoning else _last_templates.get(wanted)
+    answer = None if template is None else template.read(body, visibility.model)
+    return _read_fields(body, visibility, wanted) if answer is None else answer
 
 
-def _read_fields(body: bytes, wants: Wants, wanted: tuple[bool, ...]) -> Answer:
+def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) -> Answer:
     """Read an answer field by field. Store its form, as the next answer may have the same."""
     fields = _object.decode(body)
     pieces = _objects.decode(fields["choices"])
     names = {tuple(piece) for piece in pieces}
-    if len(names) == 1 and not wants.hides_reasoning:
-        hidden = frozenset(name for name, asked_for in zip(_CAPTURED, wanted, strict=True) if not asked_for)
-        _last_forms[wanted] = form_of(tuple(fields), names.pop(), hidden)
+    if len(names) == 1 and not visibility.hides_reasoning:
+        hidden = frozenset(name for name, is_wanted in zip(_CAPTURED, wanted, strict=True) if not is_wanted)
+        _last_templates[wanted] = template_of(tuple(fields), names.pop(), hidden)
     prompt_token_ids = read_ids(fields.get("prompt_token_ids"))
     choices = []
     for piece in pieces:
@@ -88,8 +88,8 @@ def _read_fields(body: bytes, wants: Wants, wanted: tuple[bool, ...]) -> Answer:
                 logprobs=read_logprobs(piece.get("logprobs")),
             )
         )
-        strip_choice(piece, wants)
-    strip_top(fields, wants)
+        strip_choice(piece, visibility)
+    strip_top(fields, visibility)
     fields["choices"] = raw(pieces)
-    heard = PromptResult(prompt_token_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
-    return Answer(msgspec.json.encode(fields), read_text(fields.get("id", NULL)), (heard,))
+    result = PromptResult(prompt_token_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
+    return Answer(msgspec.json.encode(fields), read_text(fields.get("id", NULL)), (result,))

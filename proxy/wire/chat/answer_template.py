@@ -51,21 +51,21 @@ class AnswerTemplate:
     def read(self, body: bytes, model: str) -> Answer | None:
         """Read an answer for an app that requested this model. Return None if it has another form."""
         try:
-            told: Any = self._decode(body)
-            pieces, prompt_ids = told.choices, told.prompt_token_ids
+            decoded: Any = self._decode(body)
+            pieces, prompt_ids = decoded.choices, decoded.prompt_token_ids
             if self._prompt_ids:
-                told.prompt_token_ids = _HIDDEN
+                decoded.prompt_token_ids = _HIDDEN
             else:
                 prompt_ids = read_ids(prompt_ids)
             # Most answers have one choice.
             choices = (self._take(pieces[0]),) if len(pieces) == 1 else tuple(map(self._take, pieces))
-            heard = PromptResult(prompt_ids, prompt_tokens_of(told.usage), choices)
+            result = PromptResult(prompt_ids, prompt_tokens_of(decoded.usage), choices)
         except UNREADABLE:
             return None
-        served, told.model = len(told.model), _MODEL
+        served, decoded.model = len(decoded.model), _MODEL
         hidden = self._prompt_ids + len(pieces) * self._of_choice
-        said = _cut(body, _encode(told), served, _name(model), hidden)
-        return None if said is None else Answer(said, told.id, (heard,))
+        client_body = _cut(body, _encode(decoded), served, _name(model), hidden)
+        return None if client_body is None else Answer(client_body, decoded.id, (result,))
 
     def _take(self, piece: Any) -> Choice:
         """Return a choice, and replace its hidden fields."""
@@ -85,7 +85,7 @@ class AnswerTemplate:
 
 
 @lru_cache(64)
-def form_of(names: tuple[str, ...], of_choice: tuple[str, ...], hidden: frozenset[str]) -> AnswerTemplate | None:
+def template_of(names: tuple[str, ...], of_choice: tuple[str, ...], hidden: frozenset[str]) -> AnswerTemplate | None:
     """Return the form of answers with these fields. None if a required field is missing, or a name cannot be a
     field's."""
     whole = NEEDED.issubset(names) and NEEDED_OF_CHOICE.issubset(of_choice)
@@ -102,14 +102,14 @@ def _struct(name: str, names: tuple[str, ...], read: dict[str, Any]) -> type[msg
     return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
 
 
-def _cut(body: bytes, said: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
+def _cut(body: bytes, encoded: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
     """Return the answer's bytes for the app, made from `said`, the answer encoded again. None if it did not come in
     that form. `served` is the length of the model's name in the answer, `hidden` the number of hidden parts.
 
     The fields are known to be the same. The parts at the beginning, at the end and between placeholders prove their
     order, and that each is written as it was.
     """
-    before, _, rest = said.partition(MODEL)
+    before, _, rest = encoded.partition(MODEL)
     part, more, rest = rest.partition(HIDDEN)
     at = len(before) + served
     if not (body.startswith(before) and body.startswith(part, at)):

@@ -29,22 +29,22 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class ChunkTemplate:
     """What the last chunk read field by field has in common with those that follow."""
 
-    __slots__ = ("_after", "_before", "_begins", "_decode", "_ends", "_hidden", "_left", "said_after", "said_before",
-                 "tells_ids")  # fmt: skip
+    __slots__ = ("_after", "_before", "_begins", "_decode", "_ends", "_hidden", "_left", "has_ids", "output_after",
+                 "output_before")  # fmt: skip
 
     def __init__(self, hidden: frozenset[str]) -> None:
         """`hidden`: fields of a choice that are not passed on to the app."""
         self._hidden = hidden
         self._before, self._after = b"", b""
         self._begins, self._ends = 0, 0
-        self.tells_ids = False
+        self.has_ids = False
         """Whether the similar choices have a field for their ids."""
-        self.said_before, self.said_after = b"", b""
+        self.output_before, self.output_after = b"", b""
         """What surrounds the choice in the output, including the empty line."""
         self._decode: Any = None
         self._left = MOST_TRIES
 
-    def learn(self, event: bytes, said: bytes, names: tuple[str, ...]) -> None:
+    def fit(self, event: bytes, output: bytes, names: tuple[str, ...]) -> None:
         """Learn a chunk with one choice as the template for those that follow.
 
         `event` is the chunk as it came and `said` as it goes out, both without the empty line. `names` are the choice's
@@ -54,15 +54,15 @@ class ChunkTemplate:
         if self._left <= 0 or not NEEDED.issubset(names) or not all(map(may_be_named, names)):
             return
         self._left -= 1
-        came, goes = _parts(event), _parts(said)
+        came, goes = _parts(event), _parts(output)
         if came is not None and goes is not None:
             self._before, self._after = came
             self._begins, self._ends = len(self._before), -len(self._after)
-            self.said_before, self.said_after = goes[0], goes[1] + b"\n\n"
-            self.tells_ids = "token_ids" in names
+            self.output_before, self.output_after = goes[0], goes[1] + b"\n\n"
+            self.has_ids = "token_ids" in names
             self._decode = _decoder(names, self._hidden)
 
-    def read(self, event: bytes) -> Any:
+    def match(self, event: bytes) -> Any:
         """Return the choice of a chunk that matches, else None. `index` is a number; `token_ids` and `logprobs` are
         decoded if they are hidden; all else is Raw."""
         if self._decode is None or not (event.startswith(self._before) and event.endswith(self._after)):

@@ -14,7 +14,7 @@ from whetstone.domain.why_not_trained import WhyNotTrained
 
 HARMLESS = ALWAYS | {"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"}
 """Fields of a chat that do not change the logprobs."""
-TELLING = frozenset(
+ANSWER_OPTIONS = frozenset(
     {"echo", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids", "include_reasoning"}
 )  # fmt: skip
 """Fields that request more than the answer's text."""
@@ -26,7 +26,7 @@ _cut_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class ChatAsked:
+class ChatRequest:
     """A chat request. If a server other than vLLM answers it (`captured` is False), it is sent unchanged."""
 
     endpoint = "chat.completions"
@@ -53,7 +53,7 @@ class ChatAsked:
         self.end_user = body.user
         self.tools_or_null = body.tools_or_null
         """The request's tools, as they came; JSON null if it has none."""
-        self._tells = not TELLING.isdisjoint(values)
+        self._tells = not ANSWER_OPTIONS.isdisjoint(values)
         if self._tells or not captured:
             self._read_telling(values)
         try:
@@ -74,7 +74,7 @@ class ChatAsked:
         self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
         self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
 
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return whether there is an answer in the conversation."""
         messages = self._body.values.get("messages")
         # Search from the end: if there is an answer, it is near.
@@ -94,7 +94,7 @@ class ChatAsked:
         bent = why_bent(self._body.values, HARMLESS)
         return bent or ("sampling_bent: tools" if _strict_tools(self._body.values) else None)
 
-    def for_upstream(self, served_name: str, cache_salt: str) -> bytes:
+    def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""
         fields = self._body.fields.copy()
         fields["model"] = raw_name(served_name)
@@ -117,7 +117,7 @@ class ChatAsked:
         """Read a whole answer."""
         return read_answer(body, self)
 
-    def events(self) -> ChatStream:
+    def new_stream(self) -> ChatStream:
         """Return the reader of a streamed answer."""
         return ChatStream(self)
 

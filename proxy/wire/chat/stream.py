@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.chat.answer import Wants, strip_choice, strip_top
+from proxy.wire.chat.answer import Visibility, strip_choice, strip_top
 from proxy.wire.chat.chunk_template import ChunkTemplate
 from proxy.wire.chunk_stream import ChunkStream
 from proxy.wire.interfaces import PromptResult, raw, read_index, read_text
@@ -43,7 +43,7 @@ class _Delta(msgspec.Struct, gc=False):
 _delta = msgspec.json.Decoder(_Delta | None)
 
 
-class _Spoken:
+class _GrowingChoice:
     """One choice as it grows."""
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class _Spoken:
         self.logprobs: list[float] | None = None
         self.finish_reason: str | None = None
 
-    def hear(self, choice: dict[str, msgspec.Raw]) -> None:
-        self.sampled(read_ids(choice.get("token_ids")), read_logprobs(choice.get("logprobs")))
+    def add(self, choice: dict[str, msgspec.Raw]) -> None:
+        self.add_tokens(read_ids(choice.get("token_ids")), read_logprobs(choice.get("logprobs")))
         self.finish_reason = read_text(choice.get("finish_reason", NULL)) or self.finish_reason
-        self.said(choice.get("delta", NULL))
+        self.add_delta(choice.get("delta", NULL))
 
-    def sampled(self, token_ids: list[int] | None, logprobs: list[float] | None) -> None:
+    def add_tokens(self, token_ids: list[int] | None, logprobs: list[float] | None) -> None:
         """Add more tokens."""
         if token_ids is not None:
             if self.token_ids is None:
@@ -70,7 +70,7 @@ class _Spoken:
                 self.logprobs = []
             self.logprobs += logprobs
 
-    def said(self, piece: msgspec.Raw) -> None:
+    def add_delta(self, piece: msgspec.Raw) -> None:
         """Add more of the message."""
         delta = _delta.decode(piece)
         if delta is None:
@@ -85,7 +85,7 @@ class _Spoken:
             self._more("refusal", delta.refusal)
         if delta.tool_calls:
             for call in delta.tool_calls:
-                self._hear_tool_call(call)
+                self._add_tool_call(call)
 
     def _more(self, part: str, text: str) -> None:
         texts = self.texts.get(part)
@@ -94,13 +94,13 @@ class _Spoken:
         else:
             texts.append(text)
 
-    def _hear_tool_call(self, piece: _ToolCall) -> None:
+    def _add_tool_call(self, piece: _ToolCall) -> None:
         call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
         call["id"] = piece.id or call["id"]
-        spoken = piece.function or _Function()
-        if spoken.name:
-            call["function"]["name"] = spoken.name
-        call["function"]["arguments"] = call["function"].get("arguments", "") + (spoken.arguments or "")
+        function = piece.function or _Function()
+        if function.name:
+            call["function"]["name"] = function.name
+        call["function"]["arguments"] = call["function"].get("arguments", "") + (function.arguments or "")
 
     def frozen(self, index: int) -> Choice:
         message: dict[str, Any] = {"role": self.role}
@@ -119,36 +119,36 @@ class _Spoken:
 class ChatStream(ChunkStream):
     """The state of one streamed chat answer."""
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, visibility: Visibility) -> None:
         super().__init__()
-        self._wants = wants
-        self._shows_ids, self._shows_logprobs = wants.wants_token_ids, wants.wants_logprobs
+        self._visibility = visibility
+        self._shows_ids, self._shows_logprobs = visibility.wants_token_ids, visibility.wants_logprobs
         self._shows_more = self._shows_ids or self._shows_logprobs
         """The app also sees events that add nothing to the text."""
-        self._spoken: dict[int, _Spoken] = {}
+        self._choices: dict[int, _GrowingChoice] = {}
         self._prompt_token_ids: list[int] | None = None
         self._prompt_tokens: int | None = None
         hidden = {"logprobs": self._shows_logprobs, "token_ids": self._shows_ids}
-        self._alike = ChunkTemplate(frozenset(name for name, wanted in hidden.items() if not wanted))
+        self._template = ChunkTemplate(frozenset(name for name, wanted in hidden.items() if not wanted))
         self._names: tuple[str, ...] = ()
         """Field names of the choice in the last chunk, if it was the only one and others may be like it."""
 
     @property
-    def heard(self) -> tuple[PromptResult, ...]:
+    def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
-        choices = tuple(self._spoken[index].frozen(index) for index in sorted(self._spoken))
+        choices = tuple(self._choices[index].frozen(index) for index in sorted(self._choices))
         return (PromptResult(self._prompt_token_ids, self._prompt_tokens, choices),)
 
     def _pass(self, event: bytes) -> bytes:
-        alike = self._alike
-        choice = alike.read(event)
+        template = self._template
+        choice = template.match(event)
         if choice is None:
             return self._pass_other(event)
         # The same as `_take` for a single choice, in a chunk like the one before.
-        spoken = self._spoken.get(choice.index)
-        if spoken is None:
-            spoken = self._spoken[choice.index] = _Spoken()
-        ids, logprobs = choice.token_ids if alike.tells_ids else None, choice.logprobs
+        growing = self._choices.get(choice.index)
+        if growing is None:
+            growing = self._choices[choice.index] = _GrowingChoice()
+        ids, logprobs = choice.token_ids if template.has_ids else None, choice.logprobs
         if self._shows_ids:
             ids = read_ids(ids)
         elif ids is not None:
@@ -158,22 +158,22 @@ class ChatStream(ChunkStream):
         elif logprobs is not None:
             logprobs = logprobs_of(logprobs)
             choice.logprobs = None
-        spoken.sampled(ids, logprobs)
-        delta, goes_on = choice.delta, choice.finish_reason == NULL
-        if not goes_on:
-            spoken.finish_reason = read_text(choice.finish_reason) or spoken.finish_reason
-        spoken.said(delta)
-        if goes_on and not self._shows_more and len(delta) <= LONGEST_EMPTY and bytes(delta) in _EMPTY_DELTAS:
+        growing.add_tokens(ids, logprobs)
+        delta, unfinished = choice.delta, choice.finish_reason == NULL
+        if not unfinished:
+            growing.finish_reason = read_text(choice.finish_reason) or growing.finish_reason
+        growing.add_delta(delta)
+        if unfinished and not self._shows_more and len(delta) <= LONGEST_EMPTY and bytes(delta) in _EMPTY_DELTAS:
             return b""
-        return alike.said_before + _encode(choice) + alike.said_after
+        return template.output_before + _encode(choice) + template.output_after
 
     def _pass_other(self, event: bytes) -> bytes:
         """Process an event field by field. Learn its form, as the next one may be like it."""
         self._names = ()
-        said = super()._pass(event)
-        if self._names and said:
-            self._alike.learn(event, said.removesuffix(b"\n\n"), self._names)
-        return said
+        output = super()._pass(event)
+        if self._names and output:
+            self._template.fit(event, output.removesuffix(b"\n\n"), self._names)
+        return output
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
@@ -181,17 +181,17 @@ class ChatStream(ChunkStream):
             self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
         if fields.get("usage", NULL) != NULL:
             self._prompt_tokens = prompt_tokens_of(fields["usage"])
-        if len(choices) == 1 and not self._wants.hides_reasoning:
+        if len(choices) == 1 and not self._visibility.hides_reasoning:
             self._names = tuple(choices[0])
         exists_without_capture = not choices
         for choice in choices:
-            self._spoken.setdefault(read_index(choice["index"]), _Spoken()).hear(choice)
-            strip_choice(choice, self._wants)
+            self._choices.setdefault(read_index(choice["index"]), _GrowingChoice()).add(choice)
+            strip_choice(choice, self._visibility)
             # Without capture, vLLM sends no event for a token that adds neither text nor an end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL
             exists_without_capture |= not silent or self._shows_more
         if exists_without_capture:
-            strip_top(fields, self._wants)
+            strip_top(fields, self._visibility)
             if "choices" in fields:
                 fields["choices"] = raw(choices)
         return exists_without_capture

@@ -109,38 +109,38 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
         last |= message
 
 
-def _said(item: dict[str, Any]) -> dict[str, Any]:
+def _plain_message(item: dict[str, Any]) -> dict[str, Any]:
     content = item["content"]
     if isinstance(content, list):
         content = [{"type": "text", "text": part["text"]} for part in content]
     return {"role": item["role"], "content": content}
 
 
-def _answered(item: dict[str, Any]) -> dict[str, Any]:
+def _answer_message(item: dict[str, Any]) -> dict[str, Any]:
     # Of several parts vLLM reads only the first.
     return {"role": "assistant", "content": item["content"][0]["text"]}
 
 
-def _thought(item: dict[str, Any]) -> dict[str, Any]:
+def _reasoning_message(item: dict[str, Any]) -> dict[str, Any]:
     parts = item.get("content") or item["summary"]
     return {"role": "assistant", "reasoning": parts[0]["text"] if parts else ""}
 
 
-def _called(item: dict[str, Any]) -> dict[str, Any]:
+def _call_message(item: dict[str, Any]) -> dict[str, Any]:
     function = {"name": item["name"], "arguments": item["arguments"]}
     return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
 
 
-def _returned(item: dict[str, Any]) -> dict[str, Any]:
+def _result_message(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}
 
 
 _ITEMS: tuple[tuple[shape.Check, Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
-    (shape.is_said, _said),
-    (shape.is_answer_text, _said),
-    (shape.is_answer, _answered),
-    (shape.is_thought, _thought),
-    (shape.is_call, _called),
-    (shape.is_result, _returned),
+    (shape.is_input_message, _plain_message),
+    (shape.is_answer_text, _plain_message),
+    (shape.is_answer, _answer_message),
+    (shape.is_reasoning, _reasoning_message),
+    (shape.is_call, _call_message),
+    (shape.is_result, _result_message),
 )
 """Checks of an input item's form, each with the function that makes a chat message of it."""

@@ -182,7 +182,7 @@ _OUTPUT_TEXT = _shape(
 _SUMMARY_TEXT = _shape({"type": _one_of("summary_text"), "text": _text}, {})
 _REASONING_TEXT = _shape({"type": _one_of("reasoning_text"), "text": _text}, {})
 
-is_said = _shape(
+is_input_message = _shape(
     {
         "role": _one_of("user", "system", "developer"),
         "content": lambda value: _text(value) or _some(_INPUT_TEXT)(value),
@@ -194,7 +194,7 @@ is_answer = _shape(
     {"type": _one_of("message"), "role": _one_of("assistant"), "content": _some(_OUTPUT_TEXT)},
     {"status": _DONE, "id": _text, "phase": _null},
 )
-is_thought = _shape(
+is_reasoning = _shape(
     {"type": _one_of("reasoning"), "summary": _list_of(_SUMMARY_TEXT)},
     {
         "id": _text,

@@ -53,9 +53,9 @@ class ResponseEvents:
     def error(self, error: dict[str, Any]) -> bytes:
         """Return the event for an error within the stream. vLLM itself breaks off there; here the app gets the actual
         error."""
-        said = {name: error.get(name) for name in ("message", "param")}
+        fields = {name: error.get(name) for name in ("message", "param")}
         code = error.get("code")
-        return self._event("error", code=None if code is None else str(code), **said)
+        return self._event("error", code=None if code is None else str(code), **fields)
 
     def end(self) -> bytes:
         """Return the last event: the whole response. Nothing if the answer broke off."""
@@ -126,15 +126,15 @@ class ResponseEvents:
         assert self._echo is not None and self._kind is not None
         return item_id(self._kind, self._echo.id, len(self._output))
 
-    def _part_event(self, kind: str, **said: Any) -> bytes:
+    def _part_event(self, kind: str, **values: Any) -> bytes:
         """Return an event of the open item's one part."""
-        return self._item_event(kind, content_index=0, **said)
+        return self._item_event(kind, content_index=0, **values)
 
-    def _item_event(self, kind: str, **said: Any) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=len(self._output), **said)
+    def _item_event(self, kind: str, **values: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=len(self._output), **values)
 
-    def _event(self, kind: str, **said: Any) -> bytes:
-        fields = said | {"sequence_number": self._sequence_number, "type": kind}
+    def _event(self, kind: str, **values: Any) -> bytes:
+        fields = values | {"sequence_number": self._sequence_number, "type": kind}
         self._sequence_number += 1
         # Keys sorted, as vLLM writes them.
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(dict(sorted(fields.items()))))

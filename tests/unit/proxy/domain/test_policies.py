@@ -26,9 +26,9 @@ def version_of(model: str, pinned: int | None, *, age_s: float = 1, trajectory_i
     """The version that answers a call whose trajectory is pinned to that one since so long."""
     pin = None if pinned is None else Pin("starter", pinned, NOW_S - age_s)
     policies = Policies([msgspec.structs.replace(STARTER, **changes)])
-    speaker = policies.choose(model, trajectory_id, pin, NOW_S, LIFETIME_S)
+    speaker = policies.choose_version(model, trajectory_id, pin, NOW_S, LIFETIME_S)
     assert speaker.policy == "starter"
-    assert policies.settled(model, pin) in (None, speaker)
+    assert policies.resolve_fixed(model, pin) in (None, speaker)
     return speaker.version
 
 
@@ -115,12 +115,12 @@ def test_a_pin_ends_with_its_lifetime() -> None:
 
 def test_without_a_lifetime_every_call_gets_the_live_version() -> None:
     pin = Pin("starter", 2, NOW_S)
-    assert POLICIES.choose("starter", "t", pin, NOW_S, 0.0) == ServedVersion("starter", 3)
+    assert POLICIES.choose_version("starter", "t", pin, NOW_S, 0.0) == ServedVersion("starter", 3)
 
 
 def test_another_servers_model_has_no_versions() -> None:
     pin = Pin("teacher", 2, NOW_S)
-    assert POLICIES.choose("teacher", "t", pin, NOW_S, LIFETIME_S) == POLICIES.resolve("teacher")
+    assert POLICIES.choose_version("teacher", "t", pin, NOW_S, LIFETIME_S) == POLICIES.resolve("teacher")
 
 
 def test_a_canary_answers_its_share_of_new_trajectories_always_the_same_ones() -> None:
@@ -154,7 +154,7 @@ def test_a_canarys_trajectory_stays_until_the_candidate_is_rejected(lifetime_s: 
 
     def version(**changes: Any) -> int:
         policies = Policies([msgspec.structs.replace(STARTER, **changes)])
-        return policies.choose("starter", "t", pin, NOW_S, lifetime_s).version
+        return policies.choose_version("starter", "t", pin, NOW_S, lifetime_s).version
 
     assert version(canary=Canary(4, 0.001)) == 4
     assert version(live_version=4, pinnable_versions=frozenset({0, 3, 4})) == 4
@@ -165,13 +165,13 @@ def test_a_canarys_trajectory_stays_until_the_candidate_is_rejected(lifetime_s: 
 def test_who_answers_is_settled_where_neither_trajectory_nor_time_has_a_say() -> None:
     pins = {version: Pin("starter", version, NOW_S) for version in (2, 3, 4)}
     live = ServedVersion("starter", 3)
-    assert [POLICIES.settled(name, None) for name in ("starter", "gpt-4o", "starter@v2", "no")] == [
+    assert [POLICIES.resolve_fixed(name, None) for name in ("starter", "gpt-4o", "starter@v2", "no")] == [
         live,
         live,
         None,
         None,
     ]
-    assert [POLICIES.settled("starter", pins[version]) for version in (2, 3, 4)] == [None, live, None]
-    assert POLICIES.settled("o9", None) == POLICIES.resolve("teacher")
+    assert [POLICIES.resolve_fixed("starter", pins[version]) for version in (2, 3, 4)] == [None, live, None]
+    assert POLICIES.resolve_fixed("o9", None) == POLICIES.resolve("teacher")
     trying = Policies([msgspec.structs.replace(STARTER, canary=Canary(4, 0.5))])
-    assert [trying.settled("starter", pin) for pin in (None, *pins.values())] == [None] * 4
+    assert [trying.resolve_fixed("starter", pin) for pin in (None, *pins.values())] == [None] * 4

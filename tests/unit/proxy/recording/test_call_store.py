@@ -112,7 +112,7 @@ def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
 
 
 def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_cache, "BYTES_KEPT", 1000)
+    monkeypatch.setattr(tail_cache, "MAX_BYTES", 1000)
     tails = tail_cache.Tails()
     half = Tail("c", packed([1] * 50), [msgspec.Raw(b" " * 200)], (), None)
     for number in (0, 1, 2, 2, 1):

@@ -5,7 +5,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.recording.prefix_delta import Added, Asked, Tail, added, packed, same, tail_of
+from proxy.recording.prefix_delta import TurnDelta, RequestMessages, Tail, turn_delta, packed, same, tail_of
 from tests.unit.proxy.conftest import raw
 
 SYSTEM, USER, SAID, MORE = (
@@ -15,16 +15,16 @@ SYSTEM, USER, SAID, MORE = (
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def turn(tail: Tail | None, messages: list[Any], prompt: list[int] | None, tools: Any = None) -> Added:
-    asked = Asked([raw(message) for message in messages])
-    return added(tail, asked, prompt, None if tools is None else raw(tools))
+def turn(tail: Tail | None, messages: list[Any], prompt: list[int] | None, tools: Any = None) -> TurnDelta:
+    asked = RequestMessages([raw(message) for message in messages])
+    return turn_delta(tail, asked, prompt, None if tools is None else raw(tools))
 
 
-def tail_after(new: Added, answer: list[int] | None, tools: Any = None) -> Tail | None:
+def tail_after(new: TurnDelta, answer: list[int] | None, tools: Any = None) -> Tail | None:
     return tail_of("c0", new, answer, None if tools is None else raw(tools))
 
 
-def stored(new: Added) -> list[Any]:
+def stored(new: TurnDelta) -> list[Any]:
     return [json.loads(bytes(message)) for message in new.messages]
 
 
@@ -67,8 +67,8 @@ def test_order_of_keys_and_white_space_are_no_difference() -> None:
 def test_messages_that_come_as_the_same_bytes_are_not_read_again() -> None:
     no_json = msgspec.Raw(b"no JSON")
     tail = Tail("c0", packed([1, 2, 3, 4]), [no_json], (), None)
-    asked = Asked([no_json, raw(SAID), raw(MORE)])
-    assert json.loads(added(tail, asked, [1, 2, 3, 4, 5], None).told) == [MORE]
+    asked = RequestMessages([no_json, raw(SAID), raw(MORE)])
+    assert json.loads(turn_delta(tail, asked, [1, 2, 3, 4, 5], None).messages_json) == [MORE]
 
 
 def test_messages_that_come_as_other_bytes_are_told_by_what_they_say() -> None:
@@ -77,8 +77,8 @@ def test_messages_that_come_as_other_bytes_are_told_by_what_they_say() -> None:
 
 def test_a_tail_keeps_its_messages_and_not_the_request_that_they_came_in() -> None:
     body = bytearray(b'[{"role":"user","content":"u"}]')
-    asked = Asked(msgspec.json.decode(body, type=list[msgspec.Raw]))
-    tail = tail_of("c0", added(None, asked, [1], None), [2], None)
+    asked = RequestMessages(msgspec.json.decode(body, type=list[msgspec.Raw]))
+    tail = tail_of("c0", turn_delta(None, asked, [1], None), [2], None)
     assert tail is not None
     body[:] = b" " * len(body)
     assert bytes(tail.messages[0]) == b'{"role":"user","content":"u"}'
@@ -87,8 +87,8 @@ def test_a_tail_keeps_its_messages_and_not_the_request_that_they_came_in() -> No
 def test_a_tail_has_what_the_one_before_it_had_and_its_own_of_what_came() -> None:
     before = first()
     body = bytearray(b"[%b]" % b",".join([raw(one) for one in (SYSTEM, USER, SAID, MORE)]))
-    asked = Asked(msgspec.json.decode(body, type=list[msgspec.Raw]))
-    tail = tail_of("c1", added(before, asked, [1, 2, 3, 4, 5], None), [6], None)
+    asked = RequestMessages(msgspec.json.decode(body, type=list[msgspec.Raw]))
+    tail = tail_of("c1", turn_delta(before, asked, [1, 2, 3, 4, 5], None), [6], None)
     assert tail is not None
     body[:] = b" " * len(body)
     assert [json.loads(bytes(message)) for message in tail.messages] == [SYSTEM, USER, SAID, MORE]
@@ -97,10 +97,10 @@ def test_a_tail_has_what_the_one_before_it_had_and_its_own_of_what_came() -> Non
 
 
 def test_what_siblings_asked_is_told_from_where_each_goes_on() -> None:
-    asked = Asked([raw(message) for message in (SYSTEM, USER, SAID, MORE)])
-    goes_on, afresh = added(first(), asked, [1, 2, 3, 4, 5], None), added(None, asked, [1, 2, 3, 4, 5], None)
-    again = added(first(), asked, [1, 2, 3, 4, 5], None)
-    assert [json.loads(one.told) for one in (goes_on, afresh, again)] == [[MORE], [SYSTEM, USER, SAID, MORE], [MORE]]
+    asked = RequestMessages([raw(message) for message in (SYSTEM, USER, SAID, MORE)])
+    goes_on, afresh = turn_delta(first(), asked, [1, 2, 3, 4, 5], None), turn_delta(None, asked, [1, 2, 3, 4, 5], None)
+    again = turn_delta(first(), asked, [1, 2, 3, 4, 5], None)
+    assert [json.loads(one.messages_json) for one in (goes_on, afresh, again)] == [[MORE], [SYSTEM, USER, SAID, MORE], [MORE]]
 
 
 def test_a_tail_read_from_sql_is_compared_by_what_it_says_but_once() -> None:

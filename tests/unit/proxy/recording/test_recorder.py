@@ -373,7 +373,7 @@ def test_a_start_without_database_keeps_what_was_left_behind(engine: Engine, see
 def test_what_waits_for_long_waits_in_the_journal_and_not_in_memory(
     engine: Engine, seed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_CACHED", 2)
     bad = make_call("c4", trajectory_id=None)  # type: ignore[arg-type]
 
     def alive() -> int:
@@ -476,7 +476,7 @@ def test_a_full_journal_refuses_before_anybody_works_and_has_room_again_when_sql
                     recorder.record(make_call(f"c{taken}", f"t{taken}"))
                     taken += 1
             assert 0 < taken == recorder.unwritten and recorder.dropped == 0
-            for refused in (recorder.check_room, lambda: recorder.take(make_call("more"))):
+            for refused in (recorder.check_room, lambda: recorder.record_or_drop(make_call("more"))):
                 with pytest.raises(NotRecorded):
                     refused()
             with pytest.raises(NotRecorded):
@@ -484,7 +484,7 @@ def test_a_full_journal_refuses_before_anybody_works_and_has_room_again_when_sql
             back(engine)
             await until(lambda: recorder.unwritten == 0)
             recorder.check_room()
-            assert recorder.take(make_call("more", "more"))
+            assert recorder.record_or_drop(make_call("more", "more"))
 
     run(main)
     assert "more" in stored(engine)
@@ -499,9 +499,9 @@ def test_where_unrecorded_answers_are_wanted_they_are_counted_and_feedback_is_st
     async def main() -> None:
         async with recording(engine, tmp_path / "journal", **full) as recorder:
             away(engine)
-            assert recorder.take(make_call("c0", "t0"))
+            assert recorder.record_or_drop(make_call("c0", "t0"))
             recorder.check_room()
-            assert not recorder.take(make_call("c1", "t1"))
+            assert not recorder.record_or_drop(make_call("c1", "t1"))
             assert (recorder.dropped, recorder.unwritten) == (1, 1)
             with pytest.raises(NotRecorded):
                 recorder.record(make_call("shadow", "t2"))

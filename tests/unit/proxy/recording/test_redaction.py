@@ -294,7 +294,7 @@ def test_a_long_call_is_redacted_in_a_thread_and_a_short_one_at_once() -> None:
 
     async def both() -> list[Call]:
         short, long = said(MAIL), said("x " * 50_000 + MAIL)
-        return [*await own.apart([short]), *await own.apart([long])]
+        return [*await own.calls_off_loop([short]), *await own.calls_off_loop([long])]
 
     assert [clean.redactions for clean in asyncio.run(both())] == [1, 1]
 

@@ -4,17 +4,17 @@ from typing import Any
 import pytest
 
 from proxy.errors import RefusedField
-from proxy.wire.completions import TextAsked
+from proxy.wire.completions import TextRequest
 from proxy.wire.interfaces import UNREADABLE
 from proxy.wire.request_body import read_body
 
 
-def ask(**values: Any) -> TextAsked:
-    return TextAsked(read_body(json.dumps({"model": "starter", "prompt": "hi"} | values).encode()), captured=True)
+def ask(**values: Any) -> TextRequest:
+    return TextRequest(read_body(json.dumps({"model": "starter", "prompt": "hi"} | values).encode()), captured=True)
 
 
-def upstream(asked: TextAsked) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(asked.for_upstream("starter@v3", cache_salt="default"))
+def upstream(asked: TextRequest) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(asked.to_upstream_body("starter@v3", cache_salt="default"))
     return body
 
 
@@ -64,12 +64,12 @@ def test_what_ends_the_engine_is_refused(values: dict[str, Any]) -> None:
 
 def test_an_answer_is_captured_and_the_app_gets_nothing_that_it_did_not_ask_for() -> None:
     taken = ask().read(answer(piece(0, "Hello", [7, 8], prompt_token_ids=[1, 2], finish_reason="stop")))
-    (heard,) = taken.heard
+    (heard,) = taken.results
     (choice,) = heard.choices
     assert (taken.upstream_id, heard.prompt_token_ids, heard.prompt_tokens) == ("cmpl-x", [1, 2], 4)
     assert (choice.text, choice.token_ids, choice.logprobs) == ("Hello", [7, 8], [-0.5, -0.5])
     assert choice.finish_reason == "stop"
-    seen = json.loads(taken.for_app)
+    seen = json.loads(taken.client_body)
     assert seen["model"] == "starter"
     assert seen["choices"] == [piece(0, "Hello", None, finish_reason="stop")]
 
@@ -77,13 +77,13 @@ def test_an_answer_is_captured_and_the_app_gets_nothing_that_it_did_not_ask_for(
 def test_the_app_gets_all_that_it_asked_for() -> None:
     said = piece(0, "Hello", [7, 8], prompt_token_ids=[1, 2])
     taken = ask(logprobs=0, return_token_ids=True).read(answer(said))
-    assert json.loads(taken.for_app)["choices"] == [said]
+    assert json.loads(taken.client_body)["choices"] == [said]
 
 
 def test_each_prompt_is_a_conversation_of_its_own() -> None:
     asked = ask(prompt=["a", "b"], n=2)
     pieces = [piece(index, str(index), [index], prompt_token_ids=[10 + index // 2]) for index in (2, 0, 3, 1)]
-    first, second = asked.read(answer(*pieces)).heard
+    first, second = asked.read(answer(*pieces)).results
     assert ([choice.index for choice in first.choices], first.prompt_token_ids, first.prompt) == ([0, 1], [10], 0)
     assert ([choice.text for choice in second.choices], second.prompt_token_ids, second.prompt) == (["2", "3"], [11], 1)
     assert first.prompt_tokens is None, "the usage is of all prompts together"
@@ -98,7 +98,7 @@ def test_a_prompt_may_be_text_or_ids(prompt: Any, prompts: list[Any]) -> None:
 
 
 def test_a_stream_is_captured_and_stripped_event_by_event() -> None:
-    stream = ask(stream=True).events()
+    stream = ask(stream=True).new_stream()
     events = [
         {"id": "cmpl-x", "model": "starter@v3", "choices": [piece(0, "He", [7], prompt_token_ids=[1, 2])]},
         {"id": "cmpl-x", "model": "starter@v3", "choices": [piece(0, "llo", [8], finish_reason="length")]},
@@ -111,7 +111,7 @@ def test_a_stream_is_captured_and_stripped_event_by_event() -> None:
     assert [event["choices"] for event in alone] == [
         [piece(0, "He", None)], [piece(0, "llo", None, finish_reason="length")], []
     ]  # fmt: skip
-    (heard,) = stream.heard
+    (heard,) = stream.results
     (choice,) = heard.choices
     assert (choice.text, choice.token_ids, choice.logprobs) == ("Hello", [7, 8], [-0.5, -0.5])
     assert (heard.prompt_token_ids, heard.prompt_tokens, stream.upstream_id) == ([1, 2], 2, "cmpl-x")
@@ -120,7 +120,7 @@ def test_a_stream_is_captured_and_stripped_event_by_event() -> None:
 
 
 def test_what_nobody_answered_is_there_all_the_same() -> None:
-    heard = ask(prompt=["a", "b"], n=3, stream=True).events().heard
+    heard = ask(prompt=["a", "b"], n=3, stream=True).new_stream().results
     assert [[choice.index for choice in one.choices] for one in heard] == [[0], [3]]
     assert [choice.text for one in heard for choice in one.choices] == [None, None]
 
@@ -128,10 +128,10 @@ def test_what_nobody_answered_is_there_all_the_same() -> None:
 @pytest.mark.parametrize("wrong", [{"text": 7}, {"index": "0"}, {"token_ids": "x"}, {"finish_reason": []}])
 def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any]) -> None:
     data = b"data: " + json.dumps({"choices": [piece(0, "x", [1]) | wrong]}).encode() + b"\n\n"
-    stream = ask(stream=True).events()
+    stream = ask(stream=True).new_stream()
     with pytest.raises(UNREADABLE):
         stream.feed(data)
-    assert [choice.index for heard in stream.heard for choice in heard.choices] == [0]
+    assert [choice.index for heard in stream.results for choice in heard.choices] == [0]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"choices": 1}', b'{"choices": [{}]}', b'{"choices": ' + b"[" * 5000])
@@ -157,6 +157,6 @@ def test_sampling_that_bends_says_what_bent_it(values: dict[str, Any], why: str 
 
 
 def test_another_server_gets_it_as_it_came() -> None:
-    asked = TextAsked(read_body(b'{"model": "teacher", "prompt": "hi", "logprobs": 1}'), captured=False)
-    assert asked.for_upstream("gpt-9", "salt") == b'{"model":"gpt-9","prompt":"hi","logprobs":1}'
+    asked = TextRequest(read_body(b'{"model": "teacher", "prompt": "hi", "logprobs": 1}'), captured=False)
+    assert asked.to_upstream_body("gpt-9", "salt") == b'{"model":"gpt-9","prompt":"hi","logprobs":1}'
     assert asked.why_not_trained() == "demonstration"

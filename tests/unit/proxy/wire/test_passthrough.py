@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.interfaces import UNREADABLE, Server
-from proxy.wire.passthrough import NativeAsked
+from proxy.wire.passthrough import NativeRequest
 from proxy.wire.request_body import read_body
 
 MESSAGE = {
@@ -28,8 +28,8 @@ RESPONSE = {
 }
 
 
-def ask(endpoint: str, **values: Any) -> NativeAsked:
-    return NativeAsked(endpoint, read_body(json.dumps({"model": "starter"} | values).encode()), Server())
+def ask(endpoint: str, **values: Any) -> NativeRequest:
+    return NativeRequest(endpoint, read_body(json.dumps({"model": "starter"} | values).encode()), Server())
 
 
 def event(kind: str, **values: Any) -> bytes:
@@ -41,7 +41,7 @@ def test_the_request_passes_under_the_adapters_name() -> None:
     asked = ask(
         "messages", system="be kind", messages=[{"role": "user", "content": "hi"}], tools=[{"name": "f"}], top_k=1
     )
-    assert json.loads(asked.for_upstream("starter@v0", "salt")) == {
+    assert json.loads(asked.to_upstream_body("starter@v0", "salt")) == {
         "model": "starter@v0",
         "system": "be kind",
         "messages": [{"role": "user", "content": "hi"}],
@@ -72,8 +72,8 @@ def test_the_input_of_a_response_is_a_text_or_items(given: Any, said: Any) -> No
 
 
 def test_another_server_gets_it_as_it_came() -> None:
-    asked = NativeAsked("messages", read_body(b'{"model": "teacher", "max_tokens": 1}'), Server(captured=False))
-    assert asked.for_upstream("claude", "salt") == b'{"model":"claude","max_tokens":1}'
+    asked = NativeRequest("messages", read_body(b'{"model": "teacher", "max_tokens": 1}'), Server(captured=False))
+    assert asked.to_upstream_body("claude", "salt") == b'{"model":"claude","max_tokens":1}'
     assert asked.why_not_trained() == "demonstration"
 
 
@@ -88,8 +88,8 @@ def test_whom_the_app_serves_is_noted(values: dict[str, Any], user: str | None) 
 @pytest.mark.parametrize(("endpoint", "said"), [("messages", MESSAGE), ("responses", RESPONSE)])
 def test_an_answer_passes_but_for_the_models_name_and_its_text_is_heard(endpoint: str, said: dict[str, Any]) -> None:
     taken = ask(endpoint).read(json.dumps(said).encode())
-    assert json.loads(taken.for_app) == said | {"model": "starter"}
-    (heard,) = taken.heard
+    assert json.loads(taken.client_body) == said | {"model": "starter"}
+    (heard,) = taken.results
     (choice,) = heard.choices
     assert (choice.text, choice.token_ids, choice.logprobs) == ("Hello", None, None)
     assert (heard.prompt_tokens, taken.upstream_id) == (3, said["id"])
@@ -98,11 +98,11 @@ def test_an_answer_passes_but_for_the_models_name_and_its_text_is_heard(endpoint
 
 def test_what_another_server_tells_as_a_number_is_a_text() -> None:
     taken = ask("messages").read(json.dumps(MESSAGE | {"id": 7, "stop_reason": 200}).encode())
-    assert (taken.upstream_id, taken.heard[0].choices[0].finish_reason) == ("7", "200")
-    stream = ask("messages", stream=True).events()
+    assert (taken.upstream_id, taken.results[0].choices[0].finish_reason) == ("7", "200")
+    stream = ask("messages", stream=True).new_stream()
     stream.feed(event("message_start", message={"id": 7, "content": []}))
     stream.feed(event("message_delta", delta={"stop_reason": 200}))
-    assert (stream.upstream_id, stream.heard[0].choices[0].finish_reason) == ("7", "200")
+    assert (stream.upstream_id, stream.results[0].choices[0].finish_reason) == ("7", "200")
 
 
 def test_a_streamed_message_passes_and_its_end_is_held_back() -> None:
@@ -117,12 +117,12 @@ def test_a_streamed_message_passes_and_its_end_is_held_back() -> None:
         event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2}),
         event("message_stop"),
     ]
-    stream = ask("messages", stream=True).events()
+    stream = ask("messages", stream=True).new_stream()
     data = b"".join(events)
     seen = b"".join(stream.feed(data[at : at + 7]) for at in range(0, len(data), 7))
     assert seen == b"".join(events[:-1]).replace(b'"model":"starter@v0"', b'"model":"starter"')
     assert (stream.done, stream.last()) == (True, events[-1])
-    (heard,) = stream.heard
+    (heard,) = stream.results
     (choice,) = heard.choices
     assert (choice.text, choice.finish_reason) == ("Hello", "end_turn")
     assert (heard.prompt_tokens, stream.upstream_id) == (3, "msg_1")
@@ -135,23 +135,23 @@ def test_a_streamed_response_passes_and_its_end_is_held_back() -> None:
         event("response.output_text.delta", output_index=1, delta="Hel"),
         event("response.completed", response=RESPONSE),
     ]
-    stream = ask("responses", stream=True).events()
+    stream = ask("responses", stream=True).new_stream()
     seen = stream.feed(b"".join(events))
     assert seen == b"".join(events[:2]).replace(b'"model":"starter@v0"', b'"model":"starter"')
     assert stream.done
     assert stream.last() == events[2].replace(b'"model":"starter@v0"', b'"model":"starter"')
-    assert stream.heard[0].choices[0].text == "Hello"
+    assert stream.results[0].choices[0].text == "Hello"
 
 
 def test_what_was_said_before_it_broke_off_is_heard() -> None:
-    stream = ask("responses", stream=True).events()
+    stream = ask("responses", stream=True).new_stream()
     stream.feed(event("response.output_text.delta", output_index=0, delta="Hel"))
     assert not stream.done
-    assert stream.heard[0].choices[0].text == "Hel"
+    assert stream.results[0].choices[0].text == "Hel"
 
 
 def test_an_error_within_the_stream_is_noted_and_ends_it() -> None:
-    stream = ask("messages", stream=True).events()
+    stream = ask("messages", stream=True).new_stream()
     error = event("error", error={"type": "overloaded_error"})
     assert stream.feed(error) == b""
     assert (stream.done, stream.last()) == (True, error)
@@ -159,7 +159,7 @@ def test_an_error_within_the_stream_is_noted_and_ends_it() -> None:
 
 
 def test_a_model_is_renamed_where_it_names_the_model_and_nowhere_else() -> None:
-    stream = ask("responses", stream=True).events()
+    stream = ask("responses", stream=True).new_stream()
     response = {"metadata": {"model": "starter@v0"}, "model": "starter@v0"}
     seen = stream.feed(event("response.created", response=response))
     assert seen == event("response.created", response=response | {"model": "starter"})
@@ -186,23 +186,23 @@ def test_what_is_no_answer_is_unreadable(body: bytes) -> None:
 def test_what_is_of_another_type_says_nothing(odd: dict[str, Any]) -> None:
     """Another server may tell anything; its call is recorded all the same."""
     asked = ask("responses", input="hi")
-    (heard,) = asked.read(json.dumps({"id": "resp_1"} | odd).encode()).heard
+    (heard,) = asked.read(json.dumps({"id": "resp_1"} | odd).encode()).results
     assert (heard.prompt_tokens, heard.choices[0].text) == (None, "")
-    stream = asked.events()
+    stream = asked.new_stream()
     stream.feed(event("response.completed", response={"id": "resp_1"} | odd))
-    (heard,) = stream.heard
+    (heard,) = stream.results
     assert (heard.prompt_tokens, heard.choices[0].text) == (None, "")
 
 
 def test_an_output_that_is_no_list_says_nothing_in_a_stream() -> None:
     """Where all else has been passed on."""
-    stream = ask("responses", input="hi").events()
+    stream = ask("responses", input="hi").new_stream()
     stream.feed(event("response.completed", response={"id": "resp_1", "output": 5}))
-    assert stream.heard[0].choices[0].text == ""
+    assert stream.results[0].choices[0].text == ""
 
 
 def test_blocks_without_a_place_are_the_first() -> None:
-    stream = ask("messages", messages=[]).events()
+    stream = ask("messages", messages=[]).new_stream()
     for place in (None, 0, "x"):
         stream.feed(event("content_block_delta", index=place, delta={"type": "text_delta", "text": "a"}))
-    assert stream.heard[0].choices[0].text == "aaa"
+    assert stream.results[0].choices[0].text == "aaa"

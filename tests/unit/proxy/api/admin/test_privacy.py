@@ -8,7 +8,7 @@ from typing import Any
 from migrations import schema
 from proxy.domain.feedback import Feedback
 from proxy.domain.feedback_rows import row_of
-from proxy.recording.journal.codec import Spooled, encode
+from proxy.recording.journal.codec import JournalledFeedback, encode
 from proxy.recording.journal.log import Journal
 from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
 from whetstone.config.privacy import pseudonym
@@ -87,7 +87,7 @@ def test_feedback_that_lay_in_the_journal_while_its_trajectory_was_deleted_is_le
     ]
     assert proxy.client.delete("/admin/trajectories/t").json()["trajectories"] == 1
     journal = Journal(proxy.journal)
-    journal.append(encode(Spooled(said[0]["id"], said)))
+    journal.append(encode(JournalledFeedback(said[0]["id"], said)))
     journal.close()
     later = start(settings)
     assert [row.target_id for row in wait_for(lambda: later.rows(schema.feedback))] == ["u"]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, update
 
 from migrations import schema
-from proxy.api.version_bodies import Pin, Promote, RollBack, read_asked
+from proxy.api.version_bodies import Pin, Promote, RollBack, parse_body
 from proxy.api.version_moves import Ledger
 from proxy.errors import BadRequest, NotJson, VersionRefused
 from proxy.recording.recorder import Recorder
@@ -227,14 +227,14 @@ def test_a_move_that_cannot_be_meant_is_refused(
 ) -> None:
     kind = {"promote": Promote, "rollback": RollBack, "pin": Pin}[move]
     with pytest.raises(BadRequest, match=message):
-        read_asked(msgspec.json.encode(body), kind)
+        parse_body(msgspec.json.encode(body), kind)
     assert message.replace("\\", "") in refused(door, 400, move, **body)
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"reason": ' + b"[" * 100_000])
 def test_what_is_no_json_is_refused(door: RunningProxy, body: bytes) -> None:
     with pytest.raises((NotJson, BadRequest)):
-        read_asked(body, RollBack)
+        parse_body(body, RollBack)
     assert door.client.post(f"{ADMIN}/rollback", content=body).status_code == 400
 
 

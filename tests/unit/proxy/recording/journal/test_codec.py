@@ -12,7 +12,7 @@ from proxy.domain.address import Address
 from proxy.domain.call import Call
 from proxy.domain.feedback import Feedback
 from proxy.domain.feedback_rows import request_row, row_of
-from proxy.recording.journal.codec import Spooled, decode, encode, id_of
+from proxy.recording.journal.codec import JournalledFeedback, decode, encode, id_of
 from tests.unit.proxy.conftest import make_call
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, UTC)
@@ -27,8 +27,8 @@ json_values = st.recursive(
 )
 
 
-def spooled(*rows: dict[str, Any]) -> Spooled:
-    return Spooled(rows[0]["id"], list(rows))
+def spooled(*rows: dict[str, Any]) -> JournalledFeedback:
+    return JournalledFeedback(rows[0]["id"], list(rows))
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=4), st.text(), st.datetimes(timezones=st.just(UTC)))

@@ -43,14 +43,14 @@ def test_it_is_found_until_sql_has_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for _, records in journal.left_behind():
         for record in records:
-            journal.settled(record.segment)
+            journal.acknowledge(record.segment)
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_settled_journal_leaves_no_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.settled(journal.append(b"a").segment)
+    journal.acknowledge(journal.append(b"a").segment)
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -126,7 +126,7 @@ def test_a_full_segment_goes_as_soon_as_sql_has_all_of_it(tmp_path: Path) -> Non
     assert first.segment is not second.segment
     assert first.read() == large
     assert first.segment.path.exists()
-    journal.settled(first.segment)
+    journal.acknowledge(first.segment)
     assert not first.segment.path.exists()
     journal.close()
     assert frames(tmp_path) == [b"next"]
@@ -135,10 +135,10 @@ def test_a_full_segment_goes_as_soon_as_sql_has_all_of_it(tmp_path: Path) -> Non
 TURNS = """
 import os, signal, sys
 from pathlib import Path
-from proxy.recording.journal.log import TURN_BYTES, Journal
+from proxy.recording.journal.log import ROTATE_BYTES, Journal
 
 journal, size, waiting = Journal(Path(sys.argv[1])), 2000, []
-for number in range(20 * TURN_BYTES // size):
+for number in range(20 * ROTATE_BYTES // size):
     waiting.append(journal.append(b"%06d" % number * (size // 6)))
     # SQL is always some calls behind, so that no segment is ever without one that waits.
     if len(waiting) == 200:
@@ -157,15 +157,15 @@ def test_two_segments_take_turns_and_leave_what_waits_in_the_order_it_came(tmp_p
     waiting, last = map(int, process.stdout.split())
     found = [int(frame[:6]) for frame in frames(tmp_path)]
     assert found == list(range(found[0], last + 1))
-    assert waiting <= len(found) <= waiting + 2 * module.TURN_BYTES // 2000
+    assert waiting <= len(found) <= waiting + 2 * module.ROTATE_BYTES // 2000
 
 
 def test_what_sql_has_is_gone_from_a_segment_that_waits_for_its_turn(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    first = [journal.append(b"secret" * 1000) for _ in range(module.TURN_BYTES // 6000 + 1)]
+    first = [journal.append(b"secret" * 1000) for _ in range(module.ROTATE_BYTES // 6000 + 1)]
     second = journal.append(b"next")
     assert first[0].segment is not second.segment
-    journal.settled(first[0].segment, len(first))
+    journal.acknowledge(first[0].segment, len(first))
     assert not any(first[0].segment.path.read_bytes())
     assert journal.size_bytes == second.segment.size_bytes
     journal.close()
@@ -182,10 +182,10 @@ def test_while_sql_takes_nothing_segments_are_large_and_few(tmp_path: Path) -> N
 
 def test_what_takes_turns_is_gone_when_it_is_closed(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    first = journal.append(b"x" * (module.TURN_BYTES + 1))
+    first = journal.append(b"x" * (module.ROTATE_BYTES + 1))
     second = journal.append(b"y")
-    journal.settled(first.segment)
-    journal.settled(second.segment)
+    journal.acknowledge(first.segment)
+    journal.acknowledge(second.segment)
     assert len(list(tmp_path.iterdir())) == 2
     journal.close()
     assert list(tmp_path.iterdir()) == []
@@ -247,9 +247,9 @@ def test_what_sql_has_is_gone_from_the_disk_as_soon_as_nothing_waits(tmp_path: P
     journal = Journal(tmp_path)
     first, second = journal.append(b"first"), journal.append(b"second")
     (path,) = tmp_path.iterdir()
-    journal.settled(second.segment)
+    journal.acknowledge(second.segment)
     assert b"first" in path.read_bytes()
-    journal.settled(first.segment)
+    journal.acknowledge(first.segment)
     assert (path.read_bytes().strip(b"\0"), journal.size_bytes) == (b"", 0)
     journal.append(b"third")
     journal.close()
@@ -264,7 +264,7 @@ def test_it_takes_no_more_than_its_bound_and_more_again_when_sql_has_some(tmp_pa
     with pytest.raises(OSError, match="100 bytes"):
         journal.append(b"")
     for record in kept:
-        journal.settled(record.segment)
+        journal.acknowledge(record.segment)
     assert not journal.full
     journal.append(b"y")
     journal.close()
@@ -276,7 +276,7 @@ def test_what_the_dead_left_counts_too(tmp_path: Path) -> None:
     journal = Journal(tmp_path, max_bytes=100)
     ((_, (record,)),) = journal.left_behind()
     assert journal.full
-    journal.settled(record.segment)
+    journal.acknowledge(record.segment)
     assert not journal.full
     journal.close()
 
@@ -368,7 +368,7 @@ def test_what_a_killed_process_left_takes_what_its_records_do(tmp_path: Path) ->
 
 def test_what_grew_large_takes_nothing_once_sql_has_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.settled(journal.append(b"x" * (segments.KEPT_BYTES + 1)).segment)
+    journal.acknowledge(journal.append(b"x" * (segments.REUSE_BYTES + 1)).segment)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size == 0
     journal.append(b"next")
@@ -399,7 +399,7 @@ def test_what_is_to_be_synced_is_given_once_and_not_once_sql_has_it(tmp_path: Pa
     assert journal.to_sync() == []
     with pytest.raises(OSError):
         os.fstat(given[0])
-    journal.settled(journal.append(b"b").segment)
+    journal.acknowledge(journal.append(b"b").segment)
     written = journal.to_sync()
     assert len(written) == 1, "the first one waits still"
     sync(written)
@@ -423,7 +423,7 @@ def test_in_memory_there_is_no_file_and_records_are_read_all_the_same(tmp_path: 
     assert list(tmp_path.iterdir()) == [] and journal.to_sync() == []
     assert journal.full
     for record in records:
-        journal.settled(record.segment)
+        journal.acknowledge(record.segment)
     assert (journal.size_bytes, journal.full) == (0, False)
     assert journal.append(b"third").read() == b"third"
     journal.close()
@@ -431,7 +431,7 @@ def test_in_memory_there_is_no_file_and_records_are_read_all_the_same(tmp_path: 
 
 def turned(journal: Journal) -> FileSegment:
     """Have another segment be written; give the one before."""
-    last = journal.append(b"x" * module.TURN_BYTES)
+    last = journal.append(b"x" * module.ROTATE_BYTES)
     journal.append(b"y")
     assert isinstance(last.segment, FileSegment)
     return last.segment
@@ -440,7 +440,7 @@ def turned(journal: Journal) -> FileSegment:
 def test_a_segment_that_is_written_again_has_its_folder_synced(tmp_path: Path) -> None:
     """Its name is another one."""
     journal = Journal(tmp_path)
-    journal.settled(turned(journal))
+    journal.acknowledge(turned(journal))
     sync(journal.to_sync())
     turned(journal)
     descriptors = journal.to_sync()
@@ -458,7 +458,7 @@ def test_of_several_empty_segments_one_is_kept(tmp_path: Path) -> None:
             full.append(record.segment)  # type: ignore[arg-type]
     for segment in full:
         if segment is not journal._current:
-            journal.settled(segment, segment.outstanding)
+            journal.acknowledge(segment, segment.outstanding)
     assert len(list(tmp_path.iterdir())) == 2
     journal.close()
 
@@ -466,7 +466,7 @@ def test_of_several_empty_segments_one_is_kept(tmp_path: Path) -> None:
 def test_a_turn_that_cannot_be_taken_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder takes no other name and no other file; the one that is written has room."""
     journal = Journal(tmp_path)
-    journal.settled(turned(journal))
+    journal.acknowledge(turned(journal))
 
     def refused(*_: object) -> None:
         raise OSError("no")
@@ -476,10 +476,10 @@ def test_a_turn_that_cannot_be_taken_refuses_nothing(tmp_path: Path, monkeypatch
         patched.setattr(Path, "rename", refused)
         patched.setattr(module, "FileSegment", refused)
         for _ in range(3):
-            journal.append(b"z" * module.TURN_BYTES)
+            journal.append(b"z" * module.ROTATE_BYTES)
         with pytest.raises(OSError, match="no"):
             while True:
-                journal.append(b"z" * module.TURN_BYTES)
+                journal.append(b"z" * module.ROTATE_BYTES)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_files, "the one that could not be taken is given back"
     journal.append(b"after")
     journal.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.wire.anthropic.answer import MessageEvents, answer_of, error_of
 from proxy.wire.anthropic.request import chat_of
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import ask
+from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 
 ASKED = {"model": "starter", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
@@ -286,14 +286,14 @@ def test_arguments_that_are_no_object_cannot_be_said(arguments: str) -> None:
 
 
 def test_what_cannot_be_said_is_refused_as_vllm_does_and_captured() -> None:
-    asked = ask("/v1/messages", read_body(json.dumps(ASKED).encode()), Server())
+    asked = parse_request("/v1/messages", read_body(json.dumps(ASKED).encode()), Server())
     chat_answer = answered(tool_calls=[tool_call("[1]")])
     chat_answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -0.5}]}}
     answer = asked.read(json.dumps(chat_answer).encode())
     assert answer.status == 400
     error = {"type": "BadRequestError", "message": "the arguments of the tool call 'move' are no JSON object"}
-    assert json.loads(answer.for_app) == {"type": "error", "error": error}
-    assert answer.heard[0].choices[0].token_ids == [7]
+    assert json.loads(answer.client_body) == {"type": "error", "error": error}
+    assert answer.results[0].choices[0].token_ids == [7]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.wire.chat import answer as chat_answer
-from proxy.wire.chat.request import ChatAsked
+from proxy.wire.chat.request import ChatRequest
 from proxy.wire.interfaces import UNREADABLE, Answer
 from proxy.wire.request_body import read_body
 from tests.unit.proxy.conftest import answer
@@ -67,18 +67,18 @@ def answers(draw: st.DrawFn) -> bytes:
     return said.encode("utf-8", "surrogatepass") + draw(st.sampled_from([b"", b"", b"\n"]))
 
 
-def asked_for(**wanted: Any) -> ChatAsked:
-    return ChatAsked(read_body(json.dumps({"model": "starter", "messages": []} | wanted).encode()), captured=True)
+def asked_for(**wanted: Any) -> ChatRequest:
+    return ChatRequest(read_body(json.dumps({"model": "starter", "messages": []} | wanted).encode()), captured=True)
 
 
-def read(asked: ChatAsked, body: bytes) -> Answer | None:
+def read(asked: ChatRequest, body: bytes) -> Answer | None:
     try:
         return asked.read(body)
     except UNREADABLE:
         return None
 
 
-def alone(asked: ChatAsked, body: bytes) -> Answer | None:
+def alone(asked: ChatRequest, body: bytes) -> Answer | None:
     """As it is read where no answer was read before."""
     chat_answer._last_forms.clear()
     return read(asked, body)
@@ -110,7 +110,7 @@ def test_fields_in_another_order_go_out_in_that_order() -> None:
     read(asked, json.dumps(fields, separators=(",", ":")).encode())
     turned = fields | {"choices": [dict(reversed(choice.items())) for choice in fields["choices"]]}
     for other in (turned, dict(reversed(fields.items()))):
-        said = asked.read(json.dumps(other, separators=(",", ":")).encode()).for_app
+        said = asked.read(json.dumps(other, separators=(",", ":")).encode()).client_body
         assert list(json.loads(said)) == list(other)
         assert list(json.loads(said)["choices"][0]) == list(other["choices"][0])
 
@@ -118,5 +118,5 @@ def test_fields_in_another_order_go_out_in_that_order() -> None:
 def test_who_wants_more_than_the_last_one_gets_it() -> None:
     body = json.dumps(answer(), separators=(",", ":")).encode()
     read(asked_for(), body)
-    assert json.loads(asked_for(return_token_ids=True).read(body).for_app)["choices"][0]["token_ids"] is not None
-    assert json.loads(asked_for().read(body).for_app)["choices"][0]["token_ids"] is None
+    assert json.loads(asked_for(return_token_ids=True).read(body).client_body)["choices"][0]["token_ids"] is not None
+    assert json.loads(asked_for().read(body).client_body)["choices"][0]["token_ids"] is None

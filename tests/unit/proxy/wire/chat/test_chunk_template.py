@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.wire.chat import chunk_template
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import UNREADABLE, Server
-from proxy.wire.registry import ask
+from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 
 ODD = ["", " word", '"choices":[', "\n\n", "data: {", "\ud83d", "é\\"]
@@ -75,7 +75,7 @@ def chunks(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 def stream(asked: dict[str, Any], *, quick: bool) -> ChatStream:
     body = {"model": "starter", "messages": [], "stream": True} | asked
-    made = ask("/v1/chat/completions", read_body(json.dumps(body).encode()), Server()).events()
+    made = parse_request("/v1/chat/completions", read_body(json.dumps(body).encode()), Server()).new_stream()
     assert isinstance(made, ChatStream)
     if not quick:
         made._alike._left = 0
@@ -107,7 +107,7 @@ def test_quickly_or_field_by_field_the_same_goes_out_and_the_same_is_heard(
             out += [made.feed(data[at : at + size]) for at in range(0, len(data), size)]
         except UNREADABLE as error:
             out.append(type(error).__name__.encode())
-        outcomes.append((out, made.heard, made.done, made.error, made.upstream_id))
+        outcomes.append((out, made.results, made.done, made.error, made.upstream_id))
     assert outcomes[0] == outcomes[1]
 
 
@@ -119,7 +119,7 @@ def test_what_a_model_says_is_read_the_quick_way() -> None:
     for _ in range(3 * chunk_template.MOST_TRIES):
         made.feed(event)
     assert made._alike._left == chunk_template.MOST_TRIES, "only the first one was read field by field"
-    ((heard,),) = [one.choices for one in made.heard]
+    ((heard,),) = [one.choices for one in made.results]
     assert heard.token_ids == [5] * 24 and heard.logprobs == [-0.5] * 24
 
 

@@ -7,23 +7,23 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError, RefusedField
-from proxy.wire.chat.request import ChatAsked
+from proxy.wire.chat.request import ChatRequest
 from proxy.wire.interfaces import raw
 from proxy.wire.request_body import REFUSED, Body, read_body
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def read_request(body: bytes) -> ChatAsked:
-    return ChatAsked(read_body(body), captured=True)
+def read_request(body: bytes) -> ChatRequest:
+    return ChatRequest(read_body(body), captured=True)
 
 
-def ask(**values: Any) -> ChatAsked:
+def ask(**values: Any) -> ChatRequest:
     return read_request(json.dumps({"model": "starter", "messages": MESSAGES} | values).encode())
 
 
-def upstream(asked: ChatAsked) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(asked.for_upstream("starter@v3", cache_salt="default"))
+def upstream(asked: ChatRequest) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(asked.to_upstream_body("starter@v3", cache_salt="default"))
     return body
 
 
@@ -43,7 +43,7 @@ def test_vllm_gets_the_apps_fields_the_adapters_name_and_what_capture_needs() ->
 
 def test_fields_pass_byte_for_byte() -> None:
     body = b'{"model":"starter","messages":[{"role":"user","content":"\\u00e9"}],"seed":12345678901234567890,"x":1.50}'
-    sent = read_request(body).for_upstream("starter@v0", "default")
+    sent = read_request(body).to_upstream_body("starter@v0", "default")
     for piece in (b'[{"role":"user","content":"\\u00e9"}]', b"12345678901234567890", b"1.50"):
         assert piece in sent
 
@@ -56,17 +56,17 @@ def test_the_fields_keep_their_order_and_what_capture_needs_follows(fields: list
     for name in ("starter@v3", 'a"b'):
         sent = [(name if field == "model" else values[field]) for field in fields]
         added = [("cache_salt", salt), ("return_token_ids", True), ("logprobs", True), ("top_logprobs", 0)]
-        pairs = json.loads(asked.for_upstream(name, salt), object_pairs_hook=list)
+        pairs = json.loads(asked.to_upstream_body(name, salt), object_pairs_hook=list)
         assert [field for field, _ in pairs] == [*fields, *dict(added)]
-        assert json.loads(asked.for_upstream(name, salt)) == dict(zip(fields, sent, strict=True)) | dict(added)
+        assert json.loads(asked.to_upstream_body(name, salt)) == dict(zip(fields, sent, strict=True)) | dict(added)
     assert json.loads(asked.sampling()) == {name: values[name] for name in fields if name in ("seed", "stream")}
 
 
 def test_a_salt_of_another_is_never_said_twice() -> None:
     """No app's body gets here with one; what stands for a body may."""
     values = {"model": "starter", "messages": MESSAGES, "cache_salt": "another's"}
-    asked = ChatAsked(Body({name: raw(value) for name, value in values.items()}, values, "starter"), captured=True)
-    pairs = json.loads(asked.for_upstream("starter@v0", "default"), object_pairs_hook=list)
+    asked = ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, "starter"), captured=True)
+    pairs = json.loads(asked.to_upstream_body("starter@v0", "default"), object_pairs_hook=list)
     assert [value for name, value in pairs if name == "cache_salt"] == ["default"]
 
 
@@ -225,7 +225,7 @@ def test_any_bytes_are_a_request_or_a_clear_error(body: bytes) -> None:
     except ProxyError as error:
         assert error.status == 400
     else:
-        sent = json.loads(asked.for_upstream("m@v0", "default"))
+        sent = json.loads(asked.to_upstream_body("m@v0", "default"))
         said = json.loads(body)
         assert {key: value for key, value in sent.items() if key in said} | said | {"model": "m@v0"} != {}
         assert set(said) <= set(sent)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.chat.request import ChatAsked
+from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import UNREADABLE
 from proxy.wire.request_body import read_body
@@ -17,7 +17,7 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
 
 def stream(**asked: Any) -> ChatStream:
     body = read_body(json.dumps({"model": "starter", "stream": True} | asked).encode())
-    return ChatAsked(body, captured=True).events()
+    return ChatRequest(body, captured=True).new_stream()
 
 
 def seen(data: bytes) -> list[dict[str, Any]]:
@@ -31,10 +31,10 @@ def deltas(data: bytes) -> list[Any]:
 def test_a_stream_is_captured_whole() -> None:
     heard = stream()
     heard.feed(b"".join(events()))
-    (choice,) = heard.heard[0].choices
+    (choice,) = heard.results[0].choices
     assert heard.done
     assert heard.error is None
-    assert heard.heard[0].prompt_token_ids == PROMPT_IDS
+    assert heard.results[0].prompt_token_ids == PROMPT_IDS
     assert (choice.token_ids, choice.logprobs) == (ANSWER_IDS, LOGPROBS)
     assert (choice.text, choice.finish_reason) == ("Hello", "stop")
     assert choice.message == {"role": "assistant", "content": "Hello"}
@@ -56,7 +56,7 @@ def test_bytes_may_be_split_anywhere() -> None:
     for cut in range(len(data) + 1):
         parts = stream()
         assert parts.feed(data[:cut]) + parts.feed(data[cut:]) == expected
-        assert parts.heard[0].choices == whole.heard[0].choices
+        assert parts.results[0].choices == whole.results[0].choices
         assert parts.done
 
 
@@ -69,7 +69,7 @@ def test_bytes_may_come_in_any_pieces(sizes: list[int]) -> None:
         start += size
     whole = stream()
     assert out == whole.feed(data)
-    assert parts.heard[0].choices == whole.heard[0].choices
+    assert parts.results[0].choices == whole.results[0].choices
 
 
 def test_the_app_gets_nothing_that_it_did_not_ask_for() -> None:
@@ -91,7 +91,7 @@ def test_an_event_that_exists_only_because_of_capture_is_dropped() -> None:
     silent = chunk({}, token_ids=[4], logprobs=logprobs_of(-2.0))
     assert heard.feed(silent) == b""
     assert heard.feed(chunk(None, usage=USAGE)) != b""
-    assert heard.heard[0].choices[0].token_ids == [4]
+    assert heard.results[0].choices[0].token_ids == [4]
 
 
 @pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}])
@@ -114,14 +114,14 @@ def test_running_usage_keeps_no_event_that_capture_made() -> None:
 def test_usage_is_read_and_passed_on() -> None:
     heard = stream(stream_options={"include_usage": True})
     assert seen(heard.feed(chunk(None, usage=USAGE)))[0]["usage"] == USAGE
-    assert heard.heard[0].prompt_tokens == 3
+    assert heard.results[0].prompt_tokens == 3
 
 
 def test_choices_are_told_apart() -> None:
     heard = stream(n=2)
     for index, text in [(1, "b"), (0, "a"), (1, "B"), (0, "A")]:
         heard.feed(chunk({"content": text}, index=index, token_ids=[index], logprobs=logprobs_of(-1.0)))
-    assert [(choice.index, choice.text, choice.token_ids) for choice in heard.heard[0].choices] == [
+    assert [(choice.index, choice.text, choice.token_ids) for choice in heard.results[0].choices] == [
         (0, "aA", [0, 0]),
         (1, "bB", [1, 1]),
     ]
@@ -136,11 +136,11 @@ def test_tool_calls_are_put_together() -> None:
         {"index": 0, "function": {"arguments": "1}"}},
     ):
         heard.feed(chunk({"tool_calls": [piece]}, token_ids=[1], logprobs=logprobs_of(-1.0)))
-    assert heard.heard[0].choices[0].message["tool_calls"] == [
+    assert heard.results[0].choices[0].message["tool_calls"] == [
         {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}},
         {"id": "call-2", "type": "function", "function": {"name": "go", "arguments": "{}"}},
     ]
-    assert heard.heard[0].choices[0].text is None
+    assert heard.results[0].choices[0].text is None
 
 
 def test_hidden_reasoning_is_recorded_and_not_shown() -> None:
@@ -150,7 +150,7 @@ def test_hidden_reasoning_is_recorded_and_not_shown() -> None:
     assert deltas(heard.feed(chunk({"reasoning": "!", "content": "hi"}, **thought))) == [
         {"reasoning": None, "content": "hi"}
     ]
-    assert heard.heard[0].choices[0].message == {"role": "assistant", "reasoning": "thinking!", "content": "hi"}
+    assert heard.results[0].choices[0].message == {"role": "assistant", "reasoning": "thinking!", "content": "hi"}
 
 
 def test_an_error_event_passes_and_is_remembered() -> None:
@@ -190,11 +190,11 @@ def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any])
     choice = {"index": 0, "delta": {}, "finish_reason": None} | wrong
     with pytest.raises(UNREADABLE):
         heard.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
-    assert heard.heard[0].choices[0].text == "Hel"
+    assert heard.results[0].choices[0].text == "Hel"
 
 
 def test_parts_of_another_server_pass() -> None:
     heard = stream()
     event = chunk({"content": [{"type": "thinking", "thinking": "hm"}]})
     assert deltas(heard.feed(event)) == [{"content": [{"type": "thinking", "thinking": "hm"}]}]
-    assert heard.heard[0].choices[0].text is None
+    assert heard.results[0].choices[0].text is None
