@@ -103,8 +103,8 @@ def add(
             "replicas": servers,
             "failing": dict(failing),
         }
-        told = state if is_admin(request.scope) else {"status": state["status"]}
-        return as_json(told, status=200 if serves else 503)
+        body = state if is_admin(request.scope) else {"status": state["status"]}
+        return as_json(body, status=200 if serves else 503)
 
     @api.get("/metrics")
     async def metrics() -> Response:
@@ -115,7 +115,7 @@ def add(
         own += [*redaction_of(redactors), *servers_of(replicas)]
 
         def text() -> bytes:
-            return exposition([*own, *from_the_database(), *relabelled(completeness.told)])
+            return exposition([*own, *from_the_database(), *relabelled(completeness.server_texts)])
 
         # In a thread: the event loop serves the apps.
         return Response(await asyncio.to_thread(text), media_type=CONTENT_TYPE_LATEST)

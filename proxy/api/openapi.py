@@ -180,8 +180,14 @@ def _document(api: FastAPI) -> dict[str, Any]:
 
 def _parameters() -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "header", "required": False, "description": told, "schema": {"type": "string"} | bounds}
-        for name, bounds, told in _ADDRESS
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "description": description,
+            "schema": {"type": "string"} | bounds,
+        }
+        for name, bounds, description in _ADDRESS
     ]
 
 

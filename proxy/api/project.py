@@ -72,8 +72,8 @@ def build(
     async def model(name: str) -> Response:
         """Show one of these names."""
         known = policies()
-        speaker = known.resolve(name)
-        return as_json(_model(name, next(policy for policy in known if policy.name == speaker.policy)))
+        served = known.resolve(name)
+        return as_json(_model(name, next(policy for policy in known if policy.name == served.policy)))
 
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
@@ -85,7 +85,7 @@ def build(
         # In order: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
         ids = await take(rows, key_of(request.scope))
-        results = [_taken(feedback_id) for feedback_id in ids]
+        results = [_receipt(feedback_id) for feedback_id in ids]
         return as_json(results if batch else results[0], status=202)
 
     @api.post("/v1/trajectories/{trajectory_id}/end", status_code=202, openapi_extra=openapi.IDEMPOTENT)
@@ -102,12 +102,12 @@ def build(
         key = request.headers.get("idempotency-key")
         row = request_row(source, target_id, key, project, datetime.now(UTC))
         ids = await take([row], key_of(request.scope))
-        return as_json(_taken(ids[0]), status=202)
+        return as_json(_receipt(ids[0]), status=202)
 
     @api.get("/v1/feedback/{feedback_id}")
     def get_feedback(feedback_id: str, request: Request) -> Response:
         """Show the state of a feedback, including the step that trained on it."""
-        return _found(store.feedback(project, feedback_id), "feedback", feedback_id, request)
+        return _row_response(store.feedback(project, feedback_id), "feedback", feedback_id, request)
 
     @api.delete("/v1/feedback/{feedback_id}")
     async def withdraw_feedback(feedback_id: str, request: Request) -> Response:
@@ -116,12 +116,12 @@ def build(
         row = await asyncio.to_thread(store.feedback, project, feedback_id)
         if row is not None and (why_not := too_late(row)):
             raise TooLate(f"feedback {feedback_id!r} cannot be withdrawn: {why_not}")
-        return _found(row, "feedback", feedback_id, request)
+        return _row_response(row, "feedback", feedback_id, request)
 
     @api.get("/v1/trajectories/{trajectory_id}")
     def get_trajectory(trajectory_id: str, request: Request) -> Response:
         """Show a trajectory's state, reward and `why_not_trained`."""
-        return _found(store.trajectory(project, trajectory_id), "trajectory", trajectory_id, request)
+        return _row_response(store.trajectory(project, trajectory_id), "trajectory", trajectory_id, request)
 
     @api.get("/v1/groups/{group_id}")
     def get_group(group_id: str, request: Request) -> Response:
@@ -129,7 +129,7 @@ def build(
         group = store.group(project, group_id)
         if group is not None:
             group["members"] = store.group_members(project, group_id)
-        return _found(group, "group", group_id, request)
+        return _row_response(group, "group", group_id, request)
 
     @api.get("/v1/reviews")
     def get_reviews() -> Response:
@@ -153,7 +153,7 @@ def _no_route(api: FastAPI, request: Request) -> ProxyError:
     return NotFound(f"no {method} {path[:200]} here{scopes.hint(path)}")
 
 
-def _taken(feedback_id: str) -> dict[str, Any]:
+def _receipt(feedback_id: str) -> dict[str, Any]:
     return {"id": feedback_id, "object": "feedback", "state": "waiting"}
 
 
@@ -165,7 +165,7 @@ def _model(name: str, policy: Policy) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": policy.created_at_s, "owned_by": "whetstone"}
 
 
-def _found(row: dict[str, Any] | None, kind: str, row_id: str, request: Request) -> Response:
+def _row_response(row: dict[str, Any] | None, kind: str, row_id: str, request: Request) -> Response:
     """Return the row without the fields that only admins may read: a key for feedback must not read text of apps and
     people."""
     if row is None:

@@ -42,32 +42,32 @@ def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, 
         BadRequest: a field is unknown or of the wrong type, or does not go with the others.
     """
     try:
-        asked = msgspec.json.decode(body, type=StepAsked) if body.strip() else StepAsked()
+        request = msgspec.json.decode(body, type=StepAsked) if body.strip() else StepAsked()
     except msgspec.ValidationError as error:
         raise BadRequest(f"step: {str(error)[:300]}; fields are kind, from, min_reward, limit") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(f"the body must be JSON, or empty: {error}") from error
-    if asked.kind == "grpo":
-        given = {"from": asked.source, "min_reward": asked.min_reward, "limit": asked.limit}
+    if request.kind == "grpo":
+        given = {"from": request.source, "min_reward": request.min_reward, "limit": request.limit}
         if wrong := next((name for name, value in given.items() if value is not None), None):
             raise BadRequest(
                 f'{wrong} goes with "kind": "sft"; a grpo step takes the groups that are there', param=wrong
             )
         return {"kind": "grpo"}
-    _check_source(asked, policy, policies)
-    if asked.min_reward is not None and not math.isfinite(asked.min_reward):
+    _check_source(request, policy, policies)
+    if request.min_reward is not None and not math.isfinite(request.min_reward):
         raise BadRequest("min_reward must be a finite number", param="min_reward")
-    limit = DEFAULT_LIMIT if asked.limit is None else asked.limit
-    return {"kind": "sft", "from": asked.source, "min_reward": asked.min_reward, "limit": limit}
+    limit = DEFAULT_LIMIT if request.limit is None else request.limit
+    return {"kind": "sft", "from": request.source, "min_reward": request.min_reward, "limit": limit}
 
 
-def _check_source(asked: StepAsked, policy: str, policies: Collection[str]) -> None:
+def _check_source(request: StepAsked, policy: str, policies: Collection[str]) -> None:
     others = sorted(set(policies) - {policy})
-    if asked.source == policy:
+    if request.source == policy:
         raise BadRequest(f'a policy\'s own answers are "from": "{BEST}"', param="from")
-    if asked.source not in (DEMONSTRATIONS, BEST, *others):
-        told = f"{DEMONSTRATIONS}, {BEST}, or another policy's name ({', '.join(others) or 'there is none'})"
-        got = "nothing" if asked.source is None else repr(asked.source[:100])
-        raise BadRequest(f"from must be {told}, not {got}", param="from")
-    if asked.source == DEMONSTRATIONS and asked.min_reward is not None:
+    if request.source not in (DEMONSTRATIONS, BEST, *others):
+        choices = f"{DEMONSTRATIONS}, {BEST}, or another policy's name ({', '.join(others) or 'there is none'})"
+        got = "nothing" if request.source is None else repr(request.source[:100])
+        raise BadRequest(f"from must be {choices}, not {got}", param="from")
+    if request.source == DEMONSTRATIONS and request.min_reward is not None:
         raise BadRequest("demonstrations have no reward; leave min_reward out", param="min_reward")

@@ -137,9 +137,9 @@ class Ledger:
                 while self._lacking(name):
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
-            told = "; ".join(f"{url}: {why}" for url, why in self._lacking(name).items())
+            reasons = "; ".join(f"{url}: {why}" for url, why in self._lacking(name).items())
             raise VersionRefused(
-                f"nothing was changed: not every model server has {name} after {self._load_waits_s:g} s. {told}"
+                f"nothing was changed: not every model server has {name} after {self._load_waits_s:g} s. {reasons}"
             ) from None
 
     def _lacking(self, name: str) -> dict[str, str]:

@@ -188,7 +188,9 @@ def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextReques
         return None
     kept = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
     values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | kept
-    return TextRequest(Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True)
+    return TextRequest(
+        Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True
+    )
 
 
 def _as_message(choice: Choice) -> Choice:

@@ -69,18 +69,18 @@ def split_url(path: str) -> tuple[dict[str, str], str]:
         BadRequest: the path does not have this form.
     """
     parts = path.split("/")[2:]
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     while parts and parts[0] != "v1":
         key, value, *parts = [*parts, ""] if len(parts) < 2 else parts
         if key not in URL_KEYS or not value:
             known = ", ".join(URL_KEYS)
             raise BadRequest(f"the URL must be /r/<key>/<value>/…/v1/…, its keys among {known}; not {key[:100]!r}")
-        if URL_KEYS[key] in said:
+        if URL_KEYS[key] in values:
             raise BadRequest(f"the URL says {key!r} twice")
-        said[URL_KEYS[key]] = value
+        values[URL_KEYS[key]] = value
     if not parts:
         raise BadRequest("the URL has no /v1 after what it says of the call")
-    return said, "/" + "/".join(parts)
+    return values, "/" + "/".join(parts)
 
 
 def address_of(
@@ -111,11 +111,11 @@ def address_of(
     return Address(
         trajectory_id=trajectory_id,
         named_by=rule,
-        group_id=_id(said) if (said := _stated("group_id", headers, url, own)) else None,
-        group_size=_size(said) if (said := _stated("group_size", headers, url, own)) else None,
-        task=_label(said) if (said := _stated("task", headers, url, own)) else None,
-        split=_one_of(said, SPLITS) if (said := _stated("split", headers, url, own)) else "train",
-        no_train=_one_of(said, TRUTH) == "true" if (said := _stated("no_train", headers, url, own)) else False,
+        group_id=_id(stated) if (stated := _stated("group_id", headers, url, own)) else None,
+        group_size=_size(stated) if (stated := _stated("group_size", headers, url, own)) else None,
+        task=_label(stated) if (stated := _stated("task", headers, url, own)) else None,
+        split=_one_of(stated, SPLITS) if (stated := _stated("split", headers, url, own)) else "train",
+        no_train=_one_of(stated, TRUTH) == "true" if (stated := _stated("no_train", headers, url, own)) else False,
         metadata=_metadata(headers, own),
         turn_key=_turn_key(_stated("turn_id", headers, url, own), headers, trajectory_id),
         retry=_retries(headers),
@@ -133,11 +133,13 @@ _NOTHING_STATED = Address()
 
 
 def _retries(headers: Mapping[bytes, bytes]) -> bool:
-    told = headers.get(_RETRIES)
-    return told is not None and told.strip(b"0 ").isdigit()
+    count = headers.get(_RETRIES)
+    return count is not None and count.strip(b"0 ").isdigit()
 
 
-def _stated(name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]) -> StatedValue | None:
+def _stated(
+    name: str, headers: Mapping[bytes, bytes], url: Mapping[str, str], own: Mapping[str, Any]
+) -> StatedValue | None:
     raw = headers.get(_HEADERS[name])
     if raw is not None:
         return "header", KEYS[name], raw.decode("latin-1")
@@ -163,29 +165,29 @@ def _session(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -
     return None
 
 
-def _id(said: StatedValue) -> str:
-    _, name, text = said
+def _id(stated: StatedValue) -> str:
+    _, name, text = stated
     if not ID.fullmatch(text):
         raise BadId(f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -", param=name)
     return text
 
 
-def _size(said: StatedValue) -> int:
-    _, name, text = said
+def _size(stated: StatedValue) -> int:
+    _, name, text = stated
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 2 <= int(text) <= MAX_GROUP_SIZE):
         raise BadRequest(f"{name} must be a whole number from 2 to {MAX_GROUP_SIZE}", param=name)
     return int(text)
 
 
-def _label(said: StatedValue) -> str:
-    _, name, text = said
+def _label(stated: StatedValue) -> str:
+    _, name, text = stated
     if not (0 < len(text) <= MAX_LABEL and text.isprintable()):
         raise BadRequest(f"{name} must be 1 to {MAX_LABEL} printable characters", param=name)
     return text
 
 
-def _one_of(said: StatedValue, values: tuple[str, ...]) -> str:
-    _, name, text = said
+def _one_of(stated: StatedValue, values: tuple[str, ...]) -> str:
+    _, name, text = stated
     text = text.strip().lower()
     if text not in values:
         raise BadRequest(f"{name} must be one of {', '.join(values)}", param=name)
@@ -204,15 +206,15 @@ def _metadata(headers: Mapping[bytes, bytes], own: Mapping[str, Any]) -> dict[st
         raise BadRequest(f"X-Metadata must be a JSON object: {error}", param="X-Metadata") from error
 
 
-def _turn_key(said: StatedValue | None, headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
+def _turn_key(stated: StatedValue | None, headers: Mapping[bytes, bytes], trajectory_id: str | None) -> str | None:
     """Return the key of a repeated request. A turn's id is unique within its trajectory, an idempotency key
     everywhere."""
-    if said is not None:
-        turn_id = _id(said)
+    if stated is not None:
+        turn_id = _id(stated)
         if trajectory_id is None:
             raise BadRequest(
-                f"{said[1]} holds within a trajectory: name that too (X-Trajectory-Id), or send an Idempotency-Key",
-                param=said[1],
+                f"{stated[1]} holds within a trajectory: name that too (X-Trajectory-Id), or send an Idempotency-Key",
+                param=stated[1],
             )
         # An id has no slash, so no two pairs make the same key.
         return f"turn:{trajectory_id}/{turn_id}"

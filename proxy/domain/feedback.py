@@ -182,8 +182,8 @@ def _check_value(feedback: Feedback) -> None:
     wrong = [name for name in (*given, "demonstration") if getattr(feedback, name) is not None]
     wrong = [name for name in wrong if (name in _OF_GROUPS) != (feedback.group_id is not None)]
     if wrong:
-        told = "`rewards` ({trajectory_id: number}) or `judge`"
-        raise BadRequest(f"a group takes {told}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])
+        allowed = "`rewards` ({trajectory_id: number}) or `judge`"
+        raise BadRequest(f"a group takes {allowed}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])
     if isinstance(feedback.demonstration, dict):
         _check_message(feedback.demonstration)
 
@@ -201,8 +201,8 @@ def _check_message(message: Mapping[str, Any]) -> None:
         raise BadRequest("demonstration is a text, or a message with the role `assistant`", param="demonstration.role")
     content, calls = message.get("content"), message.get("tool_calls")
     if not (content or calls) or not isinstance(content, str | list | None) or not isinstance(calls, list | None):
-        told = "demonstration needs `content` (a string or a list of parts), or a list of `tool_calls`"
-        raise BadRequest(told, param="demonstration")
+        problem = "demonstration needs `content` (a string or a list of parts), or a list of `tool_calls`"
+        raise BadRequest(problem, param="demonstration")
 
 
 def _numbers(feedback: Feedback) -> Iterator[tuple[str, float]]:
@@ -222,8 +222,8 @@ def _numbers(feedback: Feedback) -> Iterator[tuple[str, float]]:
 
 
 def _check_sizes(feedback: Feedback) -> None:
-    asked = feedback.judge or Judge("")
-    for name, text in (("comment", feedback.comment), ("judge.model", asked.model), ("judge.rubric", asked.rubric)):
+    judge = feedback.judge or Judge("")
+    for name, text in (("comment", feedback.comment), ("judge.model", judge.model), ("judge.rubric", judge.rubric)):
         if text is not None and len(text) > MAX_TEXT:
             raise BadRequest(f"{name} is over {MAX_TEXT} characters", param=name)
     for name in ("demonstration", "metadata"):
@@ -242,8 +242,8 @@ def check_id(name: str, value: str | None) -> None:
 
 
 def _not_one(names: tuple[str, ...], given: list[str]) -> NoReturn:
-    told = f"feedback needs exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}"
-    raise BadRequest(told, param=given[-1] if given else None)
+    problem = f"feedback needs exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}"
+    raise BadRequest(problem, param=given[-1] if given else None)
 
 
 def _why_not_json(body: bytes, error: Exception) -> str:

@@ -23,7 +23,7 @@ class FeedbackReceipt(NamedTuple):
 
 def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, Any]:
     """Return the row of table `feedback` that stores this feedback."""
-    value, said = feedback.value, feedback.demonstration
+    value, demonstration = feedback.value, feedback.demonstration
     final = value is not None and feedback.target != "completion_id"
     return _row(
         project,
@@ -35,7 +35,9 @@ def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, 
         rewards=feedback.rewards,
         parts=feedback.parts,
         judge=None if feedback.judge is None else msgspec.to_builtins(feedback.judge),
-        demonstration={"role": "assistant", "content": said} if isinstance(said, str) else said,
+        demonstration={"role": "assistant", "content": demonstration}
+        if isinstance(demonstration, str)
+        else demonstration,
         source={None: "demonstration", "rewards": "reward"}.get(value, value),
         final=final if feedback.final is None else feedback.final,
         comment=feedback.comment,

@@ -119,8 +119,8 @@ class Policies:
 
         `pin`: as for `choose`.
         """
-        speaker = self._fixed.get(model)
-        return speaker if speaker is None or pin is None or pin.version == speaker.version else None
+        served = self._fixed.get(model)
+        return served if served is None or pin is None or pin.version == served.version else None
 
     def choose_version(
         self, model: str, trajectory_id: str, pin: Pin | None, now_s: float, pin_lifetime_s: float
@@ -144,8 +144,8 @@ class Policies:
         Raises:
             UnknownModel: no policy or version has that name; the message lists those that exist.
         """
-        if speaker := self._live.get(model):
-            return speaker
+        if served := self._live.get(model):
+            return served
         if named := _NAMED_VERSION.fullmatch(model):
             policy = self._by_name.get(named["policy"])
             if policy and not policy.upstream and int(named["version"]) in policy.served_versions:

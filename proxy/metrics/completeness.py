@@ -71,15 +71,15 @@ class Completeness:
 
     async def _generated(self) -> dict[str, float]:
         """Return what each server has sampled so far, without those that do not answer."""
-        told = await asyncio.gather(*(server.get("/metrics") for server in self._servers.values()))
-        self.server_texts = {server: one for server, one in zip(self._servers, told, strict=True) if one is not None}
-        counts = zip(self._servers, (None if one is None else _count(one) for one in told), strict=True)
+        texts = await asyncio.gather(*(server.get("/metrics") for server in self._servers.values()))
+        self.server_texts = {server: one for server, one in zip(self._servers, texts, strict=True) if one is not None}
+        counts = zip(self._servers, (None if one is None else _count(one) for one in texts), strict=True)
         return {server: count for server, count in counts if count is not None}
 
 
-def _count(told: bytes) -> float | None:
+def _count(text: bytes) -> float | None:
     # Parse only these of five hundred lines: the event loop waits.
-    lines = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith(GENERATED)]
+    lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.startswith(GENERATED)]
     families = text_string_to_metric_families("\n".join([*lines, ""]))
     try:
         return sum(sample.value for family in families for sample in family.samples if sample.name == GENERATED)

@@ -53,7 +53,7 @@ def exposition(families: Iterable[Metric]) -> bytes:
 def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness: float | None) -> list[Metric]:
     """Report what was recorded, what the journal holds, and what was lost. `completeness`: None if unknown."""
     away_since_s = recorder.away_since_s
-    told = [
+    metrics = [
         _one("whetstone_info", 1.0, __version__),
         _one("whetstone_recorded_tokens", written_tokens),
         _one("whetstone_capture_completeness", completeness),
@@ -64,19 +64,19 @@ def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness
         _some("whetstone_unexpected_errors", [((part,), count) for part, count in sorted(unexpected.items())]),
     ]
     with suppress(OSError):  # the folder may be on a server that is down
-        told.append(_one("whetstone_data_free_bytes", shutil.disk_usage(data).free))
-    return told
+        metrics.append(_one("whetstone_data_free_bytes", shutil.disk_usage(data).free))
+    return metrics
 
 
 def traffic_of(traffic: Traffic, threaded_by: Mapping[str, int]) -> list[Metric]:
     """Report requests and answers. `threaded_by`: calls by the rule that resolved their trajectory."""
-    told = traffic.told()
+    counts = traffic.snapshot()
     return [
-        _some("whetstone_recorded_calls", sorted(told.calls.items())),
-        _histogram("whetstone_first_token_seconds", told.first_token),
-        _histogram("whetstone_call_seconds", told.whole),
-        _some("whetstone_prompt_tokens", _by_policy(told.prompt_tokens)),
-        _some("whetstone_sampled_tokens", _by_policy(told.sampled_tokens)),
+        _some("whetstone_recorded_calls", sorted(counts.calls.items())),
+        _histogram("whetstone_first_token_seconds", counts.first_token),
+        _histogram("whetstone_call_seconds", counts.whole),
+        _some("whetstone_prompt_tokens", _by_policy(counts.prompt_tokens)),
+        _some("whetstone_sampled_tokens", _by_policy(counts.sampled_tokens)),
         _some("whetstone_refused_requests", sorted(((str(s), code), n) for (s, code), n in list(refused.items()))),
         _some("whetstone_calls", [((rule,), count) for rule, count in sorted(threaded_by.items())]),
     ]

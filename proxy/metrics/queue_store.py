@@ -62,19 +62,19 @@ class QueueTables:
         with self._reader.connect() as connection:
             trained = (p.project.in_(self._projects), p.upstream.is_(None))
             policies = select(p.project, p.id, p.state).where(*trained).order_by(p.id)
-            found = [(row.project, row.id, row.state) for row in connection.execute(policies)]
+            rows = [(row.project, row.id, row.state) for row in connection.execute(policies)]
             running, silent = self._step(connection, now)
             return Queues(
-                policies=[(policy, state) for _, policy, state in found],
+                policies=[(policy, state) for _, policy, state in rows],
                 open_trajectories=self._open(connection),
                 assembly_lag_s=self._lag_s(connection, now),
                 feedback_waiting=self._waiting(connection),
-                groups=self._groups(connection, [policy for _, policy, _ in found], now),
-                for_judges=self._for_judges(connection, [policy for _, policy, _ in found]),
+                groups=self._groups(connection, [policy for _, policy, _ in rows], now),
+                for_judges=self._for_judges(connection, [policy for _, policy, _ in rows]),
                 judged=self._judged(connection),
-                judge_s=self._judge_s(connection, [policy for _, policy, _ in found], now),
-                step_running_s={policy: running.get(policy, 0.0) for _, policy, _ in found},
-                step_silent_s={policy: silent.get(policy, 0.0) for _, policy, _ in found},
+                judge_s=self._judge_s(connection, [policy for _, policy, _ in rows], now),
+                step_running_s={policy: running.get(policy, 0.0) for _, policy, _ in rows},
+                step_silent_s={policy: silent.get(policy, 0.0) for _, policy, _ in rows},
             )
 
     def _open(self, connection: Connection) -> int:
@@ -90,8 +90,8 @@ class QueueTables:
         return max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
 
     def _waiting(self, connection: Connection) -> int:
-        asked_again = select(func.count()).where(_is(f.state, "waiting"), f.due_at.is_not(None))
-        return int(connection.execute(asked_again).scalar_one())
+        postponed = select(func.count()).where(_is(f.state, "waiting"), f.due_at.is_not(None))
+        return int(connection.execute(postponed).scalar_one())
 
     def _groups(
         self, connection: Connection, policies: Sequence[str], now: datetime
@@ -99,15 +99,15 @@ class QueueTables:
         of_some = (g.project.in_(self._projects), g.policy.in_(policies), g.state.in_(UNFINISHED_GROUP_STATES))
         oldest = func.min(g.closed_at, type_=g.closed_at.type).label("oldest")
         query = select(g.policy, g.state, func.count().label("there"), oldest).where(*of_some)
-        found: dict[tuple[str, str], tuple[int, float | None]] = {
+        groups: dict[tuple[str, str], tuple[int, float | None]] = {
             (policy, state): (0, 0.0 if state in ("closed", "scored") else None)
             for policy in policies
             for state in UNFINISHED_GROUP_STATES
         }
         for row in connection.execute(query.group_by(g.policy, g.state)):
             waits = row.oldest is not None and row.state in ("closed", "scored")
-            found[row.policy, row.state] = (row.there, (now - row.oldest).total_seconds() if waits else None)
-        return found
+            groups[row.policy, row.state] = (row.there, (now - row.oldest).total_seconds() if waits else None)
+        return groups
 
     def _for_judges(self, connection: Connection, policies: Sequence[str]) -> dict[str, int]:
         """Filter by policy and state; otherwise all groups that ever existed would be read."""
@@ -119,7 +119,9 @@ class QueueTables:
         sums = [func.sum(column) for column in (d.calls, d.refused, d.failed, d.tokens, d.cost_usd)]
         query = select(d.policy, d.judge, *sums).where(d.project.in_(self._projects)).group_by(d.policy, d.judge)
         return [
-            JudgeTotals(policy, judge, int(calls - refused - failed), int(refused), int(failed), int(tokens), float(cost))
+            JudgeTotals(
+                policy, judge, int(calls - refused - failed), int(refused), int(failed), int(tokens), float(cost)
+            )
             for policy, judge, calls, refused, failed, tokens, cost in connection.execute(
                 query.order_by(d.policy, d.judge)
             )

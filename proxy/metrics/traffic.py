@@ -71,36 +71,36 @@ class Traffic:
                 self._note(policy, fresh if len(policies) == 1 else [call for call in fresh if call.policy == policy])
 
     def _note(self, policy: str, calls: Sequence[Call]) -> None:
-        told = self._counts
+        counts = self._counts
         sampled, read = sum([call.sampled_tokens for call in calls]), sum([call.read_tokens for call in calls])
-        told.sampled_tokens[policy] += sampled
-        told.prompt_tokens[policy] += read
+        counts.sampled_tokens[policy] += sampled
+        counts.prompt_tokens[policy] += read
         # A request with several prompts is one call for each: times and answers are counted for the first one.
         firsts = [call for call in calls if not call.first_id]
-        told.calls.update([(policy, call.endpoint, call.status) for call in firsts])
+        counts.calls.update([(policy, call.endpoint, call.status) for call in firsts])
         if begun := [call.ttft_ms / 1000 for call in firsts if call.ttft_ms is not None]:
-            _of(told.first_token, policy, FIRST_TOKEN_S).note(begun)
+            _of(counts.first_token, policy, FIRST_TOKEN_S).note(begun)
         if whole := [call.total_ms / 1000 for call in firsts if call.status == "complete"]:
-            _of(told.whole, policy, WHOLE_S).note(whole)
+            _of(counts.whole, policy, WHOLE_S).note(whole)
 
     def snapshot(self) -> TrafficCounts:
         """Return a copy of the counts so far, for one reader."""
         with self._lock:
-            told = self._counts
+            counts = self._counts
             return TrafficCounts(
-                Counter(told.calls),
-                Counter(told.prompt_tokens),
-                Counter(told.sampled_tokens),
-                {policy: _copy(one) for policy, one in told.first_token.items()},
-                {policy: _copy(one) for policy, one in told.whole.items()},
+                Counter(counts.calls),
+                Counter(counts.prompt_tokens),
+                Counter(counts.sampled_tokens),
+                {policy: _copy(one) for policy, one in counts.first_token.items()},
+                {policy: _copy(one) for policy, one in counts.whole.items()},
             )
 
 
 def _of(histograms: dict[str, Histogram], policy: str, bounds_s: tuple[float, ...]) -> Histogram:
-    found = histograms.get(policy)
-    if found is None:
-        found = histograms[policy] = Histogram(bounds_s)
-    return found
+    histogram = histograms.get(policy)
+    if histogram is None:
+        histogram = histograms[policy] = Histogram(bounds_s)
+    return histogram
 
 
 def _copy(one: Histogram) -> Histogram:

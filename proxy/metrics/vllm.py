@@ -11,23 +11,23 @@ _PREFIXES = tuple(one.name for one in VLLM)
 _NAMES = frozenset(_PREFIXES)
 
 
-def relabelled(told: Mapping[str, bytes]) -> list[Metric]:
+def relabelled(texts: Mapping[str, bytes]) -> list[Metric]:
     """Return the servers' metrics (address -> text of its `/metrics`) that are passed on. Unreadable text is skipped.
 
     The metrics of a server's several engines stay separate by their label `engine`.
     """
     families: dict[str, Metric] = {}
-    for replica, text in told.items():
+    for replica, text in texts.items():
         try:
             of_one = list(_passed_on(text))
         except ValueError:  # not in Prometheus' format
             continue
         for family in of_one:
-            kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 labels = {**sample.labels, "replica": replica}
                 if not sample.name.endswith("_created"):
-                    kept.samples.append(sample._replace(labels=labels))
+                    merged.samples.append(sample._replace(labels=labels))
     return list(families.values())
 
 

@@ -17,13 +17,13 @@ from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, sele
 from migrations import schema
 from proxy.domain.call import Call
 from proxy.recording.erased_store import not_erased
-from proxy.recording.prefix_delta import Tail, turn_delta, tail_of
+from proxy.recording.prefix_delta import Tail, tail_of, turn_delta
 from proxy.recording.retry_store import retried_completions, supersede
 from proxy.recording.rows import (
     CompletionRow,
-    TrajectoryCounts,
     Key,
     NewCompletion,
+    TrajectoryCounts,
     TrajectoryRow,
     completion_row,
     group_row,
@@ -115,14 +115,18 @@ class CallRows:
         for one in batch:
             of_each[one.trajectory].append(one)
         begun = self._begin(connection, of_each)
-        gone_on = self._go_on(connection, {key: ones for key, ones in of_each.items() if key not in begun})
+        gone_on = self._go_on(
+            connection, {key: of_trajectory for key, of_trajectory in of_each.items() if key not in begun}
+        )
         # Conflict on the id only: a turn number that another writer took must raise an error, not lose a record
         # silently.
-        told = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
-        insert_many(connection, schema.completions, told, on=("project", "id"), pause=self._pause)
-        _continue(connection, batch, told)
+        rows = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
+        insert_many(connection, schema.completions, rows, on=("project", "id"), pause=self._pause)
+        _continue(connection, batch, rows)
 
-    def _begin(self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]) -> dict[Key, list[CompletionRow]]:
+    def _begin(
+        self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]
+    ) -> dict[Key, list[CompletionRow]]:
         """Insert the missing trajectories with their final counts; return the rows of their completions."""
         unknown = [key for key in of_each if not self.tails.knows(*key)]
         # The id of a new trajectory is unique, so it exists only if its call does: most likely it does not.
@@ -133,9 +137,9 @@ class CallRows:
         # In a fixed order, to avoid deadlocks.
         for key in sorted(unknown):
             if key not in known:
-                ones = of_each[key]
-                row = trajectory_row(ones[0])
-                completions[key] = self._added(connection, ones, _OpenTrajectory(row, tail_known=True), set())
+                new = of_each[key]
+                row = trajectory_row(new[0])
+                completions[key] = self._added(connection, new, _OpenTrajectory(row, tail_known=True), set())
                 trajectories.append(row)
         inserted = insert_absent(connection, schema.trajectories, trajectories, self._pause)
         for key in [key for key in completions if key not in inserted]:
@@ -144,7 +148,9 @@ class CallRows:
             del completions[key]
         return completions
 
-    def _go_on(self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]) -> dict[Key, list[CompletionRow]]:
+    def _go_on(
+        self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]
+    ) -> dict[Key, list[CompletionRow]]:
         """Lock the existing trajectories and count the calls on them, so that their turns are numbered one after the
         other, even with other writers. Return the rows of their completions."""
         if not of_each:
@@ -155,19 +161,19 @@ class CallRows:
             firsts = [of_each[key][0] for key in gone]
             insert_many(connection, schema.trajectories, [trajectory_row(one) for one in firsts])
             standings |= _locked(connection, gone)
-        asked = (one.key for ones in of_each.values() for one in ones)
-        there = _present(connection, schema.completions, asked)
-        completions = {key: self._added(connection, ones, standings[key], there) for key, ones in of_each.items()}
+        keys = (one.key for new in of_each.values() for one in new)
+        there = _present(connection, schema.completions, keys)
+        completions = {key: self._added(connection, new, standings[key], there) for key, new in of_each.items()}
         counted = [standing.counted for standing in standings.values()]
         update_many(connection, schema.trajectories, [one for one in counted if one.last_version is not None])
         return completions
 
     def _added(
-        self, connection: Connection, ones: Sequence[NewCompletion], to: _OpenTrajectory, there: set[Key]
+        self, connection: Connection, new: Sequence[NewCompletion], to: _OpenTrajectory, there: set[Key]
     ) -> list[CompletionRow]:
         """Return the rows of those completions of a trajectory that do not exist yet."""
         rows: list[CompletionRow] = []
-        for one in ones:
+        for one in new:
             key = one.key
             if key not in there:
                 there.add(key)

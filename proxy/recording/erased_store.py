@@ -23,17 +23,17 @@ _Requests = Mapping[tuple[str, str], datetime]
 def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
     """Return the calls without those whose deletion was requested after they arrived."""
     first = min(calls, key=lambda call: call.created_at_s, default=None)
-    asked = {} if first is None else _requests_since(connection, first.created_at)
-    if not asked:
+    requests = {} if first is None else _requests_since(connection, first.created_at)
+    if not requests:
         return list(calls)
-    return [call for call in calls if not _covers(asked, call.project, _names(call), call.created_at)]
+    return [call for call in calls if not _covers(requests, call.project, _names(call), call.created_at)]
 
 
 def erased_feedback(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the ids of feedback on trajectories whose deletion was requested after the feedback arrived."""
-    asked = _requests_since(connection, min(row["created_at"] for row in rows)) if rows else {}
+    requests = _requests_since(connection, min(row["created_at"] for row in rows)) if rows else {}
     named = [row for row in rows if row["target_kind"] == "trajectory"]
-    return {row["id"] for row in named if _covers(asked, row["project"], [row["target_id"]], row["created_at"])}
+    return {row["id"] for row in named if _covers(requests, row["project"], [row["target_id"]], row["created_at"])}
 
 
 def _names(call: Call) -> list[str]:
@@ -49,5 +49,5 @@ def _requests_since(connection: Connection, first_came_at: datetime) -> _Request
     return asked_since(connection, first_came_at)
 
 
-def _covers(asked: _Requests, project: str, names: Iterable[str], came_at: datetime) -> bool:
-    return any(at is not None and at >= came_at for at in (asked.get((project, name)) for name in names))
+def _covers(requests: _Requests, project: str, names: Iterable[str], came_at: datetime) -> bool:
+    return any(at is not None and at >= came_at for at in (requests.get((project, name)) for name in names))

@@ -47,12 +47,12 @@ class RequestMessages(msgspec.Struct):
 
     def as_json(self, start: int = 0) -> bytes:
         """Return the messages from `start` on, as compact JSON."""
-        told = self._json
-        if told is None or start != self._start:
+        encoded = self._json
+        if encoded is None or start != self._start:
             left = self.messages[start:] if start else self.messages
-            told = self._json = _encode(list(map(_decode, left)))
+            encoded = self._json = _encode(list(map(_decode, left)))
             self._start = start
-        return told
+        return encoded
 
     def own(self) -> list[msgspec.Raw]:
         """Return the messages as copies: the originals would keep the whole request in memory."""
@@ -94,7 +94,9 @@ def same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
     return one == other or sorted_keys(one) == sorted_keys(other)
 
 
-def turn_delta(tail: Tail | None, asked: RequestMessages, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None) -> TurnDelta:
+def turn_delta(
+    tail: Tail | None, request: RequestMessages, prompt_token_ids: list[int] | None, tools: msgspec.Raw | None
+) -> TurnDelta:
     """Compare a request with the tail of its trajectory.
 
     The request follows the tail if its prompt begins with exactly the tail's token ids, and its messages with the
@@ -105,23 +107,23 @@ def turn_delta(tail: Tail | None, asked: RequestMessages, prompt_token_ids: list
         tail is not None
         and prompt_token_ids is not None
         and len(tail.token_ids) <= len(prompt_token_ids)
-        and len(tail.messages) < len(asked.messages)
+        and len(tail.messages) < len(request.messages)
         and not (tools is None and tail.tools is not None)  # NULL in SQL means "as before", not "no more"
         and packed(prompt_token_ids[: len(tail.token_ids)]) == tail.token_ids
-        and asked.begins_with(tail)
+        and request.begins_with(tail)
     ):
         answered = len(tail.messages)
         return TurnDelta(
             tail.completion_id,
-            asked.messages[answered + 1 :],
+            request.messages[answered + 1 :],
             prompt_token_ids[len(tail.token_ids) :],
             None if tools is not None and canonical(tools) == tail.tools else tools,
-            asked.as_json(answered + 1),
-            asked,
+            request.as_json(answered + 1),
+            request,
             (*tail.answers, answered),
             tail.token_ids,
         )
-    return TurnDelta(None, asked.messages, prompt_token_ids, tools, asked.as_json(), asked)
+    return TurnDelta(None, request.messages, prompt_token_ids, tools, request.as_json(), request)
 
 
 def tail_of(completion_id: str, new: TurnDelta, token_ids: list[int] | None, tools: msgspec.Raw | None) -> Tail | None:
@@ -129,5 +131,5 @@ def tail_of(completion_id: str, new: TurnDelta, token_ids: list[int] | None, too
     if new.prompt_token_ids is None or token_ids is None:
         return None
     whole = new.known_token_ids + packed(new.prompt_token_ids + token_ids)
-    told = None if tools is None else canonical(tools)
-    return Tail(completion_id, whole, new.request.own(), new.answers, told)
+    tools_json = None if tools is None else canonical(tools)
+    return Tail(completion_id, whole, new.request.own(), new.answers, tools_json)

@@ -172,8 +172,10 @@ class Recorder:
         if self.away_since_s is None and self.unwritten <= MOST_BEFORE:
             try:
                 async with asyncio.timeout(COMMIT_WAITS_S):
-                    taken: list[FeedbackReceipt] = await self._written(lambda one: self._store.insert_feedback(one, rows))
-                    return taken
+                    receipts: list[FeedbackReceipt] = await self._written(
+                        lambda one: self._store.insert_feedback(one, rows)
+                    )
+                    return receipts
             except (*AWAY, TimeoutError) as error:
                 log.warning("feedback waits in the journal: %s", type(error).__name__)
             except SQLAlchemyError as error:

@@ -57,16 +57,16 @@ class Redactor:
         self.failed = 0
         """Texts that were dropped because a function failed."""
 
-    def calls(self, said: Sequence[Call]) -> list[Call]:
+    def calls(self, calls: Sequence[Call]) -> list[Call]:
         """Return the redacted calls."""
-        return [self._call(one) for one in said]
+        return [self._call(one) for one in calls]
 
-    async def calls_off_loop(self, said: Sequence[Call]) -> list[Call]:
+    async def calls_off_loop(self, calls: Sequence[Call]) -> list[Call]:
         """Return the redacted calls; runs in a thread if it may take long: for long texts, and with patterns or
         functions of the settings."""
-        if self._is_slow or sum(map(_bytes, said)) > AT_ONCE_BYTES:
-            return await asyncio.to_thread(self.calls, said)
-        return self.calls(said)
+        if self._is_slow or sum(map(_bytes, calls)) > AT_ONCE_BYTES:
+            return await asyncio.to_thread(self.calls, calls)
+        return self.calls(calls)
 
     async def feedback(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return redacted rows of feedback: comments, metadata, demonstrations, rubrics."""
@@ -88,23 +88,25 @@ class Redactor:
             # The pseudonym is still unique, so that this user's records can be found.
             end_user = pseudonym(end_user)
             about |= {"user": end_user} if sampling.get("user") == call.end_user else {}
-        unspoken = text.pieces
+        pieces_before = text.pieces
         messages = [text.json(message) for message in call.messages]
         tools = text.json(call.tools_or_null)
-        spoken = {name: text.inside(value, numbers=False) for name, value in sampling.items() if name not in NOT_FOR_MODEL}
+        for_model = {
+            name: text.inside(value, numbers=False) for name, value in sampling.items() if name not in NOT_FOR_MODEL
+        }
         choices = tuple(text.choice(choice) for choice in call.choices)
         error = text.inside(call.error)
-        spelled = text.pieces > unspoken
+        spelled = text.pieces > pieces_before
         if not text.pieces:
             return msgspec.structs.replace(call, redactions=0)
-        asked = about | spoken
+        fields = about | for_model
         redacted = msgspec.structs.replace(
             call,
             address=msgspec.structs.replace(address, metadata=metadata, task=task),
             end_user=end_user,
             messages=messages,
             tools_or_null=tools,
-            sampling=msgspec.Raw(msgspec.json.encode({name: asked[name] for name in sampling})),
+            sampling=msgspec.Raw(msgspec.json.encode({name: fields[name] for name in sampling})),
             choices=choices,
             error=error,
             # The answer as it was sent contains the removed text, in pieces.
@@ -200,17 +202,17 @@ class _Text:
             return TIMED_OUT
         for name, function in self._redactor._functions:
             try:
-                told = function(text)
-                if not isinstance(told, str):
-                    raise TypeError(f"it returned {type(told).__name__}, no text")
+                result = function(text)
+                if not isinstance(result, str):
+                    raise TypeError(f"it returned {type(result).__name__}, no text")
             except Exception as error:
                 # Do not log the message, which may quote the text.
                 self._redactor.failed += 1
                 log.error("a text was dropped: %s failed with %s", name, type(error).__name__)
                 self.pieces += 1
                 return FAILED
-            self.pieces += told != text
-            text = told
+            self.pieces += result != text
+            text = result
         return text
 
     def _without(self, text: str, rule: Rule) -> str:
@@ -219,19 +221,19 @@ class _Text:
         Raises:
             TimeoutError: the time limit is reached.
         """
-        kept, at, place = [], 0, 0
-        while found := rule.pattern.search(text, place, timeout=self._left_s(), concurrent=True):
-            start, end = found.span()
-            if start == end or (rule.counts is not None and not rule.counts(found[0])):
+        parts, at, place = [], 0, 0
+        while match := rule.pattern.search(text, place, timeout=self._left_s(), concurrent=True):
+            start, end = match.span()
+            if start == end or (rule.counts is not None and not rule.counts(match[0])):
                 # Another match may begin within the rejected one.
                 place = start + 1
                 while place < end and text[place].isdigit():
                     place += 1
                 continue
-            kept += [text[at:start], rule.mark]
+            parts += [text[at:start], rule.mark]
             at = place = end
             self.pieces += 1
-        return "".join((*kept, text[at:])) if kept else text
+        return "".join((*parts, text[at:])) if parts else text
 
     def _left_s(self) -> float:
         left_s = self._until - time.thread_time()
@@ -257,5 +259,5 @@ def _function(name: str) -> Callable[[str], Any]:
         raise ValueError(f"redact_functions: {name} cannot be imported: {error}") from error
     if not callable(function):
         raise ValueError(f"redact_functions: {name} is no function")
-    found: Callable[[str], Any] = function
-    return found
+    checked: Callable[[str], Any] = function
+    return checked

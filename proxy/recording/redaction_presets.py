@@ -28,8 +28,8 @@ def is_card(digits: str) -> bool:
     return total % 10 == 0
 
 
-def _card(found: str) -> bool:
-    digits = "".join(one for one in found if one.isdigit())
+def _card(text: str) -> bool:
+    digits = "".join(one for one in text if one.isdigit())
     return 13 <= len(digits) <= 19 and is_card(digits)
 
 

@@ -39,18 +39,18 @@ def retried_completions(connection: Connection, call: Call) -> Sequence[Any]:
         sibling = c.trajectory_id.startswith(f"{call.trajectory_id}.", autoescape=True)
         unanswered.append(or_(c.trajectory_id == call.trajectory_id, sibling))
     query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
-    found = list(connection.execute(query))
-    return found if len({row.call_id for row in found}) == 1 else ()
+    rows = list(connection.execute(query))
+    return rows if len({row.call_id for row in rows}) == 1 else ()
 
 
-def supersede(connection: Connection, call: Call, found: Sequence[Any]) -> None:
+def supersede(connection: Connection, call: Call, retried: Sequence[Any]) -> None:
     """Mark the completions that `call` retries as superseded."""
     connection.execute(
         schema.completions.update()
-        .where(c.project == call.project, c.id.in_([row.id for row in found]))
+        .where(c.project == call.project, c.id.in_([row.id for row in retried]))
         .values(why_not_trained=WhyNotTrained.SUPERSEDED.value, request_digest=None)
     )
-    for row in found:
+    for row in retried:
         if row.trajectory_id != call.trajectory_id:
             _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from proxy.domain.call import Call, Choice, empty_choice
-from proxy.recording.prefix_delta import TurnDelta, RequestMessages
+from proxy.recording.prefix_delta import RequestMessages, TurnDelta
 from whetstone.database.bulk import raw_ids
 from whetstone.database.sanitize import storable_json, storable_text, told_storable
 from whetstone.database.types import as_json_bytes
@@ -153,13 +153,15 @@ def new_completions(call: Call, retried: Mapping[int, str]) -> list[NewCompletio
         formed_by = call.threaded_by
     elif group_id is None and len(choices) > 1:
         group_id, formed_by = f"{call.siblings}.choices", "choices"
-    asked, created_at = RequestMessages(call.messages), call.created_at
-    said = []
+    request, created_at = RequestMessages(call.messages), call.created_at
+    completions = []
     for choice in choices:
         retry_of = retried.get(choice.index) if retried else None
         key, trajectory = (project, call.completion_id(choice)), (project, call.trajectory_of(choice))
-        said.append(NewCompletion(call, choice, asked, created_at, group_id, formed_by, retry_of, key, trajectory))
-    return said
+        completions.append(
+            NewCompletion(call, choice, request, created_at, group_id, formed_by, retry_of, key, trajectory)
+        )
+    return completions
 
 
 def group_row(one: NewCompletion) -> GroupRow:

@@ -76,30 +76,30 @@ class Store:
     def reply(self, project: str, turn_key: str) -> bytes | None:
         """Return the answer that was sent under this key; None if none was finished."""
         c = schema.completions.c
-        kept = (c.project == project, c.turn_key == turn_key, c.turn_key.is_not(None), c.reply.is_not(None))
+        finished = (c.project == project, c.turn_key == turn_key, c.turn_key.is_not(None), c.reply.is_not(None))
         with self._reader.connect() as connection:
-            found: bytes | None = connection.execute(select(c.reply).where(*kept).limit(1)).scalar()
-        return found
+            reply: bytes | None = connection.execute(select(c.reply).where(*finished).limit(1)).scalar()
+        return reply
 
     def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[FeedbackReceipt]:
         """Add feedback as it arrived, state `waiting`. Feedback that exists already, by id or by key, is not changed.
         Feedback on a trajectory whose deletion was requested after it arrived is skipped."""
         gone = erased_feedback(connection, rows)
-        kept = [row for row in rows if row["id"] not in gone]
-        keyless = [{**storable(row), "state": "waiting"} for row in kept if row["idempotency_key"] is None]
+        remaining = [row for row in rows if row["id"] not in gone]
+        keyless = [{**storable(row), "state": "waiting"} for row in remaining if row["idempotency_key"] is None]
         if keyless:
             insert_all_new(connection, schema.feedback, keyless)
-        taken = []
+        receipts = []
         for row in rows:
             if row["id"] in gone:
                 log.info("feedback %s is left out: its trajectory was deleted since", row["id"])
-                taken.append(FeedbackReceipt(row["id"], new=False))
+                receipts.append(FeedbackReceipt(row["id"], new=False))
                 continue
             new = row["idempotency_key"] is None or insert_storable(
                 connection, schema.feedback, {**row, "state": "waiting"}
             )
-            taken.append(FeedbackReceipt(row["id"] if new else self._feedback_by_key(connection, row), new))
-        return taken
+            receipts.append(FeedbackReceipt(row["id"] if new else self._feedback_by_key(connection, row), new))
+        return receipts
 
     def withdraw_feedback(self, connection: Connection, project: str, feedback_id: str, now: datetime) -> None:
         """Note that an app withdraws feedback, unless a step has claimed its target. Feedback in a final state is not

@@ -11,8 +11,8 @@ from proxy.recording.turn_store import turns_to
 
 MAX_TAILS = 4096
 MAX_BYTES = 64_000_000
-"""Most trajectories whose tail stays in memory (MAX_TAILS), and their total size (MAX_BYTES). Other tails are read from the
-database when their trajectory continues."""
+"""Most trajectories whose tail stays in memory (MAX_TAILS), and their total size (MAX_BYTES). Other tails are read from
+the database when their trajectory continues."""
 TOKEN_BYTES, MESSAGE_BYTES = 4, 100
 """Bytes of a token id, and of a message in addition to its text."""
 
@@ -69,5 +69,5 @@ def _read(connection: Connection, project: str, tail_id: str) -> Tail | None:
         token_ids += row.prompt_token_ids + row.token_ids
         messages += [msgspec.Raw(msgspec.json.encode(message)) for message in row.new_messages or ()]
         tools = tools if row.tools is None else row.tools
-    told = None if tools is None else msgspec.json.encode(tools, order="deterministic")
-    return Tail(tail_id, packed(token_ids), messages, tuple(answers), told)
+    tools_json = None if tools is None else msgspec.json.encode(tools, order="deterministic")
+    return Tail(tail_id, packed(token_ids), messages, tuple(answers), tools_json)

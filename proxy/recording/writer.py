@@ -259,8 +259,8 @@ class Writer:
         self._is_back()
         if committed.others:
             self._store.changes.committed()
-        for asked, result in committed.answers:
-            _call("answer", asked.written.set_result, result)
+        for waiting, result in committed.answers:
+            _call("answer", waiting.written.set_result, result)
         _call("on_calls", self._on_calls, committed.calls)
         if committed.recorded:
             _call("on_settled", self._on_settled, committed.recorded)
@@ -308,9 +308,9 @@ def _call(name: str, callback: Callable[..., object], *values: object) -> None:
         note_unexpected("writer", f"{name}, called after a transaction,", error)
 
 
-def _refuse_dead(asked: SyncWrite) -> None:
-    if not asked.written.done():
-        asked.written.set_exception(PoolTimeout("the thread that writes to SQL has ended"))
+def _refuse_dead(waiting: SyncWrite) -> None:
+    if not waiting.written.done():
+        waiting.written.set_exception(PoolTimeout("the thread that writes to SQL has ended"))
 
 
 def _next(backlog: deque[JournalledItem | SyncWrite], most: int) -> list[JournalledItem | SyncWrite]:

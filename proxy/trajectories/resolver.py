@@ -170,7 +170,7 @@ class TrajectoryResolver:
             trail = self._see(trajectory_id, now_s)
             trail.tail = completion_id
             trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
-            if at < len(histories) and (found_by := histories[at].found_by):
+            if at < len(histories) and (found_by := histories[at].hashes):
                 name = name_of(call.answer_id or call.upstream_id, index)
                 self._heads.keep(
                     OpenCompletion(completion_id, trajectory_id, found_by, name, None, False, False, trail.pins)

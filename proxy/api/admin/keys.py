@@ -61,20 +61,20 @@ def add(
     @api.post("/admin/keys", status_code=201, openapi_extra=openapi.json_body_of(NewKey))
     async def make_key(request: Request) -> Response:
         """Create a key. The answer contains it; it cannot be shown again."""
-        asked = parse_body(await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s), NewKey)
+        wanted = parse_body(await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s), NewKey)
         now, (key_id, key) = datetime.now(UTC), new_key()
         try:
-            expires_at = None if asked.expires is None else now + read_lifetime(asked.expires)
+            expires_at = None if wanted.expires is None else now + read_lifetime(wanted.expires)
         except ValueError as error:
             raise BadRequest(f"expires: {error}", param="expires") from error
-        limits = (asked.requests_per_min, asked.tokens_per_min)
-        made = api_key_store.Made(project, asked.name, read_scopes(asked.scopes), now, expires_at, *limits)
+        limits = (wanted.requests_per_min, wanted.tokens_per_min)
+        made = api_key_store.Made(project, wanted.name, read_scopes(wanted.scopes), now, expires_at, *limits)
         await recorder.commit(lambda connection: api_key_store.create(connection, made, key_id, hash_of(key.encode())))
         with suppress(SQLAlchemyError):  # the key is created, so the answer must contain it
             await refresh()
-        told = {"object": "key", "key_id": key_id, "key": key}
-        told |= {name: value for name, value in asdict(made).items() if name != "project"}
-        return as_json(told, status=201, headers=NO_STORE)
+        created = {"object": "key", "key_id": key_id, "key": key}
+        created |= {name: value for name, value in asdict(made).items() if name != "project"}
+        return as_json(created, status=201, headers=NO_STORE)
 
     @api.delete("/admin/keys/{key_id}")
     async def revoke_key(key_id: str) -> Response:

@@ -36,7 +36,7 @@ def add(
     project: str,
     policies: Callable[[], Policies],
     recorder: Recorder,
-    on_step_asked: Callable[[], None],
+    on_step_requested: Callable[[], None],
     settings: ProxySettings,
 ) -> None:
     """Add the routes to `api`."""
@@ -62,12 +62,12 @@ def add(
         names = known(policies(), policy)
         body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
         logs = await recorder.commit(lambda connection: store.imported(connection, project))
-        asked = read_step(body, policy, [*names, *logs])
+        step = read_step(body, policy, [*names, *logs])
         now = datetime.now(UTC)
         why_not = await recorder.commit(
-            lambda connection: store.request_step(connection, project, policy, asked, now), first=True
+            lambda connection: store.request_step(connection, project, policy, step, now), first=True
         )
         if why_not is not None:
             raise StepRefused(why_not)
-        on_step_asked()
-        return as_json({"object": "step", "policy": policy, "kind": asked["kind"], "asked_at": now}, status=202)
+        on_step_requested()
+        return as_json({"object": "step", "policy": policy, "kind": step["kind"], "asked_at": now}, status=202)

@@ -10,25 +10,27 @@ from migrations import schema
 from whetstone.domain.ids import IMPORTED_LOG
 
 
-def request_step(connection: Connection, project: str, policy: str, asked: Mapping[str, Any], now: datetime) -> str | None:
+def request_step(
+    connection: Connection, project: str, policy: str, wanted: Mapping[str, Any], now: datetime
+) -> str | None:
     """Store a request for a step. Return why it is refused, or None."""
     p, s = schema.policies.c, schema.steps.c
     is_it = (p.project == project, p.id == policy)
     # The weaker lock: new groups of the proxy refer to this row.
-    found = connection.execute(select(schema.policies).where(*is_it).with_for_update(key_share=True)).one()
-    if found.upstream is not None:
-        return f"{policy} is answered by {found.upstream}: only what vLLM serves here can train"
-    if found.state == "paused":
+    row = connection.execute(select(schema.policies).where(*is_it).with_for_update(key_share=True)).one()
+    if row.upstream is not None:
+        return f"{policy} is answered by {row.upstream}: only what vLLM serves here can train"
+    if row.state == "paused":
         return f"{policy} is paused; let it record or train first: `whetstone policies train off {policy}`"
-    if found.step_asked_at is not None:
-        return f"a step of {policy} is asked for already, since {found.step_asked_at:%Y-%m-%d %H:%M:%S} UTC"
-    is_held = or_(s.lease_until > now, s.state == "waiting_gate")
-    running = (s.project == project, s.policy == policy, s.ended_at.is_(None), is_held)
+    if row.step_asked_at is not None:
+        return f"a step of {policy} is asked for already, since {row.step_asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    is_running = or_(s.lease_until > now, s.state == "waiting_gate")
+    running = (s.project == project, s.policy == policy, s.ended_at.is_(None), is_running)
     step = connection.execute(select(s.number, s.state).where(*running)).one_or_none()
     if step is not None:
         what = "waits for the tests of its candidate" if step.state == "waiting_gate" else "is running"
         return f"step {step.number} of {policy} {what}; ask again when it has ended (SELECT * FROM admin_steps)"
-    connection.execute(schema.policies.update().where(*is_it).values(step_asked=dict(asked), step_asked_at=now))
+    connection.execute(schema.policies.update().where(*is_it).values(step_asked=dict(wanted), step_asked_at=now))
     return None
 
 

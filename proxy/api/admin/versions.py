@@ -28,7 +28,7 @@ def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], e
         with reader.connect() as connection:
             return as_json({"object": "list", "data": query(connection)})
 
-    async def asked(policy: str, request: Request, kind: type[BodyT]) -> BodyT:
+    async def read(policy: str, request: Request, kind: type[BodyT]) -> BodyT:
         known(policies(), policy)
         body = await read_whole(request.receive, limits.max_body_bytes, limits.body_timeout_s)
         return parse_body(body, kind)
@@ -54,24 +54,24 @@ def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], e
     @api.post("/admin/policies/{policy}/promote", openapi_extra=openapi.json_body_of(Promote))
     async def promote(policy: str, request: Request) -> Response:
         """Let a version answer from the next request on. It is loaded first if it is not."""
-        body = await asked(policy, request, Promote)
+        body = await read(policy, request, Promote)
         return _moved(policy, await ledger.promote(policy, body.version, body.reason))
 
     @api.post("/admin/policies/{policy}/rollback", openapi_extra=openapi.json_body_of(RollBack, required=False))
     async def roll_back(policy: str, request: Request) -> Response:
         """Go back to an older version from the next request on. The versions that descend from it since are
         rejected."""
-        body = await asked(policy, request, RollBack)
+        body = await read(policy, request, RollBack)
         return _moved(policy, await ledger.roll_back(policy, body.to, body.reason))
 
     @api.post("/admin/policies/{policy}/pin", openapi_extra=openapi.json_body_of(Pin))
     async def pin(policy: str, request: Request) -> Response:
         """Keep a version loaded and on the disk although newer ones exist, or stop doing so."""
-        body = await asked(policy, request, Pin)
+        body = await read(policy, request, Pin)
         await ledger.pin(policy, body.version, pinned=body.pinned)
         return as_json({"object": "pin", "policy": policy, "version": body.version, "pinned": body.pinned})
 
 
 def _moved(policy: str, move: Move) -> Response:
-    told = {"object": "move", "policy": policy, "live_version": move.live, "before": move.before}
-    return as_json(told | {"rejected": move.rejected})
+    moved = {"object": "move", "policy": policy, "live_version": move.live, "before": move.before}
+    return as_json(moved | {"rejected": move.rejected})

@@ -103,11 +103,11 @@ class Journal:
     def to_sync(self) -> list[int]:
         """Return descriptors of everything that is not on the disk yet, for `sync`."""
         lacking, self._unsynced = self._unsynced, set()
-        found = [segment.descriptor() for segment in lacking if segment.outstanding]
+        descriptors = [segment.descriptor() for segment in lacking if segment.outstanding]
         if self._unsynced_folder:
-            found.append(os.open(self._folder, os.O_RDONLY))
+            descriptors.append(os.open(self._folder, os.O_RDONLY))
             self._unsynced_folder = False
-        return [descriptor for descriptor in found if descriptor is not None]
+        return [descriptor for descriptor in descriptors if descriptor is not None]
 
     def left_behind(self) -> Iterator[tuple[FileSegment, list[Record]]]:
         """Yield the records of dead processes, segment by segment, oldest first. This journal must settle them from now

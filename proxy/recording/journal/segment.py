@@ -131,8 +131,8 @@ class FileSegment:
 
     def records(self) -> list["Record"]:
         """Return every whole record in the file; all of them count as outstanding from now on."""
-        found = _frames(os.pread(self._file, self.size_bytes, 0))
-        records = [Record(self, start, length) for start, length in found]
+        frames = _frames(os.pread(self._file, self.size_bytes, 0))
+        records = [Record(self, start, length) for start, length in frames]
         self.size_bytes = records[-1].start + records[-1].length if records else 0
         self.outstanding = len(records)
         return records

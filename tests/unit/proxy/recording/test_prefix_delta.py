@@ -5,7 +5,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.recording.prefix_delta import TurnDelta, RequestMessages, Tail, turn_delta, packed, same, tail_of
+from proxy.recording.prefix_delta import RequestMessages, Tail, TurnDelta, packed, same, tail_of, turn_delta
 from tests.unit.proxy.conftest import raw
 
 SYSTEM, USER, SAID, MORE = (
@@ -100,7 +100,11 @@ def test_what_siblings_asked_is_told_from_where_each_goes_on() -> None:
     asked = RequestMessages([raw(message) for message in (SYSTEM, USER, SAID, MORE)])
     goes_on, afresh = turn_delta(first(), asked, [1, 2, 3, 4, 5], None), turn_delta(None, asked, [1, 2, 3, 4, 5], None)
     again = turn_delta(first(), asked, [1, 2, 3, 4, 5], None)
-    assert [json.loads(one.messages_json) for one in (goes_on, afresh, again)] == [[MORE], [SYSTEM, USER, SAID, MORE], [MORE]]
+    assert [json.loads(one.messages_json) for one in (goes_on, afresh, again)] == [
+        [MORE],
+        [SYSTEM, USER, SAID, MORE],
+        [MORE],
+    ]
 
 
 def test_a_tail_read_from_sql_is_compared_by_what_it_says_but_once() -> None:

@@ -110,7 +110,7 @@ def test_an_empty_answer_may_be_gone_on_from_but_none_may_not() -> None:
         left({"content": None}, QUESTION).conversation in asked(QUESTION, {"role": "assistant", "content": ""}).answers
     )
     nothing = Choice(0, {})
-    assert ConversationHasher().history(asked(QUESTION), nothing).found_by == ()
+    assert ConversationHasher().history(asked(QUESTION), nothing).hashes == ()
 
 
 def test_what_the_normaliser_matches_does_not_count() -> None:

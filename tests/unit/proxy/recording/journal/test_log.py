@@ -143,7 +143,7 @@ for number in range(20 * ROTATE_BYTES // size):
     # SQL is always some calls behind, so that no segment is ever without one that waits.
     if len(waiting) == 200:
         for record in waiting[:100]:
-            journal.settled(record.segment)
+            journal.acknowledge(record.segment)
         del waiting[:100]
     assert len(list(Path(sys.argv[1]).iterdir())) <= 2
 print(len(waiting), number, flush=True)

@@ -80,7 +80,7 @@ def read(asked: ChatRequest, body: bytes) -> Answer | None:
 
 def alone(asked: ChatRequest, body: bytes) -> Answer | None:
     """As it is read where no answer was read before."""
-    chat_answer._last_forms.clear()
+    chat_answer._last_templates.clear()
     return read(asked, body)
 
 
@@ -88,7 +88,7 @@ def alone(asked: ChatRequest, body: bytes) -> Answer | None:
 def test_an_answer_like_the_last_one_is_read_at_once(wanted: dict[str, Any]) -> None:
     asked, body = asked_for(**wanted), json.dumps(answer(n=2), separators=(",", ":")).encode()
     expected = alone(asked, body)
-    (form,) = chat_answer._last_forms.values()
+    (form,) = chat_answer._last_templates.values()
     assert form is not None
     assert form.read(body, "starter") == expected
 
@@ -100,7 +100,7 @@ def test_whatever_was_read_before_an_answer_comes_to_the_same(bodies: list[bytes
     asked = asked_for(**wanted)
     expected = [alone(asked, body) for body in bodies]
     for model in [json.dumps(answer(), separators=(",", ":")).encode(), *bodies]:
-        chat_answer._last_forms.clear()
+        chat_answer._last_templates.clear()
         read(asked, model)
         assert [read(asked, body) for body in bodies] == expected
 

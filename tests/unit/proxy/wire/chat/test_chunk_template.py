@@ -78,7 +78,7 @@ def stream(asked: dict[str, Any], *, quick: bool) -> ChatStream:
     made = parse_request("/v1/chat/completions", read_body(json.dumps(body).encode()), Server()).new_stream()
     assert isinstance(made, ChatStream)
     if not quick:
-        made._alike._left = 0
+        made._template._left = 0
     return made
 
 
@@ -118,7 +118,7 @@ def test_what_a_model_says_is_read_the_quick_way() -> None:
     event = f"data: {json.dumps(TALK | {'choices': [choice]}, separators=(',', ':'))}\n\n".encode()
     for _ in range(3 * chunk_template.MOST_TRIES):
         made.feed(event)
-    assert made._alike._left == chunk_template.MOST_TRIES, "only the first one was read field by field"
+    assert made._template._left == chunk_template.MOST_TRIES, "only the first one was read field by field"
     ((heard,),) = [one.choices for one in made.results]
     assert heard.token_ids == [5] * 24 and heard.logprobs == [-0.5] * 24
 
@@ -128,4 +128,4 @@ def test_a_stream_of_chunks_that_are_all_different_is_not_learned_for_ever() -> 
     for number in range(3 * chunk_template.MOST_TRIES):
         chunk = TALK | {"created": number, "choices": [PLAIN]}
         made.feed(f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode())
-    assert made._alike._left == 0
+    assert made._template._left == 0
