@@ -5,6 +5,6 @@ A request passes `http` (bytes on sockets), `admission` (may it come in), `infer
 each dialect), and `recording` (journal, then SQL) before the last byte goes out. `api` has the routes beside
 inference, `dashboard` the pages, `metrics` what Prometheus reads, `background` the samples that no app waits
 for. `domain` holds the values that all of them share. `app` builds everything, `project` what belongs to one
-project, `server` runs it; `supervision` keeps what runs beside the requests alive, `errors` is the tree of what
-can go wrong.
+project, `server` runs it; `supervision` keeps what runs beside the requests alive, `tuning` sets what concerns the
+whole process, `errors` is the tree of what can go wrong.
 """

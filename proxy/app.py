@@ -1,7 +1,6 @@
 """Build the proxy as one ASGI app for uvicorn: what all projects share is made here, the rest in `project`."""
 
 import asyncio
-import gc
 import logging
 import os
 from collections.abc import Awaitable, Mapping, Sequence
@@ -32,6 +31,7 @@ from proxy.recording.writer import AWAY
 from proxy.supervision import Background
 from proxy.trajectories.peers import Peers
 from proxy.trajectories.store import ThreadTables
+from proxy.tuning import tune_collector
 from proxy.upstream.device_pause import Pauses
 from proxy.upstream.load_balancer import Replica, Replicas
 from proxy.upstream.reconciler import Reconciler
@@ -44,8 +44,6 @@ from whetstone.messaging.celery_app import celery_app, hint
 from whetstone.messaging.task_names import ASSEMBLE, STEP
 from whetstone.registry import bootstrap_key
 
-COLLECT_AFTER = (50_000, 20, 50)
-"""Thresholds of the garbage collector: objects allocated and not freed, then collections of the younger generations."""
 DASHBOARD_AT_ONCE = 64
 """Most forms of the dashboard in flight."""
 THREADS = 32
@@ -195,12 +193,7 @@ class Proxy:
         refreshing = self._background.every(settings.proxy.refresh_s, "refresh of keys and policies", self._refresh)
         for task in (refreshing, *(task for tenant in tenants for task in tenant.start(self._background))):
             self._opened.callback(task.cancel)
-        # Objects made at start-up stay; without freezing them, every full collection walks all of them.
-        gc.collect()
-        gc.freeze()
-        # Reference counts free what requests leave behind. Without this, objects cached for calls would be walked again
-        # and again.
-        gc.set_threshold(*COLLECT_AFTER)
+        tune_collector()
 
     def _policies(self) -> Sequence[Policy]:
         return [policy for tenant in self.tenants.values() for policy in tenant.policies]

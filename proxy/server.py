@@ -9,7 +9,6 @@
 """
 
 import asyncio
-import ctypes
 import logging
 import os
 import resource
@@ -19,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -29,6 +28,7 @@ from proxy.app import Proxy
 from proxy.http.server_connection import Connection, connections
 from proxy.recording.journal.log import SEGMENT_BYTES
 from proxy.recording.writer import CLOSE_TIMEOUT_S
+from proxy.tuning import tune_threads
 from whetstone.config.proxy import ProxySettings
 from whetstone.config.settings import SettingsError, load
 from whetstone.observability import tracing
@@ -41,17 +41,6 @@ LAST_S = BREAK_OFF_S + CLOSE_TIMEOUT_S + 8.0
 """The process ends at most this long after the drain."""
 FILES_BESIDE = 256
 """Open files other than connections: database, journal, log, control connections to model servers."""
-ARENAS = 2
-"""Arenas of malloc: one for the event loop, one for threads."""
-OWN_BYTES = 256 * 2**10
-"""Blocks of at least this size are returned to the system as soon as they are free. By default malloc raises this
-threshold to the size of what it has returned before. Then the tables of cached calls, which are rebuilt again and
-again, leave holes in an arena."""
-SWITCH_S = 0.0001
-"""How long a thread keeps the interpreter while another waits for it: an app waits while the thread that writes to SQL
-has it. Python's default is fifty times that."""
-_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
-"""glibc's names for both (malloc.h)."""
 LOOK_EVERY = 10
 """Ticks of uvicorn (0.1 s each) between two checks of the connections."""
 
@@ -157,8 +146,7 @@ def main() -> None:
         settings = load()
         set_up(settings.log)
         tracing.start(settings.log, "proxy")
-        _share_memory()
-        sys.setswitchinterval(SWITCH_S)
+        tune_threads()
         _allow_files(settings.proxy)
     except SettingsError as error:
         sys.exit(str(error))
@@ -185,15 +173,6 @@ def _allow_files(settings: ProxySettings) -> None:
         )
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _share_memory() -> None:
-    """Make threads allocate from few arenas: memory that is free in one arena is of no use in another, so with many
-    arenas memory use grows."""
-    with suppress(AttributeError):  # only glibc has it
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_ARENA_MAX, ARENAS)
-        mallopt(_M_MMAP_THRESHOLD, OWN_BYTES)
 
 
 def _end_after(seconds: float) -> None:

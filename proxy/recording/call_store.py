@@ -4,7 +4,6 @@ Many calls need few statements: the rows to be changed are locked at once, count
 trajectory that begins here is inserted with the counts of all its calls.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -15,6 +14,7 @@ import msgspec
 from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
 
 from migrations import schema
+from proxy import tuning
 from proxy.domain.call import Call
 from proxy.recording.erased_store import not_erased
 from proxy.recording.prefix_delta import Tail, tail_of, turn_delta
@@ -35,11 +35,6 @@ from whetstone.database.bulk import Pause, among, insert_absent, insert_many, li
 from whetstone.database.bulk_sqlite import utc_of
 from whetstone.database.engine import read_sqlite
 from whetstone.database.postgres_stats import Statistics
-
-PAUSE_EVERY, PAUSE_S = 3, 0.00005
-"""Pause for PAUSE_S after every PAUSE_EVERY rows made, and between inserts of few rows. The event loop of this process
-then gets the interpreter and the core, and need not wait for a whole transaction's rows. Linux hands over a core when a
-thread sleeps, otherwise at the next clock tick, 4 ms apart on most systems."""
 
 c, t = schema.completions.c, schema.trajectories.c
 _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
@@ -88,7 +83,7 @@ class CallRows:
         """Add calls with all their choices, in the caller's transaction. A call that exists already is not changed; a
         call whose deletion was requested before it reached the tables is skipped. `pauses`: pause often for the event
         loop."""
-        self._pause = _nap if pauses else None
+        self._pause = tuning.nap if pauses else None
         self._statistics.begin(connection, len(calls))
         batch: list[NewCompletion] = []
         for call in not_erased(connection, calls):
@@ -201,13 +196,9 @@ class CallRows:
         if one.created_at > counted.last_seen_at:
             counted.last_seen_at = one.created_at
         self._made += 1
-        if self._pause and self._made % PAUSE_EVERY == 0:
+        if self._pause and self._made % tuning.NAP_EVERY == 0:
             self._pause()
         return row
-
-
-def _nap() -> None:
-    time.sleep(PAUSE_S)
 
 
 def _continue(connection: Connection, batch: Iterable[NewCompletion], written: Iterable[CompletionRow]) -> None:

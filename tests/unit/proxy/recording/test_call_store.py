@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy import Engine, select
 
 from migrations import schema
+from proxy import tuning
 from proxy.domain.address import Address
 from proxy.domain.call import Call
-from proxy.recording import call_store, tail_cache
+from proxy.recording import tail_cache
 from proxy.recording.prefix_delta import Tail, packed
 from proxy.recording.store import Store
 from tests.unit.proxy.conftest import make_call, make_choice
@@ -102,12 +103,12 @@ def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
     engine: Engine, seed: Any, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
     naps: list[int] = []
-    monkeypatch.setattr(call_store, "_nap", lambda: naps.append(1))
+    monkeypatch.setattr(tuning, "nap", lambda: naps.append(1))
     calls = [make_call(f"c{number:02d}", f"t{number:02d}") for number in range(25)]
     with engine.begin() as connection:
         Store(engine).calls.write(connection, calls, pauses=pauses)
     between_inserts = 2 * 2 if engine.dialect.name == "sqlite" else 0
-    assert len(naps) == (25 // call_store.PAUSE_EVERY + between_inserts if pauses else 0)
+    assert len(naps) == (25 // tuning.NAP_EVERY + between_inserts if pauses else 0)
     assert len(_rows(engine, select(schema.completions))) == 25
 
 
