@@ -28,6 +28,7 @@ from proxy.metrics import rejections
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store
 from whetstone.config.proxy import ProxySettings
+from whetstone.domain.states import FeedbackState
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ def _no_route(api: FastAPI, request: Request) -> ProxyError:
 
 
 def _receipt(feedback_id: str) -> dict[str, Any]:
-    return {"id": feedback_id, "object": "feedback", "state": "waiting"}
+    return {"id": feedback_id, "object": "feedback", "state": FeedbackState.WAITING}
 
 
 def _models(policies: Policies) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import msgspec
 
 from proxy.domain.feedback import Feedback, check_id
 from whetstone.domain.ids import new_id
+from whetstone.domain.states import FeedbackState
 
 _THUMBS = {"up": 1.0, "down": 0.0}
 
@@ -81,9 +82,9 @@ def identified(row: dict[str, Any]) -> dict[str, Any]:
 
 def too_late(row: Mapping[str, Any]) -> str | None:
     """Return why the feedback in this row can no longer be withdrawn, or None if it is or will be withdrawn."""
-    if row["state"] == "used":
+    if row["state"] == FeedbackState.USED:
         return f"step {row['step']} has trained on it"
-    if row["state"] in ("unused", "failed"):
+    if row["state"] in (FeedbackState.UNUSED, FeedbackState.FAILED):
         return f"it is {row['state']} ({row['reason']})"
     return None if row["withdrawn_at"] else "a step has claimed what it speaks of"
 

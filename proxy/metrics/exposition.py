@@ -22,6 +22,7 @@ from proxy.recording.redaction import Redactor
 from proxy.supervision import unexpected
 from proxy.upstream.load_balancer import Replicas
 from whetstone import __version__
+from whetstone.domain.states import StepState
 from whetstone.observability.metric_names import BY_NAME
 
 OF_LAST_STEP = {
@@ -135,7 +136,7 @@ def steps_of(steps: Sequence[PolicySteps]) -> list[Metric]:
     """Report the steps so far, and each policy's last ended one."""
     merged = [("no", "completions"), ("yes", "rows")]
     # Start at 0: if a counter first appears as 1, Prometheus misses the increase.
-    none = dict.fromkeys(("promoted", "rejected", "noop", "failed"), 0)
+    none = dict.fromkeys((StepState.PROMOTED, StepState.REJECTED, StepState.NOOP, StepState.FAILED), 0)
     ended = [((one.policy, state), count) for one in steps for state, count in sorted((none | dict(one.ended)).items())]
     discarded = [((one.policy, why), count) for one in steps for why, count in sorted(one.discarded.items())]
     rows = [((one.policy, which), one.last.get(column)) for one in steps for which, column in merged]

@@ -10,12 +10,14 @@ from datetime import datetime, timedelta
 from sqlalchemy import Column, ColumnElement, Connection, Engine, func, literal, select, union_all
 
 from migrations import schema
-from whetstone.domain.states import UNFINISHED_GROUP_STATES
+from whetstone.domain.states import UNFINISHED_GROUP_STATES, FeedbackState, GroupState, StepState, TrajectoryStatus
 
 p, g, t, f = schema.policies.c, schema.groups.c, schema.trajectories.c, schema.feedback.c
 s, j, d = schema.steps.c, schema.judgements.c, schema.judge_days.c
 
 RECENTLY = timedelta(hours=1)
+_WAITING = (GroupState.CLOSED, GroupState.SCORED)
+"""States of groups that wait for a judge or a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +80,19 @@ class QueueTables:
             )
 
     def _open(self, connection: Connection) -> int:
-        return int(connection.execute(select(func.count()).where(_is(t.state, "open"))).scalar_one())
+        return int(connection.execute(select(func.count()).where(_is(t.state, TrajectoryStatus.OPEN))).scalar_one())
 
     def _lag_s(self, connection: Connection, now: datetime) -> float:
         """Return the age of the oldest row that no judging worker has looked at."""
         unplaced = select(func.min(t.created_at, type_=t.created_at.type).label("at")).where(t.placed_at.is_(None))
         fresh = select(func.min(f.created_at, type_=f.created_at.type)).where(
-            _is(f.state, "waiting"), f.due_at.is_(None)
+            _is(f.state, FeedbackState.WAITING), f.due_at.is_(None)
         )
         oldest = [row.at for row in connection.execute(union_all(unplaced, fresh)) if row.at is not None]
         return max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
 
     def _waiting(self, connection: Connection) -> int:
-        postponed = select(func.count()).where(_is(f.state, "waiting"), f.due_at.is_not(None))
+        postponed = select(func.count()).where(_is(f.state, FeedbackState.WAITING), f.due_at.is_not(None))
         return int(connection.execute(postponed).scalar_one())
 
     def _groups(
@@ -100,18 +102,18 @@ class QueueTables:
         oldest = func.min(g.closed_at, type_=g.closed_at.type).label("oldest")
         query = select(g.policy, g.state, func.count().label("there"), oldest).where(*of_some)
         groups: dict[tuple[str, str], tuple[int, float | None]] = {
-            (policy, state): (0, 0.0 if state in ("closed", "scored") else None)
+            (policy, state): (0, 0.0 if state in _WAITING else None)
             for policy in policies
             for state in UNFINISHED_GROUP_STATES
         }
         for row in connection.execute(query.group_by(g.policy, g.state)):
-            waits = row.oldest is not None and row.state in ("closed", "scored")
+            waits = row.oldest is not None and row.state in _WAITING
             groups[row.policy, row.state] = (row.there, (now - row.oldest).total_seconds() if waits else None)
         return groups
 
     def _for_judges(self, connection: Connection, policies: Sequence[str]) -> dict[str, int]:
         """Filter by policy and state; otherwise all groups that ever existed would be read."""
-        closed = (g.project.in_(self._projects), g.policy.in_(policies), g.state == "closed")
+        closed = (g.project.in_(self._projects), g.policy.in_(policies), g.state == GroupState.CLOSED)
         due = select(g.policy, func.count()).where(*closed, g.judge_due_at.is_not(None))
         return {policy: count for policy, count in connection.execute(due.group_by(g.policy))}  # noqa: C416
 
@@ -138,7 +140,7 @@ class QueueTables:
 
     def _step(self, connection: Connection, now: datetime) -> tuple[dict[str, float], dict[str, float]]:
         """Return, by policy, how long a worker has had its step, and how long that worker has been silent."""
-        under_way = (s.project.in_(self._projects), s.ended_at.is_(None), s.state != "waiting_gate")
+        under_way = (s.project.in_(self._projects), s.ended_at.is_(None), s.state != StepState.WAITING_GATE)
         query = select(s.policy, s.created_at, s.lease_until).where(*under_way)
         running, silent = {}, {}
         for policy, created_at, lease_until in connection.execute(query):

@@ -35,8 +35,10 @@ from whetstone.database.bulk import Pause, among, insert_absent, insert_many, li
 from whetstone.database.bulk_sqlite import utc_of
 from whetstone.database.engine import read_sqlite
 from whetstone.database.postgres_stats import Statistics
+from whetstone.domain.states import TrajectoryStatus
 
 c, t = schema.completions.c, schema.trajectories.c
+_UNREWARDED = (TrajectoryStatus.OPEN.value, TrajectoryStatus.ENDED.value)
 _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
 
 
@@ -64,7 +66,7 @@ class _OpenTrajectory(msgspec.Struct):
 
     counted: TrajectoryCounts | TrajectoryRow
     """Its locked row, or its new row."""
-    state: str = "open"
+    state: str = TrajectoryStatus.OPEN.value
     tail: Tail | None = None
     tail_known: bool = False
 
@@ -183,7 +185,7 @@ class CallRows:
         if not to.tail_known:
             to.tail, to.tail_known = self.tails.of(connection, project, trajectory_id, before), True
         new = turn_delta(to.tail, one.request, prompt_token_ids, tools)
-        row = completion_row(one, new, counted.completions, over=to.state not in ("open", "ended"))
+        row = completion_row(one, new, counted.completions, over=to.state not in _UNREWARDED)
         # A call that broke off after its retry had ended is not the tail. Ids sort by time.
         if call.status == "complete" or before is None or row.id > before:
             counted.tail_completion_id = row.id

@@ -7,12 +7,13 @@ admin views use the same rule (migrations/initial_views.py).
 from sqlalchemy import ColumnElement, case, select
 
 from migrations import schema
+from whetstone.domain.states import PolicyState
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 _t, _p = schema.trajectories.c, schema.policies.c
 _takes_no_step = (
     select(_p.id)
-    .where(_p.project == _t.project, _p.id == _t.policy, _p.state != "training")
+    .where(_p.project == _t.project, _p.id == _t.policy, _p.state != PolicyState.TRAINING)
     .correlate(schema.trajectories)
     .exists()
 )

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, or_, select
 from migrations import schema
 from proxy.domain.call import Call
 from proxy.domain.request_digest import WINDOW_S
+from whetstone.domain.states import TrajectoryStatus
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 c, t = schema.completions.c, schema.trajectories.c
@@ -59,9 +60,13 @@ def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, 
     """Exclude a trajectory that has no other completion, because it was no attempt. Its group is then placed without
     it."""
     others = select(c.id).where(c.project == project, c.trajectory_id == trajectory_id, c.id != completion_id)
-    undecided = (t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended")))
+    undecided = (
+        t.project == project,
+        t.id == trajectory_id,
+        t.state.in_((TrajectoryStatus.OPEN, TrajectoryStatus.ENDED)),
+    )
     connection.execute(
         schema.trajectories.update()
         .where(*undecided, ~others.exists())
-        .values(state="excluded", why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
+        .values(state=TrajectoryStatus.EXCLUDED, why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
     )

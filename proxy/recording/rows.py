@@ -16,11 +16,13 @@ from proxy.recording.prefix_delta import RequestMessages, TurnDelta
 from whetstone.database.bulk import raw_ids
 from whetstone.database.sanitize import storable_json, storable_text, told_storable
 from whetstone.database.types import as_json_bytes
+from whetstone.domain.states import GroupState, TrajectoryStatus
 
 LARGEST_KNOWN = 4096
 """Sampling fields and tools up to this many bytes are cached: nearly all requests of an app have the same ones."""
 
 _decode = msgspec.json.Decoder().decode
+_GROUP_OPEN, _TRAJECTORY_OPEN = GroupState.OPEN.value, TrajectoryStatus.OPEN.value
 
 Key = tuple[str, str]
 """Project and id."""
@@ -168,7 +170,7 @@ def group_row(one: NewCompletion) -> GroupRow:
     """Return the row of its group, when the group is new."""
     call = one.call
     project, group_id = one.group
-    state, size, rewarded = "open", 0, 0
+    state, size, rewarded = _GROUP_OPEN, 0, 0
     return GroupRow(
         project,
         group_id,
@@ -186,7 +188,7 @@ def trajectory_row(one: NewCompletion) -> TrajectoryRow:
     """Return the row of its trajectory, when the trajectory begins with this choice; the choice is not counted yet."""
     call, address, created_at = one.call, one.call.address, one.created_at
     project, its_id = one.trajectory
-    state, completions, sampled_tokens, tail = "open", 0, 0, None
+    state, completions, sampled_tokens, tail = _TRAJECTORY_OPEN, 0, 0, None
     return TrajectoryRow(
         project,
         its_id,

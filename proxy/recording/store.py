@@ -21,6 +21,7 @@ from whetstone.database.change_detector import Changes
 from whetstone.database.engine import Transactions, insert_all_new, of_one_writer
 from whetstone.database.sanitize import insert_storable, storable
 from whetstone.database.types import Json, Utc
+from whetstone.domain.states import FeedbackState, GroupState, TrajectoryStatus, VersionState
 
 REVIEWS_AT_ONCE = 20
 
@@ -86,7 +87,9 @@ class Store:
         Feedback on a trajectory whose deletion was requested after it arrived is skipped."""
         gone = erased_feedback(connection, rows)
         remaining = [row for row in rows if row["id"] not in gone]
-        keyless = [{**storable(row), "state": "waiting"} for row in remaining if row["idempotency_key"] is None]
+        keyless = [
+            {**storable(row), "state": FeedbackState.WAITING} for row in remaining if row["idempotency_key"] is None
+        ]
         if keyless:
             insert_all_new(connection, schema.feedback, keyless)
         receipts = []
@@ -96,7 +99,7 @@ class Store:
                 receipts.append(FeedbackReceipt(row["id"], new=False))
                 continue
             new = row["idempotency_key"] is None or insert_storable(
-                connection, schema.feedback, {**row, "state": "waiting"}
+                connection, schema.feedback, {**row, "state": FeedbackState.WAITING}
             )
             receipts.append(FeedbackReceipt(row["id"] if new else self._feedback_by_key(connection, row), new))
         return receipts
@@ -105,13 +108,16 @@ class Store:
         """Note that an app withdraws feedback, unless a step has claimed its target. Feedback in a final state is not
         changed."""
         f, t, g = schema.feedback.c, schema.trajectories.c, schema.groups.c
-        claimed = ("claimed", "trained")
-        its_trajectory = (t.project == f.project, t.id == f.trajectory_id, t.state.in_(claimed))
-        its_group = (g.project == f.project, g.id == f.target_id, g.state.in_(claimed))
+        its_trajectory = (
+            t.project == f.project,
+            t.id == f.trajectory_id,
+            t.state.in_((TrajectoryStatus.CLAIMED, TrajectoryStatus.TRAINED)),
+        )
+        its_group = (g.project == f.project, g.id == f.target_id, g.state.in_((GroupState.CLAIMED, GroupState.TRAINED)))
         connection.execute(
             schema.feedback.update()
             .where(f.project == project, f.id == feedback_id, f.withdrawn_at.is_(None))
-            .where(f.state.in_(("waiting", "applied", "superseded")))
+            .where(f.state.in_((FeedbackState.WAITING, FeedbackState.APPLIED, FeedbackState.SUPERSEDED)))
             .where(~select(t.id).where(*its_trajectory).exists())
             .where(or_(f.target_kind != "group", f.applied_at.is_(None), ~select(g.id).where(*its_group).exists()))
             .values(withdrawn_at=now)
@@ -124,7 +130,7 @@ class Store:
         """
         row = self._row(schema.feedback, project, feedback_id)
         if row is not None:
-            applied = row["state"] == "applied" and row["trajectory_id"] is not None
+            applied = row["state"] == FeedbackState.APPLIED and row["trajectory_id"] is not None
             trajectory = self.trajectory(project, row["trajectory_id"]) if applied else None
             row["why_not_trained"] = trajectory and trajectory["why_not_trained"]
         return row
@@ -206,7 +212,7 @@ class Store:
 def _policy(rows: list[Any]) -> Policy:
     """Build a policy from its rows, one for each served version."""
     first = rows[0]
-    tried = [row for row in rows if row.state == "candidate" and row.canary_share is not None]
+    tried = [row for row in rows if row.state == VersionState.CANDIDATE and row.canary_share is not None]
     return Policy(
         name=first.id,
         live_version=first.live_version,
@@ -215,6 +221,8 @@ def _policy(rows: list[Any]) -> Policy:
         aliases=tuple(first.aliases or ()),
         upstream=first.upstream,
         upstream_model=first.base_model if first.upstream else None,
-        pinnable_versions=frozenset(row.version for row in rows if row.state in ("live", "retired")),
+        pinnable_versions=frozenset(
+            row.version for row in rows if row.state in (VersionState.LIVE, VersionState.RETIRED)
+        ),
         canary=Canary(tried[-1].version, tried[-1].canary_share) if tried else None,
     )

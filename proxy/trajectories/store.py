@@ -20,6 +20,7 @@ from proxy.trajectories.resolver import TrajectoryState
 from proxy.trajectories.retries import Repeatable
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
+from whetstone.domain.states import TrajectoryStatus
 
 MOST_FREE = 50
 """Most free heads read at once; more with the same history are read when these are taken."""
@@ -117,7 +118,7 @@ class ThreadTables:
         joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
         query = select(*columns, *spoke, t.state, t.last_seen_at).select_from(joined).where(of_these)
         since = _instant(since_s)
-        is_free = and_(c.continued_by.is_(None), t.state == "open", t.last_seen_at >= since)
+        is_free = and_(c.continued_by.is_(None), t.state == TrajectoryStatus.OPEN, t.last_seen_at >= since)
         # Ids sort by time: a completion that began long before cannot be free.
         recent = c.id >= f"{max(int(since_s * 1000), 0):012x}"
         last_ids = select(func.max(c.id)).where(of_these).group_by(column)
@@ -133,7 +134,7 @@ class ThreadTables:
                 histories=tuple(one for one in (row.history, row.tool_history) if one is not None),
                 name=name_of(row.upstream_id, row.choice),
                 taken_by=row.continued_by,
-                over=row.state != "open" or row.last_seen_at < since,
+                over=row.state != TrajectoryStatus.OPEN or row.last_seen_at < since,
                 pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),
             )
             for _, row in sorted(rows.items())
@@ -145,7 +146,7 @@ class ThreadTables:
             row = connection.execute(select(t.state, t.tail_completion_id, t.last_seen_at).where(*this)).one_or_none()
             if row is None:
                 return None
-            over = row.state != "open" or row.last_seen_at < _instant(since_s)
+            over = row.state != TrajectoryStatus.OPEN or row.last_seen_at < _instant(since_s)
             after = (t.project == self._project, t.continues == row.tail_completion_id, t.id != trajectory_id)
             successors = select(t.id).join(
                 schema.completions, and_(c.project == t.project, c.trajectory_id == t.id, c.turn == 0)

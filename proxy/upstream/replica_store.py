@@ -11,6 +11,7 @@ from sqlalchemy import Engine, or_, select
 from migrations import schema
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
+from whetstone.domain.states import VersionState
 
 v, r, p = schema.policy_versions.c, schema.replicas.c, schema.proxies.c
 
@@ -59,11 +60,11 @@ class ReplicaTables:
         return self._changes.unless("wanted", self._wanted)
 
     def _wanted(self) -> Wanted:
-        unsettled = v.state.in_(("building", "candidate"))
+        unsettled = v.state.in_((VersionState.BUILDING, VersionState.CANDIDATE))
         query = (
             select(v.id, v.adapter_path, v.manifest_sha256, v.served)
             .where(v.project.in_(self._projects), or_(v.served, unsettled))
-            .order_by(v.state != "live", v.version.desc())
+            .order_by(v.state != VersionState.LIVE, v.version.desc())
         )
         with self._reader.connect() as connection:
             rows = connection.execute(query).all()

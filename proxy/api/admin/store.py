@@ -8,6 +8,7 @@ from sqlalchemy import Connection, or_, select
 
 from migrations import schema
 from whetstone.domain.ids import IMPORTED_LOG
+from whetstone.domain.states import PolicyState, StepState
 
 
 def request_step(
@@ -20,15 +21,15 @@ def request_step(
     row = connection.execute(select(schema.policies).where(*is_it).with_for_update(key_share=True)).one()
     if row.upstream is not None:
         return f"{policy} is answered by {row.upstream}: only what vLLM serves here can train"
-    if row.state == "paused":
+    if row.state == PolicyState.PAUSED:
         return f"{policy} is paused; let it record or train first: `whetstone policies train off {policy}`"
     if row.step_asked_at is not None:
         return f"a step of {policy} is asked for already, since {row.step_asked_at:%Y-%m-%d %H:%M:%S} UTC"
-    is_running = or_(s.lease_until > now, s.state == "waiting_gate")
+    is_running = or_(s.lease_until > now, s.state == StepState.WAITING_GATE)
     running = (s.project == project, s.policy == policy, s.ended_at.is_(None), is_running)
     step = connection.execute(select(s.number, s.state).where(*running)).one_or_none()
     if step is not None:
-        what = "waits for the tests of its candidate" if step.state == "waiting_gate" else "is running"
+        what = "waits for the tests of its candidate" if step.state == StepState.WAITING_GATE else "is running"
         return f"step {step.number} of {policy} {what}; ask again when it has ended (SELECT * FROM admin_steps)"
     connection.execute(schema.policies.update().where(*is_it).values(step_asked=dict(wanted), step_asked_at=now))
     return None
