@@ -113,7 +113,8 @@ def build(
     @api.delete("/v1/feedback/{feedback_id}")
     async def withdraw_feedback(feedback_id: str, request: Request) -> Response:
         """Withdraw a feedback: it no longer counts. This fails once a step has used it."""
-        await recorder.withdraw(project, feedback_id, datetime.now(UTC))
+        now = datetime.now(UTC)
+        await recorder.commit(lambda connection: store.withdraw_feedback(connection, project, feedback_id, now))
         row = await asyncio.to_thread(store.feedback, project, feedback_id)
         if row is not None and (why_not := too_late(row)):
             raise TooLate(f"feedback {feedback_id!r} cannot be withdrawn: {why_not}")

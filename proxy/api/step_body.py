@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from proxy.errors import BadRequest, NotJson
+from proxy.api.version_bodies import parse_body
+from proxy.errors import BadRequest
 from whetstone.config.trainer import BEST, DEMONSTRATIONS, Kind
 
 DEFAULT_LIMIT = 64
@@ -41,12 +42,7 @@ def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, 
         NotJson: the body is not JSON.
         BadRequest: a field is unknown or of the wrong type, or does not go with the others.
     """
-    try:
-        request = msgspec.json.decode(body, type=StepAsked) if body.strip() else StepAsked()
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"step: {str(error)[:300]}; fields are kind, from, min_reward, limit") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotJson(f"the body must be JSON, or empty: {error}") from error
+    request = parse_body(body, StepAsked)
     if request.kind == "grpo":
         given = {"from": request.source, "min_reward": request.min_reward, "limit": request.limit}
         if wrong := next((name for name, value in given.items() if value is not None), None):

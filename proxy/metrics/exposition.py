@@ -136,7 +136,7 @@ def steps_of(steps: Sequence[PolicySteps]) -> list[Metric]:
     """Report the steps so far, and each policy's last ended one."""
     merged = [("no", "completions"), ("yes", "rows")]
     # Start at 0: if a counter first appears as 1, Prometheus misses the increase.
-    none = dict.fromkeys((StepState.PROMOTED, StepState.REJECTED, StepState.NOOP, StepState.FAILED), 0)
+    none = {state.value: 0 for state in (StepState.PROMOTED, StepState.REJECTED, StepState.NOOP, StepState.FAILED)}
     ended = [((one.policy, state), count) for one in steps for state, count in sorted((none | dict(one.ended)).items())]
     discarded = [((one.policy, why), count) for one in steps for why, count in sorted(one.discarded.items())]
     rows = [((one.policy, which), one.last.get(column)) for one in steps for which, column in merged]

@@ -3,6 +3,7 @@
 So the event loop, which apps wait for, does not have to.
 """
 
+import copy
 import itertools
 import threading
 import time
@@ -79,31 +80,11 @@ class Traffic:
         firsts = [call for call in calls if not call.first_id]
         counts.calls.update([(policy, call.endpoint, call.status) for call in firsts])
         if begun := [call.ttft_ms / 1000 for call in firsts if call.ttft_ms is not None]:
-            _of(counts.first_token, policy, FIRST_TOKEN_S).note(begun)
+            counts.first_token.setdefault(policy, Histogram(FIRST_TOKEN_S)).note(begun)
         if whole := [call.total_ms / 1000 for call in firsts if call.status == "complete"]:
-            _of(counts.whole, policy, WHOLE_S).note(whole)
+            counts.whole.setdefault(policy, Histogram(WHOLE_S)).note(whole)
 
     def snapshot(self) -> TrafficCounts:
         """Return a copy of the counts so far, for one reader."""
         with self._lock:
-            counts = self._counts
-            return TrafficCounts(
-                Counter(counts.calls),
-                Counter(counts.prompt_tokens),
-                Counter(counts.sampled_tokens),
-                {policy: _copy(one) for policy, one in counts.first_token.items()},
-                {policy: _copy(one) for policy, one in counts.whole.items()},
-            )
-
-
-def _of(histograms: dict[str, Histogram], policy: str, bounds_s: tuple[float, ...]) -> Histogram:
-    histogram = histograms.get(policy)
-    if histogram is None:
-        histogram = histograms[policy] = Histogram(bounds_s)
-    return histogram
-
-
-def _copy(one: Histogram) -> Histogram:
-    copy = Histogram(one.bounds_s)
-    copy.counts, copy.sum_s = list(one.counts), one.sum_s
-    return copy
+            return copy.deepcopy(self._counts)

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +124,19 @@ class Recorder:
         if self._settings.when_full == "refuse" and self._journal.full:
             raise _full("the journal is full")
 
-    def record(self, call: Call) -> None:
-        """Write a call to the journal, before its last byte is sent.
+    def record(self, value: Call | JournalledFeedback) -> None:
+        """Write a call to the journal, before its last byte is sent, or feedback while the database cannot be reached.
 
         Raises:
-            NotRecorded: the journal cannot be written; nothing of the call is recorded.
+            NotRecorded: the journal cannot be written; nothing of it is recorded.
         """
-        self._keep(call)
+        try:
+            encode_into(value, self._payload)
+            record = self._journal.append(self._payload)
+        except OSError as error:
+            log.error("the journal cannot be written: %s", error)
+            raise _full(error.strerror or str(error)) from error
+        self._enqueue(value, record)
 
     def record_or_drop(self, call: Call) -> bool:
         """Record an answered call, or accept it unrecorded if the settings allow that. Return whether it was recorded.
@@ -140,7 +145,7 @@ class Recorder:
             NotRecorded: as `record`, if the settings do not allow unrecorded answers.
         """
         try:
-            self._keep(call)
+            self.record(call)
         except NotRecorded:
             if self._settings.when_full == "refuse":
                 raise
@@ -180,17 +185,9 @@ class Recorder:
                 log.warning("feedback waits in the journal: %s", type(error).__name__)
             except SQLAlchemyError as error:
                 raise _not_stored(error) from error
-        self._keep(JournalledFeedback(rows[0]["id"], rows))
+        self.record(JournalledFeedback(rows[0]["id"], rows))
         await self.durable()
         return [FeedbackReceipt(row["id"], new=True) for row in rows]
-
-    async def withdraw(self, project: str, feedback_id: str, now: datetime) -> None:
-        """Commit that an app withdraws feedback, if it still can.
-
-        Raises:
-            NotRecorded: the database did not accept it.
-        """
-        await self.commit(lambda connection: self._store.withdraw_feedback(connection, project, feedback_id, now))
 
     async def commit(self, write: Callable[[Connection], Any], *, first: bool = False) -> Any:
         """Run another write in the writer's next transaction; return what `write` returned, once it is committed.
@@ -219,15 +216,6 @@ class Recorder:
         written.set_running_or_notify_cancel()
         self._writer.put(SyncWrite(write, written, first))
         return await asyncio.wrap_future(written)
-
-    def _keep(self, value: Call | JournalledFeedback) -> None:
-        try:
-            encode_into(value, self._payload)
-            record = self._journal.append(self._payload)
-        except OSError as error:
-            log.error("the journal cannot be written: %s", error)
-            raise _full(error.strerror or str(error)) from error
-        self._enqueue(value, record)
 
     def _recover(self, segment: FileSegment, records: list[Record]) -> None:
         for record in records:

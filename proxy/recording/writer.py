@@ -146,18 +146,15 @@ class Writer:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
+        """Write until `close`."""
+        backlog, ended = self._backlog, False
         try:
-            self._write()
+            while not (ended and (not backlog or self._away_since_s is not None)):
+                ended = self._fill(backlog) or ended
+                backlog = self._backlog = self._commit_next_batch(backlog)
         except BaseException as error:
             self._end_dead(error)
         self._transactions.close()
-
-    def _write(self) -> None:
-        """Write until `close`."""
-        backlog, ended = self._backlog, False
-        while not (ended and (not backlog or self._away_since_s is not None)):
-            ended = self._fill(backlog) or ended
-            backlog = self._backlog = self._commit_next_batch(backlog)
 
     def _end_dead(self, error: BaseException) -> None:
         """Log that nothing reaches SQL any more, and refuse writes that requests wait for. The journal has the rest."""

@@ -5,10 +5,8 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from proxy.domain.call import NULL
-from proxy.wire.interfaces import read_text
+from proxy.wire.interfaces import read_object, read_text
 from proxy.wire.sse import DONE, DONE_EVENT, Events, data_of
-
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ChunkStream(ABC):
@@ -40,7 +38,7 @@ class ChunkStream(ABC):
             return b""
         if data is None or not data.startswith(b"{"):
             return event + b"\n\n"
-        fields = _object.decode(data)
+        fields = read_object(data)
         if fields.get("error", NULL) != NULL:
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"

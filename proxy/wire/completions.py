@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.domain.call import NULL, Choice, empty_choice
 from proxy.wire.chunk_stream import ChunkStream
-from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_text
+from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_object, read_objects, read_text
 from proxy.wire.request_body import Body, deadly, whole
 from proxy.wire.tokens import prompt_tokens_of, read_ids
 from proxy.wire.trainable_sampling import ALWAYS, why_bent
@@ -18,9 +18,6 @@ from whetstone.domain.why_not_trained import WhyNotTrained
 
 HARMLESS = ALWAYS | {"prompt"}
 """Fields of a completion that do not change the logprobs."""
-
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 class _Logprobs(msgspec.Struct):
@@ -114,8 +111,8 @@ class TextRequest:
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
-        fields = _object.decode(body)
-        pieces = _objects.decode(fields["choices"])
+        fields = read_object(body)
+        pieces = read_objects(fields["choices"])
         texts = _TextChoices(self)
         for piece in pieces:
             texts.add(piece)
@@ -225,7 +222,7 @@ class TextStream(ChunkStream):
         if fields.get("usage", NULL) != NULL:
             self._texts.prompt_tokens = prompt_tokens_of(fields["usage"])
         if "choices" in fields:
-            pieces = _objects.decode(fields["choices"])
+            pieces = read_objects(fields["choices"])
             for piece in pieces:
                 self._texts.add(piece)
                 self._texts.strip(piece)

@@ -143,6 +143,10 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """A token id, or a choice's index: what SQL's integers hold."""
 read_index = msgspec.json.Decoder(Number).decode
 """Decodes a piece of JSON that is a choice's index."""
+read_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Splits an object into its fields, as they came."""
+read_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+"""Splits each object of a list into its fields."""
 
 
 def raw(value: Any) -> msgspec.Raw:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.interfaces import Answer, Number, PromptResult, Server, raw
-from proxy.wire.request_body import Body
+from proxy.wire.interfaces import Answer, Number, PromptResult, Server, raw, read_object
+from proxy.wire.request_body import Body, as_list
 from proxy.wire.sse import Events, data_of
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -17,31 +17,35 @@ ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "
 """Types of the events that end a stream. From there on, everything is held back until the call is recorded."""
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-_pieces = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class NativeRequest:
-    """A request that is passed on in its own dialect."""
+class MessagesOrResponses:
+    """What is recorded of a messages or responses request, whichever way it is answered."""
 
-    def __init__(self, endpoint: str, body: Body, server: Server) -> None:
+    def __init__(self, endpoint: str, body: Body) -> None:
         self.endpoint = endpoint
-        self.path = f"/v1/{endpoint}"
         self.model = body.model
         self.stream = body.stream
-        self.end_user = end_user_of(body)
+        metadata = body.values.get("metadata")
+        user = body.values.get("user") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
+        self.end_user = user if isinstance(user, str) else None
+        """The user that the app serves: OpenAI's `user`, Anthropic's `metadata.user_id`."""
         self._body = body
-        self._for_vllm = server.captured
 
     @property
     def messages(self) -> list[msgspec.Raw]:
-        """The conversation, with what precedes it (`system`, `instructions`) first."""
-        return conversation(self._body)
-
-    conversation = messages
-
-    def may_continue(self) -> bool:
-        """Return True: each dialect marks an answer in its own way, so one may be there."""
-        return True
+        """The conversation, message by message, with what precedes it (`system`, `instructions`) first."""
+        body = self._body
+        before = [
+            raw({"role": "system", "content": body.values[name]})
+            for name in ("system", "instructions")
+            if body.given(name)
+        ]
+        given = body.fields.get("messages", body.fields.get("input", NULL))
+        try:
+            return before + _list_decoder.decode(given)
+        except msgspec.DecodeError:  # a plain text
+            return [*before, raw({"role": "user", "content": msgspec.json.decode(given)})]
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
@@ -50,7 +54,25 @@ class NativeRequest:
 
     def sampling(self) -> bytes:
         """Return every other field, as one JSON object."""
-        return self._body.without(*NOT_SAMPLING)
+        return self._body.without("model", "messages", "input", "system", "instructions", "tools")
+
+
+class NativeRequest(MessagesOrResponses):
+    """A request that is passed on in its own dialect."""
+
+    def __init__(self, endpoint: str, body: Body, server: Server) -> None:
+        super().__init__(endpoint, body)
+        self.path = f"/v1/{endpoint}"
+        self._for_vllm = server.captured
+
+    @property
+    def conversation(self) -> list[msgspec.Raw]:
+        """The messages: no chat stands for them."""
+        return self.messages
+
+    def may_continue(self) -> bool:
+        """Return True: each dialect marks an answer in its own way, so one may be there."""
+        return True
 
     def why_not_trained(self) -> str | None:
         """Return why the answer is never trained on: there are no sampled ids."""
@@ -80,28 +102,6 @@ class NativeRequest:
         return body
 
 
-NOT_SAMPLING = ("model", "messages", "input", "system", "instructions", "tools")
-
-
-def end_user_of(body: Body) -> str | None:
-    """Return the user that the app serves: OpenAI's `user`, Anthropic's `metadata.user_id`."""
-    metadata = body.values.get("metadata")
-    user = body.values.get("user") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
-    return user if isinstance(user, str) else None
-
-
-def conversation(body: Body) -> list[msgspec.Raw]:
-    """Return the conversation of a messages or responses request, message by message, as it came."""
-    messages = [
-        raw({"role": "system", "content": body.values[name]}) for name in ("system", "instructions") if body.given(name)
-    ]
-    given = body.fields.get("messages", body.fields.get("input", NULL))
-    try:
-        return messages + _list_decoder.decode(given)
-    except msgspec.DecodeError:  # a plain text
-        return [*messages, raw({"role": "user", "content": msgspec.json.decode(given)})]
-
-
 def _text(value: Any) -> str | None:
     """Return a text. Another server may send another type instead."""
     return value if value is None or isinstance(value, str) else str(value)
@@ -109,8 +109,8 @@ def _text(value: Any) -> str | None:
 
 def _result_of(answer: dict[str, Any]) -> PromptResult:
     """Return the content of a message or a response as one choice. Parts of unknown types count as empty."""
-    items = [item for item in _list(answer.get("output")) if isinstance(item, dict) and item.get("type") == "message"]
-    parts = _list(answer.get("content")) or [part for item in items for part in _list(item.get("content"))]
+    items = [item for item in as_list(answer.get("output")) if isinstance(item, dict) and item.get("type") == "message"]
+    parts = as_list(answer.get("content")) or [part for item in items for part in as_list(item.get("content"))]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return PromptResult(
         prompt_token_ids=None,
@@ -136,10 +136,6 @@ def _tokens(usage: Any) -> int | None:
         return msgspec.convert(usage, _Usage).input_tokens
     except msgspec.ValidationError:
         return None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _block_index(fields: dict[str, Any]) -> int:
@@ -193,8 +189,8 @@ class NativeStream:
 
     def _renamed(self, data: bytes, name: str) -> bytes:
         """Return the event's data, changing only the model's name in its field `name`."""
-        pieces = _pieces.decode(data)
-        whole = _pieces.decode(pieces[name])
+        pieces = read_object(data)
+        whole = read_object(pieces[name])
         if "model" in whole:
             pieces[name] = raw(whole | {"model": self._model})
         return msgspec.json.encode(pieces)

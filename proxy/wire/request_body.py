@@ -191,7 +191,7 @@ def _media(values: dict[str, Any]) -> Iterator[str]:
         items = values.get(field)
         for item in items if isinstance(items, list) else [items]:
             if isinstance(item, dict):
-                yield from _of_parts([item, *_list(item.get("content")), *_list(item.get("output"))])
+                yield from _of_parts([item, *as_list(item.get("content")), *as_list(item.get("output"))])
 
 
 def _of_parts(parts: list[Any]) -> Iterator[str]:
@@ -204,10 +204,11 @@ def _of_parts(parts: list[Any]) -> Iterator[str]:
                 if isinstance(url, str):
                     yield url
         if part.get("type") == "tool_result":
-            yield from _of_parts(_list(part.get("content")))
+            yield from _of_parts(as_list(part.get("content")))
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

@@ -12,7 +12,7 @@ import msgspec
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import Answer, PromptResult, raw
-from proxy.wire.passthrough import NOT_SAMPLING, conversation, end_user_of
+from proxy.wire.passthrough import MessagesOrResponses
 from proxy.wire.request_body import Body
 from proxy.wire.sse import Events, data_of
 
@@ -33,7 +33,7 @@ class Back(Protocol):
         ...
 
 
-class TranslatedRequest:
+class TranslatedRequest(MessagesOrResponses):
     """A request of a dialect, and the chat that stands for it."""
 
     path = ChatRequest.path
@@ -50,20 +50,11 @@ class TranslatedRequest:
     ) -> None:
         """`chat` stands for `body`; the other arguments translate the answer, the stream, the errors and the answer's
         id back."""
+        super().__init__(endpoint, body)
         pieces = {name: raw(value) for name, value in chat.items()}
         self._chat = ChatRequest(Body(pieces, chat, body.model), captured=True)
-        self._body = body
         self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
         self.error = error_of
-        self.endpoint = endpoint
-        self.model = body.model
-        self.stream = self._chat.stream
-        self.end_user = end_user_of(body)
-
-    @property
-    def messages(self) -> list[msgspec.Raw]:
-        """The conversation, as it came."""
-        return conversation(self._body)
 
     @property
     def conversation(self) -> list[msgspec.Raw]:
@@ -73,15 +64,6 @@ class TranslatedRequest:
     def may_continue(self) -> bool:
         """Return whether there is an answer in the chat."""
         return self._chat.may_continue()
-
-    @property
-    def tools_or_null(self) -> msgspec.Raw:
-        """The request's tools, as they came; JSON null if it has none."""
-        return self._body.tools_or_null
-
-    def sampling(self) -> bytes:
-        """Return every other field, as one JSON object."""
-        return self._body.without(*NOT_SAMPLING)
 
     def why_not_trained(self) -> str | None:
         """Return why the answer cannot be trained on (the chat's field that changes its logprobs), or None if it

@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.domain.call import NULL, Choice
 from proxy.wire.chat.answer_template import AnswerTemplate, template_of
-from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_text
+from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_object, read_objects, read_text
 from proxy.wire.tokens import prompt_tokens_of, read_ids, read_logprobs
 
 
@@ -20,8 +20,6 @@ class Visibility(Protocol):
     wants_prompt_token_ids: bool
 
 
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _CAPTURED = ("logprobs", "token_ids", "prompt_token_ids")
 _last_templates: dict[tuple[bool, ...], AnswerTemplate | None] = {}
 """The form of the last answer read field by field, by which of _CAPTURED the app wants: eight at most."""
@@ -69,8 +67,8 @@ def read_answer(body: bytes, visibility: Visibility) -> Answer:
 
 def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) -> Answer:
     """Read an answer field by field. Store its form, as the next answer may have the same."""
-    fields = _object.decode(body)
-    pieces = _objects.decode(fields["choices"])
+    fields = read_object(body)
+    pieces = read_objects(fields["choices"])
     names = {tuple(piece) for piece in pieces}
     if len(names) == 1 and not visibility.hides_reasoning:
         hidden = frozenset(name for name, is_wanted in zip(_CAPTURED, wanted, strict=True) if not is_wanted)

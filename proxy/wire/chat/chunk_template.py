@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.domain.call import NULL
 from proxy.wire.chat.answer_template import may_be_named
-from proxy.wire.interfaces import Number
+from proxy.wire.interfaces import Number, read_object
 from proxy.wire.tokens import ChoiceLogprobs
 
 MOST_TRIES = 8
@@ -23,7 +23,6 @@ _CHOICES = b'"choices":['
 _HIDDEN: dict[str, Any] = {"token_ids": list[Number] | None, "logprobs": ChoiceLogprobs | None}
 """Fields of a choice that are decoded, if they are hidden from the app. The bytes of the others pass unchanged."""
 _encode = msgspec.json.Encoder().encode
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ChunkTemplate:
@@ -83,8 +82,8 @@ def _parts(event: bytes) -> tuple[bytes, bytes] | None:
         return None
     try:
         # If it parses with an empty list, this is the top level of the chunk, and not a text that looks like it.
-        _object.decode(before[len(b"data: ") :] + b"]}")
-        fields = _object.decode(event[len(b"data: ") :])
+        read_object(before[len(b"data: ") :] + b"]}")
+        fields = read_object(event[len(b"data: ") :])
     except msgspec.DecodeError:
         return None
     names = list(fields)

@@ -11,10 +11,9 @@ from proxy.domain.call import NULL, Choice
 from proxy.wire.chat.answer import Visibility, strip_choice, strip_top
 from proxy.wire.chat.chunk_template import ChunkTemplate
 from proxy.wire.chunk_stream import ChunkStream
-from proxy.wire.interfaces import PromptResult, raw, read_index, read_text
+from proxy.wire.interfaces import PromptResult, raw, read_index, read_objects, read_text
 from proxy.wire.tokens import logprobs_of, prompt_tokens_of, read_ids, read_logprobs
 
-_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
 _EMPTY_DELTAS = (b"{}", b"null")
 LONGEST_EMPTY = max(map(len, _EMPTY_DELTAS))
@@ -176,7 +175,7 @@ class ChatStream(ChunkStream):
         return output
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
-        choices = _objects.decode(fields["choices"]) if "choices" in fields else []
+        choices = read_objects(fields["choices"]) if "choices" in fields else []
         if "prompt_token_ids" in fields and self._prompt_token_ids is None:
             self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
         if fields.get("usage", NULL) != NULL:

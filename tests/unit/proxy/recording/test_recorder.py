@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy import Connection, Engine, create_engine, select, text
 
 from migrations import schema
 from proxy.domain.call import Call
@@ -208,15 +208,20 @@ def test_while_the_database_is_away_calls_and_feedback_wait_in_the_order_they_ca
 
 
 def test_a_withdrawal_is_refused_while_the_database_is_away(engine: Engine, seed: Any, tmp_path: Path) -> None:
+    store = Store(engine)
+
+    def withdraw(connection: Connection) -> None:
+        store.withdraw_feedback(connection, "default", "f", datetime.now(UTC))
+
     async def main() -> None:
         async with recording(engine, tmp_path / "journal") as recorder:
             away(engine)
             for _ in range(2):
                 with pytest.raises(NotRecorded, match="send it again"):
-                    await recorder.withdraw("default", "f", datetime.now(UTC))
+                    await recorder.commit(withdraw)
             back(engine)
             await until(lambda: recorder.away_since_s is None)
-            await recorder.withdraw("default", "f", datetime.now(UTC))
+            await recorder.commit(withdraw)
 
     run(main)
 
