@@ -133,7 +133,7 @@ class Proxy:
             settings=settings.proxy,
             background=self._background,
         )
-        await completeness.begin()
+        await completeness.share()  # exclude what vLLM has sampled until now
         await asyncio.to_thread(bootstrap_key.ensure, store.engine, settings)
         key_tables = KeyTables(store.engine, projects, store.changes)
         self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)

@@ -1,11 +1,11 @@
 """Plan which judgements a group needs, of which attempts and by which judges. Pure."""
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whetstone.config.rewards import RulerSettings
+from whetstone.domain.sampling_share import in_share
 
 REWARD, DRIFT = "reward", "drift"
 """The purpose of a judgement: its scores become rewards, or are compared with those that do."""
@@ -48,15 +48,9 @@ def slots(parts: int, ruler: RulerSettings, judges: Sequence[str], group_id: str
         for place in range(ruler.judgements)
         for section in range(parts)
     ]
-    if ruler.strong is not None and sampled(f"strong {group_id}", ruler.strong_share):
+    if ruler.strong is not None and in_share(f"strong {group_id}", ruler.strong_share):
         needed += [PlannedJudgement(ruler.judgements, section, DRIFT, ruler.strong) for section in range(parts)]
     return needed
-
-
-def sampled(key: str, share: float) -> bool:
-    """Return whether the key is in the sample; the result for a key is always the same."""
-    drawn = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / 2**64
-    return drawn < share
 
 
 def next_judge(judge: str, first: str, fallback: Sequence[str]) -> str | None:

@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 from judge.decisions.judge_schedule import FUNCTIONS_FIRST
 from judge.decisions.model import Rules
 from judge.decisions.reward_parts import vetoed
-from judge.ruler import plan
 from judge.ruler.aggregate import Verdict
 from judge.ruler.conversation import conversation
 from judge.ruler.lease import Waits
@@ -26,6 +25,7 @@ from judge.store import ruler as store_ruler
 from judge.store import unit_of_work
 from judge.store.ruler import Member, RankingRequest, Taken
 from whetstone.config.rewards import RewardSettings, RulerSettings
+from whetstone.domain.sampling_share import in_share
 
 SOON_S = 2.0
 """When to look again for what is about to finish."""
@@ -99,7 +99,7 @@ def conclude(
     if case.asked is not None and not stands:
         return False  # withdrawn meanwhile: another request may still be valid
     noise = ranking.noise if ranking is not None else None
-    reviewed = {one for one in rewards if plan.sampled(f"review {one}", ruler.review_share)}
+    reviewed = {one for one in rewards if in_share(f"review {one}", ruler.review_share)}
     store_ruler.judged(connection, group, noise, reviewed, now)
     if feedback is not None and stands:
         store_ruler.supersede_requests(connection, group, feedback)

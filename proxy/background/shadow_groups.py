@@ -18,13 +18,13 @@ from proxy.background.sampler import BackgroundSampler, PromptRejected, drawn
 from proxy.domain.address import Address
 from proxy.domain.call import Call, Choice
 from proxy.domain.policies import Policies
-from proxy.domain.sampling_share import chosen
 from proxy.errors import UnknownModel, UpstreamDown
 from proxy.wire.completions import TextRequest
 from proxy.wire.interfaces import PromptResult, raw
 from proxy.wire.request_body import Body, whole
 from whetstone.config.rewards import RewardSettings
 from whetstone.domain.ids import SHADOW, new_id
+from whetstone.domain.sampling_share import in_share
 
 QUIET_S = 1.0
 """The proxy counts as idle after so long without a request of an app."""
@@ -126,7 +126,7 @@ class Shadows:
     async def _draw(self, attempt: Attempt, learning: RewardSettings) -> bool:
         """Sample the siblings of one attempt; return False to retry it later, if a request of an app arrived or vLLM is
         not available."""
-        if not chosen(attempt.trajectory_id, learning.shadow_share):
+        if not in_share(attempt.trajectory_id, learning.shadow_share):
             return True
         group_id = attempt.trajectory_id + SHADOW
         asked = _asked(attempt, learning.shadow_size, self._max_model_len())

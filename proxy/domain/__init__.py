@@ -3,5 +3,5 @@
 `call` is a served call, `address` where the app says it belongs; `policies` chooses the version that serves it
 and `version_pins` keeps a trajectory to it; `feedback` and `feedback_rows` are what apps say of trajectories;
 `routes` are the paths that there are; `canonical_json`, `json_depth` and `request_digest` compare and bound
-bodies; `sampling_share` picks a stable share of trajectories, `eviction` what leaves memory first.
+bodies; `eviction` chooses what leaves memory first.
 """

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
-from proxy.domain.sampling_share import chosen
 from proxy.domain.version_pins import Pin
 from proxy.errors import UnknownModel
 from whetstone.domain.ids import version_id
+from whetstone.domain.sampling_share import in_share
 
 _NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 MAX_LISTED = 20
@@ -72,7 +72,7 @@ class Policy(msgspec.Struct, frozen=True):
         if pin is not None:
             return pin.version == canary.version
         # Hash with the candidate's name: an id that an app uses repeatedly must not fall into every canary.
-        return chosen(f"{trajectory_id} {version_id(self.name, canary.version)}", canary.share)
+        return in_share(f"{trajectory_id} {version_id(self.name, canary.version)}", canary.share)
 
 
 class ServedVersion(msgspec.Struct, frozen=True):

@@ -38,18 +38,14 @@ class Completeness:
         self.written = 0
         """Sampled tokens that this proxy has written to SQL since its start."""
 
-    async def begin(self) -> None:
-        """Exclude what vLLM has sampled until now."""
-        await self.share()
-
     def note(self, calls: Sequence[Call]) -> None:
         """Count committed calls. Called by the writer thread."""
         # Calls left behind by an earlier process were sampled before.
         self.written += sum([call.sampled_tokens for call in calls if call.created_at_s >= self._began_at_s])
 
     async def share(self) -> float | None:
-        """Return recorded tokens over sampled ones. None if none were sampled, or if no server or no database
-        answers."""
+        """Return recorded tokens over sampled ones, both since the first call. None if none were sampled, or if no
+        server or no database answers."""
         # One at a time: otherwise the older of two readings may arrive last, and look as if the counter had dropped.
         async with self._lock:
             counted = await self._generated()

@@ -47,18 +47,15 @@ class Stream(Protocol):
     @property
     def upstream_id(self) -> str | None:
         """The answer's id, as the app sees it; None until it was sent."""
-        ...
 
     @property
     def error(self) -> str | None:
         """The error that upstream reported within the stream."""
-        ...
 
     @property
     def done(self) -> bool:
         """Whether upstream has sent its last event. The event that ends the stream for the app waits until the call is
         recorded."""
-        ...
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they arrive, whole events or not. Return the events for the app, possibly none.
@@ -66,16 +63,13 @@ class Stream(Protocol):
         Raises:
             UNREADABLE: an event is not in its dialect.
         """
-        ...
 
     def last(self) -> bytes:
         """Return what ends the stream for the app, once it is done."""
-        ...
 
     @property
     def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
-        ...
 
 
 class DialectRequest(Protocol):
@@ -92,33 +86,26 @@ class DialectRequest(Protocol):
     @property
     def messages(self) -> list[msgspec.Raw]:
         """The conversation, message by message, as it came."""
-        ...
 
     @property
     def conversation(self) -> list[msgspec.Raw]:
         """The same as chat messages, if a chat stands for it."""
-        ...
 
     def may_continue(self) -> bool:
         """Return whether the conversation may contain an answer that it continues. A quick check."""
-        ...
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
         """The request's tools, as they came; JSON null if it has none."""
-        ...
 
     def sampling(self) -> bytes:
         """Return every field that is neither model, conversation nor tools, as one JSON object."""
-        ...
 
     def why_not_trained(self) -> str | None:
         """Return why the answer's logprobs will not be those of the model at its temperature, or None if they will."""
-        ...
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send."""
-        ...
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer.
@@ -126,15 +113,12 @@ class DialectRequest(Protocol):
         Raises:
             UNREADABLE: it is not in this dialect.
         """
-        ...
 
     def new_stream(self) -> Stream:
         """Return the reader of a streamed answer."""
-        ...
 
     def error(self, body: bytes, status: int) -> bytes:
         """Return an upstream error in this dialect."""
-        ...
 
 
 read_text = msgspec.json.Decoder(str | None).decode

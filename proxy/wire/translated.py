@@ -22,15 +22,12 @@ class Back(Protocol):
 
     def feed(self, chunk: dict[str, Any]) -> bytes:
         """Return the dialect's events for one chunk."""
-        ...
 
     def error(self, error: dict[str, Any]) -> bytes:
         """Return the dialect's events for an error within the stream."""
-        ...
 
     def end(self) -> bytes:
         """Return what ends the stream."""
-        ...
 
 
 class TranslatedRequest(MessagesOrResponses):

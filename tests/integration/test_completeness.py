@@ -85,7 +85,7 @@ def test_of_several_servers_the_sum_counts_and_each_may_start_again(sqlite_url: 
         servers = {fake.url: Upstream(fake.url + "/v1", 10) for fake in (one, other)}
         counted = Completeness(servers, store, ["default"])
         one.generated, other.generated = 100, 50
-        await counted.begin()
+        await counted.share()
         one.generated, other.generated = 106, 54
         counted.written = 10
         assert await counted.share() == 1.0

@@ -16,7 +16,6 @@ from judge.settlement.sweep import sweep
 from migrations import schema
 from proxy.background.sampler import PRIORITY
 from proxy.background.shadow_groups import QUIET_S
-from proxy.domain.sampling_share import chosen
 from proxy.project import DRAW_EVERY_S
 from tests.unit.proxy.conftest import (
     ANSWER_IDS,
@@ -28,6 +27,7 @@ from tests.unit.proxy.conftest import (
     wait_for,
 )
 from whetstone.config.rewards import RewardSettings
+from whetstone.domain.sampling_share import in_share
 
 pytestmark = pytest.mark.slow  # each waits until it is quiet
 
@@ -37,13 +37,13 @@ ALWAYS = {"starter": RewardSettings(shadow_share=1.0, shadow_size=2)}
 
 @given(st.text(min_size=1))
 def test_the_share_takes_the_same_trajectories_every_time(name: str) -> None:
-    assert chosen(name, 1.0)
-    assert not chosen(name, 0.0)
-    assert chosen(name, 0.3) == chosen(name, 0.3) <= chosen(name, 0.6)
+    assert in_share(name, 1.0)
+    assert not in_share(name, 0.0)
+    assert in_share(name, 0.3) == in_share(name, 0.3) <= in_share(name, 0.6)
 
 
 def test_the_share_is_kept() -> None:
-    assert 250 < sum(chosen(f"trajectory {n}", 0.3) for n in range(1000)) < 350
+    assert 250 < sum(in_share(f"trajectory {n}", 0.3) for n in range(1000)) < 350
 
 
 def text_answer(body: dict[str, Any]) -> dict[str, Any]:

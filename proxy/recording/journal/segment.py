@@ -44,7 +44,6 @@ class Segment(Protocol):
         Raises:
             OSError: it could not be written (mostly: no space left); the segment is unchanged.
         """
-        ...
 
     def read(self, start: int, length: int) -> bytes:
         """Return a record's payload. May be called from any thread.
@@ -52,7 +51,6 @@ class Segment(Protocol):
         Raises:
             OSError: the segment is closed, or its disk fails.
         """
-        ...
 
     def probe(self) -> None:
         """Check whether there is room.
@@ -60,16 +58,13 @@ class Segment(Protocol):
         Raises:
             OSError: there is none.
         """
-        ...
 
     def clear(self) -> None:
         """Drop all records: SQL has them."""
-        ...
 
     def reusable(self) -> bool:
         """Clear a segment so that it can be written again from its beginning. Return whether that is better than a new
         segment."""
-        ...
 
     def begin(self, path: Path) -> None:
         """Begin to write to a spare segment under this name: the next start sorts by names.
@@ -77,19 +72,15 @@ class Segment(Protocol):
         Raises:
             OSError: the folder does not accept the name.
         """
-        ...
 
     def seal(self) -> None:
         """Shrink the segment to the size of its records: nothing more is written to it."""
-        ...
 
     def descriptor(self) -> int | None:
         """Return a descriptor for fsync, which the caller must close; None: the segment has no disk."""
-        ...
 
     def close(self) -> None:
         """Close it; it is removed unless SQL still lacks some of its records."""
-        ...
 
 
 class FileSegment:
