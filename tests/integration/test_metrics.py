@@ -40,13 +40,13 @@ def step(seed: Seed, number: int, state: str = "promoted", policy: str = "starte
     seed.insert(schema.steps, **(row | values))
 
 
-def told(tables: StepTables) -> dict[tuple[str, ...], float]:
+def metrics(tables: StepTables) -> dict[tuple[str, ...], float]:
     """Samples by name, policy and the other label's value, as Prometheus reads them."""
-    found: dict[tuple[str, ...], float] = {}
+    by_key: dict[tuple[str, ...], float] = {}
     for sample in samples(steps_of(tables.read())):
         others = [value for label, value in sample.labels.items() if label != "policy"]
-        found[sample.name, sample.labels.get("policy", ""), *others] = sample.value
-    return found
+        by_key[sample.name, sample.labels.get("policy", ""), *others] = sample.value
+    return by_key
 
 
 def samples(families: list[Metric]) -> list[Sample]:
@@ -58,8 +58,8 @@ def samples(families: list[Metric]) -> list[Sample]:
 def figures(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
     """Label values, in the order of the description, -> figure, of one name."""
     (labels,) = {one.labels for one in metric_names.ALL if name in one.asked_as}
-    found = (one for one in samples(families) if one.name == name)
-    return {tuple(one.labels[label] for label in (*labels, "le") if label in one.labels): one.value for one in found}
+    by_key = (one for one in samples(families) if one.name == name)
+    return {tuple(one.labels[label] for label in (*labels, "le") if label in one.labels): one.value for one in by_key}
 
 
 @pytest.fixture
@@ -71,13 +71,13 @@ def tables(engine: Engine, seed: Seed) -> StepTables:
 def test_the_last_steps_figures_stand_under_their_names(tables: StepTables, seed: Seed) -> None:
     step(seed, 1, **(FIGURES | {"loss": 99.0, "sampled_tokens": 1000}))
     step(seed, 2, **FIGURES)
-    found = told(tables)
+    by_key = metrics(tables)
     for column, name in OF_LAST_STEP.items():
-        assert found[name, "starter"] == FIGURES[column], column
-    assert found["whetstone_step_rows", "starter", "no"] == 16
-    assert found["whetstone_step_rows", "starter", "yes"] == 4
-    assert found["whetstone_step_phase_seconds", "starter", "train"] == 3.5
-    assert found["whetstone_step_sampled_tokens_total", "starter"] == 1200
+        assert by_key[name, "starter"] == FIGURES[column], column
+    assert by_key["whetstone_step_rows", "starter", "no"] == 16
+    assert by_key["whetstone_step_rows", "starter", "yes"] == 4
+    assert by_key["whetstone_step_phase_seconds", "starter", "train"] == 3.5
+    assert by_key["whetstone_step_sampled_tokens_total", "starter"] == 1200
 
 
 def test_steps_and_discarded_groups_are_counted_by_state_and_reason(tables: StepTables, seed: Seed) -> None:
@@ -85,35 +85,35 @@ def test_steps_and_discarded_groups_are_counted_by_state_and_reason(tables: Step
     step(seed, 2, "rejected", discarded={"stale": 1, "group_uniform": 4})
     step(seed, 3, "noop")
     step(seed, 4)
-    found = told(tables)
-    assert found["whetstone_steps_total", "starter", "promoted"] == 2
-    assert found["whetstone_steps_total", "starter", "rejected"] == 1
-    assert found["whetstone_steps_total", "starter", "noop"] == 1
-    assert found["whetstone_groups_discarded_total", "starter", "stale"] == 3
-    assert found["whetstone_groups_discarded_total", "starter", "group_uniform"] == 4
+    by_key = metrics(tables)
+    assert by_key["whetstone_steps_total", "starter", "promoted"] == 2
+    assert by_key["whetstone_steps_total", "starter", "rejected"] == 1
+    assert by_key["whetstone_steps_total", "starter", "noop"] == 1
+    assert by_key["whetstone_groups_discarded_total", "starter", "stale"] == 3
+    assert by_key["whetstone_groups_discarded_total", "starter", "group_uniform"] == 4
 
 
 def test_what_a_step_did_not_measure_is_left_out(tables: StepTables, seed: Seed) -> None:
-    assert {name for name, *_ in told(tables) if name.startswith("whetstone_step_")} == {
+    assert {name for name, *_ in metrics(tables) if name.startswith("whetstone_step_")} == {
         "whetstone_step_sampled_tokens_total"
     }
     step(seed, 1, **(FIGURES | {"mismatch_k3": None, "loss": 0.0}))
-    found = told(tables)
-    assert ("whetstone_step_mismatch_k3", "starter") not in found
-    assert found["whetstone_step_loss", "starter"] == 0.0
+    by_key = metrics(tables)
+    assert ("whetstone_step_mismatch_k3", "starter") not in by_key
+    assert by_key["whetstone_step_loss", "starter"] == 0.0
 
 
 def test_a_step_under_way_counts_once_it_is_over(tables: StepTables, seed: Seed, engine: Engine) -> None:
     step(seed, 1, **FIGURES)
     step(seed, 2, "claimed")
-    assert told(tables)["whetstone_steps_total", "starter", "promoted"] == 1
+    assert metrics(tables)["whetstone_steps_total", "starter", "promoted"] == 1
     with engine.begin() as connection:
         ended = update(schema.steps).where(schema.steps.c.number == 2)
         connection.execute(ended.values(state="promoted", ended_at=seed.now, loss=0.75, sampled_tokens=7))
-    found = told(tables)
-    assert found["whetstone_steps_total", "starter", "promoted"] == 2
-    assert found["whetstone_step_loss", "starter"] == 0.75
-    assert found["whetstone_step_sampled_tokens_total", "starter"] == 207
+    by_key = metrics(tables)
+    assert by_key["whetstone_steps_total", "starter", "promoted"] == 2
+    assert by_key["whetstone_step_loss", "starter"] == 0.75
+    assert by_key["whetstone_step_sampled_tokens_total", "starter"] == 207
 
 
 def test_a_scrape_reads_only_what_has_ended_since_the_one_before(
@@ -121,7 +121,7 @@ def test_a_scrape_reads_only_what_has_ended_since_the_one_before(
 ) -> None:
     for number in range(1, 301):
         step(seed, number, **FIGURES)
-    first = told(tables)
+    first = metrics(tables)
     fetched = []
 
     def count(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -129,10 +129,10 @@ def test_a_scrape_reads_only_what_has_ended_since_the_one_before(
             fetched.append(statement)
 
     event.listen(engine, "after_cursor_execute", count)
-    assert told(tables) == first
+    assert metrics(tables) == first
     assert len(fetched) == 1 and "steps.number >" in fetched[0]
     step(seed, 301, **FIGURES)
-    assert told(tables)["whetstone_steps_total", "starter", "promoted"] == 301
+    assert metrics(tables)["whetstone_steps_total", "starter", "promoted"] == 301
 
 
 def test_policies_are_told_apart_and_other_projects_are_not_told(
@@ -147,12 +147,12 @@ def test_policies_are_told_apart_and_other_projects_are_not_told(
     step(seed, 1, "failed", policy="second")
     with engine.begin() as connection:
         connection.execute(update(schema.policies).where(schema.policies.c.id == "starter").values(live_version=3))
-    found = told(tables)
-    assert {key for key, count in found.items() if key[0] == "whetstone_steps_total" and count} == {
+    by_key = metrics(tables)
+    assert {key for key, count in by_key.items() if key[0] == "whetstone_steps_total" and count} == {
         ("whetstone_steps_total", "second", "failed")
     }
-    assert found["whetstone_steps_total", "starter", "failed"] == 0, "a counter that begins at 1 hides the first"
-    assert (found["whetstone_live_version", "starter"], found["whetstone_live_version", "second"]) == (3, 0)
+    assert by_key["whetstone_steps_total", "starter", "failed"] == 0, "a counter that begins at 1 hides the first"
+    assert (by_key["whetstone_live_version", "starter"], by_key["whetstone_live_version", "second"]) == (3, 0)
 
 
 def test_a_policy_that_another_server_answers_for_has_no_steps_to_tell(tables: StepTables, seed: Seed) -> None:
@@ -172,24 +172,24 @@ def test_a_running_proxy_tells_of_steps(proxy: RunningProxy) -> None:
 def test_calls_are_counted_by_policy_and_end_and_their_times_by_bounds() -> None:
     traffic = Traffic()
     now_s = time.time() + 1
-    said = make_choice(token_ids=[1, 2, 3])
+    choice = make_choice(token_ids=[1, 2, 3])
     traffic.note([
-        make_call("a", created_at_s=now_s, ttft_ms=30.0, total_ms=200.0, choices=(said,), prompt_token_ids=[1] * 7),
-        make_call("b", created_at_s=now_s, ttft_ms=None, total_ms=40.0, choices=(said,), prompt_token_ids=[1] * 7),
+        make_call("a", created_at_s=now_s, ttft_ms=30.0, total_ms=200.0, choices=(choice,), prompt_token_ids=[1] * 7),
+        make_call("b", created_at_s=now_s, ttft_ms=None, total_ms=40.0, choices=(choice,), prompt_token_ids=[1] * 7),
         make_call("c", created_at_s=now_s, status="aborted", ttft_ms=10.0, total_ms=9e9, choices=()),
         make_call("d", created_at_s=now_s - 3600, total_ms=1.0),  # a dead process left it
     ])  # fmt: skip
-    told = traffic_of(traffic, {"header": 3})
-    assert figures(told, "whetstone_recorded_calls_total") == {
+    metrics = traffic_of(traffic, {"header": 3})
+    assert figures(metrics, "whetstone_recorded_calls_total") == {
         ("starter", "chat.completions", "complete"): 2,
         ("starter", "chat.completions", "aborted"): 1,
     }
-    assert figures(told, "whetstone_sampled_tokens_total") == {("starter",): 6}
-    firsts = {of[1]: count for of, count in figures(told, "whetstone_first_token_seconds_bucket").items()}
+    assert figures(metrics, "whetstone_sampled_tokens_total") == {("starter",): 6}
+    firsts = {of[1]: count for of, count in figures(metrics, "whetstone_first_token_seconds_bucket").items()}
     assert (firsts["0.01"], firsts["0.025"], firsts["0.05"], firsts["+Inf"]) == (1, 1, 2, 2)
-    assert figures(told, "whetstone_call_seconds_count") == {("starter",): 2}
-    assert figures(told, "whetstone_call_seconds_sum") == {("starter",): pytest.approx(0.24)}
-    assert figures(told, "whetstone_calls_total") == {("header",): 3}
+    assert figures(metrics, "whetstone_call_seconds_count") == {("starter",): 2}
+    assert figures(metrics, "whetstone_call_seconds_sum") == {("starter",): pytest.approx(0.24)}
+    assert figures(metrics, "whetstone_calls_total") == {("header",): 3}
 
 
 def test_calls_of_several_policies_at_once_count_as_one_by_one() -> None:
@@ -209,14 +209,14 @@ def test_calls_of_several_policies_at_once_count_as_one_by_one() -> None:
 
 def test_a_request_of_several_prompts_counts_once_and_all_its_tokens() -> None:
     traffic, now_s = Traffic(), time.time() + 1
-    said = (make_choice(token_ids=[1, 2]),)
+    choice = (make_choice(token_ids=[1, 2]),)
     traffic.note([
-        make_call("a", created_at_s=now_s, choices=said),
-        make_call("b", created_at_s=now_s, choices=said, first_id="a"),
+        make_call("a", created_at_s=now_s, choices=choice),
+        make_call("b", created_at_s=now_s, choices=choice, first_id="a"),
     ])  # fmt: skip
-    told = traffic_of(traffic, {})
-    assert sum(figures(told, "whetstone_recorded_calls_total").values()) == 1
-    assert figures(told, "whetstone_sampled_tokens_total") == {("starter",): 4}
+    metrics = traffic_of(traffic, {})
+    assert sum(figures(metrics, "whetstone_recorded_calls_total").values()) == 1
+    assert figures(metrics, "whetstone_sampled_tokens_total") == {("starter",): 4}
 
 
 def test_refusals_are_counted_by_status_and_code() -> None:
@@ -239,25 +239,28 @@ def test_what_waits_is_told_by_who_it_waits_for(engine: Engine, seed: Seed) -> N
     seed.trajectory("ended-t", "open-1", state="ended", created_at=seed.now + timedelta(seconds=30))
     seed.feedback("nobody", 1.0, due_at=now)
     step(seed, 1, "claimed", lease_until=seed.now + timedelta(seconds=90))
-    told = queues_of(QueueTables(engine, ["default"]).read(now))
-    assert figures(told, "whetstone_groups") == {
+    metrics = queues_of(QueueTables(engine, ["default"]).read(now))
+    assert figures(metrics, "whetstone_groups") == {
         ("starter", "open"): 1, ("starter", "closed"): 1, ("starter", "scored"): 2, ("starter", "claimed"): 0,
     }  # fmt: skip
-    assert figures(told, "whetstone_group_waits_seconds") == {("starter", "closed"): 0.0, ("starter", "scored"): 90.0}
-    assert figures(told, "whetstone_groups_waiting_for_judges") == {("starter",): 1}
-    assert figures(told, "whetstone_open_trajectories") == {(): 1}
-    assert figures(told, "whetstone_assembly_lag_seconds") == {(): 70.0}
-    assert figures(told, "whetstone_feedback_waiting") == {(): 1}
-    assert figures(told, "whetstone_step_running_seconds") == {("starter",): 100.0}
-    assert figures(told, "whetstone_step_silent_seconds") == {("starter",): 10.0}
-    assert figures(told, "whetstone_policy_state") == {("starter", "training"): 1.0}
+    assert figures(metrics, "whetstone_group_waits_seconds") == {
+        ("starter", "closed"): 0.0,
+        ("starter", "scored"): 90.0,
+    }
+    assert figures(metrics, "whetstone_groups_waiting_for_judges") == {("starter",): 1}
+    assert figures(metrics, "whetstone_open_trajectories") == {(): 1}
+    assert figures(metrics, "whetstone_assembly_lag_seconds") == {(): 70.0}
+    assert figures(metrics, "whetstone_feedback_waiting") == {(): 1}
+    assert figures(metrics, "whetstone_step_running_seconds") == {("starter",): 100.0}
+    assert figures(metrics, "whetstone_step_silent_seconds") == {("starter",): 10.0}
+    assert figures(metrics, "whetstone_policy_state") == {("starter", "training"): 1.0}
 
 
 def test_where_nothing_waits_that_is_told_too(engine: Engine, seed: Seed) -> None:
-    told = queues_of(QueueTables(engine, ["default"]).read(seed.now))
-    assert set(figures(told, "whetstone_groups").values()) == {0}
-    assert figures(told, "whetstone_assembly_lag_seconds") == {(): 0.0}
-    assert figures(told, "whetstone_step_running_seconds") == {("starter",): 0.0}
+    metrics = queues_of(QueueTables(engine, ["default"]).read(seed.now))
+    assert set(figures(metrics, "whetstone_groups").values()) == {0}
+    assert figures(metrics, "whetstone_assembly_lag_seconds") == {(): 0.0}
+    assert figures(metrics, "whetstone_step_running_seconds") == {("starter",): 0.0}
 
 
 def test_judges_are_told_by_what_they_took(engine: Engine, seed: Seed) -> None:
@@ -272,31 +275,33 @@ def test_judges_are_told_by_what_they_took(engine: Engine, seed: Seed) -> None:
             refusals=0, left_out=0, prompt_tokens=1, completion_tokens=1, seconds=seconds, cached_from=cached_from,
             created_at=seed.now, accepted_at=seed.now,
         )  # fmt: skip
-    told = queues_of(QueueTables(engine, ["default"]).read(seed.now + timedelta(minutes=5)))
-    assert figures(told, "whetstone_judge_calls_total") == {
+    metrics = queues_of(QueueTables(engine, ["default"]).read(seed.now + timedelta(minutes=5)))
+    assert figures(metrics, "whetstone_judge_calls_total") == {
         ("starter", "strong", "accepted"): 14, ("starter", "strong", "refused"): 4, ("starter", "strong", "failed"): 2,
     }  # fmt: skip
-    assert figures(told, "whetstone_judge_tokens_total") == {("starter", "strong"): 1000}
-    assert figures(told, "whetstone_judge_cost_usd_total") == {("starter", "strong"): 0.5}
-    assert figures(told, "whetstone_judge_seconds") == {("strong", "mean"): 4.0, ("strong", "most"): 6.0}
+    assert figures(metrics, "whetstone_judge_tokens_total") == {("starter", "strong"): 1000}
+    assert figures(metrics, "whetstone_judge_cost_usd_total") == {("starter", "strong"): 0.5}
+    assert figures(metrics, "whetstone_judge_seconds") == {("strong", "mean"): 4.0, ("strong", "most"): 6.0}
 
 
 def test_what_waits_is_found_by_indexes_on_what_is_not_over(engine: Engine, seed: Seed) -> None:
-    asked: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: asked.append(statement))
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement))
     QueueTables(engine, ["default"]).read(seed.now)
     for index_s_condition in ("state = 'open'", "placed_at IS NULL", "state = 'waiting'"):
-        assert any(index_s_condition in statement for statement in asked), index_s_condition
+        assert any(index_s_condition in statement for statement in statements), index_s_condition
 
 
 def test_no_history_is_read_however_long_it_is(sqlite_url: str) -> None:
     """By SQLite's plans: PostgreSQL's follow from what is in the tables."""
     engine = connect(sqlite_url)
-    asked: list[tuple[str, Any]] = []
-    event.listen(engine, "before_cursor_execute", lambda _c, _cursor, text, values, *_: asked.append((text, values)))
+    statements: list[tuple[str, Any]] = []
+    event.listen(
+        engine, "before_cursor_execute", lambda _c, _cursor, text, values, *_: statements.append((text, values))
+    )
     QueueTables(engine, ["default"]).read(datetime.now(UTC))
     with engine.connect() as connection:
-        for statement, values in [one for one in asked if one[0].startswith("SELECT")]:
+        for statement, values in [one for one in statements if one[0].startswith("SELECT")]:
             for *_, step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values):
                 if step.startswith(("SEARCH groups", "SCAN groups")):
                     assert "state=?" in step, (statement, step)
@@ -307,7 +312,7 @@ def test_no_history_is_read_however_long_it_is(sqlite_url: str) -> None:
     engine.dispose()
 
 
-SERVER_TOLD = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+SERVER_TEXT = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="starter@v0"} 3.0
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.
@@ -327,19 +332,21 @@ python_gc_objects_collected_total{generation="0"} 5.0
 
 
 def test_what_the_servers_tell_is_passed_on_with_their_address() -> None:
-    told = relabelled({"http://a:1": SERVER_TOLD, "http://b:1": SERVER_TOLD, "http://c:1": b"<html>no metrics {"})
-    assert sorted({one.name for one in samples(told)}) == [
+    metrics = relabelled({"http://a:1": SERVER_TEXT, "http://b:1": SERVER_TEXT, "http://c:1": b"<html>no metrics {"})
+    assert sorted({one.name for one in samples(metrics)}) == [
         "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_count",
         "vllm:e2e_request_latency_seconds_sum", "vllm:num_requests_running", "vllm:prompt_tokens_total",
     ]  # fmt: skip
-    of_replicas = {one.labels["replica"]: one.value for one in samples(told) if one.name == "vllm:prompt_tokens_total"}
+    of_replicas = {
+        one.labels["replica"]: one.value for one in samples(metrics) if one.name == "vllm:prompt_tokens_total"
+    }
     assert of_replicas == {"http://a:1": 99.0, "http://b:1": 99.0}
 
 
 @pytest.mark.stack
 def test_a_real_server_tells_all_that_is_passed_on(real_proxy: RunningProxy) -> None:
-    asked = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
-    assert real_proxy.client.post("/v1/chat/completions", json=asked).status_code == 200
+    statements = {"model": "starter", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
+    assert real_proxy.client.post("/v1/chat/completions", json=statements).status_code == 200
     text = real_proxy.client.get("/metrics").text
     for named in metric_names.VLLM:
         for name in named.asked_as:

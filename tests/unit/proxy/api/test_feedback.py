@@ -27,9 +27,9 @@ def post(proxy: RunningProxy, **body: Any) -> str:
     return str(response.json()["id"])
 
 
-def told(proxy: RunningProxy, feedback_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = proxy.client.get(f"/v1/feedback/{feedback_id}").json()
-    return found
+def state_of(proxy: RunningProxy, feedback_id: str) -> dict[str, Any]:
+    row: dict[str, Any] = proxy.client.get(f"/v1/feedback/{feedback_id}").json()
+    return row
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def test_an_applied_feedback_tells_what_its_trajectory_still_waits_for(proxy: Ru
     proxy.chat({"X-Trajectory-Id": "t", "X-Group-Id": "g"})
     proxy.recorded()
     given = post(proxy, trajectory_id="t", parts={"accuracy": 0.5, "tone": 0.25}, demonstration="Paris")
-    assert (told(proxy, given)["state"], told(proxy, given)["why_not_trained"]) == ("waiting", None)
+    assert (state_of(proxy, given)["state"], state_of(proxy, given)["why_not_trained"]) == ("waiting", None)
     judge(proxy)
-    found = told(proxy, given)
+    found = state_of(proxy, given)
     assert (found["state"], found["reward"], found["why_not_trained"]) == ("applied", 0.75, "group_open")
     assert found["demonstration"] == {"role": "assistant", "content": "Paris"}
 
@@ -90,7 +90,7 @@ def test_a_trajectory_is_ended_and_a_group_closed_by_a_call(proxy: RunningProxy)
     judge(proxy)
     assert proxy.client.get("/v1/trajectories/t").json()["ended_at"]
     assert proxy.client.get("/v1/groups/g").json()["close_asked_at"]
-    assert [told(proxy, one)["state"] for one in (ends[0], closes.json()["id"])] == ["applied", "applied"]
+    assert [state_of(proxy, one)["state"] for one in (ends[0], closes.json()["id"])] == ["applied", "applied"]
 
 
 def test_feedback_is_withdrawn_before_and_after_it_was_applied_and_again(proxy: RunningProxy) -> None:
@@ -103,7 +103,7 @@ def test_feedback_is_withdrawn_before_and_after_it_was_applied_and_again(proxy: 
         response = proxy.client.delete(f"/v1/feedback/{feedback_id}")
         assert (response.status_code, response.json()["id"]) == (200, feedback_id)
     judge(proxy)
-    assert [told(proxy, one)["state"] for one in (first, second, third)] == ["applied", "withdrawn", "withdrawn"]
+    assert [state_of(proxy, one)["state"] for one in (first, second, third)] == ["applied", "withdrawn", "withdrawn"]
     assert proxy.client.get("/v1/trajectories/t").json()["reward"] == 0.25
     again = proxy.client.delete(f"/v1/feedback/{second}")
     assert (again.status_code, again.json()["state"]) == (200, "withdrawn")
@@ -126,7 +126,7 @@ def test_what_is_unknown_or_over_is_not_withdrawn(proxy: RunningProxy, seeded: S
         assert (response.status_code, response.json()["error"]["code"]) == (409, "too_late")
         assert why in response.json()["error"]["message"]
     assert {row.withdrawn_at for row in proxy.rows(schema.feedback)} == {None}
-    assert told(proxy, used)["step"] == 7
+    assert state_of(proxy, used)["step"] == 7
 
 
 def test_another_projects_ids_are_unknown_ones(proxy: RunningProxy, seeded: Seed) -> None:
@@ -147,12 +147,12 @@ def test_another_projects_ids_are_unknown_ones(proxy: RunningProxy, seeded: Seed
     for after_s, state in ((1, "waiting"), (901, "failed")):
         judge(proxy, after_s)
         for foreign, unknown in (taken, groups):
-            outcomes = [[(told(proxy, one)["state"], told(proxy, one)["reason"]) for one in ids]
+            outcomes = [[(state_of(proxy, one)["state"], state_of(proxy, one)["reason"]) for one in ids]
                         for ids in (foreign, unknown)]  # fmt: skip
             assert outcomes[0] == outcomes[1]
             assert {found for found, _ in outcomes[0]} == {state}
-    assert told(proxy, taken[0][0])["reason"] == "no such trajectory in this project"
-    assert told(proxy, groups[0][1])["reason"] == "no such group in this project"
+    assert state_of(proxy, taken[0][0])["reason"] == "no such trajectory in this project"
+    assert state_of(proxy, groups[0][1])["reason"] == "no such group in this project"
     answers = [
         (proxy.client.get(f"/v1/feedback/{one}").status_code, proxy.client.delete(f"/v1/feedback/{one}").status_code)
         for one in (theirs, "nobody")

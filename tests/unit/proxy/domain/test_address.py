@@ -47,14 +47,14 @@ def test_every_header_is_read() -> None:
 
 
 def test_every_key_is_resolved_on_its_own_headers_then_url_then_metadata() -> None:
-    said = address_of(
+    address = address_of(
         {b"x-trajectory-id": b"t-header", b"x-session-id": b"session"},
         {"trajectory_id": "t-url", "group_id": "g-url"},
         {"trajectory_id": "t-body", "group_id": "g-body", "task": "from the body", "team": "red"},
         [b"x-session-id"],
     )
-    assert (said.trajectory_id, said.named_by) == ("t-header", "header")
-    assert (said.group_id, said.task, said.metadata) == ("g-url", "from the body", {"team": "red"})
+    assert (address.trajectory_id, address.named_by) == ("t-header", "header")
+    assert (address.group_id, address.task, address.metadata) == ("g-url", "from the body", {"team": "red"})
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_every_key_is_resolved_on_its_own_headers_then_url_then_metadata() -> No
 def test_the_first_rule_that_names_the_trajectory_counts(
     headers: dict[bytes, bytes], url: dict[str, str], metadata: Any, named: tuple[str | None, str | None]
 ) -> None:
-    said = address_of(headers, url, metadata, [b"session-id", b"x-session-id"])
-    assert (said.trajectory_id, said.named_by) == named
+    address = address_of(headers, url, metadata, [b"session-id", b"x-session-id"])
+    assert (address.trajectory_id, address.named_by) == named
 
 
 def test_metadata_may_hold_numbers_and_truths_where_headers_hold_text() -> None:
-    said = address_of(metadata={"no_train": True, "group_size": 3, "split": "eval"})
-    assert (said.no_train, said.group_size, said.split, said.metadata) == (True, 3, "eval", None)
+    address = address_of(metadata={"no_train": True, "group_size": 3, "split": "eval"})
+    assert (address.no_train, address.group_size, address.split, address.metadata) == (True, 3, "eval", None)
 
 
 @pytest.mark.parametrize(

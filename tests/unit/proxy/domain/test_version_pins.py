@@ -16,7 +16,7 @@ from whetstone.registry import versions
 
 HELLO = {"role": "assistant", "content": "Hello"}
 """What the fake vLLM says."""
-ASKED = "who would answer somebody new?"
+PROBE = "who would answer somebody new?"
 Start = Callable[[Settings], RunningProxy]
 
 
@@ -59,7 +59,7 @@ class Line:
 
     def until(self, version: int, proxy: RunningProxy | None = None) -> None:
         """Return when that proxy gives this version to new trajectories."""
-        wait_for(lambda: heard((proxy or self.proxy).chat(messages=says(ASKED), model=self.policy)) == version)
+        wait_for(lambda: version_of((proxy or self.proxy).chat(messages=says(PROBE), model=self.policy)) == version)
 
 
 def names(proxy: RunningProxy) -> list[str]:
@@ -74,7 +74,7 @@ def says(*texts: str) -> list[dict[str, str]]:
     return turns[:-1]
 
 
-def heard(response: httpx.Response) -> int:
+def version_of(response: httpx.Response) -> int:
     """The version that answered."""
     assert response.status_code == 200, response.text
     return int(response.headers["x-policy-version"])
@@ -107,16 +107,16 @@ def test_a_trajectory_stays_on_its_version_over_a_promotion(
     line: Line, fake_vllm: FakeVllm, named: dict[str, str]
 ) -> None:
     proxy = line.proxy
-    assert heard(proxy.chat(named, messages=says("a"))) == 1
+    assert version_of(proxy.chat(named, messages=says("a"))) == 1
     line.add(2)
     line.promote(2)
-    assert heard(proxy.chat(named, messages=says("a", "b"))) == 1
+    assert version_of(proxy.chat(named, messages=says("a", "b"))) == 1
     assert fake_vllm.requests[-1]["model"] == "starter@v1"
     response = proxy.chat(named, messages=says("a", "b", "c"), stream=True)
-    assert heard(response) == 1
+    assert version_of(response) == 1
     rows = proxy.recorded(3, trajectory_id=response.headers["x-trajectory-id"])
     assert [row.policy_version for row in rows] == [1, 1, 1]
-    assert heard(proxy.chat(messages=says("another question"))) == 2
+    assert version_of(proxy.chat(messages=says("another question"))) == 2
 
 
 @pytest.mark.parametrize(("setting", "value"), [("pin", "live"), ("pin_lifetime_s", 0.5)])
@@ -125,10 +125,10 @@ def test_it_goes_on_with_the_live_version_where_it_follows_that_or_its_time_is_o
 ) -> None:
     proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, proxy={setting: value}))
     line = begun(proxy, fake_vllm)
-    assert heard(proxy.chat({"X-Trajectory-Id": "t"})) == 1
+    assert version_of(proxy.chat({"X-Trajectory-Id": "t"})) == 1
     line.add(2)
     line.promote(2)
-    wait_for(lambda: heard(proxy.chat({"X-Trajectory-Id": "t"})) == 2)
+    wait_for(lambda: version_of(proxy.chat({"X-Trajectory-Id": "t"})) == 2)
 
 
 @NAMED
@@ -136,27 +136,27 @@ def test_a_rolled_back_version_is_left_on_the_next_request(line: Line, named: di
     proxy = line.proxy
     line.add(2)
     line.promote(2)
-    assert heard(proxy.chat(named, messages=says("a"))) == 2
+    assert version_of(proxy.chat(named, messages=says("a"))) == 2
     line.roll_back(to=1)
-    assert heard(proxy.chat(named, messages=says("a", "b"))) == 1
+    assert version_of(proxy.chat(named, messages=says("a", "b"))) == 1
 
 
 def test_a_version_that_is_no_longer_served_is_left(plain_line: Line) -> None:
     proxy = plain_line.proxy
-    assert heard(proxy.chat(messages=says("a"))) == 1
+    assert version_of(proxy.chat(messages=says("a"))) == 1
     for version in (2, 3):
         plain_line.add(version)
         plain_line.promote(version, keep_served=1)
-    assert heard(proxy.chat(messages=says("a", "b"))) == 3
+    assert version_of(proxy.chat(messages=says("a", "b"))) == 3
 
 
 @NAMED
 def test_a_proxy_that_was_restarted_knows_who_spoke(line: Line, start: Start, named: dict[str, str]) -> None:
-    assert heard(line.proxy.chat(named, messages=says("a"))) == 1
+    assert version_of(line.proxy.chat(named, messages=says("a"))) == 1
     line.add(2)
     line.promote(2)
     line.proxy.stop()
-    assert heard(start(line.proxy.settings).chat(named, messages=says("a", "b"))) == 1
+    assert version_of(start(line.proxy.settings).chat(named, messages=says("a", "b"))) == 1
 
 
 @NAMED
@@ -167,7 +167,7 @@ def test_another_proxys_trajectory_stays_on_its_version(line: Line, start: Start
     line.add(2)
     line.promote(2)
     line.until(2, other)
-    assert heard(other.chat(named, messages=says("a", "b"))) == 1
+    assert version_of(other.chat(named, messages=says("a", "b"))) == 1
 
 
 def test_a_fork_is_answered_by_the_version_that_it_left(plain_line: Line) -> None:
@@ -177,8 +177,8 @@ def test_a_fork_is_answered_by_the_version_that_it_left(plain_line: Line) -> Non
     plain_line.add(2)
     plain_line.promote(2)
     fork = proxy.chat(messages=says("a", "something else"))
-    assert (fork.headers["x-threaded-by"], heard(fork)) == ("fork", 1)
-    assert heard(proxy.chat(messages=says("a", "something else", "c"))) == 1
+    assert (fork.headers["x-threaded-by"], version_of(fork)) == ("fork", 1)
+    assert version_of(proxy.chat(messages=says("a", "something else", "c"))) == 1
 
 
 def test_a_conversation_that_goes_on_after_its_end_keeps_its_version_a_name_does_not(plain_line: Line) -> None:
@@ -191,8 +191,8 @@ def test_a_conversation_that_goes_on_after_its_end_keeps_its_version_a_name_does
     plain_line.add(2)
     plain_line.promote(2)
     after = proxy.chat(messages=says("a", "and"))
-    assert (after.headers["x-threaded-by"], heard(after)) == ("after", 1)
-    assert heard(proxy.chat({"X-Trajectory-Id": "t"}, messages=says("c"))) == 2
+    assert (after.headers["x-threaded-by"], version_of(after)) == ("after", 1)
+    assert version_of(proxy.chat({"X-Trajectory-Id": "t"}, messages=says("c"))) == 2
 
 
 def test_a_choice_is_gone_on_from_by_the_version_that_spoke_it(plain_line: Line) -> None:
@@ -200,15 +200,15 @@ def test_a_choice_is_gone_on_from_by_the_version_that_spoke_it(plain_line: Line)
     trajectory_id = proxy.chat(messages=says("a"), n=3).headers["x-trajectory-id"]
     plain_line.add(2)
     plain_line.promote(2)
-    assert heard(proxy.chat({"X-Trajectory-Id": f"{trajectory_id}.2"}, messages=says("a", "b"))) == 1
+    assert version_of(proxy.chat({"X-Trajectory-Id": f"{trajectory_id}.2"}, messages=says("a", "b"))) == 1
 
 
 def test_a_version_that_is_asked_for_answers_whatever_spoke_before(plain_line: Line) -> None:
     proxy = plain_line.proxy
-    assert heard(proxy.chat(messages=says("a"))) == 1
-    assert heard(proxy.chat(messages=says("a", "b"), model="starter@v0")) == 0
-    assert heard(proxy.chat(messages=says("a", "b", "c"))) == 0
-    assert heard(proxy.chat(messages=says("a", "b", "c", "d"), model="starter@v1")) == 1
+    assert version_of(proxy.chat(messages=says("a"))) == 1
+    assert version_of(proxy.chat(messages=says("a", "b"), model="starter@v0")) == 0
+    assert version_of(proxy.chat(messages=says("a", "b", "c"))) == 0
+    assert version_of(proxy.chat(messages=says("a", "b", "c", "d"), model="starter@v1")) == 1
     assert proxy.chat(messages=says("a", "b"), model="starter@v2").status_code == 404
 
 
@@ -218,21 +218,21 @@ def test_each_policy_of_a_trajectory_stays_on_its_own_version(
     proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, vllm={"max_loras": 8}, policies=("second",)))
     named = {"X-Trajectory-Id": "t"}
     first = begun(proxy, fake_vllm)
-    assert heard(proxy.chat(named)) == 1
+    assert version_of(proxy.chat(named)) == 1
     second = begun(proxy, fake_vllm, "second")
     first.add(2)
     first.promote(2)
-    assert heard(proxy.chat(named, model="second")) == 1
+    assert version_of(proxy.chat(named, model="second")) == 1
     second.add(2)
     second.promote(2)
-    assert [heard(proxy.chat(named, model=model)) for model in ("starter", "second", "starter")] == [1, 1, 1]
+    assert [version_of(proxy.chat(named, model=model)) for model in ("starter", "second", "starter")] == [1, 1, 1]
 
 
 def test_a_canary_answers_some_new_trajectories_and_they_stay(plain_line: Line) -> None:
     proxy = plain_line.proxy
 
     def ask(number: int) -> int:
-        return heard(proxy.chat({"X-Trajectory-Id": f"t-{number}"}))
+        return version_of(proxy.chat({"X-Trajectory-Id": f"t-{number}"}))
 
     assert ask(0) == 1
     plain_line.add(2)
@@ -254,15 +254,15 @@ def test_a_canarys_trajectories_stay_when_it_goes_live(plain_line: Line) -> None
     plain_line.add(2)
     plain_line.try_on_apps(2, 1.0)
     plain_line.until(2)
-    assert heard(plain_line.proxy.chat(messages=says("a"))) == 2
+    assert version_of(plain_line.proxy.chat(messages=says("a"))) == 2
     plain_line.promote(2)
     plain_line.add(3)
     plain_line.promote(3)
-    assert heard(plain_line.proxy.chat(messages=says("a", "b"))) == 2
+    assert version_of(plain_line.proxy.chat(messages=says("a", "b"))) == 2
 
 
 def test_a_candidate_that_no_canary_tries_is_heard_by_those_who_ask_for_it_only(plain_line: Line) -> None:
     plain_line.add(2)
     wait_for(lambda: "starter@v2" in names(plain_line.proxy))
-    assert heard(plain_line.proxy.chat(messages=says("a"), model="starter@v2")) == 2
-    assert heard(plain_line.proxy.chat(messages=says("a", "b"))) == 1
+    assert version_of(plain_line.proxy.chat(messages=says("a"), model="starter@v2")) == 2
+    assert version_of(plain_line.proxy.chat(messages=says("a", "b"))) == 1

@@ -19,22 +19,22 @@ from tests.unit.proxy.conftest import make_call, make_choice
 BEGAN_S = 1_767_268_800.0
 
 
-def told(seed: int) -> list[Call]:
+def random_calls(seed: int) -> list[Call]:
     """Conversations among one another, with siblings, groups, retries, calls that broke off or come twice."""
     random = Random(seed)
     calls: list[Call] = []
-    said: dict[str, tuple[list[Any], list[int]]] = {}
+    conversations: dict[str, tuple[list[Any], list[int]]] = {}
     for number in range(80):
         trajectory_id = f"t{random.randrange(8)}"
-        messages, prompt = said.get(trajectory_id, ([], []))
-        asked = {"role": "user", "content": f"question {random.randrange(3)}"}
-        messages, prompt = [*messages, asked], [*prompt, random.randrange(9)]
-        spoken = [random.randrange(9) for _ in range(random.randrange(1, 4))]
+        messages, prompt = conversations.get(trajectory_id, ([], []))
+        question = {"role": "user", "content": f"question {random.randrange(3)}"}
+        messages, prompt = [*messages, question], [*prompt, random.randrange(9)]
+        token_ids = [random.randrange(9) for _ in range(random.randrange(1, 4))]
         message = {"role": "assistant", "content": "answer"}
-        told = {"token_ids": spoken, "logprobs": [-0.5] * len(spoken), "message": message}
+        fields = {"token_ids": token_ids, "logprobs": [-0.5] * len(token_ids), "message": message}
         count = random.choice([1, 1, 1, 3])
         values: dict[str, Any] = {
-            "choices": tuple(make_choice(index, **told) for index in range(count)),
+            "choices": tuple(make_choice(index, **fields) for index in range(count)),
             "messages": messages,
             "prompt_token_ids": prompt if random.random() < 0.9 else None,
             "created_at_s": BEGAN_S + number - random.choice([0, 0, 5]),
@@ -49,7 +49,7 @@ def told(seed: int) -> list[Call]:
         elif values["address"].retry:
             values["request_digest"] = digest
         if values.get("status") != "aborted" and random.random() < 0.8:
-            said[trajectory_id] = ([*messages, message], [*prompt, *spoken])
+            conversations[trajectory_id] = ([*messages, message], [*prompt, *token_ids])
         calls.append(make_call(f"c{number:03d}", trajectory_id, **values))
         if random.random() < 0.1:
             calls.append(random.choice(calls))
@@ -59,7 +59,7 @@ def told(seed: int) -> list[Call]:
 @pytest.mark.parametrize("seed_of_it", range(6))
 def test_a_batch_leaves_what_its_calls_leave_one_by_one(engine: Engine, seed: Any, seed_of_it: int) -> None:
     seed.project("other")
-    calls, random = told(seed_of_it), Random(seed_of_it)
+    calls, random = random_calls(seed_of_it), Random(seed_of_it)
     for call in calls:
         with engine.begin() as connection:
             Store(engine).calls.write(connection, [call])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from proxy.recording.prefix_delta import RequestMessages, Tail, TurnDelta, packed, same, tail_of, turn_delta
 from tests.unit.proxy.conftest import raw
 
-SYSTEM, USER, SAID, MORE = (
+SYSTEM, USER, ANSWERED, MORE = (
     {"role": role, "content": content}
     for role, content in (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "more"))
 )
@@ -16,8 +16,8 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def turn(tail: Tail | None, messages: list[Any], prompt: list[int] | None, tools: Any = None) -> TurnDelta:
-    asked = RequestMessages([raw(message) for message in messages])
-    return turn_delta(tail, asked, prompt, None if tools is None else raw(tools))
+    request = RequestMessages([raw(message) for message in messages])
+    return turn_delta(tail, request, prompt, None if tools is None else raw(tools))
 
 
 def tail_after(new: TurnDelta, answer: list[int] | None, tools: Any = None) -> Tail | None:
@@ -41,20 +41,20 @@ def test_a_first_turn_is_stored_whole() -> None:
 
 
 def test_a_turn_that_extends_the_tail_stores_only_what_it_adds() -> None:
-    new = turn(first(), [SYSTEM, USER, SAID, MORE], [1, 2, 3, 4, 5])
+    new = turn(first(), [SYSTEM, USER, ANSWERED, MORE], [1, 2, 3, 4, 5])
     assert (new.follows, stored(new), new.prompt_token_ids) == ("c0", [MORE], [5])
 
 
 def test_the_echoed_answer_may_be_written_down_in_any_way() -> None:
-    echoed = SAID | {"tool_calls": [], "name": "x"}
+    echoed = ANSWERED | {"tool_calls": [], "name": "x"}
     new = turn(first(), [SYSTEM, USER, echoed, MORE], [1, 2, 3, 4, 5])
     assert new.follows == "c0"
     tail = tail_after(new, [6])
-    assert turn(tail, [SYSTEM, USER, SAID, MORE, SAID], [1, 2, 3, 4, 5, 6]).follows == "c0"
+    assert turn(tail, [SYSTEM, USER, ANSWERED, MORE, ANSWERED], [1, 2, 3, 4, 5, 6]).follows == "c0"
 
 
 def test_a_turn_may_add_nothing_but_the_answer() -> None:
-    new = turn(first(), [SYSTEM, USER, SAID], [1, 2, 3, 4])
+    new = turn(first(), [SYSTEM, USER, ANSWERED], [1, 2, 3, 4])
     assert (new.follows, stored(new), new.prompt_token_ids) == ("c0", [], [])
 
 
@@ -67,18 +67,18 @@ def test_order_of_keys_and_white_space_are_no_difference() -> None:
 def test_messages_that_come_as_the_same_bytes_are_not_read_again() -> None:
     no_json = msgspec.Raw(b"no JSON")
     tail = Tail("c0", packed([1, 2, 3, 4]), [no_json], (), None)
-    asked = RequestMessages([no_json, raw(SAID), raw(MORE)])
-    assert json.loads(turn_delta(tail, asked, [1, 2, 3, 4, 5], None).messages_json) == [MORE]
+    request = RequestMessages([no_json, raw(ANSWERED), raw(MORE)])
+    assert json.loads(turn_delta(tail, request, [1, 2, 3, 4, 5], None).messages_json) == [MORE]
 
 
 def test_messages_that_come_as_other_bytes_are_told_by_what_they_say() -> None:
-    assert turn(first(), [SYSTEM, dict(reversed(USER.items())), SAID, MORE], [1, 2, 3, 4, 5]).follows == "c0"
+    assert turn(first(), [SYSTEM, dict(reversed(USER.items())), ANSWERED, MORE], [1, 2, 3, 4, 5]).follows == "c0"
 
 
 def test_a_tail_keeps_its_messages_and_not_the_request_that_they_came_in() -> None:
     body = bytearray(b'[{"role":"user","content":"u"}]')
-    asked = RequestMessages(msgspec.json.decode(body, type=list[msgspec.Raw]))
-    tail = tail_of("c0", turn_delta(None, asked, [1], None), [2], None)
+    request = RequestMessages(msgspec.json.decode(body, type=list[msgspec.Raw]))
+    tail = tail_of("c0", turn_delta(None, request, [1], None), [2], None)
     assert tail is not None
     body[:] = b" " * len(body)
     assert bytes(tail.messages[0]) == b'{"role":"user","content":"u"}'
@@ -86,57 +86,60 @@ def test_a_tail_keeps_its_messages_and_not_the_request_that_they_came_in() -> No
 
 def test_a_tail_has_what_the_one_before_it_had_and_its_own_of_what_came() -> None:
     before = first()
-    body = bytearray(b"[%b]" % b",".join([raw(one) for one in (SYSTEM, USER, SAID, MORE)]))
-    asked = RequestMessages(msgspec.json.decode(body, type=list[msgspec.Raw]))
-    tail = tail_of("c1", turn_delta(before, asked, [1, 2, 3, 4, 5], None), [6], None)
+    body = bytearray(b"[%b]" % b",".join([raw(one) for one in (SYSTEM, USER, ANSWERED, MORE)]))
+    request = RequestMessages(msgspec.json.decode(body, type=list[msgspec.Raw]))
+    tail = tail_of("c1", turn_delta(before, request, [1, 2, 3, 4, 5], None), [6], None)
     assert tail is not None
     body[:] = b" " * len(body)
-    assert [json.loads(bytes(message)) for message in tail.messages] == [SYSTEM, USER, SAID, MORE]
+    assert [json.loads(bytes(message)) for message in tail.messages] == [SYSTEM, USER, ANSWERED, MORE]
     assert tail.messages[0] is before.messages[0]
     assert len(before.messages) == 2
 
 
 def test_what_siblings_asked_is_told_from_where_each_goes_on() -> None:
-    asked = RequestMessages([raw(message) for message in (SYSTEM, USER, SAID, MORE)])
-    goes_on, afresh = turn_delta(first(), asked, [1, 2, 3, 4, 5], None), turn_delta(None, asked, [1, 2, 3, 4, 5], None)
-    again = turn_delta(first(), asked, [1, 2, 3, 4, 5], None)
+    request = RequestMessages([raw(message) for message in (SYSTEM, USER, ANSWERED, MORE)])
+    goes_on, afresh = (
+        turn_delta(first(), request, [1, 2, 3, 4, 5], None),
+        turn_delta(None, request, [1, 2, 3, 4, 5], None),
+    )
+    again = turn_delta(first(), request, [1, 2, 3, 4, 5], None)
     assert [json.loads(one.messages_json) for one in (goes_on, afresh, again)] == [
         [MORE],
-        [SYSTEM, USER, SAID, MORE],
+        [SYSTEM, USER, ANSWERED, MORE],
         [MORE],
     ]
 
 
 def test_a_tail_read_from_sql_is_compared_by_what_it_says_but_once() -> None:
     read = Tail("c0", packed([1, 2, 3, 4]), [msgspec.Raw(json.dumps(USER, indent=1).encode())], (), None)
-    new = turn(read, [USER, SAID, MORE], [1, 2, 3, 4, 5])
+    new = turn(read, [USER, ANSWERED, MORE], [1, 2, 3, 4, 5])
     tail = tail_after(new, [6])
     assert tail is not None
-    assert (tail.messages, tail.answers) == ([raw(USER), raw(SAID), raw(MORE)], (1,))
+    assert (tail.messages, tail.answers) == ([raw(USER), raw(ANSWERED), raw(MORE)], (1,))
 
 
 def test_other_token_ids_follow_nothing() -> None:
     for prompt in ([1, 2, 3], [1, 2, 3, 9, 5], [], None):
-        new = turn(first(), [SYSTEM, USER, SAID, MORE], prompt)
-        assert (new.follows, stored(new), new.prompt_token_ids) == (None, [SYSTEM, USER, SAID, MORE], prompt)
+        new = turn(first(), [SYSTEM, USER, ANSWERED, MORE], prompt)
+        assert (new.follows, stored(new), new.prompt_token_ids) == (None, [SYSTEM, USER, ANSWERED, MORE], prompt)
 
 
 def test_other_messages_follow_nothing() -> None:
-    for messages in ([SYSTEM, USER], [SYSTEM, MORE, SAID, USER], [USER]):
+    for messages in ([SYSTEM, USER], [SYSTEM, MORE, ANSWERED, USER], [USER]):
         assert turn(first(), messages, [1, 2, 3, 4, 5]).follows is None
 
 
 def test_equal_tools_are_not_stored_again() -> None:
-    assert turn(first(TOOLS), [SYSTEM, USER, SAID, MORE], [1, 2, 3, 4, 5], TOOLS).tools is None
+    assert turn(first(TOOLS), [SYSTEM, USER, ANSWERED, MORE], [1, 2, 3, 4, 5], TOOLS).tools is None
 
 
 def test_changed_tools_are_stored() -> None:
-    new = turn(first(TOOLS), [SYSTEM, USER, SAID, MORE], [1, 2, 3, 4, 5], [*TOOLS, *TOOLS])
+    new = turn(first(TOOLS), [SYSTEM, USER, ANSWERED, MORE], [1, 2, 3, 4, 5], [*TOOLS, *TOOLS])
     assert (new.follows, json.loads(bytes(new.tools or b""))) == ("c0", [*TOOLS, *TOOLS])
 
 
 def test_tools_that_are_gone_follow_nothing_for_null_would_say_as_before() -> None:
-    assert turn(first(TOOLS), [SYSTEM, USER, SAID, MORE], [1, 2, 3, 4, 5]).follows is None
+    assert turn(first(TOOLS), [SYSTEM, USER, ANSWERED, MORE], [1, 2, 3, 4, 5]).follows is None
 
 
 def test_unknown_ids_leave_no_tail() -> None:

@@ -42,12 +42,12 @@ def make_recorder(
     recovered: list[Any] | None = None,
     **settings: Any,
 ) -> Recorder:
-    told = [] if hints is None else hints
+    counted = [] if hints is None else hints
     taken_up = [] if recovered is None else recovered
     return Recorder(
         Store(engine),
         folder,
-        on_feedback=lambda: told.append(None),
+        on_feedback=lambda: counted.append(None),
         on_written=lambda _calls: None,
         on_recovered=taken_up.append,
         on_feedback_recovered=taken_up.append,
@@ -75,9 +75,9 @@ def stored(engine: Engine, table: Any = schema.completions) -> list[str]:
         return [row.id for row in connection.execute(select(table.c.id).order_by(table.c.id))]
 
 
-async def until(found: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any]) -> None:
     for _ in range(1000):
-        if found():
+        if condition():
             return
         await asyncio.sleep(0.01)
     raise AssertionError("still not so after 10 s")
@@ -295,16 +295,20 @@ def test_feedback_of_a_killed_process_is_taken_up_once_and_told(engine: Engine, 
         payload = left.read_bytes()
         for _ in range(2):  # whoever is killed between commit and clean-up leaves it once more
             left.write_bytes(payload)
-            told: list[Any] = []
-            async with recording(engine, tmp_path / "journal", recovered=told):
+            recovered_now: list[Any] = []
+            async with recording(engine, tmp_path / "journal", recovered=recovered_now):
                 pass
-            assert [one["id"] for one in told if isinstance(one, dict)] == [answered]
-        return told
+            assert [one["id"] for one in recovered_now if isinstance(one, dict)] == [answered]
+        return recovered_now
 
     call, recovered = asyncio.run(main())
     assert (call.id, recovered) == ("c0", row | {"id": recovered["id"]})
-    (found,) = rows_of(engine, schema.feedback)
-    assert (found.comment, found.metadata, found.created_at) == (row["comment"], row["metadata"], row["created_at"])
+    (stored_row,) = rows_of(engine, schema.feedback)
+    assert (stored_row.comment, stored_row.metadata, stored_row.created_at) == (
+        row["comment"],
+        row["metadata"],
+        row["created_at"],
+    )
     assert stored(engine) == ["c0"]
 
 
@@ -330,8 +334,11 @@ def test_feedback_the_database_refuses_for_good_is_set_aside_and_blocks_nobody(
 
     run(main)
     assert len(stored(engine, schema.feedback)) == 1
-    (kept,) = (tmp_path / "journal").iterdir()
-    assert (kept.name, json.loads(kept.read_bytes())["rows"][0]["id"]) == (f"{refused['id']}.refused", refused["id"])
+    (refused_file,) = (tmp_path / "journal").iterdir()
+    assert (refused_file.name, json.loads(refused_file.read_bytes())["rows"][0]["id"]) == (
+        f"{refused['id']}.refused",
+        refused["id"],
+    )
 
 
 def test_stopped_while_the_database_is_away_calls_wait_for_the_next_start(
@@ -417,9 +424,9 @@ def test_a_call_the_database_refuses_blocks_nobody(
 
     run(main)
     assert stored(engine) == ["c0", "c1"]
-    (kept,) = (tmp_path / "journal").iterdir()
-    assert kept.name == "bad.refused"
-    assert json.loads(kept.read_bytes())["id"] == "bad"
+    (refused_file,) = (tmp_path / "journal").iterdir()
+    assert refused_file.name == "bad.refused"
+    assert json.loads(refused_file.read_bytes())["id"] == "bad"
 
 
 def test_a_call_refused_while_others_wait_for_the_database_blocks_nobody(
@@ -564,13 +571,13 @@ def test_sqlite_commits_are_on_the_disk_unless_nothing_need_be(sqlite_url: str, 
         engine = connect(sqlite_url)
         with engine.connect():  # one that was there before
             pass
-        told = set()
+        recovered_now = set()
         async with recording(engine, tmp_path / "journal", durability=durability) as recorder:
             for one in (engine, recorder._store.writing):
                 with one.connect() as connection:
-                    told.add(connection.execute(text("PRAGMA synchronous")).scalar_one())
+                    recovered_now.add(connection.execute(text("PRAGMA synchronous")).scalar_one())
         engine.dispose()
-        (level,) = told
+        (level,) = recovered_now
         return int(level)
 
     assert [asyncio.run(synchronous(mode)) for mode in ("journal", "fsync", "async")] == [2, 2, 1]

@@ -40,7 +40,7 @@ def redacted(call: Call, **values: Any) -> Call:
     return redactor(**values).calls([call])[0]
 
 
-def said(text: str, **values: Any) -> Call:
+def call_with(text: str, **values: Any) -> Call:
     """A call in which an app said this."""
     return make_call(messages=[{"role": "user", "content": text}], **values)
 
@@ -51,7 +51,7 @@ def content(call: Call) -> Any:
 
 def left(text: str, **values: Any) -> str:
     """What is written of a text."""
-    return str(content(redacted(said(text), **values)))
+    return str(content(redacted(call_with(text), **values)))
 
 
 # What is found.
@@ -122,8 +122,8 @@ def calls(draw: st.DrawFn) -> Call:
         {"role": "assistant", "content": None, "tool_calls": [tool_call]},
         {"role": "tool", "tool_call_id": "c", "content": draw(arguments)},
     ]
-    spoken = draw(text)
-    choice = make_choice(message={"role": "assistant", "content": spoken, "reasoning": draw(text)})
+    answer_text = draw(text)
+    choice = make_choice(message={"role": "assistant", "content": answer_text, "reasoning": draw(text)})
     address = Address(trajectory_id="t0", metadata={"x": draw(values)}, task=draw(text))
     sampling = {"stop": [draw(text)], "user": draw(text), "metadata": {"y": draw(text)}, "guided_json": draw(values)}
     return make_call(
@@ -134,7 +134,7 @@ def calls(draw: st.DrawFn) -> Call:
         sampling=raw(sampling),
         end_user=draw(text),
         error=draw(text),
-        reply=spoken.encode(),
+        reply=answer_text.encode(),
     )
 
 
@@ -154,16 +154,16 @@ def test_nothing_private_survives_anywhere_in_a_call(call: Call) -> None:
 @given(calls())
 @examples(max_examples=100, deadline=None)
 def test_a_call_without_anything_private_is_written_as_it_is(call: Call) -> None:
-    found = any(one.replace("\n", "n") in msgspec.json.encode(call).decode().replace("\\", "") for one in PRIVATE)
+    has_private = any(one.replace("\n", "n") in msgspec.json.encode(call).decode().replace("\\", "") for one in PRIVATE)
     clean = redacted(call)
-    assert bool(clean.redactions) == found
-    if not found:
+    assert bool(clean.redactions) == has_private
+    if not has_private:
         assert clean == msgspec.structs.replace(call, redactions=0)
 
 
 def test_arguments_of_a_tool_stay_json() -> None:
     arguments = json.dumps({"text": f"hi\n{MAIL}", "n": 4111111111111111, MAIL: 1})
-    call = said("hi", choices=(make_choice(message={"tool_calls": [{"function": {"arguments": arguments}}]}),))
+    call = call_with("hi", choices=(make_choice(message={"tool_calls": [{"function": {"arguments": arguments}}]}),))
     made = redacted(call).choices[0].message["tool_calls"][0]["function"]["arguments"]
     assert json.loads(made) == {"text": "hi\n[email]", "n": "[card]", "[email]": 1}
 
@@ -178,7 +178,7 @@ def test_only_long_whole_numbers_are_read_like_texts() -> None:
 
 
 def test_ids_that_spell_what_was_taken_out_go_with_it_and_are_counted_still() -> None:
-    clean = redacted(said(f"I am {MAIL}"))
+    clean = redacted(call_with(f"I am {MAIL}"))
     (choice,) = clean.choices
     assert (clean.prompt_token_ids, choice.token_ids, choice.logprobs) == (None, None, None)
     assert (clean.prompt_tokens, choice.tokens) == (len(PROMPT_IDS), len(ANSWER_IDS))
@@ -188,12 +188,12 @@ def test_ids_that_spell_what_was_taken_out_go_with_it_and_are_counted_still() ->
 
 @pytest.mark.parametrize("values", [{"bent": "greedy"}, {"bent": "demonstration"}])
 def test_it_is_said_before_anything_else_that_a_supervised_step_would_take(values: dict[str, Any]) -> None:
-    clean = redacted(said(MAIL, **values))
+    clean = redacted(call_with(MAIL, **values))
     assert clean.why_not_trained(clean.choices[0]) == "redacted"
 
 
 def test_kept_by_choice_they_stay_and_train() -> None:
-    clean = redacted(said(MAIL), keep_redacted_ids=True)
+    clean = redacted(call_with(MAIL), keep_redacted_ids=True)
     (choice,) = clean.choices
     assert content(clean) == "[email]"
     assert (clean.prompt_token_ids, choice.token_ids, choice.logprobs) == (PROMPT_IDS, ANSWER_IDS, LOGPROBS)
@@ -201,7 +201,7 @@ def test_kept_by_choice_they_stay_and_train() -> None:
 
 
 def test_what_never_had_ids_has_none_to_keep() -> None:
-    call = said(
+    call = call_with(
         MAIL, prompt_token_ids=None, bent="demonstration", choices=(make_choice(token_ids=None, logprobs=None),)
     )
     clean = redacted(call, keep_redacted_ids=True)
@@ -221,8 +221,8 @@ def test_who_it_was_for_has_another_name_and_no_id_tells_it() -> None:
 
 
 def test_an_answer_that_was_redacted_is_not_kept_to_be_sent_again() -> None:
-    assert redacted(said("hi", reply=b"Hello")).reply == b"Hello"
-    assert redacted(said(MAIL, reply=b"Hello")).reply is None
+    assert redacted(call_with("hi", reply=b"Hello")).reply == b"Hello"
+    assert redacted(call_with(MAIL, reply=b"Hello")).reply is None
 
 
 # What the settings bring.
@@ -251,7 +251,7 @@ def returns_nothing(text: str) -> None:
 @pytest.mark.parametrize("name", ["fails", "returns_nothing"])
 def test_a_function_that_fails_costs_the_text(name: str) -> None:
     own = redactor(redact_functions=(f"tests.unit.proxy.recording.test_redaction:{name}",))
-    (clean,) = own.calls([said("secret")])
+    (clean,) = own.calls([call_with("secret")])
     assert content(clean) == FAILED
     assert own.failed > 0
     assert clean.prompt_token_ids is None
@@ -272,7 +272,7 @@ def test_a_function_that_is_none_stops_the_start(name: str) -> None:
 
 def test_a_pattern_that_runs_away_costs_the_text_and_bounded_time() -> None:
     own = redactor(redact=(), redact_patterns={"evil": r"(a|aa)+$"})
-    (clean,) = own.calls([said("a" * 5000 + "b", error="a" * 5000 + "b")])
+    (clean,) = own.calls([call_with("a" * 5000 + "b", error="a" * 5000 + "b")])
     assert content(clean) == clean.error == TIMED_OUT
     # Left alone it would take longer than the sun shines; what comes after it has no time left.
     assert own.timed_out >= 2
@@ -285,7 +285,7 @@ def test_a_pattern_that_runs_away_costs_the_text_and_bounded_time() -> None:
 )
 def test_no_text_keeps_a_preset_busy_for_long(piece: str) -> None:
     own = redactor()
-    own.calls([said((piece * 200_000)[:200_000])])
+    own.calls([call_with((piece * 200_000)[:200_000])])
     assert own.timed_out == 0
 
 
@@ -293,7 +293,7 @@ def test_a_long_call_is_redacted_in_a_thread_and_a_short_one_at_once() -> None:
     own = redactor()
 
     async def both() -> list[Call]:
-        short, long = said(MAIL), said("x " * 50_000 + MAIL)
+        short, long = call_with(MAIL), call_with("x " * 50_000 + MAIL)
         return [*await own.calls_off_loop([short]), *await own.calls_off_loop([long])]
 
     assert [clean.redactions for clean in asyncio.run(both())] == [1, 1]

@@ -38,12 +38,12 @@ def tells(text: str) -> Callable[[FakeHandler, dict[str, Any]], None]:
     """A model that says this, with ids that grow with the conversation."""
 
     def speak(handler: FakeHandler, body: dict[str, Any]) -> None:
-        said = answer(body.get("n", 1))
+        chat_answer = answer(body.get("n", 1))
         turn = sum(message["role"] == "assistant" for message in body["messages"])
-        said["prompt_token_ids"] = [*PROMPT_IDS, *[*ANSWER_IDS, 4] * turn]
-        for choice in said["choices"]:
+        chat_answer["prompt_token_ids"] = [*PROMPT_IDS, *[*ANSWER_IDS, 4] * turn]
+        for choice in chat_answer["choices"]:
             choice["message"]["content"] = text
-        handler.whole(200, said)
+        handler.whole(200, chat_answer)
 
     return speak
 
@@ -78,25 +78,25 @@ def test_what_was_private_is_in_no_column_and_no_file(proxy: RunningProxy, fake_
     got = proxy.chat({"Idempotency-Key": "k"}, **body)
     assert got.json()["choices"][0]["message"]["content"] == f"write to {OTHER}"
     assert fake_vllm.requests[-1]["messages"] == body["messages"]
-    told = {"trajectory_id": got.headers["x-trajectory-id"], "reward": 1, "comment": f"for {MAIL}"}
-    assert proxy.client.post("/v1/feedback", json=told).status_code == 202
+    feedback_body = {"trajectory_id": got.headers["x-trajectory-id"], "reward": 1, "comment": f"for {MAIL}"}
+    assert proxy.client.post("/v1/feedback", json=feedback_body).status_code == 202
     (row,) = proxy.recorded()
     assert row.response_text == "write to [email]"
     assert row.redactions == 7  # user and metadata stand twice in what is kept
     assert row.why_not_trained == "redacted"
     assert (row.prompt_token_ids, row.token_ids, row.inference_logprobs, row.reply) == (None,) * 4
     assert (row.prompt_tokens, row.completion_tokens) == (3, 3)
-    kept = everything(proxy)
-    assert MAIL not in kept
-    assert OTHER not in kept
-    assert "[email]" in kept
+    stored_text = everything(proxy)
+    assert MAIL not in stored_text
+    assert OTHER not in stored_text
+    assert "[email]" in stored_text
 
 
 def test_a_stream_reaches_the_app_as_it_came_and_the_tables_without(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     fake_vllm.script = streams
     body = proxy.chat(stream=True).text
-    said = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
-    assert "".join(one["choices"][0]["delta"]["content"] for one in said) == MAIL
+    chat_answer = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+    assert "".join(one["choices"][0]["delta"]["content"] for one in chat_answer) == MAIL
     (row,) = proxy.recorded()
     assert row.response_text == "[email]"
     assert MAIL not in everything(proxy)

@@ -12,7 +12,7 @@ from migrations import schema
 from proxy.recording.store import Store
 from tests.unit.proxy.conftest import make_call, make_choice
 
-TURNS, ASKED, SAID = 50, 100, 150
+TURNS, QUESTION_TOKENS, ANSWER_TOKENS = 50, 100, 150
 """Turns of the conversation, and tokens in each of its questions and answers."""
 VOCABULARY = 150_000
 WORDS = ("cat", "sat", "on", "a", "mat", "and", "then", "went", "away", "to", "find", "some", "more", "food")
@@ -42,18 +42,20 @@ def _converse(store: Store) -> list[int]:
     prompt: list[int] = []
     raw_bytes = []
     for turn in range(TURNS):
-        question, answer, spoken = words(ASKED), words(SAID), ids(SAID)
-        logprobs = [float(np.float32(-abs(dice.gauss(0, 1)))) for _ in spoken]
+        question, answer, answer_ids = words(QUESTION_TOKENS), words(ANSWER_TOKENS), ids(ANSWER_TOKENS)
+        logprobs = [float(np.float32(-abs(dice.gauss(0, 1)))) for _ in answer_ids]
         message = {"role": "assistant", "content": answer}
-        messages, prompt = [*messages, {"role": "user", "content": question}], prompt + ids(ASKED)
-        choice = make_choice(message=message, token_ids=spoken, logprobs=logprobs)
+        messages, prompt = [*messages, {"role": "user", "content": question}], prompt + ids(QUESTION_TOKENS)
+        choice = make_choice(message=message, token_ids=answer_ids, logprobs=logprobs)
         call = make_call(
             f"c{turn:02}", messages=messages, prompt_token_ids=prompt, choices=(choice,), created_at_s=1.7e9 + turn
         )
         with store.engine.begin() as connection:
             store.calls.write(connection, [call])
-        messages, prompt = [*messages, message], prompt + spoken
-        raw_bytes.append(ID_BYTES * (ASKED + SAID) + LOGPROB_BYTES * SAID + len(question) + len(answer))
+        messages, prompt = [*messages, message], prompt + answer_ids
+        raw_bytes.append(
+            ID_BYTES * (QUESTION_TOKENS + ANSWER_TOKENS) + LOGPROB_BYTES * ANSWER_TOKENS + len(question) + len(answer)
+        )
     return raw_bytes
 
 

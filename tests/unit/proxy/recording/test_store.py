@@ -55,15 +55,15 @@ def talk(turns: int, trajectory_id: str = "t0") -> list[Call]:
     for turn in range(turns):
         messages = [*messages, {"role": "user", "content": f"question {turn}"}]
         prompt = [*prompt, 10 * turn, 10 * turn + 1]
-        spoken = [10 * turn + 2, 10 * turn + 3]
+        sampled = [10 * turn + 2, 10 * turn + 3]
         message = {"role": "assistant", "content": f"answer {turn}"}
-        choice = make_choice(message=message, token_ids=spoken, logprobs=[-0.5, -0.25])
+        choice = make_choice(message=message, token_ids=sampled, logprobs=[-0.5, -0.25])
         calls.append(
             make_call(f"{trajectory_id}-{turn}", trajectory_id, messages=messages, prompt_token_ids=prompt,
                       choices=(choice,), created_at_s=1_767_268_800.0 + turn)
         )  # fmt: skip
         messages = [*messages, message]
-        prompt = [*prompt, *spoken]
+        prompt = [*prompt, *sampled]
     return calls
 
 
@@ -209,8 +209,8 @@ def test_a_call_after_the_reward_is_not_trained_on(write: Any, rows: Any, engine
 
 def test_nul_is_stored_as_its_replacement(write: Any, rows: Any) -> None:
     choice = make_choice(message={"role": "assistant", "content": "a\x00b"})
-    asked = {"messages": [{"role": "user", "content": "\x00", "\x00": 1}], "end_user": "\x00"}
-    write(make_call(**asked, bent="sampling_bent: a\x00b", choices=(choice,)))
+    texts = {"messages": [{"role": "user", "content": "\x00", "\x00": 1}], "end_user": "\x00"}
+    write(make_call(**texts, bent="sampling_bent: a\x00b", choices=(choice,)))
     (row,) = rows()
     assert row.why_not_trained == "sampling_bent: a\ufffdb"
     assert row.new_messages == [{"role": "user", "content": "\ufffd", "\ufffd": 1}]
@@ -221,12 +221,12 @@ def test_who_writes_has_a_connection_with_room_on_sqlite(store: Store) -> None:
     if store.engine.dialect.name != "sqlite":
         assert store.writing is store.engine
         return
-    told = []
+    pragmas = []
     for engine in (store.engine, store.writing):
         with engine.connect() as connection:
             names = ("cache_size", "temp_store", "wal_autocheckpoint")
-            told.append([connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in names])
-    assert told == [[-512, 0, 1000], [-4096, 2, 4000]]
+            pragmas.append([connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in names])
+    assert pragmas == [[-512, 0, 1000], [-4096, 2, 4000]]
 
 
 def test_a_turn_that_another_writer_took_is_an_error_and_no_silence(write: Any, engine: Engine) -> None:
@@ -292,10 +292,10 @@ def test_policies_come_with_their_served_versions_and_other_names(store: Store, 
             values = version | {"id": f"starter@v{number}", "version": number, "served": served}
             connection.execute(schema.policy_versions.insert().values(**values))
         connection.execute(schema.policies.update().values(aliases=["gpt-4o"], upstream="openai", base_model="gpt-9"))
-    (found,) = store.policies("default")
-    assert found.served_versions == policy.served_versions | {7}
+    (read_policy,) = store.policies("default")
+    assert read_policy.served_versions == policy.served_versions | {7}
     assert (policy.aliases, policy.upstream, policy.upstream_model) == ((), None, None)
-    assert (found.aliases, found.upstream, found.upstream_model) == (("gpt-4o",), "openai", "gpt-9")
+    assert (read_policy.aliases, read_policy.upstream, read_policy.upstream_model) == (("gpt-4o",), "openai", "gpt-9")
 
 
 def test_policies_tell_what_may_be_pinned_and_what_is_tried_on_apps(store: Store, engine: Engine) -> None:
@@ -311,15 +311,15 @@ def test_policies_tell_what_may_be_pinned_and_what_is_tried_on_apps(store: Store
         for number, (state, served, share) in states.items():
             values = version | {"id": f"starter@v{number}", "version": number, "state": state, "served": served}
             connection.execute(schema.policy_versions.insert().values(canary_share=share, **values))
-    (found,) = store.policies("default")
-    assert found.served_versions == {0, 1, 4, 5}
-    assert found.pinnable_versions == {0, 1}
-    assert found.canary == Canary(5, 0.1)
+    (read_policy,) = store.policies("default")
+    assert read_policy.served_versions == {0, 1, 4, 5}
+    assert read_policy.pinnable_versions == {0, 1}
+    assert read_policy.canary == Canary(5, 0.1)
     with engine.begin() as connection:
         v = schema.policy_versions.c
         connection.execute(schema.policy_versions.update().where(v.version == 5).values(canary_share=None))
-    (found,) = store.policies("default")
-    assert found.canary is None
+    (read_policy,) = store.policies("default")
+    assert read_policy.canary is None
 
 
 def test_probe_tokens_of_all_versions_are_counted(store: Store, engine: Engine) -> None:
@@ -415,9 +415,9 @@ def test_the_same_turn_key_says_which_of_several_it_is(write: Any, rows: Any) ->
 
 
 def test_every_choice_is_linked_to_its_own(write: Any, rows: Any) -> None:
-    spoken = (make_choice(0), make_choice(1))
-    write(make_call("c0", "t0", **ABORTED | {"choices": spoken}))
-    write(retry("c1", choices=spoken))
+    sampled = (make_choice(0), make_choice(1))
+    write(make_call("c0", "t0", **ABORTED | {"choices": sampled}))
+    write(retry("c1", choices=sampled))
     assert {row.id: row.retry_of for row in rows() if row.call_id == "c1"} == {"c1": "c0", "c1.1": "c0.1"}
 
 
@@ -438,7 +438,7 @@ IDS = st.lists(st.integers(0, 2), max_size=3)
 TURN = st.tuples(st.booleans(), st.lists(MESSAGE, min_size=1, max_size=2), IDS.filter(bool), IDS, st.booleans())
 
 
-def _as_said(tail: Tail | None) -> Any:
+def _comparable(tail: Tail | None) -> Any:
     """A tail without the bytes that the app sent, which are not in the tables."""
     if tail is None:
         return None
@@ -454,14 +454,14 @@ def test_the_tail_read_back_is_the_tail_remembered(store: Store, engine: Engine,
     trajectory_id = f"t{datetime.now(UTC).timestamp()}"
     prompt: list[int] = []
     messages: list[Any] = []
-    spoken: list[int] = []
+    sampled: list[int] = []
     for number, (goes_on, new_messages, new_ids, answer, has_tools) in enumerate(turns):
         if goes_on and number:
             messages = [*messages, {"role": "assistant", "content": "a"}, *new_messages]
-            prompt = [*prompt, *spoken, *new_ids]
+            prompt = [*prompt, *sampled, *new_ids]
         else:
             messages, prompt = new_messages, new_ids
-        spoken = answer
+        sampled = answer
         tools = [{"type": "function", "function": {"name": "f"}}] if has_tools else None
         choice = make_choice(token_ids=answer, logprobs=[-0.5] * len(answer))
         call = make_call(
@@ -472,7 +472,7 @@ def test_the_tail_read_back_is_the_tail_remembered(store: Store, engine: Engine,
             store.calls.write(connection, [call])
             remembered = store.calls.tails.of(connection, "default", trajectory_id, call.id)
             read = Store(engine).calls.tails.of(connection, "default", trajectory_id, call.id)
-            assert _as_said(read) == _as_said(remembered)
+            assert _comparable(read) == _comparable(remembered)
 
 
 @pytest.mark.parametrize(("state", "why"), [("training", "waiting_step"), ("recording", "policy_not_training")])

@@ -20,19 +20,19 @@ c = schema.completions.c
 PARTS = [{"type": "text", "text": "in"}, {"type": "text", "text": " parts"}]
 
 
-def said(content: Any, **values: Any) -> Choice:
+def choice_of(content: Any, **values: Any) -> Choice:
     return make_choice(message={"role": "assistant", "content": content}, **values)
 
 
 CHOICES: dict[str, tuple[Choice, str | None, str | None]] = {
-    "text": (said("Hello"), None, "Hello"),
-    "empty": (said(""), None, ""),
-    "nul": (said("a\x00b \\u0000"), None, "a\ufffdb \\u0000"),
-    "odd": (said('"\\ \n ü 😀 \u2028'), None, '"\\ \n ü 😀 \u2028'),
-    "tools": (said(None), None, None),
-    "parts": (said(PARTS, text_of_parts="in\x00 parts"), "in\ufffd parts", "in\ufffd parts"),
-    "both": (said("Hello", text_of_parts="Hello"), None, "Hello"),
-    "no parts": (said([], text_of_parts=""), "", ""),
+    "text": (choice_of("Hello"), None, "Hello"),
+    "empty": (choice_of(""), None, ""),
+    "nul": (choice_of("a\x00b \\u0000"), None, "a\ufffdb \\u0000"),
+    "odd": (choice_of('"\\ \n ü 😀 \u2028'), None, '"\\ \n ü 😀 \u2028'),
+    "tools": (choice_of(None), None, None),
+    "parts": (choice_of(PARTS, text_of_parts="in\x00 parts"), "in\ufffd parts", "in\ufffd parts"),
+    "both": (choice_of("Hello", text_of_parts="Hello"), None, "Hello"),
+    "no parts": (choice_of([], text_of_parts=""), "", ""),
     "nothing": (Choice(index=0, message={}), None, None),
 }
 """A choice, what the table has in `response_text`, and what it said."""
@@ -67,31 +67,33 @@ def test_a_batch_of_all_kinds_is_as_they_are_one_by_one(engine: Engine) -> None:
 
 
 def test_search_finds_words_wherever_they_are_stored(engine: Engine, seed: Any) -> None:
-    written(engine, [said("Take the Train"), said(PARTS, text_of_parts="a train in parts"), said("a bus")])
+    written(
+        engine, [choice_of("Take the Train"), choice_of(PARTS, text_of_parts="a train in parts"), choice_of("a bus")]
+    )
     seed.trajectory("old", turns=0)
     seed.completion("old", 0, response={"role": "assistant", "content": "TRAINS"}, response_text="TRAINS")
     with engine.connect() as connection:
-        found = search.answers(connection, "default", Wanted(text="train"), None)
+        matches = search.answers(connection, "default", Wanted(text="train"), None)
         nothing = search.answers(connection, "default", Wanted(text="assistant"), None)
-    words = {row["id"]: row["response_text"] for row in found.rows}
+    words = {row["id"]: row["response_text"] for row in matches.rows}
     assert words == {"c0": "Take the Train", "c1": "a train in parts", "old-0": "TRAINS"}
     assert nothing.rows == []
 
 
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize(
-    ("choice", "spoke"),
+    ("choice", "has_answered"),
     [
-        (said("Hello", token_ids=None), True),
-        (said("", token_ids=None), True),
-        (said(PARTS, token_ids=None, text_of_parts="in parts"), True),
-        (said(None), True),
-        (said(None, token_ids=None), False),
+        (choice_of("Hello", token_ids=None), True),
+        (choice_of("", token_ids=None), True),
+        (choice_of(PARTS, token_ids=None, text_of_parts="in parts"), True),
+        (choice_of(None), True),
+        (choice_of(None, token_ids=None), False),
         (Choice(index=0, message={}), False),
     ],
 )
-def test_who_spoke_without_token_ids_has_spoken(engine: Engine, choice: Choice, spoke: bool) -> None:
+def test_who_spoke_without_token_ids_has_spoken(engine: Engine, choice: Choice, has_answered: bool) -> None:
     written(engine, [choice], created_at_s=datetime(2026, 1, 1, tzinfo=UTC).timestamp())
     trail = asyncio.run(ThreadTables(engine, "default").trail("t0", 0.0))
     assert trail is not None
-    assert [pin.policy for pin in trail.pins] == (["starter"] if spoke else [])
+    assert [pin.policy for pin in trail.pins] == (["starter"] if has_answered else [])

@@ -31,14 +31,14 @@ def test_feedback_is_taken_back_while_the_judge_goes_from_it_to_its_trajectory(
     with engine.begin() as connection:
         store.calls.write(connection, [make_call("c0")])
         store.insert_feedback(connection, [row])
-    held = threading.Event()
+    locked = threading.Event()
     judged: Future[None] = Future()
 
     def judge() -> None:
         try:
             with engine.begin() as connection:
                 connection.execute(select(schema.feedback.c.id).with_for_update(key_share=True)).all()
-                held.set()
+                locked.set()
                 time.sleep(0.5)  # until the writer waits for it
                 connection.execute(select(schema.trajectories.c.id).with_for_update(key_share=True)).all()
             judged.set_result(None)
@@ -47,7 +47,7 @@ def test_feedback_is_taken_back_while_the_judge_goes_from_it_to_its_trajectory(
 
     judging = threading.Thread(target=judge)
     judging.start()
-    held.wait()
+    locked.wait()
     settled = threading.Event()
     writer = Writer(store, tmp_path, lambda _: None, lambda: None, lambda _: settled.set())
     withdrawn: Future[Any] = Future()
@@ -68,10 +68,10 @@ def test_feedback_is_taken_back_while_the_judge_goes_from_it_to_its_trajectory(
 def test_what_somebody_had_written_is_read_before_they_are_told(
     engine: Engine, seed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, told = Store(engine), list[bool]()
+    store, was_done = Store(engine), list[bool]()
     settled, written = threading.Event(), Future[Any]()
     committed = store.changes.committed
-    monkeypatch.setattr(store.changes, "committed", lambda: (told.append(written.done()), committed()))
+    monkeypatch.setattr(store.changes, "committed", lambda: (was_done.append(written.done()), committed()))
     writer = Writer(store, tmp_path, lambda _: None, lambda: None, lambda _: settled.set())
     writer.put(JournalledItem(make_call("c0"), MemorySegment().append(b"")))
     writer.start()
@@ -80,7 +80,7 @@ def test_what_somebody_had_written_is_read_before_they_are_told(
     promoted = schema.policies.update().values(live_version=7)
     writer.put(SyncWrite(lambda connection: connection.execute(promoted), written))
     written.result(60)
-    assert told == [False]
+    assert was_done == [False]
     assert store.policies("default")[0].live_version == 7
     writer.close()
     store.close()
@@ -111,11 +111,11 @@ def test_an_error_of_a_callback_refuses_no_write_and_repeats_none(
     folder = tmp_path / "journal"
     folder.mkdir()
     writer = Writer(Store(engine), folder, breaks, breaks, settle)
-    asked = [SyncWrite(write(number), Future[Any]()) for number in range(waiting)]
-    for one in asked:
+    writes = [SyncWrite(write(number), Future[Any]()) for number in range(waiting)]
+    for one in writes:
         writer.put(one)
     writer.start()
-    assert [one.written.result(60) for one in asked] == list(range(waiting))
+    assert [one.written.result(60) for one in writes] == list(range(waiting))
     after = SyncWrite(write(7), Future[Any]())
     writer.put(after)
     assert after.written.result(60) == 7

@@ -13,15 +13,15 @@ def ask(**values: Any) -> TextRequest:
     return TextRequest(read_body(json.dumps({"model": "starter", "prompt": "hi"} | values).encode()), captured=True)
 
 
-def upstream(asked: TextRequest) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(asked.to_upstream_body("starter@v3", cache_salt="default"))
+def upstream(request: TextRequest) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(request.to_upstream_body("starter@v3", cache_salt="default"))
     return body
 
 
 def piece(index: int, text: str, ids: list[int] | None, **values: Any) -> dict[str, Any]:
     logprobs = None if ids is None else {"tokens": ["t"] * len(ids), "token_logprobs": [-0.5] * len(ids)}
-    said = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "token_ids": ids}
-    return said | {"prompt_token_ids": None} | values
+    choice_fields = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "token_ids": ids}
+    return choice_fields | {"prompt_token_ids": None} | values
 
 
 def answer(*pieces: dict[str, Any]) -> bytes:
@@ -50,10 +50,10 @@ def test_a_wish_for_logprobs_keeps_its_number() -> None:
     "values", [{"echo": True}, {"echo": "yes"}, {"use_beam_search": True}, {"return_token_ids": "yes"}]
 )
 def test_what_capture_would_change_goes_as_it_came(values: dict[str, Any]) -> None:
-    asked = ask(**values)
+    request = ask(**values)
     sent = {"model": "starter@v3", "prompt": "hi", "cache_salt": "default"} | values
-    assert upstream(asked) == sent
-    assert asked.wants_logprobs and asked.wants_token_ids
+    assert upstream(request) == sent
+    assert request.wants_logprobs and request.wants_token_ids
 
 
 @pytest.mark.parametrize("values", [{"echo": True, "logprobs": 0}, {"echo": 1, "logprobs": 5}, {"prompt_logprobs": 0}])
@@ -64,9 +64,9 @@ def test_what_ends_the_engine_is_refused(values: dict[str, Any]) -> None:
 
 def test_an_answer_is_captured_and_the_app_gets_nothing_that_it_did_not_ask_for() -> None:
     taken = ask().read(answer(piece(0, "Hello", [7, 8], prompt_token_ids=[1, 2], finish_reason="stop")))
-    (heard,) = taken.results
-    (choice,) = heard.choices
-    assert (taken.upstream_id, heard.prompt_token_ids, heard.prompt_tokens) == ("cmpl-x", [1, 2], 4)
+    (result,) = taken.results
+    (choice,) = result.choices
+    assert (taken.upstream_id, result.prompt_token_ids, result.prompt_tokens) == ("cmpl-x", [1, 2], 4)
     assert (choice.text, choice.token_ids, choice.logprobs) == ("Hello", [7, 8], [-0.5, -0.5])
     assert choice.finish_reason == "stop"
     seen = json.loads(taken.client_body)
@@ -75,19 +75,19 @@ def test_an_answer_is_captured_and_the_app_gets_nothing_that_it_did_not_ask_for(
 
 
 def test_the_app_gets_all_that_it_asked_for() -> None:
-    said = piece(0, "Hello", [7, 8], prompt_token_ids=[1, 2])
-    taken = ask(logprobs=0, return_token_ids=True).read(answer(said))
-    assert json.loads(taken.client_body)["choices"] == [said]
+    choice_fields = piece(0, "Hello", [7, 8], prompt_token_ids=[1, 2])
+    taken = ask(logprobs=0, return_token_ids=True).read(answer(choice_fields))
+    assert json.loads(taken.client_body)["choices"] == [choice_fields]
 
 
 def test_each_prompt_is_a_conversation_of_its_own() -> None:
-    asked = ask(prompt=["a", "b"], n=2)
+    request = ask(prompt=["a", "b"], n=2)
     pieces = [piece(index, str(index), [index], prompt_token_ids=[10 + index // 2]) for index in (2, 0, 3, 1)]
-    first, second = asked.read(answer(*pieces)).results
+    first, second = request.read(answer(*pieces)).results
     assert ([choice.index for choice in first.choices], first.prompt_token_ids, first.prompt) == ([0, 1], [10], 0)
     assert ([choice.text for choice in second.choices], second.prompt_token_ids, second.prompt) == (["2", "3"], [11], 1)
     assert first.prompt_tokens is None, "the usage is of all prompts together"
-    assert [json.loads(bytes(message)) for message in asked.messages] == [{"prompt": "a"}, {"prompt": "b"}]
+    assert [json.loads(bytes(message)) for message in request.messages] == [{"prompt": "a"}, {"prompt": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -111,18 +111,18 @@ def test_a_stream_is_captured_and_stripped_event_by_event() -> None:
     assert [event["choices"] for event in alone] == [
         [piece(0, "He", None)], [piece(0, "llo", None, finish_reason="length")], []
     ]  # fmt: skip
-    (heard,) = stream.results
-    (choice,) = heard.choices
+    (result,) = stream.results
+    (choice,) = result.choices
     assert (choice.text, choice.token_ids, choice.logprobs) == ("Hello", [7, 8], [-0.5, -0.5])
-    assert (heard.prompt_token_ids, heard.prompt_tokens, stream.upstream_id) == ([1, 2], 2, "cmpl-x")
+    assert (result.prompt_token_ids, result.prompt_tokens, stream.upstream_id) == ([1, 2], 2, "cmpl-x")
     assert stream.done
     assert stream.last() == b"data: [DONE]\n\n"
 
 
 def test_what_nobody_answered_is_there_all_the_same() -> None:
-    heard = ask(prompt=["a", "b"], n=3, stream=True).new_stream().results
-    assert [[choice.index for choice in one.choices] for one in heard] == [[0], [3]]
-    assert [choice.text for one in heard for choice in one.choices] == [None, None]
+    result = ask(prompt=["a", "b"], n=3, stream=True).new_stream().results
+    assert [[choice.index for choice in one.choices] for one in result] == [[0], [3]]
+    assert [choice.text for one in result for choice in one.choices] == [None, None]
 
 
 @pytest.mark.parametrize("wrong", [{"text": 7}, {"index": "0"}, {"token_ids": "x"}, {"finish_reason": []}])
@@ -131,7 +131,7 @@ def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any])
     stream = ask(stream=True).new_stream()
     with pytest.raises(UNREADABLE):
         stream.feed(data)
-    assert [choice.index for heard in stream.results for choice in heard.choices] == [0]
+    assert [choice.index for result in stream.results for choice in result.choices] == [0]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"choices": 1}', b'{"choices": [{}]}', b'{"choices": ' + b"[" * 5000])
@@ -157,6 +157,6 @@ def test_sampling_that_bends_says_what_bent_it(values: dict[str, Any], why: str 
 
 
 def test_another_server_gets_it_as_it_came() -> None:
-    asked = TextRequest(read_body(b'{"model": "teacher", "prompt": "hi", "logprobs": 1}'), captured=False)
-    assert asked.to_upstream_body("gpt-9", "salt") == b'{"model":"gpt-9","prompt":"hi","logprobs":1}'
-    assert asked.why_not_trained() == "demonstration"
+    request = TextRequest(read_body(b'{"model": "teacher", "prompt": "hi", "logprobs": 1}'), captured=False)
+    assert request.to_upstream_body("gpt-9", "salt") == b'{"model":"gpt-9","prompt":"hi","logprobs":1}'
+    assert request.why_not_trained() == "demonstration"

@@ -38,10 +38,10 @@ def event(kind: str, **values: Any) -> bytes:
 
 
 def test_the_request_passes_under_the_adapters_name() -> None:
-    asked = ask(
+    request = ask(
         "messages", system="be kind", messages=[{"role": "user", "content": "hi"}], tools=[{"name": "f"}], top_k=1
     )
-    assert json.loads(asked.to_upstream_body("starter@v0", "salt")) == {
+    assert json.loads(request.to_upstream_body("starter@v0", "salt")) == {
         "model": "starter@v0",
         "system": "be kind",
         "messages": [{"role": "user", "content": "hi"}],
@@ -49,32 +49,32 @@ def test_the_request_passes_under_the_adapters_name() -> None:
         "top_k": 1,
         "cache_salt": "salt",
     }
-    assert [json.loads(bytes(message)) for message in asked.messages] == [
+    assert [json.loads(bytes(message)) for message in request.messages] == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "hi"},
     ]
-    assert json.loads(bytes(asked.tools_or_null)) == [{"name": "f"}]
-    assert json.loads(asked.sampling()) == {"top_k": 1}
-    assert (asked.path, asked.why_not_trained()) == ("/v1/messages", "no_token_ids")
+    assert json.loads(bytes(request.tools_or_null)) == [{"name": "f"}]
+    assert json.loads(request.sampling()) == {"top_k": 1}
+    assert (request.path, request.why_not_trained()) == ("/v1/messages", "no_token_ids")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "sent"),
     [
         ("hi", [{"role": "user", "content": "hi"}]),
         ([{"role": "user", "content": "hi"}], [{"role": "user", "content": "hi"}]),
     ],
 )
-def test_the_input_of_a_response_is_a_text_or_items(given: Any, said: Any) -> None:
-    asked = ask("responses", input=given, instructions="be kind")
-    messages = [json.loads(bytes(message)) for message in asked.messages]
-    assert messages == [{"role": "system", "content": "be kind"}, *said]
+def test_the_input_of_a_response_is_a_text_or_items(given: Any, expected: Any) -> None:
+    request = ask("responses", input=given, instructions="be kind")
+    messages = [json.loads(bytes(message)) for message in request.messages]
+    assert messages == [{"role": "system", "content": "be kind"}, *expected]
 
 
 def test_another_server_gets_it_as_it_came() -> None:
-    asked = NativeRequest("messages", read_body(b'{"model": "teacher", "max_tokens": 1}'), Server(captured=False))
-    assert asked.to_upstream_body("claude", "salt") == b'{"model":"claude","max_tokens":1}'
-    assert asked.why_not_trained() == "demonstration"
+    request = NativeRequest("messages", read_body(b'{"model": "teacher", "max_tokens": 1}'), Server(captured=False))
+    assert request.to_upstream_body("claude", "salt") == b'{"model":"claude","max_tokens":1}'
+    assert request.why_not_trained() == "demonstration"
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_whom_the_app_serves_is_noted(values: dict[str, Any], user: str | None) 
     assert ask("messages", **values).end_user == user
 
 
-@pytest.mark.parametrize(("endpoint", "said"), [("messages", MESSAGE), ("responses", RESPONSE)])
-def test_an_answer_passes_but_for_the_models_name_and_its_text_is_heard(endpoint: str, said: dict[str, Any]) -> None:
-    taken = ask(endpoint).read(json.dumps(said).encode())
-    assert json.loads(taken.client_body) == said | {"model": "starter"}
-    (heard,) = taken.results
-    (choice,) = heard.choices
+@pytest.mark.parametrize(("endpoint", "sent"), [("messages", MESSAGE), ("responses", RESPONSE)])
+def test_an_answer_passes_but_for_the_models_name_and_its_text_is_heard(endpoint: str, sent: dict[str, Any]) -> None:
+    taken = ask(endpoint).read(json.dumps(sent).encode())
+    assert json.loads(taken.client_body) == sent | {"model": "starter"}
+    (result,) = taken.results
+    (choice,) = result.choices
     assert (choice.text, choice.token_ids, choice.logprobs) == ("Hello", None, None)
-    assert (heard.prompt_tokens, taken.upstream_id) == (3, said["id"])
-    assert choice.finish_reason == (said.get("stop_reason") or said["status"])
+    assert (result.prompt_tokens, taken.upstream_id) == (3, sent["id"])
+    assert choice.finish_reason == (sent.get("stop_reason") or sent["status"])
 
 
 def test_what_another_server_tells_as_a_number_is_a_text() -> None:
@@ -122,10 +122,10 @@ def test_a_streamed_message_passes_and_its_end_is_held_back() -> None:
     seen = b"".join(stream.feed(data[at : at + 7]) for at in range(0, len(data), 7))
     assert seen == b"".join(events[:-1]).replace(b'"model":"starter@v0"', b'"model":"starter"')
     assert (stream.done, stream.last()) == (True, events[-1])
-    (heard,) = stream.results
-    (choice,) = heard.choices
+    (result,) = stream.results
+    (choice,) = result.choices
     assert (choice.text, choice.finish_reason) == ("Hello", "end_turn")
-    assert (heard.prompt_tokens, stream.upstream_id) == (3, "msg_1")
+    assert (result.prompt_tokens, stream.upstream_id) == (3, "msg_1")
 
 
 def test_a_streamed_response_passes_and_its_end_is_held_back() -> None:
@@ -185,13 +185,13 @@ def test_what_is_no_answer_is_unreadable(body: bytes) -> None:
 )
 def test_what_is_of_another_type_says_nothing(odd: dict[str, Any]) -> None:
     """Another server may tell anything; its call is recorded all the same."""
-    asked = ask("responses", input="hi")
-    (heard,) = asked.read(json.dumps({"id": "resp_1"} | odd).encode()).results
-    assert (heard.prompt_tokens, heard.choices[0].text) == (None, "")
-    stream = asked.new_stream()
+    request = ask("responses", input="hi")
+    (result,) = request.read(json.dumps({"id": "resp_1"} | odd).encode()).results
+    assert (result.prompt_tokens, result.choices[0].text) == (None, "")
+    stream = request.new_stream()
     stream.feed(event("response.completed", response={"id": "resp_1"} | odd))
-    (heard,) = stream.results
-    assert (heard.prompt_tokens, heard.choices[0].text) == (None, "")
+    (result,) = stream.results
+    assert (result.prompt_tokens, result.choices[0].text) == (None, "")
 
 
 def test_an_output_that_is_no_list_says_nothing_in_a_stream() -> None:

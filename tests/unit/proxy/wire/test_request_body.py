@@ -44,24 +44,24 @@ def bodies() -> st.SearchStrategy[dict[str, Any]]:
 
 def addresses(value: Any) -> list[str]:
     """Of all media in a message, an item or a part, by the words of the guides: `…_url`, and `source`."""
-    told = []
+    values = []
     for part in [value, *listed(value, "content"), *listed(value, "output")]:
-        told += of_part(part)
-    return told
+        values += of_part(part)
+    return values
 
 
 def of_part(part: Any) -> list[str]:
     if not isinstance(part, dict):
         return []
     named = [value for name, value in part.items() if name == "source" or name.endswith("_url")]
-    told = [value.get("url") if isinstance(value, dict) else value for value in named]
+    values = [value.get("url") if isinstance(value, dict) else value for value in named]
     inner = listed(part, "content") if part.get("type") == "tool_result" else []
-    return [url for url in told if isinstance(url, str)] + [url for one in inner for url in of_part(one)]
+    return [url for url in values if isinstance(url, str)] + [url for one in inner for url in of_part(one)]
 
 
 def listed(value: Any, name: str) -> list[Any]:
-    told = value.get(name) if isinstance(value, dict) else None
-    return told if isinstance(told, list) else []
+    values = value.get(name) if isinstance(value, dict) else None
+    return values if isinstance(values, list) else []
 
 
 @settings(max_examples=400, deadline=None)
@@ -81,13 +81,13 @@ def test_media_that_would_be_fetched_are_refused_however_long_the_texts_beside_t
     if escaped:
         data = data.replace("url", "\\u0075rl")
     looked_through = "url" in data or "\\u" in data
-    found = [
+    urls = [
         url
         for name in ("messages", "input", "documents", "query")
         for item in (body[name] if isinstance(body.get(name), list) else [body.get(name)])
         for url in addresses(item)
     ]
-    if looked_through and any(not url.startswith("data:") for url in found):
+    if looked_through and any(not url.startswith("data:") for url in urls):
         with pytest.raises(RefusedField, match="is not fetched"):
             read_body(data.encode())
     else:

@@ -4,19 +4,19 @@ from hypothesis import strategies as st
 
 from proxy.wire.sse import Events, data_of
 
-SAID = ["event: x\ndata: {}", "data: ü€🙂", ": a comment", "data: [DONE]"]
+EVENTS = ["event: x\ndata: {}", "data: ü€🙂", ": a comment", "data: [DONE]"]
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=20))
 def test_events_come_whole_however_they_were_cut(line_end: str, sizes: list[int]) -> None:
-    data = "".join(f"{event}\n\n" for event in SAID).replace("\n", line_end).encode()
-    events, heard = Events(), []
+    data = "".join(f"{event}\n\n" for event in EVENTS).replace("\n", line_end).encode()
+    events, received = Events(), []
     at = 0
     for size in [*sizes, len(data)]:
-        heard += events.feed(data[at : at + size])
+        received += events.feed(data[at : at + size])
         at += size
-    assert heard == [event.encode() for event in SAID]
+    assert received == [event.encode() for event in EVENTS]
 
 
 def test_an_event_that_has_not_ended_is_kept_back() -> None:

@@ -42,25 +42,29 @@ def test_the_first_key_closes_the_door_at_once(proxy: RunningProxy) -> None:
 def test_a_key_is_told_once_and_kept_as_a_hash(proxy: RunningProxy, admin: dict[str, str]) -> None:
     body = {"name": "for the app", "scopes": ["feedback", "inference"], "expires": "90d", "requests_per_min": 60}
     before = datetime.now(UTC)
-    told = proxy.client.post(PATH, json=body, headers=admin).json()
-    assert told["object"] == "key" and told["key"].startswith(f"wsk_{told['key_id']}_")
-    assert (told["scopes"], told["requests_per_min"], told["tokens_per_min"]) == (["inference", "feedback"], 60, None)
-    lifetime = datetime.fromisoformat(told["expires_at"]) - before
+    created = proxy.client.post(PATH, json=body, headers=admin).json()
+    assert created["object"] == "key" and created["key"].startswith(f"wsk_{created['key_id']}_")
+    assert (created["scopes"], created["requests_per_min"], created["tokens_per_min"]) == (
+        ["inference", "feedback"],
+        60,
+        None,
+    )
+    lifetime = datetime.fromisoformat(created["expires_at"]) - before
     assert timedelta(days=90) <= lifetime < timedelta(days=90, minutes=5)
-    (row,) = proxy.rows(schema.api_keys, id=told["key_id"])
-    assert (row.project, row.name, row.secret_sha256) == ("default", "for the app", hash_of(told["key"].encode()))
+    (row,) = proxy.rows(schema.api_keys, id=created["key_id"])
+    assert (row.project, row.name, row.secret_sha256) == ("default", "for the app", hash_of(created["key"].encode()))
     listed = proxy.client.get(PATH, headers=admin)
     assert [one["name"] for one in listed.json()["data"]] == ["for the app", "admin"]
-    assert told["key"] not in listed.text and row.secret_sha256 not in listed.text
+    assert created["key"] not in listed.text and row.secret_sha256 not in listed.text
 
 
 def test_a_revoked_key_opens_nothing_from_the_next_request_on(proxy: RunningProxy, admin: dict[str, str]) -> None:
-    told = proxy.client.post(PATH, json={"name": "app", "scopes": ["inference"]}, headers=admin).json()
-    assert proxy.client.get("/v1/models", headers=by(told["key"])).status_code == 200
+    created = proxy.client.post(PATH, json={"name": "app", "scopes": ["inference"]}, headers=admin).json()
+    assert proxy.client.get("/v1/models", headers=by(created["key"])).status_code == 200
     for _ in range(2):  # again does no harm
-        answer = proxy.client.delete(f"{PATH}/{told['key_id']}", headers=admin)
+        answer = proxy.client.delete(f"{PATH}/{created['key_id']}", headers=admin)
         assert (answer.status_code, answer.json()["revoked"]) == (200, True)
-    assert proxy.client.get("/v1/models", headers=by(told["key"])).status_code == 401
+    assert proxy.client.get("/v1/models", headers=by(created["key"])).status_code == 401
 
 
 def test_another_projects_keys_are_neither_seen_nor_revoked(proxy: RunningProxy, admin: dict[str, str]) -> None:

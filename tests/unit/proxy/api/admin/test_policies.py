@@ -45,9 +45,9 @@ def test_without_a_body_it_is_a_step_on_the_groups_that_are_there(proxy: Running
     before = datetime.now(UTC)
     response = proxy.client.post(STEP)
     assert response.status_code == 202, response.text
-    told = response.json()
-    assert (told["object"], told["policy"], told["kind"]) == ("step", "starter", "grpo")
-    asked_at = datetime.fromisoformat(told["asked_at"])
+    answer = response.json()
+    assert (answer["object"], answer["policy"], answer["kind"]) == ("step", "starter", "grpo")
+    asked_at = datetime.fromisoformat(answer["asked_at"])
     assert before <= asked_at <= datetime.now(UTC)
     row = policy(proxy)
     assert (row.step_asked, row.step_asked_at) == ({"kind": "grpo"}, asked_at)
@@ -175,9 +175,9 @@ def test_a_page_of_another_origin_asks_for_no_step(plain_proxy: RunningProxy) ->
 
 
 def test_the_document_tells_every_field_of_a_step(door: RunningProxy) -> None:
-    told = door.client.get("/openapi.json").json()["paths"]["/admin/policies/{policy}/step"]["post"]
-    schema_of_body = told["requestBody"]["content"]["application/json"]["schema"]
-    assert not told["requestBody"]["required"]
+    answer = door.client.get("/openapi.json").json()["paths"]["/admin/policies/{policy}/step"]["post"]
+    schema_of_body = answer["requestBody"]["content"]["application/json"]["schema"]
+    assert not answer["requestBody"]["required"]
     assert schema_of_body["properties"].keys() == set(StepAsked.__struct_encode_fields__)
     assert schema_of_body["additionalProperties"] is False
-    assert "202" in told["responses"] and "422" not in told["responses"]
+    assert "202" in answer["responses"] and "422" not in answer["responses"]

@@ -18,14 +18,14 @@ from whetstone.config.settings import Settings
 def test_a_trajectory_goes_with_all_that_was_said_of_it(proxy: RunningProxy) -> None:
     for name in ("t", "u"):
         proxy.chat({"X-Trajectory-Id": name})
-        told = {"trajectory_id": name, "reward": 1, "comment": "good"}
-        assert proxy.client.post("/v1/feedback", json=told).status_code == 202
+        answer_body = {"trajectory_id": name, "reward": 1, "comment": "good"}
+        assert proxy.client.post("/v1/feedback", json=answer_body).status_code == 202
     proxy.recorded(2)
     answer = proxy.client.delete("/admin/trajectories/t")
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["object"], told["kind"], told["target"]) == ("erasure", "trajectory", "t")
-    assert (told["trajectories"], told["completions"], told["versions"]) == (1, 1, {})
+    answer_body = answer.json()
+    assert (answer_body["object"], answer_body["kind"], answer_body["target"]) == ("erasure", "trajectory", "t")
+    assert (answer_body["trajectories"], answer_body["completions"], answer_body["versions"]) == (1, 1, {})
     assert proxy.client.get("/v1/trajectories/t").status_code == 404
     assert proxy.client.get("/v1/trajectories/u").status_code == 200
     assert [row.target_id for row in proxy.rows(schema.feedback)] == ["u"]
@@ -35,8 +35,12 @@ def test_all_that_a_user_said_goes(proxy: RunningProxy) -> None:
     for user in ("alice/1", "bob"):
         proxy.chat(user=user)
     proxy.recorded(2)
-    told = proxy.client.delete("/admin/users/alice/1").json()
-    assert (told["kind"], told["target"], told["trajectories"]) == ("user", pseudonym("alice/1"), 1)
+    answer_body = proxy.client.delete("/admin/users/alice/1").json()
+    assert (answer_body["kind"], answer_body["target"], answer_body["trajectories"]) == (
+        "user",
+        pseudonym("alice/1"),
+        1,
+    )
     assert [row.end_user for row in proxy.rows()] == ["bob"]
 
 
@@ -81,17 +85,17 @@ def test_feedback_that_lay_in_the_journal_while_its_trajectory_was_deleted_is_le
     for name in ("t", "u"):
         proxy.chat({"X-Trajectory-Id": name})
     proxy.recorded(2)
-    said = [
+    rows = [
         row_of(Feedback(trajectory_id=name, reward=1.0, idempotency_key=key), "default", datetime.now(UTC))
         for name, key in (("t", None), ("t", "k"), ("u", None))
     ]
     assert proxy.client.delete("/admin/trajectories/t").json()["trajectories"] == 1
     journal = Journal(proxy.journal)
-    journal.append(encode(JournalledFeedback(said[0]["id"], said)))
+    journal.append(encode(JournalledFeedback(rows[0]["id"], rows)))
     journal.close()
     later = start(settings)
     assert [row.target_id for row in wait_for(lambda: later.rows(schema.feedback))] == ["u"]
     wait_for(lambda: later.client.get("/readyz").json()["unwritten"] == 0)
     # What is said of it afterwards may be meant for another one of that name.
-    told = later.client.post("/v1/feedback", json={"trajectory_id": "t", "reward": 1}).json()
-    assert later.client.get(f"/v1/feedback/{told['id']}").json()["state"] == "waiting"
+    answer_body = later.client.post("/v1/feedback", json={"trajectory_id": "t", "reward": 1}).json()
+    assert later.client.get(f"/v1/feedback/{answer_body['id']}").json()["state"] == "waiting"

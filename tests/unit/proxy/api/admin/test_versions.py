@@ -78,7 +78,7 @@ def speaks(proxy: RunningProxy) -> int:
     return int(response.headers["x-policy-version"])
 
 
-def asked(proxy: RunningProxy, move: str, **body: Any) -> dict[str, Any]:
+def moved(proxy: RunningProxy, move: str, **body: Any) -> dict[str, Any]:
     response = proxy.client.post(f"{ADMIN}/{move}", json=body or None)
     assert response.status_code == 200, response.text
     return response.json()  # type: ignore[no-any-return]
@@ -93,14 +93,14 @@ def refused(proxy: RunningProxy, status: int, move: str, **body: Any) -> str:
 
 
 def row(proxy: RunningProxy, version: int) -> Any:
-    (found,) = proxy.rows(schema.policy_versions, id=f"starter@v{version}")
-    return found
+    (version_row,) = proxy.rows(schema.policy_versions, id=f"starter@v{version}")
+    return version_row
 
 
 def test_a_rollback_takes_effect_on_the_very_next_request(proxy: RunningProxy, versions: Versions) -> None:
-    told = asked(proxy, "rollback", reason="it swears")
+    answer = moved(proxy, "rollback", reason="it swears")
     assert speaks(proxy) == 2
-    assert told == {"object": "move", "policy": "starter", "live_version": 2, "before": 3, "rejected": [3]}
+    assert answer == {"object": "move", "policy": "starter", "live_version": 2, "before": 3, "rejected": [3]}
     assert (row(proxy, 3).state, row(proxy, 3).reason) == ("rejected", "rolled back to version 2: it swears")
 
 
@@ -109,11 +109,11 @@ def test_fifty_moves_each_take_effect_on_the_very_next_request(proxy: RunningPro
     for turn in range(50):
         if turn % 2:
             live = 3
-            told = asked(proxy, "promote", version=3)
+            answer = moved(proxy, "promote", version=3)
         else:
             live = turn // 2 % 3
-            told = asked(proxy, "rollback", to=live)
-        assert (told["live_version"], speaks(proxy)) == (live, live), turn
+            answer = moved(proxy, "rollback", to=live)
+        assert (answer["live_version"], speaks(proxy)) == (live, live), turn
 
 
 def test_a_trajectory_leaves_a_version_that_is_rolled_back(proxy: RunningProxy, versions: Versions) -> None:
@@ -121,10 +121,10 @@ def test_a_trajectory_leaves_a_version_that_is_rolled_back(proxy: RunningProxy, 
         return str(proxy.chat({"X-Trajectory-Id": "mine"}).headers["x-policy-version"])
 
     assert turn() == "3"
-    asked(proxy, "promote", version=2)
+    moved(proxy, "promote", version=2)
     assert turn() == "3"  # pinned: 3 is retired, and loaded
-    asked(proxy, "promote", version=3)
-    asked(proxy, "rollback")
+    moved(proxy, "promote", version=3)
+    moved(proxy, "rollback")
     assert turn() == "2"
 
 
@@ -132,15 +132,15 @@ def test_a_version_that_is_not_loaded_is_loaded_before_it_answers(
     proxy: RunningProxy, versions: Versions, fake_vllm: FakeVllm
 ) -> None:
     assert "starter@v1" not in fake_vllm.adapters
-    assert asked(proxy, "rollback", to=1)["rejected"] == [2, 3]
+    assert moved(proxy, "rollback", to=1)["rejected"] == [2, 3]
     assert fake_vllm.adapters["starter@v1"] == row(proxy, 1).adapter_path
     assert speaks(proxy) == 1
 
 
 def test_a_rejected_version_answers_again_when_it_is_promoted(proxy: RunningProxy, versions: Versions) -> None:
-    asked(proxy, "rollback", to=0)
+    moved(proxy, "rollback", to=0)
     assert speaks(proxy) == 0
-    assert asked(proxy, "promote", version=3, reason="all is well")["before"] == 0
+    assert moved(proxy, "promote", version=3, reason="all is well")["before"] == 0
     assert speaks(proxy) == 3
     assert (row(proxy, 3).state, row(proxy, 3).reason) == ("live", None)
 
@@ -169,42 +169,42 @@ def test_what_cannot_be_done_changes_nothing(proxy: RunningProxy, versions: Vers
 def test_a_pinned_version_is_loaded_soon_and_no_longer_once_it_is_not_pinned(
     proxy: RunningProxy, versions: Versions, fake_vllm: FakeVllm
 ) -> None:
-    told = asked(proxy, "pin", version=1)
-    assert told == {"object": "pin", "policy": "starter", "version": 1, "pinned": True}
+    answer = moved(proxy, "pin", version=1)
+    assert answer == {"object": "pin", "policy": "starter", "version": 1, "pinned": True}
     wait_for(lambda: "starter@v1" in fake_vllm.adapters)
     wait_for(lambda: proxy.chat(model="starter@v1").headers.get("x-policy-version") == "1")
     assert row(proxy, 1).pinned_at is not None
-    asked(proxy, "pin", version=1, pinned=False)
+    moved(proxy, "pin", version=1, pinned=False)
     assert (row(proxy, 1).pinned_at, row(proxy, 1).served) == (None, True)  # it is among the two newest
 
 
 def test_every_move_is_written_down(proxy: RunningProxy, versions: Versions) -> None:
-    asked(proxy, "pin", version=2)
-    asked(proxy, "rollback", reason="NUL \0 in it")
-    asked(proxy, "promote", version=3)
-    asked(proxy, "promote", version=3)  # it is live already
-    asked(proxy, "pin", version=2, pinned=False)
-    told = proxy.client.get(f"{ADMIN}/decisions").json()
-    assert told["object"] == "list"
-    assert [(one["decision"], one["version"], one["against"], one["reason"]) for one in told["data"]] == [
+    moved(proxy, "pin", version=2)
+    moved(proxy, "rollback", reason="NUL \0 in it")
+    moved(proxy, "promote", version=3)
+    moved(proxy, "promote", version=3)  # it is live already
+    moved(proxy, "pin", version=2, pinned=False)
+    answer = proxy.client.get(f"{ADMIN}/decisions").json()
+    assert answer["object"] == "list"
+    assert [(one["decision"], one["version"], one["against"], one["reason"]) for one in answer["data"]] == [
         ("unpin", 2, None, None),
         ("promote", 3, 2, None),
         ("rollback", 3, 2, "NUL \ufffd in it"),
         ("pin", 2, None, None),
     ]
-    assert {one["test"] for one in told["data"]} == {"hand"}
+    assert {one["test"] for one in answer["data"]} == {"hand"}
 
 
 def test_policies_and_versions_are_told_as_they_stand(proxy: RunningProxy, versions: Versions) -> None:
     versions.add("candidate", tested_by="canary", canary_share=0.25, probe_k3=0.001)
     (policy,) = proxy.client.get("/admin/policies").json()["data"]
     assert (policy["policy"], policy["live_version"], policy["state"]) == ("starter", 3, "recording")
-    told = proxy.client.get(f"{ADMIN}/versions").json()["data"]
-    assert [one["version"] for one in told] == [4, 3, 2, 1, 0]
-    assert (told[0]["state"], told[0]["tested_by"], told[0]["canary_share"], told[0]["probe_k3"]) == (
+    answer = proxy.client.get(f"{ADMIN}/versions").json()["data"]
+    assert [one["version"] for one in answer] == [4, 3, 2, 1, 0]
+    assert (answer[0]["state"], answer[0]["tested_by"], answer[0]["canary_share"], answer[0]["probe_k3"]) == (
         "candidate", "canary", 0.25, 0.001
     )  # fmt: skip
-    assert (told[1]["state"], told[1]["served"], told[3]["served"], told[1]["heldout_mean"]) == (
+    assert (answer[1]["state"], answer[1]["served"], answer[3]["served"], answer[1]["heldout_mean"]) == (
         "live", True, False, None
     )  # fmt: skip
 
@@ -254,9 +254,9 @@ def test_a_page_of_another_origin_moves_nothing(plain_proxy: RunningProxy) -> No
 def test_the_document_tells_every_field_of_a_move(door: RunningProxy) -> None:
     paths = door.client.get("/openapi.json").json()["paths"]
     for move, kind in (("promote", Promote), ("rollback", RollBack), ("pin", Pin)):
-        told = paths[f"/admin/policies/{{policy}}/{move}"]["post"]["requestBody"]
-        body = told["content"]["application/json"]["schema"]
-        assert told["required"] is (move != "rollback")
+        answer = paths[f"/admin/policies/{{policy}}/{move}"]["post"]["requestBody"]
+        body = answer["content"]["application/json"]["schema"]
+        assert answer["required"] is (move != "rollback")
         assert body["properties"].keys() == set(kind.__struct_fields__)
         assert body["additionalProperties"] is False
 
@@ -266,8 +266,8 @@ class Servers:
 
     def __init__(self, settings: Settings, engine: Engine, tmp_path: Path, count: int) -> None:
         self.settings, self.engine, self.folder = settings, engine, tmp_path / "journal"
-        nobody: Any = None  # no server is asked anything here
-        self.replicas = [Replica(f"http://vllm-{number}", nobody) for number in range(count)]
+        no_server: Any = None  # no server is asked anything here
+        self.replicas = [Replica(f"http://vllm-{number}", no_server) for number in range(count)]
         for replica in self.replicas:
             replica.healthy, replica.names = True, frozenset({"starter@v0", "starter@v2", "starter@v3"})
         self.refreshed = 0
@@ -311,9 +311,9 @@ def test_a_version_that_one_server_does_not_load_answers_on_none(servers: Server
     servers.replicas[1].missing = {"starter@v1": "vLLM refused it: 500 no room"}
     with pytest.raises(
         VersionRefused, match="nothing was changed.*http://vllm-1: vLLM refused it: 500 no room"
-    ) as said:
+    ) as refusal:
         servers.do(lambda ledger: ledger.promote("starter", 1, None))
-    assert "vllm-0" not in said.value.message
+    assert "vllm-0" not in refusal.value.message
     assert (servers.row(1).state, servers.row(1).served, servers.row(3).state) == ("retired", False, "live")
     assert servers.refreshed == 0
 

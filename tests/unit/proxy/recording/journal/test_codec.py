@@ -60,10 +60,10 @@ def test_what_this_version_does_not_know_is_an_error(payload: bytes) -> None:
 
 def test_a_call_that_says_nothing_of_itself_is_read_however_its_record_says_so() -> None:
     call = make_call("c0", address=Address(group_id="g", retry=True))
-    told = msgspec.json.decode(encode(call))
-    assert told["address"] == {"group_id": "g", "retry": True}
+    fields = msgspec.json.decode(encode(call))
+    assert fields["address"] == {"group_id": "g", "retry": True}
     unsaid = {"trajectory_id": None, "named_by": None, "group_size": None, "task": None, "split": "train"}
     unsaid |= {"no_train": False, "metadata": None, "turn_key": None}
-    read = decode(msgspec.json.encode(told | {"address": unsaid | told["address"]}))
+    read = decode(msgspec.json.encode(fields | {"address": unsaid | fields["address"]}))
     assert isinstance(read, Call)
     assert read.address == call.address

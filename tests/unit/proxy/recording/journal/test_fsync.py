@@ -98,8 +98,8 @@ def test_a_disk_that_fails_is_told_to_all_who_wait_and_to_nobody_after_them() ->
     async def main(disk: Disk, flusher: Flusher) -> None:
         disk.error = OSError("gone")
         disk.let.release(2)
-        for told in await asyncio.gather(*(flusher.flushed() for _ in range(3)), return_exceptions=True):
-            assert told is disk.error
+        for outcome in await asyncio.gather(*(flusher.flushed() for _ in range(3)), return_exceptions=True):
+            assert outcome is disk.error
         disk.error = None
         disk.let.release()
         await flusher.flushed()

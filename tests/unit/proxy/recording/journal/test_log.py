@@ -259,11 +259,11 @@ def test_what_sql_has_is_gone_from_the_disk_as_soon_as_nothing_waits(tmp_path: P
 def test_it_takes_no_more_than_its_bound_and_more_again_when_sql_has_some(tmp_path: Path) -> None:
     journal = Journal(tmp_path, max_bytes=100)
     assert not journal.full
-    kept = [journal.append(b"x" * 60) for _ in range(2)]
+    records_left = [journal.append(b"x" * 60) for _ in range(2)]
     assert journal.full and journal.size_bytes > 100
     with pytest.raises(OSError, match="100 bytes"):
         journal.append(b"")
-    for record in kept:
+    for record in records_left:
         journal.acknowledge(record.segment)
     assert not journal.full
     journal.append(b"y")

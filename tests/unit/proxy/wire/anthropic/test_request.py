@@ -15,7 +15,7 @@ from proxy.wire.interfaces import Server
 from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 
-ASKED = {"model": "starter", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
+REQUEST = {"model": "starter", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = {
     "model": "starter",
     "max_tokens": 16,
@@ -31,7 +31,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 def chat(**values: Any) -> dict[str, Any]:
     """The chat made of a request."""
-    made = chat_of(ASKED | values)
+    made = chat_of(REQUEST | values)
     assert made is not None
     return made
 
@@ -48,8 +48,8 @@ def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
 
 
 def call(tool_use_id: str, **arguments: Any) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def result(tool_use_id: str, content: Any) -> dict[str, Any]:
 
 
 def test_a_plain_request_is_a_chat_of_as_many_tokens() -> None:
-    assert chat_of(ASKED) == PLAIN
+    assert chat_of(REQUEST) == PLAIN
 
 
 def test_a_stream_tells_its_usage_in_every_chunk() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    assert chat_of(ASKED | {"stream": True}) == PLAIN | {"stream": True, "stream_options": options}
+    assert chat_of(REQUEST | {"stream": True}) == PLAIN | {"stream": True, "stream_options": options}
 
 
 def test_sampling_keeps_its_values_under_the_names_of_chat() -> None:
@@ -80,7 +80,7 @@ def test_what_vllm_ignores_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "said"),
+    ("system", "message"),
     [
         ("Be brief.", "Be brief."),
         ([text("Be "), text("brief.")], "Be brief."),
@@ -88,8 +88,8 @@ def test_what_vllm_ignores_is_left_out() -> None:
         ("x-anthropic-billing-header: 1", "x-anthropic-billing-header: 1"),
     ],
 )
-def test_the_system_text_comes_first_without_what_differs_in_every_request(system: Any, said: str) -> None:
-    assert chat(system=system)["messages"] == [{"role": "system", "content": said}, *ASKED["messages"]]
+def test_the_system_text_comes_first_without_what_differs_in_every_request(system: Any, expected: str) -> None:
+    assert chat(system=system)["messages"] == [{"role": "system", "content": expected}, *REQUEST["messages"]]
 
 
 @pytest.mark.parametrize("system", ["", [], [text("")], [text("x-anthropic-billing-header: 1")]])
@@ -99,13 +99,13 @@ def test_an_empty_system_text_is_no_message(system: Any) -> None:
 
 def test_a_system_text_within_the_conversation_goes_where_vllm_puts_it() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "system", "content": "B"}, {"role": "user", "content": "c"}]
-    asked = ASKED | {"system": "A", "messages": turns}
-    stays, moves = chat_of(asked, merges_system=False), chat_of(asked, merges_system=True)
+    request = REQUEST | {"system": "A", "messages": turns}
+    stays, moves = chat_of(request, merges_system=False), chat_of(request, merges_system=True)
     assert stays is not None
     assert stays["messages"] == [{"role": "system", "content": "A"}, *turns]
     assert moves is not None
     assert moves["messages"] == [{"role": "system", "content": "AB"}, turns[0], turns[2]]
-    assert chat_of(asked) is None
+    assert chat_of(request) is None
 
 
 def test_one_text_block_is_a_text_and_several_are_parts() -> None:
@@ -185,9 +185,9 @@ def test_thinking_and_output_settings_are_those_of_chat() -> None:
 
 
 def test_no_thinking_is_the_effort_that_vllm_is_set_to_where_that_is_known() -> None:
-    asked = ASKED | {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}
-    assert chat_of(asked) is None
-    assert chat_of(asked, disabled_effort="none") == PLAIN | {"reasoning_effort": "none"}
+    request = REQUEST | {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}
+    assert chat_of(request) is None
+    assert chat_of(request, disabled_effort="none") == PLAIN | {"reasoning_effort": "none"}
 
 
 @pytest.mark.parametrize(
@@ -218,26 +218,26 @@ def test_no_thinking_is_the_effort_that_vllm_is_set_to_where_that_is_known() -> 
     ],
 )
 def test_what_is_not_covered_exactly_is_left_to_vllm(values: dict[str, Any]) -> None:
-    assert chat_of(ASKED | values) is None
+    assert chat_of(REQUEST | values) is None
 
 
 def test_a_conversation_deeper_than_python_goes_is_left_to_vllm() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"a": deep}
-    assert chat_of(ASKED | {"messages": [assistant(call("c1", deep=deep))]}) is None
+    assert chat_of(REQUEST | {"messages": [assistant(call("c1", deep=deep))]}) is None
 
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*ASKED, "type"]), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*REQUEST, "type"]), inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(values=st.dictionaries(st.sampled_from([*ASKED, "system", "tools", "thinking"]), JSON_VALUES, max_size=4))
+@given(values=st.dictionaries(st.sampled_from([*REQUEST, "system", "tools", "thinking"]), JSON_VALUES, max_size=4))
 def test_whatever_comes_is_a_chat_or_none(values: dict[str, Any]) -> None:
-    made = chat_of(ASKED | values)
+    made = chat_of(REQUEST | values)
     assert made is None or made["model"]
 
 
@@ -251,8 +251,8 @@ def written(value: Any) -> str:
     return unsigned(msgspec.json.encode(value))
 
 
-def unsigned(said: bytes) -> str:
-    return re.sub(r'"signature":"[0-9a-f]{32}"', '"signature":"s"', said.decode())
+def unsigned(body: bytes) -> str:
+    return re.sub(r'"signature":"[0-9a-f]{32}"', '"signature":"s"', body.decode())
 
 
 def tool_call(arguments: str) -> dict[str, Any]:
@@ -286,10 +286,10 @@ def test_arguments_that_are_no_object_cannot_be_said(arguments: str) -> None:
 
 
 def test_what_cannot_be_said_is_refused_as_vllm_does_and_captured() -> None:
-    asked = parse_request("/v1/messages", read_body(json.dumps(ASKED).encode()), Server())
+    request = parse_request("/v1/messages", read_body(json.dumps(REQUEST).encode()), Server())
     chat_answer = answered(tool_calls=[tool_call("[1]")])
     chat_answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -0.5}]}}
-    answer = asked.read(json.dumps(chat_answer).encode())
+    answer = request.read(json.dumps(chat_answer).encode())
     assert answer.status == 400
     error = {"type": "BadRequestError", "message": "the arguments of the tool call 'move' are no JSON object"}
     assert json.loads(answer.client_body) == {"type": "error", "error": error}
@@ -297,7 +297,7 @@ def test_what_cannot_be_said_is_refused_as_vllm_does_and_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish_reason", "stop_reason", "calls", "told"),
+    ("finish_reason", "stop_reason", "calls", "expected"),
     [
         ("stop", None, [], {"stop_reason": "end_turn"}),
         ("stop", 2, [], {"stop_reason": "end_turn"}),
@@ -308,9 +308,11 @@ def test_what_cannot_be_said_is_refused_as_vllm_does_and_captured() -> None:
         ("abort", None, [], {}),
     ],
 )
-def test_it_tells_why_it_ended(finish_reason: str, stop_reason: Any, calls: list[Any], told: dict[str, Any]) -> None:
+def test_it_tells_why_it_ended(
+    finish_reason: str, stop_reason: Any, calls: list[Any], expected: dict[str, Any]
+) -> None:
     answer = answer_of(answered(finish_reason, stop_reason, content="a", tool_calls=calls))
-    assert {name: answer[name] for name in ("stop_reason", "stop_sequence") if name in answer} == told
+    assert {name: answer[name] for name in ("stop_reason", "stop_sequence") if name in answer} == expected
 
 
 def test_cached_tokens_are_counted_apart() -> None:
@@ -338,8 +340,8 @@ LAST = {"id": "chatcmpl-1", "model": "m", "choices": [], "usage": USAGE}
 def streamed(*chunks: dict[str, Any]) -> list[str]:
     """The events between the first and the last three, data only."""
     events = MessageEvents()
-    said = b"".join(events.feed(one) for one in (FIRST, *chunks, LAST)) + events.end()
-    *data, rest = (event.partition("\ndata: ")[2] for event in unsigned(said).split("\n\n"))
+    output = b"".join(events.feed(one) for one in (FIRST, *chunks, LAST)) + events.end()
+    *data, rest = (event.partition("\ndata: ")[2] for event in unsigned(output).split("\n\n"))
     assert rest == ""
     assert data[0].startswith('{"type":"message_start"')
     assert data[-1] == '{"type":"message_stop"}'
@@ -350,8 +352,8 @@ def start(index: int, block: str) -> str:
     return f'{{"type":"content_block_start","content_block":{block},"index":{index}}}'
 
 
-def delta(index: int, kind: str, part: str, said: str) -> str:
-    value = json.dumps({"type": kind, part: said}, separators=(",", ":"))
+def delta(index: int, kind: str, part: str, content: str) -> str:
+    value = json.dumps({"type": kind, part: content}, separators=(",", ":"))
     return f'{{"type":"content_block_delta","delta":{value},"index":{index}}}'
 
 
@@ -438,12 +440,12 @@ def test_arguments_of_a_call_that_is_over_or_never_began_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [('{"a":1}', ended("tool_use")), ('{"a":', ended("stop_sequence", '"o"'))],
 )
-def test_a_stop_string_counts_where_it_cut_a_call_short(arguments: str, told: str) -> None:
+def test_a_stop_string_counts_where_it_cut_a_call_short(arguments: str, expected: str) -> None:
     called = piece(0, "c1", name="move", arguments=arguments)
-    assert streamed(chunk(tool_calls=[called]), chunk("tool_calls", "o"))[-1] == told
+    assert streamed(chunk(tool_calls=[called]), chunk("tool_calls", "o"))[-1] == expected
 
 
 def test_a_chunk_that_says_nothing_is_no_event() -> None:

@@ -9,12 +9,12 @@ from proxy.wire.request_body import read_body
 from tests.unit.proxy.conftest import ANSWER_IDS, LOGPROBS, PROMPT_IDS, answer
 
 
-def read(body: dict[str, Any], **asked: Any) -> Answer:
-    return read_bytes(json.dumps(body).encode(), **asked)
+def read(body: dict[str, Any], **options: Any) -> Answer:
+    return read_bytes(json.dumps(body).encode(), **options)
 
 
-def read_bytes(body: bytes, **asked: Any) -> Answer:
-    return ChatRequest(read_body(json.dumps({"model": "starter"} | asked).encode()), captured=True).read(body)
+def read_bytes(body: bytes, **options: Any) -> Answer:
+    return ChatRequest(read_body(json.dumps({"model": "starter"} | options).encode()), captured=True).read(body)
 
 
 def test_ids_and_logprobs_are_captured() -> None:

@@ -60,34 +60,34 @@ def answers(draw: st.DrawFn) -> bytes:
     if draw(st.booleans()):
         fields |= {"model": fields.pop("model")} if draw(st.booleans()) else {"new_field": {"a": [1.50, 2]}}
     separators = draw(st.sampled_from([(",", ":"), (",", ":"), (", ", ": ")]))
-    said = json.dumps(fields, separators=separators, ensure_ascii=draw(st.booleans()))
-    said = said.replace(
+    body_text = json.dumps(fields, separators=separators, ensure_ascii=draw(st.booleans()))
+    body_text = body_text.replace(
         *draw(st.sampled_from([("", ""), ('"id"', '"\\u0069d"'), ("{", '{"created":2,'), ("\\u0000", "\0")]))
     )
-    return said.encode("utf-8", "surrogatepass") + draw(st.sampled_from([b"", b"", b"\n"]))
+    return body_text.encode("utf-8", "surrogatepass") + draw(st.sampled_from([b"", b"", b"\n"]))
 
 
-def asked_for(**wanted: Any) -> ChatRequest:
+def request_for(**wanted: Any) -> ChatRequest:
     return ChatRequest(read_body(json.dumps({"model": "starter", "messages": []} | wanted).encode()), captured=True)
 
 
-def read(asked: ChatRequest, body: bytes) -> Answer | None:
+def read(request: ChatRequest, body: bytes) -> Answer | None:
     try:
-        return asked.read(body)
+        return request.read(body)
     except UNREADABLE:
         return None
 
 
-def alone(asked: ChatRequest, body: bytes) -> Answer | None:
+def alone(request: ChatRequest, body: bytes) -> Answer | None:
     """As it is read where no answer was read before."""
     chat_answer._last_templates.clear()
-    return read(asked, body)
+    return read(request, body)
 
 
 @pytest.mark.parametrize("wanted", WANTED)
 def test_an_answer_like_the_last_one_is_read_at_once(wanted: dict[str, Any]) -> None:
-    asked, body = asked_for(**wanted), json.dumps(answer(n=2), separators=(",", ":")).encode()
-    expected = alone(asked, body)
+    request, body = request_for(**wanted), json.dumps(answer(n=2), separators=(",", ":")).encode()
+    expected = alone(request, body)
     (form,) = chat_answer._last_templates.values()
     assert form is not None
     assert form.read(body, "starter") == expected
@@ -97,26 +97,26 @@ def test_an_answer_like_the_last_one_is_read_at_once(wanted: dict[str, Any]) -> 
 @given(st.lists(answers(), min_size=1, max_size=3), st.sampled_from(WANTED))
 @example([json.dumps(answer(), separators=(",", ":")).encode()], {})
 def test_whatever_was_read_before_an_answer_comes_to_the_same(bodies: list[bytes], wanted: dict[str, Any]) -> None:
-    asked = asked_for(**wanted)
-    expected = [alone(asked, body) for body in bodies]
+    request = request_for(**wanted)
+    expected = [alone(request, body) for body in bodies]
     for model in [json.dumps(answer(), separators=(",", ":")).encode(), *bodies]:
         chat_answer._last_templates.clear()
-        read(asked, model)
-        assert [read(asked, body) for body in bodies] == expected
+        read(request, model)
+        assert [read(request, body) for body in bodies] == expected
 
 
 def test_fields_in_another_order_go_out_in_that_order() -> None:
-    asked, fields = asked_for(), answer()
-    read(asked, json.dumps(fields, separators=(",", ":")).encode())
+    request, fields = request_for(), answer()
+    read(request, json.dumps(fields, separators=(",", ":")).encode())
     turned = fields | {"choices": [dict(reversed(choice.items())) for choice in fields["choices"]]}
     for other in (turned, dict(reversed(fields.items()))):
-        said = asked.read(json.dumps(other, separators=(",", ":")).encode()).client_body
-        assert list(json.loads(said)) == list(other)
-        assert list(json.loads(said)["choices"][0]) == list(other["choices"][0])
+        body_text = request.read(json.dumps(other, separators=(",", ":")).encode()).client_body
+        assert list(json.loads(body_text)) == list(other)
+        assert list(json.loads(body_text)["choices"][0]) == list(other["choices"][0])
 
 
 def test_who_wants_more_than_the_last_one_gets_it() -> None:
     body = json.dumps(answer(), separators=(",", ":")).encode()
-    read(asked_for(), body)
-    assert json.loads(asked_for(return_token_ids=True).read(body).client_body)["choices"][0]["token_ids"] is not None
-    assert json.loads(asked_for().read(body).client_body)["choices"][0]["token_ids"] is None
+    read(request_for(), body)
+    assert json.loads(request_for(return_token_ids=True).read(body).client_body)["choices"][0]["token_ids"] is not None
+    assert json.loads(request_for().read(body).client_body)["choices"][0]["token_ids"] is None

@@ -73,8 +73,8 @@ def chunks(draw: st.DrawFn) -> list[dict[str, Any]]:
     return made
 
 
-def stream(asked: dict[str, Any], *, quick: bool) -> ChatStream:
-    body = {"model": "starter", "messages": [], "stream": True} | asked
+def stream(options: dict[str, Any], *, quick: bool) -> ChatStream:
+    body = {"model": "starter", "messages": [], "stream": True} | options
     made = parse_request("/v1/chat/completions", read_body(json.dumps(body).encode()), Server()).new_stream()
     assert isinstance(made, ChatStream)
     if not quick:
@@ -82,7 +82,7 @@ def stream(asked: dict[str, Any], *, quick: bool) -> ChatStream:
     return made
 
 
-ASKED = st.sampled_from(
+OPTIONS = st.sampled_from(
     [{}, {"logprobs": True}, {"return_token_ids": True}, {"logprobs": True, "return_token_ids": True},
      {"include_reasoning": False}]
 )  # fmt: skip
@@ -91,17 +91,17 @@ TALK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"
 
 
 @settings(max_examples=200, deadline=None)
-@given(ASKED, chunks(), st.booleans(), st.integers(1, 200))
+@given(OPTIONS, chunks(), st.booleans(), st.integers(1, 200))
 @example({}, [TALK | {"choices": [{**PLAIN, "delta": {"content": text}}]} for text in "abc"], False, 50)
 def test_quickly_or_field_by_field_the_same_goes_out_and_the_same_is_heard(
-    asked: dict[str, Any], said: list[dict[str, Any]], spaced: bool, size: int
+    options: dict[str, Any], sent: list[dict[str, Any]], spaced: bool, size: int
 ) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
-    events = [f"data: {json.dumps(one, separators=separators, ensure_ascii=spaced)}\n\n" for one in said]
+    events = [f"data: {json.dumps(one, separators=separators, ensure_ascii=spaced)}\n\n" for one in sent]
     data = "".join([*events, "data: [DONE]\n\n"]).encode("utf-8", "surrogatepass")
     outcomes = []
     for quick in (True, False):
-        made = stream(asked, quick=quick)
+        made = stream(options, quick=quick)
         out = []
         try:
             out += [made.feed(data[at : at + size]) for at in range(0, len(data), size)]

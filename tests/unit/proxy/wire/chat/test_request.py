@@ -22,8 +22,8 @@ def ask(**values: Any) -> ChatRequest:
     return read_request(json.dumps({"model": "starter", "messages": MESSAGES} | values).encode())
 
 
-def upstream(asked: ChatRequest) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(asked.to_upstream_body("starter@v3", cache_salt="default"))
+def upstream(request: ChatRequest) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(request.to_upstream_body("starter@v3", cache_salt="default"))
     return body
 
 
@@ -52,21 +52,21 @@ def test_fields_pass_byte_for_byte() -> None:
 @pytest.mark.parametrize("fields", [["messages", "model", "seed"], ["model"], ["stream", "model", "tools", "messages"]])
 def test_the_fields_keep_their_order_and_what_capture_needs_follows(fields: list[str], salt: str) -> None:
     values = {"model": "starter", "messages": MESSAGES, "seed": 1, "stream": True, "tools": []}
-    asked = read_request(json.dumps({name: values[name] for name in fields}).encode())
+    request = read_request(json.dumps({name: values[name] for name in fields}).encode())
     for name in ("starter@v3", 'a"b'):
         sent = [(name if field == "model" else values[field]) for field in fields]
         added = [("cache_salt", salt), ("return_token_ids", True), ("logprobs", True), ("top_logprobs", 0)]
-        pairs = json.loads(asked.to_upstream_body(name, salt), object_pairs_hook=list)
+        pairs = json.loads(request.to_upstream_body(name, salt), object_pairs_hook=list)
         assert [field for field, _ in pairs] == [*fields, *dict(added)]
-        assert json.loads(asked.to_upstream_body(name, salt)) == dict(zip(fields, sent, strict=True)) | dict(added)
-    assert json.loads(asked.sampling()) == {name: values[name] for name in fields if name in ("seed", "stream")}
+        assert json.loads(request.to_upstream_body(name, salt)) == dict(zip(fields, sent, strict=True)) | dict(added)
+    assert json.loads(request.sampling()) == {name: values[name] for name in fields if name in ("seed", "stream")}
 
 
 def test_a_salt_of_another_is_never_said_twice() -> None:
     """No app's body gets here with one; what stands for a body may."""
     values = {"model": "starter", "messages": MESSAGES, "cache_salt": "another's"}
-    asked = ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, "starter"), captured=True)
-    pairs = json.loads(asked.to_upstream_body("starter@v0", "default"), object_pairs_hook=list)
+    request = ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, "starter"), captured=True)
+    pairs = json.loads(request.to_upstream_body("starter@v0", "default"), object_pairs_hook=list)
     assert [value for name, value in pairs if name == "cache_salt"] == ["default"]
 
 
@@ -93,10 +93,10 @@ def test_logprobs_are_captured_whatever_the_app_said(values: dict[str, Any]) -> 
     ],
 )
 def test_capture_makes_no_request_valid_that_is_not(values: dict[str, Any]) -> None:
-    asked = ask(**values)
-    assert upstream(asked) == {"model": "starter@v3", "messages": MESSAGES, "cache_salt": "default"} | values
-    assert asked.wants_logprobs
-    assert asked.wants_token_ids
+    request = ask(**values)
+    assert upstream(request) == {"model": "starter@v3", "messages": MESSAGES, "cache_salt": "default"} | values
+    assert request.wants_logprobs
+    assert request.wants_token_ids
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_what_ends_the_engine_is_refused(values: dict[str, Any]) -> None:
 
 
 def test_hidden_reasoning_is_captured_and_its_ids_and_logprobs_stay_hidden() -> None:
-    asked = ask(include_reasoning=False, logprobs=True, return_token_ids=True)
-    assert upstream(asked)["include_reasoning"] is True
-    assert (asked.wants_logprobs, asked.wants_token_ids, asked.wants_prompt_token_ids) == (False, False, True)
+    request = ask(include_reasoning=False, logprobs=True, return_token_ids=True)
+    assert upstream(request)["include_reasoning"] is True
+    assert (request.wants_logprobs, request.wants_token_ids, request.wants_prompt_token_ids) == (False, False, True)
 
 
 @pytest.mark.parametrize("field", sorted(REFUSED))
@@ -196,16 +196,16 @@ def test_sampling_that_bends_says_what_bent_it(values: dict[str, Any], why: str)
 
 
 def test_what_is_recorded_is_what_the_app_said() -> None:
-    asked = ask(tools=[{"type": "function"}], temperature=0.5, user="u")
-    assert [json.loads(bytes(message)) for message in asked.messages] == MESSAGES
-    assert json.loads(bytes(asked.tools_or_null)) == [{"type": "function"}]
-    assert json.loads(asked.sampling()) == {"temperature": 0.5, "user": "u"}
-    assert asked.end_user == "u"
+    request = ask(tools=[{"type": "function"}], temperature=0.5, user="u")
+    assert [json.loads(bytes(message)) for message in request.messages] == MESSAGES
+    assert json.loads(bytes(request.tools_or_null)) == [{"type": "function"}]
+    assert json.loads(request.sampling()) == {"temperature": 0.5, "user": "u"}
+    assert request.end_user == "u"
 
 
 def test_what_was_not_said_is_nothing() -> None:
-    asked = read_request(b'{"model": "m", "tools": null, "messages": "hi", "user": 1}')
-    assert (asked.messages, bytes(asked.tools_or_null), asked.end_user) == ([], b"null", None)
+    request = read_request(b'{"model": "m", "tools": null, "messages": "hi", "user": 1}')
+    assert (request.messages, bytes(request.tools_or_null), request.end_user) == ([], b"null", None)
 
 
 FIELDS = st.sampled_from(["messages", "temperature", "logprobs", "top_logprobs", "stream", "n", "tools", "echo", "x"])
@@ -221,12 +221,14 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 )
 def test_any_bytes_are_a_request_or_a_clear_error(body: bytes) -> None:
     try:
-        asked = read_request(body)
+        request = read_request(body)
     except ProxyError as error:
         assert error.status == 400
     else:
-        sent = json.loads(asked.to_upstream_body("m@v0", "default"))
-        said = json.loads(body)
-        assert {key: value for key, value in sent.items() if key in said} | said | {"model": "m@v0"} != {}
-        assert set(said) <= set(sent)
-        asked.sampling(), asked.why_not_trained(), asked.messages, asked.end_user
+        sent = json.loads(request.to_upstream_body("m@v0", "default"))
+        fields_of_body = json.loads(body)
+        assert {key: value for key, value in sent.items() if key in fields_of_body} | fields_of_body | {
+            "model": "m@v0"
+        } != {}
+        assert set(fields_of_body) <= set(sent)
+        request.sampling(), request.why_not_trained(), request.messages, request.end_user

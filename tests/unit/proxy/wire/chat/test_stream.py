@@ -15,8 +15,8 @@ from tests.unit.proxy.conftest import ANSWER_IDS, LOGPROBS, PROMPT_IDS, chunk, e
 USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
 
 
-def stream(**asked: Any) -> ChatStream:
-    body = read_body(json.dumps({"model": "starter", "stream": True} | asked).encode())
+def stream(**options: Any) -> ChatStream:
+    body = read_body(json.dumps({"model": "starter", "stream": True} | options).encode())
     return ChatRequest(body, captured=True).new_stream()
 
 
@@ -29,21 +29,21 @@ def deltas(data: bytes) -> list[Any]:
 
 
 def test_a_stream_is_captured_whole() -> None:
-    heard = stream()
-    heard.feed(b"".join(events()))
-    (choice,) = heard.results[0].choices
-    assert heard.done
-    assert heard.error is None
-    assert heard.results[0].prompt_token_ids == PROMPT_IDS
+    reader = stream()
+    reader.feed(b"".join(events()))
+    (choice,) = reader.results[0].choices
+    assert reader.done
+    assert reader.error is None
+    assert reader.results[0].prompt_token_ids == PROMPT_IDS
     assert (choice.token_ids, choice.logprobs) == (ANSWER_IDS, LOGPROBS)
     assert (choice.text, choice.finish_reason) == ("Hello", "stop")
     assert choice.message == {"role": "assistant", "content": "Hello"}
 
 
 def test_done_is_held_back_until_the_call_is_recorded() -> None:
-    heard = stream()
-    assert b"[DONE]" not in heard.feed(b"".join(events()))
-    assert heard.done
+    reader = stream()
+    assert b"[DONE]" not in reader.feed(b"".join(events()))
+    assert reader.done
     assert DONE_EVENT == b"data: [DONE]\n\n"
 
 
@@ -87,16 +87,16 @@ def test_the_app_gets_all_that_it_asked_for() -> None:
 
 
 def test_an_event_that_exists_only_because_of_capture_is_dropped() -> None:
-    heard = stream()
+    reader = stream()
     silent = chunk({}, token_ids=[4], logprobs=logprobs_of(-2.0))
-    assert heard.feed(silent) == b""
-    assert heard.feed(chunk(None, usage=USAGE)) != b""
-    assert heard.results[0].choices[0].token_ids == [4]
+    assert reader.feed(silent) == b""
+    assert reader.feed(chunk(None, usage=USAGE)) != b""
+    assert reader.results[0].choices[0].token_ids == [4]
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}])
-def test_the_same_event_stays_for_an_app_that_asked(asked: dict[str, Any]) -> None:
-    assert stream(**asked).feed(chunk({}, token_ids=[4], logprobs=logprobs_of(-2.0))) != b""
+@pytest.mark.parametrize("options", [{"logprobs": True}, {"return_token_ids": True}])
+def test_the_same_event_stays_for_an_app_that_asked(options: dict[str, Any]) -> None:
+    assert stream(**options).feed(chunk({}, token_ids=[4], logprobs=logprobs_of(-2.0))) != b""
 
 
 @pytest.mark.parametrize(
@@ -107,58 +107,58 @@ def test_an_event_that_vllm_alone_would_send_stays(delta: dict[str, Any], values
 
 
 def test_running_usage_keeps_no_event_that_capture_made() -> None:
-    asked = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    assert stream(**asked).feed(chunk({}, token_ids=[4], logprobs=logprobs_of(-2.0), usage=USAGE)) == b""
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    assert stream(**options).feed(chunk({}, token_ids=[4], logprobs=logprobs_of(-2.0), usage=USAGE)) == b""
 
 
 def test_usage_is_read_and_passed_on() -> None:
-    heard = stream(stream_options={"include_usage": True})
-    assert seen(heard.feed(chunk(None, usage=USAGE)))[0]["usage"] == USAGE
-    assert heard.results[0].prompt_tokens == 3
+    reader = stream(stream_options={"include_usage": True})
+    assert seen(reader.feed(chunk(None, usage=USAGE)))[0]["usage"] == USAGE
+    assert reader.results[0].prompt_tokens == 3
 
 
 def test_choices_are_told_apart() -> None:
-    heard = stream(n=2)
+    reader = stream(n=2)
     for index, text in [(1, "b"), (0, "a"), (1, "B"), (0, "A")]:
-        heard.feed(chunk({"content": text}, index=index, token_ids=[index], logprobs=logprobs_of(-1.0)))
-    assert [(choice.index, choice.text, choice.token_ids) for choice in heard.results[0].choices] == [
+        reader.feed(chunk({"content": text}, index=index, token_ids=[index], logprobs=logprobs_of(-1.0)))
+    assert [(choice.index, choice.text, choice.token_ids) for choice in reader.results[0].choices] == [
         (0, "aA", [0, 0]),
         (1, "bB", [1, 1]),
     ]
 
 
 def test_tool_calls_are_put_together() -> None:
-    heard = stream(tools=[])
+    reader = stream(tools=[])
     for piece in (
         {"index": 0, "id": "call-1", "type": "function", "function": {"name": "look", "arguments": ""}},
         {"index": 0, "function": {"arguments": '{"a":'}},
         {"index": 1, "id": "call-2", "type": "function", "function": {"name": "go", "arguments": "{}"}},
         {"index": 0, "function": {"arguments": "1}"}},
     ):
-        heard.feed(chunk({"tool_calls": [piece]}, token_ids=[1], logprobs=logprobs_of(-1.0)))
-    assert heard.results[0].choices[0].message["tool_calls"] == [
+        reader.feed(chunk({"tool_calls": [piece]}, token_ids=[1], logprobs=logprobs_of(-1.0)))
+    assert reader.results[0].choices[0].message["tool_calls"] == [
         {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}},
         {"id": "call-2", "type": "function", "function": {"name": "go", "arguments": "{}"}},
     ]
-    assert heard.results[0].choices[0].text is None
+    assert reader.results[0].choices[0].text is None
 
 
 def test_hidden_reasoning_is_recorded_and_not_shown() -> None:
-    heard = stream(include_reasoning=False, return_token_ids=True)
+    reader = stream(include_reasoning=False, return_token_ids=True)
     thought = {"token_ids": [1], "logprobs": logprobs_of(-1.0)}
-    assert heard.feed(chunk({"reasoning": "thinking"}, **thought)) == b""
-    assert deltas(heard.feed(chunk({"reasoning": "!", "content": "hi"}, **thought))) == [
+    assert reader.feed(chunk({"reasoning": "thinking"}, **thought)) == b""
+    assert deltas(reader.feed(chunk({"reasoning": "!", "content": "hi"}, **thought))) == [
         {"reasoning": None, "content": "hi"}
     ]
-    assert heard.results[0].choices[0].message == {"role": "assistant", "reasoning": "thinking!", "content": "hi"}
+    assert reader.results[0].choices[0].message == {"role": "assistant", "reasoning": "thinking!", "content": "hi"}
 
 
 def test_an_error_event_passes_and_is_remembered() -> None:
-    heard = stream()
+    reader = stream()
     event = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
-    assert heard.feed(event) == event
-    assert heard.error is not None
-    assert "out of memory" in heard.error
+    assert reader.feed(event) == event
+    assert reader.error is not None
+    assert "out of memory" in reader.error
 
 
 def test_a_comment_passes_as_it_is() -> None:
@@ -185,16 +185,16 @@ def test_what_is_no_chunk_is_unreadable(body: bytes) -> None:
     ],
 )
 def test_an_event_with_a_wrong_type_is_unreadable_at_once(wrong: dict[str, Any]) -> None:
-    heard = stream()
-    heard.feed(b"".join(events()[:2]))
+    reader = stream()
+    reader.feed(b"".join(events()[:2]))
     choice = {"index": 0, "delta": {}, "finish_reason": None} | wrong
     with pytest.raises(UNREADABLE):
-        heard.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
-    assert heard.results[0].choices[0].text == "Hel"
+        reader.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    assert reader.results[0].choices[0].text == "Hel"
 
 
 def test_parts_of_another_server_pass() -> None:
-    heard = stream()
+    reader = stream()
     event = chunk({"content": [{"type": "thinking", "thinking": "hm"}]})
-    assert deltas(heard.feed(event)) == [{"content": [{"type": "thinking", "thinking": "hm"}]}]
-    assert heard.results[0].choices[0].text is None
+    assert deltas(reader.feed(event)) == [{"content": [{"type": "thinking", "thinking": "hm"}]}]
+    assert reader.results[0].choices[0].text is None

@@ -44,14 +44,14 @@ def answered(**values: Any) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": 2},
         "completion_tokens_details": {"reasoning_tokens": 1},
     }
-    said = {
+    chat = {
         "id": "chatcmpl-x",
         "created": 5,
         "model": "starter",
         "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
         "usage": usage,
     }
-    return answer_of(said, request, MAX_MODEL_LEN)
+    return answer_of(chat, request, MAX_MODEL_LEN)
 
 
 def chunk(delta: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
@@ -78,16 +78,16 @@ def streamed(*chunks: dict[str, Any], **request: Any) -> list[dict[str, Any]]:
     return parsed(b"".join(events.feed(chunk) for chunk in chunks) + events.end())
 
 
-def parsed(said: bytes) -> list[dict[str, Any]]:
-    *events, rest = said.decode().split("\n\n")
+def parsed(body: bytes) -> list[dict[str, Any]]:
+    *events, rest = body.decode().split("\n\n")
     assert rest == ""
-    found = []
+    payloads = []
     for event in events:
         kind, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert kind == f"event: {found[-1]['type']}"
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
+        payloads.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {payloads[-1]['type']}"
+    assert [event["sequence_number"] for event in payloads] == list(range(len(payloads)))
+    return payloads
 
 
 def test_a_text_is_one_message_and_instructions_come_before_it() -> None:
@@ -102,10 +102,10 @@ def test_parts_are_parts_of_a_message() -> None:
 
 
 def test_the_items_of_one_turn_are_one_message() -> None:
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Mine."}]}
+    response = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Mine."}]}
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "The middle."}]}
     result = {"type": "function_call_output", "call_id": "c1", "output": "X"}
-    assert messages(user("Play!"), thought, said, CALL, CALL | {"call_id": "c2"}, result) == [
+    assert messages(user("Play!"), thought, response, CALL, CALL | {"call_id": "c2"}, result) == [
         user("Play!"),
         {
             "role": "assistant",
@@ -220,8 +220,8 @@ def test_a_server_whose_length_is_not_known_answers_itself() -> None:
 
 
 def test_an_answer_is_thoughts_then_text_then_calls() -> None:
-    said = answered(reasoning="Hm.", content="Mine.", tool_calls=[CHAT_CALL], request={"tools": [TOOL]})
-    thought, message, call = said["output"]
+    response = answered(reasoning="Hm.", content="Mine.", tool_calls=[CHAT_CALL], request={"tools": [TOOL]})
+    thought, message, call = response["output"]
     assert (thought["type"], thought["content"], thought["summary"], thought["status"]) == (
         "reasoning",
         [{"text": "Hm.", "type": "reasoning_text"}],
@@ -231,8 +231,13 @@ def test_an_answer_is_thoughts_then_text_then_calls() -> None:
     assert message["content"] == [{"annotations": [], "text": "Mine.", "type": "output_text", "logprobs": None}]
     assert (message["role"], message["status"]) == ("assistant", "completed")
     assert (call["call_id"], call["name"], call["arguments"], call["status"]) == ("c1", "move", "{}", "completed")
-    assert len({item["id"] for item in said["output"]}) == 3
-    assert (said["id"], said["object"], said["created_at"], said["status"]) == ("resp_x", "response", 5, "completed")
+    assert len({item["id"] for item in response["output"]}) == 3
+    assert (response["id"], response["object"], response["created_at"], response["status"]) == (
+        "resp_x",
+        "response",
+        5,
+        "completed",
+    )
 
 
 def test_nothing_said_is_no_item() -> None:
@@ -247,8 +252,8 @@ def test_the_usage_is_that_of_chat() -> None:
 
 
 def test_a_cut_answer_is_incomplete() -> None:
-    said = answered(content="Mi", finish_reason="length")
-    assert (said["status"], said["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    response = answered(content="Mi", finish_reason="length")
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
 @pytest.mark.parametrize(("limit", "status"), [(5, "completed"), (4, "incomplete")])
@@ -274,19 +279,24 @@ def test_the_limit_is_what_there_was_room_for(limit: int | None, room: int) -> N
 def test_an_answer_says_the_sampling_that_was_used(
     temperature: float | None, top_p: float | None, used: tuple[float, float]
 ) -> None:
-    said = answered(request={"temperature": temperature, "top_p": top_p})
-    assert (said["temperature"], said["top_p"]) == used
+    response = answered(request={"temperature": temperature, "top_p": top_p})
+    assert (response["temperature"], response["top_p"]) == used
 
 
 def test_what_was_asked_is_echoed_with_all_its_keys() -> None:
     form = {"type": "json_schema", "name": "cell", "schema": {"type": "object"}}
     request = {"text": {"format": form}, "reasoning": {"effort": "low"}, "metadata": {"a": "b"}, "instructions": "i"}
-    said = answered(request=request)
-    assert said["text"] == {"format": form | {"description": None, "strict": None}, "verbosity": None}
-    assert said["reasoning"] == {
+    response = answered(request=request)
+    assert response["text"] == {"format": form | {"description": None, "strict": None}, "verbosity": None}
+    assert response["reasoning"] == {
         "context": None, "effort": "low", "generate_summary": None, "mode": None, "summary": None
     }  # fmt: skip
-    assert (said["metadata"], said["instructions"], said["tool_choice"], said["tools"]) == ({"a": "b"}, "i", "none", [])
+    assert (response["metadata"], response["instructions"], response["tool_choice"], response["tools"]) == (
+        {"a": "b"},
+        "i",
+        "none",
+        [],
+    )
     (tool,) = answered(request={"tools": [TOOL]})["tools"]
     assert tool == TOOL | {
         "strict": None, "allowed_callers": None, "defer_loading": None, "output_schema": None
@@ -337,8 +347,8 @@ def test_a_stream_that_says_nothing_is_empty() -> None:
 
 def test_the_last_event_waits_for_the_end() -> None:
     events = ResponseEvents({"model": "starter", "input": "hi"}, MAX_MODEL_LEN)
-    said = b"".join(events.feed(chunk) for chunk in (FIRST, chunk({"content": "a"}, finish_reason="stop"), USAGE))
-    assert b"response.completed" not in said
+    response = b"".join(events.feed(chunk) for chunk in (FIRST, chunk({"content": "a"}, finish_reason="stop"), USAGE))
+    assert b"response.completed" not in response
     assert b"response.completed" in events.end()
 
 
@@ -349,21 +359,25 @@ def test_a_stream_that_broke_off_has_no_end() -> None:
 
 def test_an_error_within_a_stream_is_an_event() -> None:
     events = ResponseEvents({"model": "starter", "input": "hi"}, MAX_MODEL_LEN)
-    said = events.feed(FIRST) + events.error(
+    response = events.feed(FIRST) + events.error(
         {"message": "dead", "type": "InternalServerError", "param": None, "code": 500}
     )
     error = {"code": "500", "message": "dead", "param": None, "sequence_number": 2, "type": "error"}
-    assert parsed(said + events.end())[-1] == error
+    assert parsed(response + events.end())[-1] == error
 
 
 def test_an_error_names_the_field_as_the_app_knows_it() -> None:
-    told = {
+    error_fields = {
         "message": "max_completion_tokens=9 is too much",
         "type": "BadRequestError",
         "param": "max_completion_tokens",
     }
-    said = json.loads(error_of(json.dumps({"error": told | {"code": 400}}).encode(), 400))["error"]
-    assert said == told | {"message": "max_output_tokens=9 is too much", "param": "max_output_tokens", "code": 400}
+    response = json.loads(error_of(json.dumps({"error": error_fields | {"code": 400}}).encode(), 400))["error"]
+    assert response == error_fields | {
+        "message": "max_output_tokens=9 is too much",
+        "param": "max_output_tokens",
+        "code": 400,
+    }
 
 
 @pytest.mark.parametrize(
