@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.bench.client import Target
+from benchmarks.kit import proc
 from whetstone.config.settings import Settings
 from whetstone.database.engine import connect
 
@@ -50,15 +50,15 @@ class Side:
     @functools.cached_property
     def processes(self) -> list[int]:
         """All of its processes after the start; cached, since finding them takes longer than a measurement."""
-        return [pid for own in self.pids for pid in (own, *(() if self.name == DIRECT else _children(own)))]
+        return [pid for own in self.pids for pid in (own, *(() if self.name == DIRECT else proc.descendants(own)))]
 
     def cpu_s(self) -> float:
         """Return the CPU time that it has used so far."""
-        return sum(_cpu_s(pid) for pid in self.processes)
+        return sum(proc.cpu_s(pid) for pid in self.processes)
 
     def memory_bytes(self, field: str = "VmRSS") -> int:
         """Return the resident memory of its processes, or their maximum (`VmHWM`)."""
-        return sum(_memory_bytes(pid, field) for pid in self.processes)
+        return sum(proc.memory_bytes(pid, field) for pid in self.processes)
 
     def stop(self) -> None:
         """Stop its processes until `go_on`; not the upstream, which all others need."""
@@ -129,33 +129,3 @@ def on_cores(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _children(pid: int) -> list[int]:
-    stats = Path("/proc").glob("[0-9]*/stat")
-    found = [int(path.parent.name) for path in stats if int(_stat(path)[1]) == pid]
-    return [one for child in found for one in (child, *_children(child))]
-
-
-def _stat(path: Path) -> list[str]:
-    """Return the fields after the name: state, parent, ...; for a process that has just ended, one without a parent."""
-    try:
-        return path.read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ["X", "-1"]
-
-
-def _cpu_s(pid: int) -> float:
-    fields = _stat(Path(f"/proc/{pid}/stat"))
-    if len(fields) < 13:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _memory_bytes(pid: int, field: str) -> int:
-    """Return the memory of a process; 0 if it has ended meanwhile, as a worker of another proxy may."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), 0)

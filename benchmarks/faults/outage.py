@@ -13,7 +13,6 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from contextlib import closing
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.faults.chaos.records import Heard, Stored, stored, words_of, wrong_with
+from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import ROOT, running_proxy
 from migrations.run import upgrade
@@ -252,16 +252,13 @@ def prove(data: Path, *, seconds: float, connections: int, rate: float, seed: in
     return run, faults_of(run, said)
 
 
-def _show(run: Run, faults: list[str], seconds: float, console: Console) -> None:
+def _show(run: Run, seconds: float, console: Console) -> None:
     table = Table("", "answered", "median ms", "longest ms", title=f"PostgreSQL away for {seconds:g} s")
     for kind, took in sorted(run.took_ms.items()):
         table.add_row(kind, str(len(took)), f"{sorted(took)[len(took) // 2]:.1f}", f"{max(took):.0f}")
     console.print(table)
     caught_up = "never" if run.caught_up_s is None else f"{run.caught_up_s:.1f} s after its return"
     console.print(f"at most {run.most_unwritten} records waited; all in SQL {caught_up}", highlight=False)
-    for fault in faults[:20]:
-        console.print(f"FAULT {fault}", markup=False, highlight=False)
-    console.print(f"{len(faults)} faults: it does not hold" if faults else "it holds", highlight=False)
 
 
 def main() -> int:
@@ -276,12 +273,10 @@ def main() -> int:
     args = parser.parse_args()
     seconds, rate = (4.0, 40.0) if args.short else (args.seconds, args.rate)
     console = Console(width=120)
-    with tempfile.TemporaryDirectory(prefix="whetstone-outage-") as temporary:
-        data = (args.data or Path(temporary)).resolve()
-        data.mkdir(parents=True, exist_ok=True)
+    with data_folder("outage", args.data) as data:
         run, faults = prove(data, seconds=seconds, connections=args.connections, rate=rate, seed=args.seed)
-    _show(run, faults, seconds, console)
-    return 1 if faults else 0
+    _show(run, seconds, console)
+    return verdict(faults, console)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -38,6 +37,7 @@ from benchmarks.fuzz.asks import ask, wrong_with
 from benchmarks.fuzz.cases import Request, streams
 from benchmarks.fuzz.cases import requests as odd_requests
 from benchmarks.fuzz.records import counts, wrong_with_records
+from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import running_proxy, unhandled
 from migrations.run import upgrade
@@ -97,8 +97,8 @@ class Run:
                 if process.returncode != 0:
                     self._faults.append(f"the proxy stopped with {process.returncode}")
 
-    def report(self, console: Console) -> bool:
-        """Print the result; return whether all of it holds."""
+    def report(self, console: Console) -> int:
+        """Print the result; return the exit code."""
         self._faults += unhandled(self._log.read_text(encoding="utf-8", errors="replace"))
         left = sorted(path.name for path in (self._data / "journal").iterdir())
         if left:
@@ -114,10 +114,7 @@ class Run:
         table.add_row("together", str(self._cases), f"{self._took_s:.0f} s; {len(self._calls)} calls answered; {rows}")
         engine.dispose()
         console.print(table)
-        for fault in self._faults[:MOST_FAULTS]:
-            console.print(f"FAULT {fault}", markup=False, highlight=False)
-        console.print(f"{len(self._faults)} faults: it does not hold" if self._faults else "it holds")
-        return not self._faults
+        return verdict(self._faults, console)
 
     def _document(self, url: str, cases: int) -> None:
         headers = self._authorization()
@@ -260,7 +257,7 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
     return held
 
 
-def main() -> None:
+def main() -> int:
     """Run the fuzzing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=CASES, help="on each database")
@@ -269,19 +266,19 @@ def main() -> None:
     parser.add_argument("--keys", choices=("yes", "no"), help="the proxy asks for keys, and the cases have an admin's")
     args = parser.parse_args()
     console = Console(width=120)
-    held = True
-    with tempfile.TemporaryDirectory(prefix="whetstone-fuzz-") as folder:
+    exit_code = 0
+    with data_folder("fuzz", None) as folder:
         for kind, keys in (run for run in RUNS if args.database in (run[0], "both")):
-            data = Path(folder) / kind
+            data = folder / kind
             data.mkdir()
             with contextlib.closing(Postgres()) if kind == "postgresql" else contextlib.nullcontext() as postgres:
                 database = None if postgres is None else postgres.url
                 run = Run(args.cases, args.seed, data, database, keys=args.keys == "yes" if args.keys else keys)
                 run.go()
-                held = run.report(console) and held
-    sys.exit(0 if held else 1)
+                exit_code |= run.report(console)
+    return exit_code
 
 
 if __name__ == "__main__":
     os.environ.setdefault("NO_PROXY", "127.0.0.1,localhost")
-    main()
+    sys.exit(main())

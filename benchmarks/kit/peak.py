@@ -2,12 +2,13 @@
 
 import ctypes
 import gc
-import re
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
+
+from benchmarks.kit.proc import memory_bytes
 
 
 class Peak:
@@ -26,15 +27,9 @@ class Peak:
             # Memory that is free but not yet returned by the allocator would hide later use.
             ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
-            self._before = _status_mib("VmRSS")
+            self._before = memory_bytes("self") / 2**20
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        peak = torch.cuda.max_memory_allocated() / 2**20 if self._on_cuda else _status_mib("VmHWM")
-        self.mib = peak - self._before
-
-
-def _status_mib(name: str) -> float:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"/proc/self/status has no {name}"
-    return int(found[1]) / 1024
+        peak = torch.cuda.max_memory_allocated() if self._on_cuda else memory_bytes("self", "VmHWM")
+        self.mib = peak / 2**20 - self._before

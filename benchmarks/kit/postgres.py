@@ -9,6 +9,8 @@ import time
 import warnings
 from pathlib import Path
 
+from benchmarks.kit import proc
+
 START_S = 60.0
 STILL_S = 30.0
 
@@ -33,7 +35,7 @@ class Postgres:
     def kill(self) -> None:
         """Send SIGKILL to it and to all of its children, at once."""
         pid = self._pid()
-        all_of_it = [pid, *_children(pid)]
+        all_of_it = [pid, *proc.children(pid)]
         for one in all_of_it:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
@@ -66,25 +68,9 @@ class Postgres:
         return int(pid)
 
 
-def _children(pid: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            # The name before its last bracket may contain anything.
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
-
-
 def _await_end(pids: list[int]) -> None:
     deadline = time.monotonic() + STILL_S
-    while any(_lives(pid) for pid in pids):
+    while any(proc.is_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
             raise TimeoutError(f"PostgreSQL did not end within {STILL_S:g} s")
         time.sleep(0.02)
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False

@@ -115,10 +115,6 @@ async def ready(session: aiohttp.ClientSession, url: str, **told: int) -> bool:
     return said.get("status") == "ok" and told.items() <= said.items()
 
 
-def rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[str]:
     """Return what a process has open, by the kinds of WHEN_QUIET; everything else is `rest`.
 

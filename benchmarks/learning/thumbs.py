@@ -6,9 +6,7 @@ more, with certainty; with --shuffle, where thumbs mean nothing, only if it did 
 """
 
 import argparse
-import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kit.check import data_folder, end_on_sigterm
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.demo.agent_process import app, report_of, still_runs
@@ -147,11 +146,10 @@ def main() -> int:
     parser.add_argument("--shuffle", action="store_true", help="the control: thumbs of other answers")
     parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
     args = parser.parse_args()
-    # As SIGINT does: however the run ends, the stack ends with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="whetstone-thumbs-") as temporary:
-        settings = settings_of(args.data or Path(temporary), args.seed)
+    with data_folder("thumbs", args.data) as data:
+        settings = settings_of(data, args.seed)
         began = time.monotonic()
         outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle, console=console)
     _show(outcome, args.questions, console)

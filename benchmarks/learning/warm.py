@@ -8,9 +8,7 @@ one before it, and no request failed. Loopback only.
 """
 
 import argparse
-import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fakes.teacher import Teacher
+from benchmarks.kit.check import data_folder, end_on_sigterm
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.demo.agent_process import app, report_of, still_runs
@@ -140,11 +139,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the adapter, the sampling and the openings")
     parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
     args = parser.parse_args()
-    # As SIGINT does: however the run ends, the stack ends with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     console, began = Console(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="whetstone-warm-") as temporary, Teacher() as teacher:
-        settings = settings_of(args.data or Path(temporary), args.seed, teacher.url)
+    with data_folder("warm", args.data) as data, Teacher() as teacher:
+        settings = settings_of(data, args.seed, teacher.url)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
             run = Run(stack, console)
             won = {run.live: run.play(run.live, args.games, "eval")}

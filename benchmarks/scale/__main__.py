@@ -11,7 +11,6 @@ import contextlib
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 from sqlalchemy import Connection, Engine, text
 
+from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.scale.rows import BLOCK, GROUPS, HOUR, MEMBERS, POLICY, PROJECT, TURNS, copy, fill, history_of
 from judge.maintenance.rollups import roll_up
@@ -181,7 +181,7 @@ def main() -> int:
     args = parser.parse_args()
     console, blocks = Console(width=120), {"small": 1, "large": max(2, args.completions // BLOCK_ROWS)}
     with contextlib.ExitStack() as opened:
-        data = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="whetstone-scale-")))
+        data = opened.enter_context(data_folder("scale", None))
         loop = opened.enter_context(asyncio.Runner())
         sides = {}
         for side, count in blocks.items():
@@ -196,11 +196,8 @@ def main() -> int:
     for name, took in large.items():
         table.add_row(name, f"{small[name]:.2f}", f"{took:.2f}", f"{took / small[name]:.2f}")
     console.print(table)
-    faults = slower(small, large)
-    for name in faults:
-        console.print(f"FAULT {name} takes {large[name] / small[name]:.1f} times as long", highlight=False)
-    console.print(f"{len(faults)} faults: it does not hold" if faults else "it holds")
-    return 1 if faults else 0
+    faults = [f"{name} takes {large[name] / small[name]:.1f} times as long" for name in slower(small, large)]
+    return verdict(faults, console)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import random
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -29,6 +28,7 @@ from rich.table import Table
 from sqlalchemy import Engine
 
 from benchmarks.fakes.instant_vllm import Instant
+from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import ready, running_broker, running_proxy, unhandled, until
 from benchmarks.scale.__main__ import BLOCK_ROWS, filled
@@ -309,19 +309,14 @@ def main() -> int:
     args = parser.parse_args()
     console, blocks = Console(width=140), max(2, args.completions // BLOCK_ROWS)
     with contextlib.ExitStack() as opened:
-        temporary = opened.enter_context(tempfile.TemporaryDirectory(prefix="whetstone-pages-"))
-        data = (args.data or Path(temporary)).resolve()
-        data.mkdir(parents=True, exist_ok=True)
+        data = opened.enter_context(data_folder("pages", args.data))
         url = None
         if args.database == "postgresql":
             url = opened.enter_context(contextlib.closing(Postgres())).url
         alone, loaded, rate, faults = prove(data, url, blocks, args.rounds, args.seed, console)
     title = f"{args.database}, {blocks * BLOCK_ROWS:,} completions; load: {rate:.0f} completions/s"
     show(alone, loaded, title, console)
-    for fault in faults:
-        console.print(f"FAULT {fault}", highlight=False)
-    console.print(f"{len(faults)} faults: it does not hold" if faults else "it holds")
-    return 1 if faults else 0
+    return verdict(faults, console)
 
 
 if __name__ == "__main__":

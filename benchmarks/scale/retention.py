@@ -9,20 +9,19 @@ import argparse
 import contextlib
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, Engine, func, select, text
 
+from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.scale.__main__ import BLOCK_ROWS, filled
 from benchmarks.scale.pages import percentile
@@ -177,7 +176,7 @@ def main() -> int:
     args = parser.parse_args()
     console, blocks = Console(width=120), max(2, args.completions // BLOCK_ROWS)
     with contextlib.ExitStack() as opened:
-        data = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="whetstone-retention-")))
+        data = opened.enter_context(data_folder("retention", None))
         url = None
         if args.database == "postgresql":
             url = opened.enter_context(contextlib.closing(Postgres())).url
@@ -185,10 +184,7 @@ def main() -> int:
         now = datetime.now(UTC)
         ran = prove(engine, now - timedelta(hours=blocks / 2), now)
     show(ran, f"{args.database}, {blocks * BLOCK_ROWS:,} completions, the older half goes", console)
-    for fault in ran.faults:
-        console.print(f"FAULT {fault}", highlight=False)
-    console.print(f"{len(ran.faults)} faults: it does not hold" if ran.faults else "it holds")
-    return 1 if ran.faults else 0
+    return verdict(ran.faults, console)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import uvloop
@@ -27,6 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.fakes.vllm import Arrival, Faulty
+from benchmarks.kit import proc
+from benchmarks.kit.check import counted, data_folder, figures_table, verdict
 from benchmarks.kit.process import (
     DRAIN_S,
     START_S,
@@ -35,7 +35,6 @@ from benchmarks.kit.process import (
     mib,
     open_files,
     ready,
-    rss_bytes,
     running_proxy,
     state,
     unhandled,
@@ -110,7 +109,7 @@ class Run:
                 async def look() -> Sample:
                     unwritten = (await state(control, url)).get("unwritten", 0)
                     files = open_files(process.pid, url, [model_server])
-                    self._samples.append(Sample(len(self._seen), rss_bytes(process.pid), files, unwritten))
+                    self._samples.append(Sample(len(self._seen), proc.memory_bytes(process.pid), files, unwritten))
                     return self._samples[-1]
 
                 if not await until(lambda: ready(control, url), START_S):
@@ -167,8 +166,8 @@ class Run:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as session:
                 await asyncio.gather(*(app(session) for _ in range(connections)))
 
-    def report(self, console: Console) -> bool:
-        """Print the result; return whether all of it holds."""
+    def report(self, console: Console) -> int:
+        """Print the result; return the exit code."""
         fates = self._check_records()
         log = self._log.read_text(encoding="utf-8", errors="replace")
         self._faults += unhandled(log)
@@ -180,25 +179,20 @@ class Run:
             self._faults.append(f"the proxy stopped with {self._exit} and left in the journal: {left_behind}")
         saw = Counter("left" if seen.left else "broke off" if seen.broken else seen.status for seen in self._seen)
         errors = Counter(line.partition("ERROR")[2].strip(" :")[:70] for line in log.splitlines() if "ERROR" in line)
-        figures = Table(show_header=False)
-        for what, told in {
+        figures = {
             "requests": f"{len(self._seen)} in {self._took_s:.0f} s, {len(self._seen) / self._took_s:.0f}/s",
-            "apps saw": _told(saw),
-            "paths": _told(Counter(seen.ask.dialect.path for seen in self._seen)),
-            "errors in the log": _told(Counter(dict(errors.most_common(5)))),
+            "apps saw": counted(saw),
+            "paths": counted(Counter(seen.ask.dialect.path for seen in self._seen)),
+            "errors in the log": counted(Counter(dict(errors.most_common(5)))),
             "memory": f"{mib(self._samples[0].rss_bytes)} at the start, then by eighths {self._curve()}; "
             f"median of the third quarter {mib(third)}, of the last {mib(fourth)}",
             "records not yet in SQL": f"at most {max(sample.unwritten for sample in self._samples)}, "
             f"the last one {self._drained_s:.1f} s after the last request",
             "open files": f"{self._samples[0].files.total()} before, at most "
-            f"{max(sample.files.total() for sample in self._samples)}, after: {_told(self._left_open)}",
-        }.items():
-            figures.add_row(what, told)
-        console.print(fates, figures)
-        for fault in self._faults[:20]:
-            console.print(f"FAULT {fault}", markup=False, highlight=False)
-        console.print(f"{len(self._faults)} faults: it does not hold" if self._faults else "it holds")
-        return not self._faults
+            f"{max(sample.files.total() for sample in self._samples)}, after: {counted(self._left_open)}",
+        }
+        console.print(fates, figures_table(figures))
+        return verdict(self._faults, console)
 
     def _curve(self) -> str:
         eighths = {8 * sample.answered // len(self._seen): sample.rss_bytes for sample in self._samples}
@@ -232,11 +226,7 @@ class Run:
         return table
 
 
-def _told(counts: Counter[Any]) -> str:
-    return ", ".join(f"{what}: {count}" for what, count in counts.most_common()) or "none"
-
-
-def main() -> None:
+def main() -> int:
     """Run the soak."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, help="the other form: nothing goes wrong, and memory stays flat")
@@ -254,16 +244,15 @@ def main() -> None:
     console = Console(width=120)
     if args.data:
         args.data.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="whetstone-soak-") as folder:
-        data = args.data or Path(folder)
+    with data_folder("soak", args.data) as data:
         if args.minutes:
             steady = Steady(args.minutes, args.rate or RATE, args.connections, args.growth, data)
             uvloop.run(steady.go(console))
-            sys.exit(0 if steady.report(console) else 1)
+            return steady.report(console)
         run = Run(asks, args.seed, data)
         asyncio.run(run.go(args.connections, args.rate or float("inf"), args.seconds, console))
-        sys.exit(0 if run.report(console) else 1)
+        return run.report(console)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

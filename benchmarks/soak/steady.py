@@ -30,6 +30,8 @@ from rich.table import Table
 from sqlalchemy import text
 
 from benchmarks.fakes.instant_vllm import CHAT, Instant
+from benchmarks.kit import proc
+from benchmarks.kit.check import verdict
 from benchmarks.kit.process import (
     CONTROL_CONNECTIONS,
     DRAIN_S,
@@ -41,7 +43,6 @@ from benchmarks.kit.process import (
     mib,
     open_files,
     ready,
-    rss_bytes,
     running_broker,
     running_proxy,
     state,
@@ -241,7 +242,7 @@ class Steady:
                 while True:
                     said = await state(control, url)
                     unwritten, segments = said.get("unwritten", 0), said.get("journal_bytes", 0) // SEGMENT_BYTES
-                    size, files = rss_bytes(process.pid), open_files(process.pid, url, [model_server])
+                    size, files = proc.memory_bytes(process.pid), open_files(process.pid, url, [model_server])
                     answered = self._answered.total()
                     at, seconds = answered / self._count, time.perf_counter() - began
                     self._samples.append(Sample(at, seconds, answered, size, files, unwritten, segments))
@@ -283,8 +284,8 @@ class Steady:
             self._faults.append(f"request {number}: {due} was due, came {status}: {body[:300]!r}")
         return trajectory_id
 
-    def report(self, console: Console) -> bool:
-        """Print the result; return whether all of it holds."""
+    def report(self, console: Console) -> int:
+        """Print the result; return the exit code."""
         self._faults += unhandled(self._log.read_text(encoding="utf-8", errors="replace"))
         engine = connect(f"sqlite:///{self._data / 'whetstone.db'}")
         with engine.begin() as connection:
@@ -311,7 +312,4 @@ class Steady:
             sizes_told = (mib(size) for size in (min(sizes), statistics.median(sizes), max(sizes)))
             table.add_row(share, f"{rate:.0f}", *sizes_told, files, str(max(one.unwritten for one in of_it)))
         console.print(table)
-        for fault in self._faults[:20]:
-            console.print(f"FAULT {fault}", markup=False, highlight=False)
-        console.print(f"{len(self._faults)} faults: it does not hold" if self._faults else "it holds")
-        return not self._faults
+        return verdict(self._faults, console)

@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
 from benchmarks.swaps.figures import Asked, Swap, late, percentile, stalls, stepped_back, waits
 from benchmarks.swaps.load import Load, first_messages
 from benchmarks.swaps.records import judge, mixes, recorded, unmixed
@@ -314,17 +313,11 @@ def main() -> int:
         args.swaps = min(args.swaps, SHORT_SWAPS)
     if strange := set(args.parts.split(",")) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(strange))}; there are {', '.join(PARTS)}")
-    # As SIGINT does: however the run ends, the programs it started end with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     console = Console(width=120)
-    with tempfile.TemporaryDirectory(prefix="whetstone-swaps-") as temporary:
-        data = (args.data or Path(temporary)).resolve()
-        data.mkdir(parents=True, exist_ok=True)
+    with data_folder("swaps", args.data) as data:
         faults = prove(data, args.parts.split(","), args, console)
-    for fault in faults[:20]:
-        console.print(f"FAULT {fault}", markup=False, highlight=False)
-    console.print(f"{len(faults)} faults: it does not hold" if faults else "it holds", highlight=False)
-    return 1 if faults else 0
+    return verdict(faults, console)
 
 
 if __name__ == "__main__":

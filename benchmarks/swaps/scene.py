@@ -17,6 +17,7 @@ import httpx
 from rich.console import Console
 from sqlalchemy import select
 
+from benchmarks.kit import proc
 from benchmarks.swaps.adapters import Sets
 from benchmarks.swaps.figures import Swap
 from migrations import schema
@@ -148,15 +149,14 @@ def kill(pid: int) -> float:
     """Send SIGKILL. Return the moment from which its sockets are closed: what was sent before that was sent."""
     os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while _holds_sockets(Path(f"/proc/{pid}")):
+        while _holds_sockets(pid):
             time.sleep(0.001)
     return time.monotonic()
 
 
-def _holds_sockets(process: Path) -> bool:
+def _holds_sockets(pid: int) -> bool:
     """Return whether the process still has open sockets; a zombie without threads has none."""
-    state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
-    return state != "Z" or len(list((process / "task").iterdir())) > 1
+    return proc.is_alive(pid) or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
 
 
 async def until(holds: Callable[[], Any], seconds: float, what: str) -> None:

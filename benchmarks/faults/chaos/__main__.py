@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,12 +26,12 @@ from typing import Any
 
 import aiohttp
 from rich.console import Console
-from rich.table import Table
 from sqlalchemy import Engine, select
 
 from benchmarks.faults.chaos import parts as chaos_parts
 from benchmarks.faults.chaos.parts import ROOT, Part
 from benchmarks.faults.chaos.records import Heard, Stored, stored, words_of, wrong_with
+from benchmarks.kit.check import counted, data_folder, end_on_sigterm, figures_table, verdict
 from benchmarks.kit.postgres import Postgres
 from migrations import schema
 from migrations.run import upgrade
@@ -339,27 +338,18 @@ def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, 
     return run, said, faults_of(run, said, args.kills, args.requests)
 
 
-def _show(run: Run, said: Stored, faults: list[str], console: Console) -> None:
-    table = Table(show_header=False)
+def _show(run: Run, said: Stored, console: Console) -> None:
     settled = "never" if run.settled_s is None else f"{run.settled_s:.1f} s after the last request"
-    for what, told in {
-        "kills": _told(run.kills),
-        "answers": _told(run.answers),
+    figures = {
+        "kills": counted(run.kills),
+        "answers": counted(run.answers),
         "apps hold": f"{len(run.heard.completions)} completions, {len(run.heard.feedback)} feedback",
         "SQL has": f"{len(said.completions)} completions, {len(said.feedback)} feedback; all of it {settled}",
-        "steps": _told(said.steps),
+        "steps": counted(said.steps),
         "trained on": f"{len(said.taught)} trajectories",
         "took": f"{run.took_s:.0f} s",
-    }.items():
-        table.add_row(what, told)
-    console.print(table)
-    for fault in faults[:20]:
-        console.print(f"FAULT {fault}", markup=False, highlight=False)
-    console.print(f"{len(faults)} faults: it does not hold" if faults else "it holds", highlight=False)
-
-
-def _told(counts: Counter[str]) -> str:
-    return ", ".join(f"{what}: {count}" for what, count in counts.most_common()) or "none"
+    }
+    console.print(figures_table(figures))
 
 
 def main() -> int:
@@ -377,15 +367,12 @@ def main() -> int:
     args.requests = args.requests or (2_000 if args.vllm else 20_000)
     if args.short:
         args.requests, args.connections, args.kills = 600, 8, 6
-    # As SIGINT does: however the run ends, the programs it started end with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     console = Console(width=120)
-    with tempfile.TemporaryDirectory(prefix="whetstone-chaos-") as temporary:
-        data = (args.data or Path(temporary)).resolve()
-        data.mkdir(parents=True, exist_ok=True)
+    with data_folder("chaos", args.data) as data:
         run, said, faults = prove(data, args, console)
-    _show(run, said, faults, console)
-    return 1 if faults else 0
+    _show(run, said, console)
+    return verdict(faults, console)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ flight), every reward is the attempt's worth, and the second run made no call. L
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +22,11 @@ from pathlib import Path
 
 import httpx
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.fakes.judge import ScriptedJudge
 from benchmarks.faults.judged.records import SIZE, Ledger, Records, wrong_again, wrong_with
+from benchmarks.kit import proc
+from benchmarks.kit.check import data_folder, end_on_sigterm, figures_table, verdict
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.stack.stack import Stack, running
@@ -77,7 +76,7 @@ class Killer:
             return
         time.sleep(self.rng.random())  # to hit it at any point: in a call, in a transaction, between two groups
         self._count(pid)
-        if _lives(pid):
+        if proc.is_alive(pid):
             os.kill(pid, signal.SIGKILL)
             self.hits += 1
             self._at.append(time.monotonic())
@@ -85,25 +84,10 @@ class Killer:
         self._heard = self.judge.calls
 
     def _count(self, pid: int) -> None:
-        with contextlib.suppress(OSError):
-            cpu_s = _cpu_s(pid)
-            self.cpu_s += cpu_s - (self._seen[1] if self._seen[0] == pid else 0.0)
-            self._seen = pid, cpu_s
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on (proc(5)): the name before it may contain anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return _stat(pid)[0] not in "ZX"
-    return False
-
-
-def _cpu_s(pid: int) -> float:
-    return sum(map(int, _stat(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+        before_s = self._seen[1] if self._seen[0] == pid else 0.0
+        cpu_s = max(before_s, proc.cpu_s(pid))
+        self.cpu_s += cpu_s - before_s
+        self._seen = pid, cpu_s
 
 
 @dataclass(frozen=True)
@@ -268,21 +252,16 @@ def _show(outcome: Outcome, slots: int, concurrency: int, console: Console) -> N
     groups, stored = outcome.ledger.groups, sum(one.calls for one in outcome.ledger.judgements)
     accepted = sum(one.state == "accepted" for one in outcome.ledger.judgements)
     discarded = sum(group.state == "discarded" for group in groups)
-    figures = Table(show_header=False)
     most = f"{slots} + {outcome.kills} kills" + (f" × {concurrency} at once" if concurrency > 1 else "")
-    for what, told in {
+    figures = {
         "groups": f"{len(groups)} of {SIZE} attempts in {outcome.asked_s:.0f} s, {discarded} of them all too alike",
         "judgements": f"{accepted} accepted of {slots}",
         "calls": f"{outcome.heard}, at most {most}; {outcome.heard - stored} lost in kills",
         "judging": f"{outcome.judged_s:.0f} s, {len(groups) / outcome.judged_s:.2f} groups/s, starts after kills too",
         "judging worker": f"{outcome.cpu_s:.0f} s of CPU, starts too, {outcome.cpu_s / outcome.judged_s:.0%} of a core",
         "judged again": f"{outcome.again_s:.0f} s, {len(groups) / outcome.again_s:.1f} groups/s",
-    }.items():
-        figures.add_row(what, told)
-    console.print(figures)
-    for fault in outcome.faults[:20]:
-        console.print(f"FAULT {fault}", markup=False, highlight=False)
-    console.print(f"{len(outcome.faults)} faults: it does not hold" if outcome.faults else "it holds")
+    }
+    console.print(figures_table(figures))
 
 
 def main() -> int:
@@ -299,14 +278,13 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
     parser.add_argument("--database", help="URL of an empty database; without it SQLite in the data folder")
     args = parser.parse_args()
-    # As SIGINT does: however the run ends, the stack ends with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     console = Console(width=120)
     # Slow answers: kills must hit calls, and be spread over more time than the supervisor needs.
     judge = ScriptedJudge(lambda _number, _rng: "slow", slow_s=args.answer_s * args.concurrency, seed=args.seed)
-    with judge, tempfile.TemporaryDirectory(prefix="whetstone-judged-") as temporary:
+    with judge, data_folder("judged", args.data) as data:
         settings = settings_of(
-            args.data or Path(temporary),
+            data,
             judge.url,
             judgements=args.judgements,
             concurrency=args.concurrency,
@@ -316,7 +294,7 @@ def main() -> int:
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
             outcome = Run(stack, judge, args.groups, args.kills, console).go()
     _show(outcome, args.groups * args.judgements, args.concurrency, console)
-    return 1 if outcome.faults else 0
+    return verdict(outcome.faults, console)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from rich.table import Table
 from sqlalchemy import Engine, select
 
 from benchmarks.faults.killed.records import GROUPS_PER_STEP, differences, freeze, ledger, wrong_with
+from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
 from benchmarks.kit.process import running_broker
 from migrations import schema
 from migrations.run import upgrade
@@ -301,16 +301,12 @@ def _line(number: int, kill: Kill) -> str:
     return f"kill {number:2}: {kill.after_s:5.2f} s after its start, {kill.met} ({step}; aimed at {kill.aim})"
 
 
-def _show(kills: Sequence[Kill], faults: Sequence[str], steps: int, console: Console) -> None:
+def _show(kills: Sequence[Kill], console: Console) -> None:
     met = Counter(kill.met for kill in kills)
     table = Table("the worker was", "kills")
     for what, times in met.most_common():
         table.add_row(what, str(times))
     console.print(table)
-    for fault in faults[:20]:
-        console.print(f"FAULT {fault}", markup=False, highlight=False)
-    same = f"{len(kills)} kills, {steps} steps, each adapter the same bit for bit: it holds"
-    console.print(f"{len(faults)} faults: it does not hold" if faults else same, highlight=False)
 
 
 def main() -> int:
@@ -321,15 +317,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the groups, the adapter and the moments of the kills")
     parser.add_argument("--data", type=Path, help="an empty folder for databases, adapters and logs, which then stay")
     args = parser.parse_args()
-    # As SIGINT does: however the run ends, the programs it started end with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     console = Console(width=120)
-    with tempfile.TemporaryDirectory(prefix="whetstone-killed-") as temporary:
-        data = (args.data or Path(temporary)).resolve()
-        data.mkdir(parents=True, exist_ok=True)
+    with data_folder("killed", args.data) as data:
         taken, faults = prove(data, kills=args.kills, steps=args.steps, seed=args.seed, console=console)
-    _show(taken, faults, args.steps, console)
-    return 1 if faults else 0
+    _show(taken, console)
+    same = f"{len(taken)} kills, {args.steps} steps, each adapter the same bit for bit: it holds"
+    return verdict(faults, console, same)
 
 
 if __name__ == "__main__":
