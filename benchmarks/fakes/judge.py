@@ -1,7 +1,7 @@
 """An OpenAI-compatible judge that computes the worth of every attempt, and answers wrongly on request.
 
 It reads the prompt only by its tags. An attempt's worth is written in it (`worth 0.3`) or, for any other text, follows
-from its last message. Standard library only.
+from its last message.
 """
 
 import hashlib
@@ -12,8 +12,9 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from benchmarks.fakes.json_server import Handler, Server
 
 ATTEMPT = re.compile(r'<attempt id="(\w+)">\n(.*?)\n</attempt>', re.DOTALL)
 SAID = re.compile(r"worth ([01]\.\d+)")
@@ -97,15 +98,10 @@ HTTP = {"overloaded": 503, "broken": 500, "limited": 429}
 FAULTS = (*WRONG, *HTTP, "slow", "cut")
 
 
-class ScriptedJudge(ThreadingHTTPServer):
-    """Answers at `url`, in threads. Right answers come in any order, which is right too."""
-
-    request_queue_size = 128
-    daemon_threads = True
+class ScriptedJudge(Server):
+    """Answers at `url`. Right answers come in any order, which is right too."""
 
     def __init__(self, fault: Fault = lambda _number, _rng: None, slow_s: float = 5.0, seed: int = 0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.fault, self.slow_s = fault, slow_s
         self.rng = random.Random(seed)
         self.prompts: list[str] = []
@@ -114,8 +110,8 @@ class ScriptedJudge(ThreadingHTTPServer):
         """Noise that is added to the score of an attempt that ends with this text, in the call of this number."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self._thread.start()
+        super().__init__(_Handler)
+        self.url += "/v1"
 
     @property
     def calls(self) -> int:
@@ -129,23 +125,11 @@ class ScriptedJudge(ThreadingHTTPServer):
             number = next(self._numbers)
             return number, self.fault(number, self.rng), random.Random(self.rng.random())
 
-    def close(self) -> None:
-        """Stop answering."""
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
 
-    def __exit__(self, *_: object) -> None:
-        """Call `close`."""
-        self.close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: ScriptedJudge
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+    def respond(self, body: dict[str, Any]) -> None:
         prompt = body["messages"][-1]["content"]
         number, fault, rng = self.server.heard(prompt)
         scores = {}
@@ -155,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             time.sleep(self.server.slow_s)
         if fault in HTTP:
-            self._answer(HTTP[fault], {"error": {"message": fault, "type": "server_error", "code": None}})
+            self.whole(HTTP[fault], {"error": {"message": fault, "type": "server_error", "code": None}})
             return
         text = WRONG.get(fault or "", _shuffled)(scores, rng)
         message = {"role": "assistant", "content": text}
@@ -167,20 +151,4 @@ class _Handler(BaseHTTPRequestHandler):
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": len(prompt) // 4, "completion_tokens": len(text) // 4, "total_tokens": 1},
         }
-        self._answer(200, answer, cut=fault == "cut")
-
-    def _answer(self, status: int, content: Any, *, cut: bool = False) -> None:
-        data = json.dumps(content).encode()
-        try:
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data[: len(data) // 2] if cut else data)
-        except OSError:  # the client is gone: killed, or timed out
-            cut = True
-        if cut:
-            self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        self.whole(200, answer, sent=0.5 if fault == "cut" else 1.0)

@@ -1,15 +1,14 @@
 """An OpenAI-compatible server that plays tic-tac-toe by rule: it wins if it can, blocks if it must.
 
-It answers the board in the last message, in the form of whetstone/demo/tictactoe/game.py. Standard library only.
+It answers the board in the last message, in the form of whetstone/demo/tictactoe/game.py.
 """
 
-import json
 import secrets
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from benchmarks.fakes.json_server import Handler, Server
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "whetstone" / "demo" / "tictactoe"))
 
@@ -28,43 +27,22 @@ def move(board: str) -> str:
     return next(cell for cell in BY_WORTH if cell in board)
 
 
-class Teacher(ThreadingHTTPServer):
-    """Answers at `url`, in threads, until its `with` ends."""
-
-    request_queue_size = 128
-    daemon_threads = True
+class Teacher(Server):
+    """Answers at `url` until its `with` ends."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self._thread.start()
-
-    def __exit__(self, *_: Any) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
+        super().__init__(_Handler)
+        self.url += "/v1"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        message = {"role": "assistant", "content": move(asked["messages"][-1]["content"])}
+class _Handler(Handler):
+    def respond(self, body: dict[str, Any]) -> None:
+        message = {"role": "assistant", "content": move(body["messages"][-1]["content"])}
         answer = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion",
             "created": 0,
-            "model": asked["model"],
+            "model": body["model"],
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         }
-        data = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing: the database has the conversations."""
+        self.whole(200, answer)

@@ -17,6 +17,8 @@ import aiohttp
 
 from whetstone.config.settings import Settings, as_environment
 from whetstone.stack.stack import free_ports
+from whetstone.stack.supervisor import Part, Supervisor
+from whetstone.vllm import client
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S, DRAIN_S, QUIET_S, STOP_S = 60.0, 60.0, 30.0, 40.0
@@ -89,6 +91,40 @@ def running_broker() -> Iterator[str]:
                 yield f"redis+socket://{socket_path}"
             finally:
                 process.terminate()
+
+
+@contextmanager
+def running_adapter_vllm(settings: Settings) -> Iterator[str]:
+    """Run `benchmarks.fakes.adapter_vllm` in a process of its own, which is never killed; yield its address."""
+    command = [sys.executable, "-m", "benchmarks.fakes.adapter_vllm"]
+    environment = {**os.environ, **as_environment(settings)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def running_vllms(folder: Path, servers: Mapping[str, Settings]) -> Iterator[tuple[str, ...]]:
+    """Run real vLLM servers, which are never restarted, with these settings by name; yield their addresses.
+
+    Raises:
+        StartFailed: one does not start; its log is in `folder`.
+    """
+    supervisor, urls = Supervisor(folder), []
+    try:
+        for name, settings in servers.items():
+            (port,) = free_ports(1)
+            urls.append(f"http://127.0.0.1:{port}")
+            command, healthy = client.command(settings, port), client.Vllm(urls[-1]).healthy
+            timeout_s = settings.vllm.start_timeout_s
+            supervisor.start(Part(name, command, client.environment(settings), healthy, timeout_s))
+        supervisor.await_ready(*servers)
+        yield tuple(urls)
+    finally:
+        supervisor.stop()
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:

@@ -18,6 +18,7 @@ from rich.console import Console
 from sqlalchemy import select
 
 from benchmarks.kit import proc
+from benchmarks.kit.process import running_vllms
 from benchmarks.swaps.adapters import Sets
 from benchmarks.swaps.figures import Swap
 from migrations import schema
@@ -25,8 +26,8 @@ from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.registry import versions
 from whetstone.registry.projects import Store
-from whetstone.stack.stack import Stack, free_ports, running
-from whetstone.stack.supervisor import Part, StartFailed, Supervisor
+from whetstone.stack.stack import Stack, running
+from whetstone.stack.supervisor import StartFailed
 from whetstone.vllm import client
 
 DRAIN_S = 2.0
@@ -203,19 +204,8 @@ def scene(settings: Settings, ranks: tuple[int, int], console: Console) -> Itera
 @contextlib.contextmanager
 def unlike_servers(settings: Settings, folder: Path, console: Console) -> Iterator[tuple[str, str]]:
     """Start two servers outside of `up`; the second accepts only adapters of half the rank. Yield their addresses."""
-    supervisor = Supervisor(folder)
-    urls = []
-    try:
-        console.print("[dim]starting two vLLM servers[/dim]")
-        for name, rank in (("takes-all", settings.trainer.lora_rank), ("takes-small", settings.trainer.lora_rank // 2)):
-            trainer = settings.trainer.model_copy(update={"lora_rank": rank})
-            ours = settings.model_copy(update={"trainer": trainer})
-            (port,) = free_ports(1)
-            urls.append(f"http://127.0.0.1:{port}")
-            control = client.Vllm(urls[-1])
-            command, timeout_s = client.command(ours, port), settings.vllm.start_timeout_s
-            supervisor.start(Part(name, command, client.environment(ours), control.healthy, timeout_s))
-        supervisor.await_ready("takes-all", "takes-small")
-        yield urls[0], urls[1]
-    finally:
-        supervisor.stop()
+    console.print("[dim]starting two vLLM servers[/dim]")
+    rank = settings.trainer.lora_rank
+    small = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"lora_rank": rank // 2})})
+    with running_vllms(folder, {"takes-all": settings, "takes-small": small}) as (first, second):
+        yield first, second

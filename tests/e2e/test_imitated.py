@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.fakes.json_server import Handler, Server
 from tests.e2e.test_stack import until, up
-from tests.server import Handler, Server
 from whetstone.cli.tables.sql_query import ask
 from whetstone.database.engine import connect
 from whetstone.registry.projects import Store

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server
 
 
 class FakeOpenAI(Server):

@@ -14,12 +14,11 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,17 @@ from rich.console import Console
 from sqlalchemy import Engine, select
 
 from benchmarks.faults.chaos import parts as chaos_parts
-from benchmarks.faults.chaos.parts import ROOT, Part
+from benchmarks.faults.chaos.parts import Part
 from benchmarks.faults.chaos.records import Heard, Stored, stored, words_of, wrong_with
 from benchmarks.kit.check import counted, data_folder, end_on_sigterm, figures_table, verdict
 from benchmarks.kit.postgres import Postgres
+from benchmarks.kit.process import running_adapter_vllm, running_vllms
 from migrations import schema
 from migrations.run import upgrade
 from whetstone.config.settings import Settings, as_environment, load
 from whetstone.database.engine import connect
 from whetstone.registry.projects import Store
 from whetstone.stack.stack import free_ports
-from whetstone.vllm import client
 
 GROUP_SIZE = 4
 MOST_TOKENS = 8
@@ -225,46 +224,6 @@ def settings_of(data: Path, seed: int, database: str | None, broker: str, vllm_u
     )
 
 
-@contextlib.contextmanager
-def model_server(data: Path, seed: int) -> Iterator[str]:
-    """Start a model server in a process of its own, which is never killed; yield its address."""
-    environment = {**os.environ, **as_environment(settings_of(data, seed, None, "memory://", "http://127.0.0.1:1", 0))}
-    command = [sys.executable, "-m", "benchmarks.faults.chaos.vllm"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-@contextlib.contextmanager
-def real_vllm(data: Path, seed: int) -> Iterator[str]:
-    """Start a real vLLM with the starter model, which is never killed; yield its address.
-
-    Raises:
-        TimeoutError: it does not start; its log is in `data`.
-    """
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    settings = settings_of(data, seed, None, "memory://", url, 0)
-    command, control = client.command(settings, port), client.Vllm(url)
-    with (data / "vllm.log").open("wb") as log:
-        environment = {**os.environ, **client.environment(settings)}
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        deadline = time.monotonic() + settings.vllm.start_timeout_s
-        while not control.healthy():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"vLLM did not start: see {data / 'vllm.log'}")
-            time.sleep(0.5)
-        yield url
-    finally:
-        control.close()
-        process.terminate()
-        process.wait()
-
-
 async def _drive(
     run: Run, url: str, parts: list[Part], plan: list[tuple[str, float]], args: argparse.Namespace, console: Console
 ) -> None:
@@ -305,7 +264,11 @@ def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, 
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="whetstone-")))
         socket = folder / "redis.sock"
         postgres = opened.enter_context(contextlib.closing(Postgres())) if args.database == "postgresql" else None
-        vllm_url = opened.enter_context((real_vllm if args.vllm else model_server)(data, args.seed))
+        without_vllm = settings_of(data, args.seed, None, "memory://", "http://127.0.0.1:1", 0)
+        if args.vllm:
+            (vllm_url,) = opened.enter_context(running_vllms(data, {"vllm": without_vllm}))
+        else:
+            vllm_url = opened.enter_context(running_adapter_vllm(without_vllm))
         database = None if postgres is None else postgres.url
         (port,) = free_ports(1)
         settings = settings_of(data, args.seed, database, f"redis+socket://{socket}", vllm_url, port)

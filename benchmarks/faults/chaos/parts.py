@@ -13,9 +13,9 @@ from typing import Protocol
 import httpx
 
 from benchmarks.kit.postgres import Postgres
+from benchmarks.kit.process import ROOT
 from whetstone.messaging.task_names import JUDGE_QUEUE, TRAINER_QUEUE
 
-ROOT = Path(__file__).resolve().parents[3]
 STOP_S = 60.0
 
 

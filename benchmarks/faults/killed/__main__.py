@@ -27,7 +27,7 @@ from sqlalchemy import Engine, select
 
 from benchmarks.faults.killed.records import GROUPS_PER_STEP, differences, freeze, ledger, wrong_with
 from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
-from benchmarks.kit.process import running_broker
+from benchmarks.kit.process import ROOT, running_adapter_vllm, running_broker
 from migrations import schema
 from migrations.run import upgrade
 from trainer.adapters.files import TEMPORARY
@@ -37,7 +37,6 @@ from whetstone.database.engine import connect
 from whetstone.domain.ids import version_id
 from whetstone.messaging.task_names import TRAINER_QUEUE
 
-ROOT = Path(__file__).resolve().parents[3]
 AIMS = ("promoted", "start", "claimed", "written", "trained", "loaded")
 """Start of a kill's window: the worker's start, or when a new claim, a folder or a state is first seen."""
 BETWEEN_S = 0.15
@@ -231,19 +230,6 @@ def settings_of(data: Path, seed: int) -> Settings:
     return load(environment={}, data=data, seed=seed, sweep_s=0.1, trainer=trainer)
 
 
-@contextlib.contextmanager
-def model_server(settings: Settings) -> Iterator[str]:
-    """Start a model server in a process of its own; yield its address."""
-    command = [sys.executable, "-m", "benchmarks.faults.killed.vllm"]
-    environment = {**os.environ, **as_environment(settings)}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
 def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:
     """Return aim and share of its window for each kill: every aim equally often, in random order."""
     aims = [AIMS[number % len(AIMS)] for number in range(kills)]
@@ -253,7 +239,7 @@ def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:
 
 @contextlib.contextmanager
 def _run(common: Settings, name: str, template: Path) -> Iterator[Run]:
-    with running_broker() as messages, model_server(common) as url:
+    with running_broker() as messages, running_adapter_vllm(common) as url:
         vllm = common.vllm.model_copy(update={"urls": (url,)})
         settings = common.model_copy(update={"data": common.data / name, "broker": messages, "vllm": vllm})
         run = Run(settings, template)

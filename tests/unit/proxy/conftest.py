@@ -18,6 +18,8 @@ import msgspec
 import pytest
 from sqlalchemy import Engine
 
+from benchmarks.fakes.json_server import Handler
+from benchmarks.fakes.json_server import Server as PlainServer
 from migrations import schema
 from proxy.app import Proxy
 from proxy.domain.address import Address
@@ -25,8 +27,6 @@ from proxy.domain.call import Call, Choice
 from proxy.http.client_response import Response
 from proxy.server import Server
 from tests.conftest import as_told
-from tests.server import Handler
-from tests.server import Server as PlainServer
 from whetstone.config.settings import Settings, as_environment
 from whetstone.database.engine import connect
 from whetstone.registry.projects import Store as CommandLineStore
@@ -145,10 +145,6 @@ class FakeVllm(PlainServer):
     def shutdown_request(self, request: Any) -> None:
         self._connections.discard(request)
         super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
 
     def control(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and answer of a control call, as vLLM 0.32 gives them."""

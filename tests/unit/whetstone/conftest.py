@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server
 
 SERVED = "starter@v0"
 LOGITS = {470: 4.0, 3: 3.2, 16: 2.5, 2: 2.0, 307: 1.0}

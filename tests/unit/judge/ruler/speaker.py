@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from benchmarks.fakes.json_server import Handler, Server
 from judge.ruler import llm as asking
 from judge.ruler.errors import JudgeError
 from judge.ruler.llm import ask, close
-from tests.server import Handler, Server
 from whetstone.config.rewards import JudgeSettings
 
 MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": "These."}]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, update
 
+from benchmarks.fakes.json_server import Handler, Server
 from migrations import schema
-from tests.server import Handler, Server
 from trainer.domain.claims import Member
 from trainer.domain.row_builder import build_rows
 from trainer.domain.rows import SampledCompletion

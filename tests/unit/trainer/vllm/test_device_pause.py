@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Engine, update
 
+from benchmarks.fakes.json_server import Handler, Server
 from migrations import schema
 from proxy.upstream.device_pause import Pauses
 from proxy.upstream.load_balancer import Replica, Replicas
 from proxy.upstream.replica_store import ReplicaTables
 from proxy.upstream.server import Upstream
-from tests.server import Handler, Server
 from trainer.errors import DeviceBusy, LeaseLost
 from trainer.store.pause import PauseStore
 from trainer.vllm.device_pause import Pause

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server
 from whetstone.config.settings import LANGFUSE_VARIABLES, LogSettings, SettingsError, load
 from whetstone.observability import tracing
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server
 from whetstone.config.settings import Settings
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused, command, environment
 

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from benchmarks.fakes.json_server import Handler, Server
 from migrations import schema
 from tests.conftest import NOW, Seed
-from tests.server import Handler, Server
 from whetstone.cli.main import app, main
 from whetstone.cli.tables.status_report import examine
 from whetstone.cli.tables.status_report import shown as status_shown

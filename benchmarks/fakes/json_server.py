@@ -1,13 +1,14 @@
-"""A server of a test's own, on a real socket: the plumbing beneath the fake model servers. Knows no route."""
+"""An HTTP server of JSON on loopback, with threads: what every fake model server on `http.server` is built on."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads JSON and writes whole answers. A fake says in `respond` what it answers, and to which server it belongs."""
+    """Reads JSON and writes complete answers. A fake defines `respond`, and which class its server is."""
 
     protocol_version = "HTTP/1.1"
 
@@ -15,15 +16,18 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a request; the body of a GET is empty."""
         raise NotImplementedError
 
-    def whole(self, status: int, content: Any, content_type: str | None = "application/json") -> None:
-        """One answer: bytes as they are, anything else as JSON."""
+    def whole(
+        self, status: int, content: Any, content_type: str | None = "application/json", *, sent: float = 1.0
+    ) -> None:
+        """Write one answer: bytes as they are, anything else as JSON. `sent`: the share that is sent before a cut."""
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         if content_type is not None:
             self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[: int(len(data) * sent)])
+        self.close_connection = self.close_connection or sent < 1
 
     def do_GET(self) -> None:
         self.respond({})
@@ -32,19 +36,24 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}"))
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the tests read what was asked."""
+        """Log nothing: tests read the requests, and databases have the conversations."""
 
 
 class Server(ThreadingHTTPServer):
-    """Answers at `url`, in threads, until it is closed or its `with` ends. What its handlers share stands in it."""
+    """Answers at `url`, in threads, until it is closed or its `with` ends. Its handlers share what it has."""
 
-    request_queue_size = 64
+    request_queue_size = 128
 
     def __init__(self, handler: type[Handler], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report errors as usual, but ignore lost clients: they are killed, or time out."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def close(self) -> None:
         self.shutdown()

@@ -1,0 +1,106 @@
+"""A model server that loads adapters and answers with their logprobs, which the learner computes.
+
+It is a process of its own, which outlives its trainer: `python -m benchmarks.fakes.adapter_vllm` prints its address.
+Completions are always the same tokens, and each takes a moment, as vLLM's do. A chat is answered at once, by one of a
+few fixed answers with the logprobs of the base model, so that it can be trained on.
+"""
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fakes.json_server import Handler, Server
+from trainer.learner.learner import Learner
+from whetstone.config.settings import Settings, load
+
+COMPLETION_IDS = [5, 9, 11, 7]
+RESPONSE_TIME_S = 0.05
+CHAT = "/v1/chat/completions"
+CHAT_ANSWERS, PROMPT_TOKENS, ANSWER_TOKENS, VOCABULARY = 32, 12, 6, 256
+
+
+class AdapterVllm(Server):
+    """Answers at `url` until it is closed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._base = Learner.fresh(settings.model, settings.trainer, settings.seed)
+        self._adapters: dict[str, Learner] = {}
+        self._loading = threading.Lock()
+        """One adapter is loaded after the other, as in vLLM."""
+        self._dice = random.Random(settings.seed)
+        self._chat_answers = [self._chat_answer() for _ in range(CHAT_ANSWERS)]
+        super().__init__(_Handler)
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return status and JSON; bytes are the events of a stream."""
+        learners = {self._settings.served_name: self._base, **self._adapters}
+        if path == CHAT and body["model"] in learners:
+            return 200, self._chat(body)
+        time.sleep(RESPONSE_TIME_S)
+        if path == "/health":
+            return 200, ""
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": name} for name in learners]}
+        if path == "/v1/load_lora_adapter":
+            folder, settings = Path(body["lora_path"]), self._settings
+            with self._loading:
+                self._adapters[body["lora_name"]] = Learner.resume(settings.model, folder, settings.trainer)
+            return 200, "loaded"
+        if path == "/v1/unload_lora_adapter":
+            return (200, "unloaded") if self._adapters.pop(body["lora_name"], None) else (404, "no such adapter")
+        if path == "/v1/completions" and (learner := learners.get(body["model"])):
+            logprobs = learner.logprobs(body["prompt"], COMPLETION_IDS)
+            choice = {"index": 0, "token_ids": COMPLETION_IDS, "logprobs": {"token_logprobs": logprobs}}
+            return 200, {"choices": [choice]}
+        return 404, {"error": {"message": f"no {path} for {body.get('model')}", "type": "NotFoundError", "code": 404}}
+
+    def _chat(self, body: dict[str, Any]) -> Any:
+        prompt_ids, choice = self._dice.choice(self._chat_answers)
+        top = {"id": "chatcmpl-adapter", "created": 1, "model": body["model"], "prompt_token_ids": prompt_ids}
+        if not body.get("stream"):
+            usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": ANSWER_TOKENS}
+            return top | {"object": "chat.completion", "choices": [choice], "usage": usage}
+        delta = {name: value for name, value in choice.items() if name != "message"} | {"delta": choice["message"]}
+        event = top | {"object": "chat.completion.chunk", "choices": [delta]}
+        return b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
+
+    def _chat_answer(self) -> tuple[list[int], dict[str, Any]]:
+        """Return prompt ids, and the choice."""
+        prompt_ids, token_ids = (
+            [self._dice.randrange(VOCABULARY) for _ in range(count)] for count in (PROMPT_TOKENS, ANSWER_TOKENS)
+        )
+        logprobs = [
+            {"token": "x", "logprob": logprob, "bytes": [120], "top_logprobs": []}
+            for logprob in self._base.logprobs(prompt_ids, token_ids)
+        ]
+        message = {"role": "assistant", "content": "x" * ANSWER_TOKENS}
+        choice = {"index": 0, "message": message, "logprobs": {"content": logprobs}, "finish_reason": "stop"}
+        return prompt_ids, choice | {"token_ids": token_ids}
+
+
+class _Handler(Handler):
+    disable_nagle_algorithm = True
+    server: AdapterVllm
+
+    def respond(self, body: dict[str, Any]) -> None:
+        status, answer = self.server.answer(self.path, body)
+        self.whole(status, answer, "text/event-stream" if isinstance(answer, bytes) else "application/json")
+
+
+def main() -> None:
+    """Print the address, and serve until SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with AdapterVllm(load()) as server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
