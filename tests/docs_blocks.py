@@ -41,8 +41,8 @@ def pages() -> list[Path]:
 def blocks(page: Path) -> Iterator[Block]:
     """In order."""
     text = page.read_text(encoding="utf-8")
-    for found in _FENCE.finditer(text):
-        before = text[: found.start()]
+    for fence in _FENCE.finditer(text):
+        before = text[: fence.start()]
         mark = _MARK.search(before)
-        body = re.sub(rf"^{found['indent']}", "", found["text"], flags=re.MULTILINE)
-        yield Block(page, before.count("\n") + 1, found["language"], body, mark["why"] if mark else None)
+        body = re.sub(rf"^{fence['indent']}", "", fence["text"], flags=re.MULTILINE)
+        yield Block(page, before.count("\n") + 1, fence["language"], body, mark["why"] if mark else None)

@@ -34,7 +34,7 @@ _SINGLE = re.compile(r"^label_values\(([a-zA-Z_:]\w*),\s*(\w+)\)$")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Expression:
     """What an expression asks for."""
 
     names: frozenset[str]
@@ -46,15 +46,15 @@ class NoPromql(ValueError):
     """Brackets do not close, or a function is unknown."""
 
 
-def read(expression: str) -> Asked:
+def read(expression: str) -> Expression:
     """Names and labels of an expression, as far as dashboards and alerts write them.
 
     Raises:
         NoPromql: it is none, by its brackets or its functions.
     """
     _check_brackets(_STRING.sub('""', expression))
-    if asked := _SINGLE.match(expression):
-        return Asked(frozenset({asked[1]}), frozenset({asked[2]}))
+    if single := _SINGLE.match(expression):
+        return Expression(frozenset({single[1]}), frozenset({single[2]}))
     labels = set(_labels(expression))
     text = _GROUPING.sub(" ", _RANGE.sub(" ", _SELECTOR.sub(r" \1 ", _STRING.sub('""', expression))))
     names = set()
@@ -65,7 +65,7 @@ def read(expression: str) -> Asked:
         if called:
             raise NoPromql(f"{word[0]}() is no function that is known here: {expression}")
         names.add(word[0])
-    return Asked(frozenset(names), frozenset(labels))
+    return Expression(frozenset(names), frozenset(labels))
 
 
 def _labels(expression: str) -> Iterator[str]:
@@ -77,12 +77,12 @@ def _labels(expression: str) -> Iterator[str]:
 
 
 def _check_brackets(text: str) -> None:
-    open_ones: list[str] = []
+    unclosed: list[str] = []
     pairs = {")": "(", "]": "[", "}": "{"}
     for mark in text:
         if mark in pairs.values():
-            open_ones.append(mark)
-        elif mark in pairs and (not open_ones or open_ones.pop() != pairs[mark]):
+            unclosed.append(mark)
+        elif mark in pairs and (not unclosed or unclosed.pop() != pairs[mark]):
             raise NoPromql(f"{mark} closes nothing: {text}")
-    if open_ones:
-        raise NoPromql(f"{open_ones[-1]} is not closed: {text}")
+    if unclosed:
+        raise NoPromql(f"{unclosed[-1]} is not closed: {text}")

@@ -7,7 +7,7 @@ import pytest
 from tests.sharing import SERVERS, SHARED, SHARES, SQLITE_ALONE, Sharing, file_of, order
 
 
-def test_whoever_asks_for_a_vllm_shares_it(request: pytest.FixtureRequest) -> None:
+def test_tests_that_use_a_vllm_share_it(request: pytest.FixtureRequest) -> None:
     asking = {
         file_of(item.nodeid)
         for item in request.session.items

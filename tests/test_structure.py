@@ -17,11 +17,11 @@ MOST_ALIKE = 2
 
 def folders() -> dict[str, list[Path]]:
     """Each folder of source, with its files."""
-    found: dict[str, list[Path]] = {}
+    by_folder: dict[str, list[Path]] = {}
     for top in SOURCE:
         for path in sorted((ROOT / top).rglob("*.py")):
-            found.setdefault(str(path.parent.relative_to(ROOT)), []).append(path)
-    return found
+            by_folder.setdefault(str(path.parent.relative_to(ROOT)), []).append(path)
+    return by_folder
 
 
 def packages() -> list[str]:

@@ -79,9 +79,9 @@ class Served:
         assert all(logprob <= 0 for logprob in row.inference_logprobs)
         before = followed.prompt_tokens + followed.completion_tokens if followed else 0
         assert row.prompt_tokens == before + len(row.prompt_token_ids)
-        assert (row.response_text or "") in self.said(row)
+        assert (row.response_text or "") in self.decoded(row)
 
-    def said(self, row: Any) -> str:
+    def decoded(self, row: Any) -> str:
         """The sampled ids as text, before any parser."""
         return str(self._tokenizer.decode(row.token_ids, skip_special_tokens=True))
 

@@ -43,7 +43,7 @@ def test_a_message_is_recorded_as_it_was_seen(client: anthropic.Anthropic, serve
     message = client.messages.create(model=MODEL, messages=MESSAGES, system="Be brief.", max_tokens=16)
     row = served.one()
     assert (message.model, message.role, message.id) == (MODEL, "assistant", row.upstream_id)
-    assert text_of(message) == row.response_text == served.said(row)
+    assert text_of(message) == row.response_text == served.decoded(row)
     assert (row.endpoint, row.streamed, row.why_not_trained) == ("messages", False, None)
     assert (message.usage.input_tokens, message.usage.output_tokens) == (row.prompt_tokens, row.completion_tokens)
 
@@ -66,7 +66,7 @@ def test_a_stream_is_recorded_as_it_was_seen(client: anthropic.Anthropic, served
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     row = served.one()
-    assert text == text_of(final) == row.response_text == served.said(row)
+    assert text == text_of(final) == row.response_text == served.decoded(row)
     assert (row.streamed, row.why_not_trained) == (True, None)
     assert (final.usage.input_tokens, final.usage.output_tokens) == (row.prompt_tokens, row.completion_tokens)
 
@@ -122,7 +122,7 @@ def test_a_tool_call_is_streamed(client: anthropic.Anthropic, served: Served) ->
         partial = "".join(event.partial_json for event in stream if event.type == "input_json")
         final = stream.get_final_message()
     (call,) = [block for block in final.content if block.type == "tool_use"]
-    assert partial in served.said(served.one())
+    assert partial in served.decoded(served.one())
     assert call.input in [{"cell": cell} for cell in range(9)]
 
 
@@ -132,7 +132,7 @@ def test_thoughts_are_a_block_of_their_own(thinking: Served) -> None:
         with client.messages.stream(model=MODEL, messages=MESSAGES, max_tokens=8) as stream:
             streamed = stream.get_final_message()
     for row, seen in zip(thinking.calls(2), (message, streamed), strict=True):
-        assert "".join(block.thinking for block in seen.content if block.type == "thinking") == thinking.said(row)
+        assert "".join(block.thinking for block in seen.content if block.type == "thinking") == thinking.decoded(row)
         assert not row.response_text
 
 
@@ -153,8 +153,8 @@ def test_what_cannot_be_is_the_clients_own_error(client: anthropic.Anthropic, se
 
 def test_an_unknown_model_is_the_clients_own_error(client: anthropic.Anthropic, served: Served) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
-        client.messages.create(model="nobody", messages=MESSAGES, max_tokens=8)
+        client.messages.create(model="no-such-model", messages=MESSAGES, max_tokens=8)
     assert isinstance(unknown.value.body, dict)
     assert unknown.value.body["type"] == "error"
-    assert "nobody" in unknown.value.body["error"]["message"]
+    assert "no-such-model" in unknown.value.body["error"]["message"]
     served.calls(0)

@@ -36,8 +36,8 @@ def client(served: Served) -> Iterator[instructor.Instructor]:
 
 
 def question_of(served: Served) -> dict[str, Any]:
-    asked = {"messages": [{"role": "user", "content": "play"}], "extra_headers": served.headers}
-    return {"model": MODEL, "max_tokens": 64, **asked, **TERSE}
+    body = {"messages": [{"role": "user", "content": "play"}], "extra_headers": served.headers}
+    return {"model": MODEL, "max_tokens": 64, **body, **TERSE}
 
 
 def test_an_answer_is_structured(client: instructor.Instructor, served: Served) -> None:
@@ -54,7 +54,7 @@ def test_a_structured_answer_grows_while_it_streams(client: instructor.Instructo
     assert row.streamed
 
 
-def test_an_answer_that_is_asked_for_again_is_a_turn_more(client: instructor.Instructor, served: Served) -> None:
+def test_a_retried_answer_is_another_turn(client: instructor.Instructor, served: Served) -> None:
     with pytest.raises(InstructorRetryException):
         client.chat.completions.create(response_model=Impossible, max_retries=1, **question_of(served))
     first, second = served.conversation(2)

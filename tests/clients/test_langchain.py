@@ -34,7 +34,7 @@ def chat(served: Served) -> ChatOpenAI:
 def test_a_chat_is_recorded_as_it_was_seen(chat: ChatOpenAI, served: Served) -> None:
     message = chat.invoke("hi")
     row = served.one()
-    assert message.content == row.response_text == served.said(row)
+    assert message.content == row.response_text == served.decoded(row)
     assert isinstance(message, AIMessage)
     assert message.usage_metadata is not None
     assert message.usage_metadata["output_tokens"] == row.completion_tokens
@@ -58,18 +58,18 @@ def test_an_asynchronous_stream(chat: ChatOpenAI, served: Served) -> None:
 def test_a_batch_is_a_record_each(chat: ChatOpenAI, served: Served) -> None:
     messages = chat.batch(["one", "two", "three"])
     texts = {row.new_messages[0]["content"]: row.response_text for row in served.calls(3)}
-    assert texts == {asked: message.content for asked, message in zip(("one", "two", "three"), messages, strict=True)}
+    assert texts == {prompt: message.content for prompt, message in zip(("one", "two", "three"), messages, strict=True)}
 
 
 def test_a_tool_is_called_and_its_result_read(chat: ChatOpenAI, served: Served) -> None:
     chat.temperature = 0
     messages: list[BaseMessage] = [HumanMessage("play")]
-    asked = chat.bind_tools([move], strict=True, tool_choice="any", extra_headers=served.headers).invoke(messages)
-    assert isinstance(asked, AIMessage)
-    (call,) = asked.tool_calls
+    request = chat.bind_tools([move], strict=True, tool_choice="any", extra_headers=served.headers).invoke(messages)
+    assert isinstance(request, AIMessage)
+    (call,) = request.tool_calls
     result: ToolMessage = move.invoke(call)
     assert result.content == f"you took {call['args']['cell']}"
-    answered = chat.bind_tools([move], strict=True, extra_headers=served.headers).invoke([*messages, asked, result])
+    answered = chat.bind_tools([move], strict=True, extra_headers=served.headers).invoke([*messages, request, result])
     rows = served.conversation(2)
     assert rows[0].response["tool_calls"][0]["id"] == call["id"]
     assert (rows[1].new_messages[-1]["content"], rows[1].response_text) == (result.content, answered.content)
@@ -79,7 +79,7 @@ def test_a_tool_is_called_and_its_result_read(chat: ChatOpenAI, served: Served) 
 def test_an_answer_is_structured(chat: ChatOpenAI, served: Served, method: Any) -> None:
     answer = chat.model_copy(update=TERSE).with_structured_output(Move, method=method, strict=True).invoke("play")
     assert isinstance(answer, Move)
-    assert str(answer.cell) in served.said(served.one())
+    assert str(answer.cell) in served.decoded(served.one())
 
 
 def test_a_chain_through_responses(served: Served) -> None:

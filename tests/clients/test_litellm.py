@@ -37,7 +37,7 @@ def call_of(served: Served, **values: Any) -> dict[str, Any]:
 def test_a_chat_is_recorded_as_it_was_seen(served: Served) -> None:
     completion = litellm.completion(**call_of(served))
     row = served.one()
-    assert completion.choices[0].message.content == row.response_text == served.said(row)
+    assert completion.choices[0].message.content == row.response_text == served.decoded(row)
     assert (completion.id, completion.usage.completion_tokens) == (row.upstream_id, row.completion_tokens)
     assert row.why_not_trained is None
 
@@ -59,14 +59,14 @@ def test_a_stream_is_recorded_as_it_was_seen(served: Served) -> None:
 
 
 def test_a_tool_is_called_and_its_result_read(served: Served) -> None:
-    asked = litellm.completion(
+    first = litellm.completion(
         **call_of(
             served, tools=TOOLS, tool_choice="required", temperature=0, max_tokens=64, extra_headers=served.headers
         )
     )
-    (call,) = asked.choices[0].message.tool_calls
+    (call,) = first.choices[0].message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "X.. .O. ..."}
-    messages = [*MESSAGES, asked.choices[0].message.model_dump(), result]
+    messages = [*MESSAGES, first.choices[0].message.model_dump(), result]
     answered = litellm.completion(**call_of(served, messages=messages, tools=TOOLS, extra_headers=served.headers))
     rows = served.conversation(2)
     assert rows[0].response["tool_calls"][0]["function"]["arguments"] == call.function.arguments
@@ -83,7 +83,7 @@ def test_messages_of_another_vendors_kind(served: Served) -> None:
 
 def test_an_unknown_model_is_its_own_error(served: Served) -> None:
     with pytest.raises(NotFoundError, match="nobody"):
-        litellm.completion(**call_of(served, model="openai/nobody"))
+        litellm.completion(**call_of(served, model="openai/no-such-model"))
     served.calls(0)
     with pytest.raises(BadRequestError, match="temperature"):
         litellm.completion(**call_of(served, temperature=-1))

@@ -35,7 +35,7 @@ def test_a_chat_is_recorded_as_it_was_seen(client: openai.OpenAI, served: Served
     completion = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=16)
     row = served.one()
     assert completion.model == MODEL
-    assert completion.choices[0].message.content == row.response_text == served.said(row)
+    assert completion.choices[0].message.content == row.response_text == served.decoded(row)
     assert (completion.id, completion.choices[0].finish_reason) == (row.upstream_id, row.finish_reason)
     assert (row.endpoint, row.streamed, row.why_not_trained) == ("chat.completions", False, None)
     assert (row.new_messages, row.sampling) == (MESSAGES, {"max_tokens": 16})
@@ -49,9 +49,9 @@ def test_a_chat_is_recorded_as_it_was_seen(client: openai.OpenAI, served: Served
 def test_calls_side_by_side_are_a_record_each(served: Served) -> None:
     async def ask() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=served.base_url, api_key=KEY) as client:
-            asked: list[Any] = [[{"role": "user", "content": f"number {number}"}] for number in range(4)]
+            prompts: list[Any] = [[{"role": "user", "content": f"number {number}"}] for number in range(4)]
             return await asyncio.gather(
-                *(client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8) for messages in asked)
+                *(client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8) for messages in prompts)
             )
 
     completions = asyncio.run(ask())
@@ -72,7 +72,7 @@ def test_a_stream_is_recorded_as_it_was_seen(client: openai.OpenAI, served: Serv
         usage = chunk.usage
     row = served.one()
     assert (row.streamed, row.response_text, [row.finish_reason]) == (True, text, ends)
-    assert served.said(row) == text
+    assert served.decoded(row) == text
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (row.prompt_tokens, row.completion_tokens)
 
@@ -118,7 +118,7 @@ def test_choices_are_a_record_each(client: openai.OpenAI, served: Served) -> Non
     assert len({row.trajectory_id for row in rows}) == 3
 
 
-def test_the_logprobs_asked_for_are_those_recorded(client: openai.OpenAI, served: Served) -> None:
+def test_the_requested_logprobs_are_those_recorded(client: openai.OpenAI, served: Served) -> None:
     completion = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8, logprobs=True)
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
@@ -146,9 +146,9 @@ def test_a_tool_is_called_and_its_result_read(client: openai.OpenAI, served: Ser
     second = client.chat.completions.create(
         model=MODEL, messages=messages, tools=TOOLS, max_tokens=16, extra_headers=served.headers
     )
-    asked, answered = served.conversation(2)
-    assert asked.response["tool_calls"] == [call.model_dump()]
-    assert (asked.tools, asked.why_not_trained) == (TOOLS, "greedy")
+    called, answered = served.conversation(2)
+    assert called.response["tool_calls"] == [call.model_dump()]
+    assert (called.tools, called.why_not_trained) == (TOOLS, "greedy")
     assert (answered.upstream_id, answered.new_messages[-1]) == (second.id, messages[-1])
 
 
@@ -202,7 +202,7 @@ def test_a_text_is_completed(client: openai.OpenAI, served: Served) -> None:
     row = served.one()
     assert (completion.id, completion.choices[0].text) == (row.upstream_id, row.response_text)
     assert (row.endpoint, row.why_not_trained) == ("completions", None)
-    assert served.said(row) == row.response_text
+    assert served.decoded(row) == row.response_text
 
 
 def test_a_text_is_completed_in_a_stream(client: openai.OpenAI, served: Served) -> None:
@@ -240,10 +240,10 @@ def test_a_response_is_streamed(client: openai.OpenAI, served: Served) -> None:
 
 def test_a_response_calls_a_tool_and_reads_its_result(client: openai.OpenAI, served: Served) -> None:
     tools: list[Any] = [openai.pydantic_function_tool(Move, name="move")["function"] | {"type": "function"}]
-    asked: list[Any] = [{"role": "user", "content": "play"}]
+    items: list[Any] = [{"role": "user", "content": "play"}]
     first = client.responses.create(
         model=MODEL,
-        input=asked,
+        input=items,
         tools=tools,
         tool_choice="required",
         temperature=0,
@@ -252,9 +252,9 @@ def test_a_response_calls_a_tool_and_reads_its_result(client: openai.OpenAI, ser
     )
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert Move.model_validate_json(call.arguments)
-    asked += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "X.. .O. ..."}]
+    items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "X.. .O. ..."}]
     second = client.responses.create(
-        model=MODEL, input=asked, tools=tools, max_output_tokens=16, extra_headers=served.headers
+        model=MODEL, input=items, tools=tools, max_output_tokens=16, extra_headers=served.headers
     )
     rows = served.conversation(2)
     assert [row.upstream_id for row in rows] == [first.id, second.id]
@@ -275,7 +275,7 @@ def test_thoughts_are_no_content(thinking: Served) -> None:
         whole.choices[0].message.model_dump()["reasoning"],
         "".join(chunk.choices[0].delta.model_dump().get("reasoning") or "" for chunk in chunks),
     ]
-    assert [row.response["reasoning"] for row in rows[:2]] == thoughts == [thinking.said(row) for row in rows[:2]]
+    assert [row.response["reasoning"] for row in rows[:2]] == thoughts == [thinking.decoded(row) for row in rows[:2]]
     assert [row.response_text or None for row in rows] == [None, None, brief.choices[0].message.content]
 
 
@@ -304,8 +304,8 @@ def test_a_header_names_the_trajectory(client: openai.OpenAI, served: Served) ->
 def test_feedback_takes_the_id_that_the_app_holds(client: openai.OpenAI, served: Served) -> None:
     completion = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8)
     given: Any = client.post("/feedback", body={"completion_id": completion.id, "reward": 1.0}, cast_to=object)
-    told: Any = client.get(f"/feedback/{given['id']}", cast_to=object)
-    assert (told["target_id"], told["reward"]) == (served.one().upstream_id, 1.0)
+    feedback: Any = client.get(f"/feedback/{given['id']}", cast_to=object)
+    assert (feedback["target_id"], feedback["reward"]) == (served.one().upstream_id, 1.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -319,8 +319,8 @@ def test_what_cannot_be_is_the_clients_own_error(client: openai.OpenAI, served: 
 
 def test_an_unknown_model_is_the_clients_own_error(client: openai.OpenAI, served: Served) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
-        client.chat.completions.create(model="nobody", messages=MESSAGES)
-    assert "nobody" in unknown.value.message
+        client.chat.completions.create(model="no-such-model", messages=MESSAGES)
+    assert "no-such-model" in unknown.value.message
     served.calls(0)
 
 

@@ -32,8 +32,8 @@ def run(kind: str, served: Served, *turns: str, **values: Any) -> list[Any]:
             agent = Agent(name="player", instructions="You play tic-tac-toe.", model=model, **values)
             results: list[Any] = []
             for turn in turns:
-                heard = results[-1].to_input_list() if results else []
-                results.append(await Runner.run(agent, [*heard, {"role": "user", "content": turn}]))
+                history = results[-1].to_input_list() if results else []
+                results.append(await Runner.run(agent, [*history, {"role": "user", "content": turn}]))
             return results
 
     return asyncio.run(converse())
@@ -60,9 +60,9 @@ def test_a_tool_is_called_and_its_result_read(served: Served, kind: str) -> None
 
     settings = ModelSettings(max_tokens=64, temperature=0, tool_choice="required")
     (result,) = run(kind, served, "play", tools=[look], model_settings=settings)
-    asked, answered = served.conversation(2)
+    called, answered = served.conversation(2)
     assert looked == ["X.. .O. ..."]
-    assert asked.why_not_trained == "greedy"
+    assert called.why_not_trained == "greedy"
     assert answered.response_text == result.final_output
 
 

@@ -83,5 +83,5 @@ def test_an_answer_is_structured(served: Served, kind: str) -> None:
     move = asyncio.run(ask())
     row = served.one()
     assert isinstance(move, Move)
-    assert str(move.cell) in served.said(row)
+    assert str(move.cell) in served.decoded(row)
     assert row.why_not_trained == "greedy"

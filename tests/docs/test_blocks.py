@@ -32,8 +32,8 @@ LAST = ("docs/keys.md",)
 
 def of_pages(*languages: str) -> dict[Path, list[Block]]:
     """Blocks to run in these languages, by page."""
-    found = {page: [one for one in blocks(page) if one.language in languages and not one.why_not] for page in pages()}
-    return {page: listed for page, listed in found.items() if listed}
+    by_page = {page: [one for one in blocks(page) if one.language in languages and not one.why_not] for page in pages()}
+    return {page: listed for page, listed in by_page.items() if listed}
 
 
 def named(page: Path) -> str:
@@ -89,7 +89,7 @@ def test_commands_that_a_page_names_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=named)
 def test_no_page_installs_the_package_that_is_called_whetstone(page: Path) -> None:
-    """On the public index that name is somebody else's; ours is whetstone-proxy."""
+    """On the public index that name belongs to another project; ours is whetstone-proxy."""
     assert not re.search(r"pip install (?:[^\n`]*[ \"'])?whetstone(?![\w-])", page.read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,7 @@
 """Everything an app may say of its attempts, in any order and at any time, against a program of a few dicts.
 
 The real reader of bodies, the proxy's real store and the judge's real sweeps on one side; on the other a model that
-knows no table, no lock and no batch. What it may know is the order in which things were said.
+knows no table, no lock and no batch. What it may know is the order in which feedback came.
 """
 
 import json
@@ -118,7 +118,7 @@ def _group(group: str, now: datetime) -> dict[str, Any]:
 
 
 @dataclass
-class Said:
+class ModelFeedback:
     """One feedback, as the model remembers it."""
 
     order: tuple[datetime, str]
@@ -140,7 +140,7 @@ class Model:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.said: dict[str, Said] = {}
+        self.feedback: dict[str, ModelFeedback] = {}
         self.keys: dict[str, str] = {}
         self.pending: list[str] = []
         self.ended: set[str] = set()
@@ -155,38 +155,38 @@ class Model:
             self.keys[key] = feedback_id
         things, moves = self._things(body)
         final = body.get("final", "completion_id" not in body and (_number(body) is not None or "rewards" in body))
-        self.said[feedback_id] = Said((at, feedback_id), things, moves, final)
+        self.feedback[feedback_id] = ModelFeedback((at, feedback_id), things, moves, final)
         self.pending.append(feedback_id)
         return feedback_id
 
     def settle(self, recorded: set[str]) -> None:
-        """Somebody has looked at all that was said."""
+        """All feedback was looked at."""
         still = []
         for feedback_id in self.pending:
-            said = self.said[feedback_id]
-            if said.fate == "withdrawn":
+            given = self.feedback[feedback_id]
+            if given.fate == "withdrawn":
                 continue
-            if not said.moves or not said.moves <= recorded:
+            if not given.moves or not given.moves <= recorded:
                 still.append(feedback_id)
                 continue
-            said.fate = "unused" if said.moves <= self.trained else "counts"
-            if said.final and said.fate == "counts":
-                self.ended |= said.moves
+            given.fate = "unused" if given.moves <= self.trained else "counts"
+            if given.final and given.fate == "counts":
+                self.ended |= given.moves
         self.pending = still
 
     def withdraw(self, feedback_id: str) -> None:
-        said = self.said[feedback_id]
-        if said.fate == "pending" or (said.fate == "counts" and not said.moves & self.trained):
-            said.fate = "withdrawn"
+        given = self.feedback[feedback_id]
+        if given.fate == "pending" or (given.fate == "counts" and not given.moves & self.trained):
+            given.fate = "withdrawn"
 
     def outcome(self) -> tuple[dict[str, tuple[float | None, str | None]], dict[str, str]]:
         """Reward and its source by trajectory; state by feedback."""
         owners: dict[tuple[str, ...], str] = {}
         whole: dict[str, tuple[float, str]] = {}
         turns: dict[str, dict[str, float]] = {}
-        counting = sorted((said.order, one) for one, said in self.said.items() if said.fate == "counts")
+        counting = sorted((given.order, one) for one, given in self.feedback.items() if given.fate == "counts")
         for _, feedback_id in counting:
-            for thing, number in self.said[feedback_id].things.items():
+            for thing, number in self.feedback[feedback_id].things.items():
                 owners[thing] = feedback_id
                 kind, name = thing[0], thing[-1]
                 if number is None or (kind != "completion" and name not in self.world.turns):
@@ -198,11 +198,11 @@ class Model:
         rewards: dict[str, tuple[float | None, str | None]] = dict.fromkeys(self.world.turns, (None, None))
         rewards |= {name: (sum(each.values()) / len(each), "completions") for name, each in turns.items()}
         rewards |= whole
-        states = {one: {"pending": "failed"}.get(said.fate, said.fate) for one, said in self.said.items()}
-        for one, said in self.said.items():
-            if said.fate == "counts":
-                owns = not said.things or one in {owners[thing] for thing in said.things}
-                states[one] = ("used" if said.moves & self.trained else "applied") if owns else "superseded"
+        states = {one: {"pending": "failed"}.get(given.fate, given.fate) for one, given in self.feedback.items()}
+        for one, given in self.feedback.items():
+            if given.fate == "counts":
+                owns = not given.things or one in {owners[thing] for thing in given.things}
+                states[one] = ("used" if given.moves & self.trained else "applied") if owns else "superseded"
         return rewards, states
 
     def _things(self, body: dict[str, Any]) -> tuple[dict[tuple[str, ...], float | None], set[str]]:
@@ -266,7 +266,7 @@ class App:
     def _target(self) -> dict[str, Any]:
         rng, drawn = self.rng, self.rng.random()
         if drawn < 0.012:
-            unknown = rng.choice([f"nobody{rng.randrange(10**6)}", rng.choice(self.world.foreign)])
+            unknown = rng.choice([f"unknown{rng.randrange(10**6)}", rng.choice(self.world.foreign)])
             ids = [{"trajectory_id": unknown}, {"completion_id": f"c-{unknown}-0"}]
             return rng.choice([*ids, {"completion_id": f"chatcmpl-{unknown}-0"}])
         if drawn < 0.5:
@@ -284,13 +284,13 @@ class App:
             ]
         )
         if rng.random() < 0.05:
-            said = {"demonstration": rng.choice(["better", {"role": "assistant", "content": "best"}])}
-            return said | (value if rng.random() < 0.5 else {})
+            correction = {"demonstration": rng.choice(["better", {"role": "assistant", "content": "best"}])}
+            return correction | (value if rng.random() < 0.5 else {})
         return value
 
 
 class Run:
-    """Both sides, told the same."""
+    """Both sides, given the same feedback."""
 
     def __init__(self, engine: Engine, seed: Seed, rng: random.Random) -> None:
         self.engine, self.seed, self.rng = engine, seed, rng
@@ -329,8 +329,8 @@ class Run:
         self.recent = (self.recent + ids)[-5_000:]
 
     def withdraw(self, count: int) -> None:
-        # Of what waits for somebody the model cannot tell whether it was looked for again by now.
-        certain = [one for one in self.recent if self.model.said[one].certain(self.world.late)]
+        # The model does not know whether feedback that waits for its target was looked for again by now.
+        certain = [one for one in self.recent if self.model.feedback[one].certain(self.world.late)]
         for feedback_id in self.rng.sample(certain, min(count, len(certain))):
             with self.engine.begin() as connection:
                 self.store.withdraw_feedback(connection, "default", feedback_id, self.now)
@@ -387,7 +387,7 @@ def test_feedback_ends_as_in_a_sequential_model_whatever_comes_when(
     waiting: list[list[tuple[dict[str, Any], dict[str, Any]]]] = []
     steps = 0
     while len(run.acknowledged) < COUNTS[database_kind]:
-        # Several proxies write: what was said first may be committed last.
+        # Several proxies write: the first feedback may be committed last.
         waiting.append(run.batch(rng.randint(1, 400)))
         if len(waiting) == 4:
             run.post(waiting.pop(rng.randrange(4)))

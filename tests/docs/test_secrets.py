@@ -23,7 +23,7 @@ TOLD = "postgresql+psycopg://me:***@db.example.com:5432/whetstone"
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "shown"),
     [
         (DATABASE, TOLD),
         (f"redis://:{SECRET}@10.0.0.1:6379/0", "redis://:***@10.0.0.1:6379/0"),
@@ -38,8 +38,8 @@ TOLD = "postgresql+psycopg://me:***@db.example.com:5432/whetstone"
         ("", ""),
     ],
 )  # fmt: skip
-def test_an_address_is_told_without_its_password(url: str, told: str) -> None:
-    assert without_password(url) == told
+def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_database_that_cannot_be_used_keeps_its_password(url: str) -> None:
         {"judges": {"strong": {"model": "m", "api_key_env": f"gsk_{SECRET}"}}},
         {"judges": {"strong": {"model": "m", "url": f"https://me:{SECRET}@judge/v1"}}},
         {"vllm": {"urls": [f"http://me:{SECRET}@10.0.0.1:8000"]}},
-        {"database": DATABASE, "aliases": {"a": "nobody"}},
+        {"database": DATABASE, "aliases": {"a": "unknown"}},
     ],
 )
 def test_settings_that_cannot_be_used_are_named_without_what_may_be_a_secret(
@@ -84,12 +84,12 @@ def test_settings_that_cannot_be_used_are_named_without_what_may_be_a_secret(
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_key_in_the_place_of_its_variable_is_told_apart() -> None:
+def test_a_key_in_the_place_of_its_variable_is_recognised() -> None:
     with pytest.raises(SettingsError, match="api_key_env"):
         load(environment={"WHETSTONE_JUDGES__A__MODEL": "m", "WHETSTONE_JUDGES__A__API_KEY_ENV": f"hf_{SECRET}"})
 
 
-def test_an_address_with_a_login_is_told_where_keys_belong() -> None:
+def test_for_an_address_with_a_login_the_error_names_the_place_of_keys() -> None:
     with pytest.raises(SettingsError, match="api_key_env names the variable that has the key"):
         load(environment={"WHETSTONE_VLLM__URLS": f"http://me:{SECRET}@10.0.0.1:8000"})
 

@@ -21,12 +21,12 @@ Row = list[Any]
 
 def queries() -> list[tuple[str, str]]:
     """Question and query of every block, in order."""
-    found, question = [], ""
+    pairs, question = [], ""
     for heading, block in re.findall(r"^## ([^\n]+)$|^```sql\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S):
         question = heading or question
         if block:
-            found.append((question, block))
-    return found
+            pairs.append((question, block))
+    return pairs
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def _attempts(seed: Seed) -> None:
         )  # fmt: skip
         for number, turn in enumerate(turns):
             answer = {"role": "assistant", "content": f"{name} says {number}"}
-            said = {"response": answer, "key_id": key_id, "policy_version": version}
+            columns = {"response": answer, "key_id": key_id, "policy_version": version}
             if number == 0 and messages:
-                said["new_messages"] = messages
-            seed.completion(name, number, created_at=at, **(said | turn))
+                columns["new_messages"] = messages
+            seed.completion(name, number, created_at=at, **(columns | turn))
 
     call = {"finish_reason": "tool_calls", "response": {"role": "assistant", "content": None}}
-    good, bad = ([{"role": "tool", "content": said}] for said in ("order 7, sent", "Error: no such order"))
+    good, bad = ([{"role": "tool", "content": result}] for result in ("order 7, sent", "Error: no such order"))
     order, refund = ([{"role": "user", "content": f"where is my {what}?"}] for what in ("order", "refund"))
     seed.group("g1", state="trained", step=1, size=2, rewarded=2, reward_mean=0.5, reward_spread=0.5)
     seed.group("g2", state="trained", step=2, size=2, rewarded=2, reward_mean=0.5, reward_spread=0.5)
@@ -119,11 +119,11 @@ def _feedback_and_judgements(seed: Seed) -> None:
     seed.feedback("calm-2", 0.5, id="n3", state="unused", reason="trained in step 1", trajectory_id="calm-2")
     seed.insert(schema.rubrics, project="default", id="r", text="kind and right")
     for group_id, scores in (("g1", {"calm-1": 0.2, "calm-2": 0.9}), ("g2", {"tidy-1": 0.4, "tidy-2": 0.1})):
-        told = {name: {"score": one, "explanation": f"{name}: {one}", "position": 0} for name, one in scores.items()}
+        judged = {name: {"score": one, "explanation": f"{name}: {one}", "position": 0} for name, one in scores.items()}
         seed.insert(
             schema.judgements, project="default", id=f"j-{group_id}", group_id=group_id, policy="starter",
             attempts_hash="a", place=0, section=0, purpose="reward", state="accepted", judge="strict", rubric_hash="r",
-            scores=told, calls=1, refusals=0, left_out=0, prompt_tokens=100, completion_tokens=20, cost_usd=0.5,
+            scores=judged, calls=1, refusals=0, left_out=0, prompt_tokens=100, completion_tokens=20, cost_usd=0.5,
             created_at=seed.now, accepted_at=seed.now,
         )  # fmt: skip
 
@@ -237,9 +237,11 @@ ANSWERS: dict[str, list[list[Row]]] = {
 
 
 def test_every_question_of_the_page_has_an_answer_here() -> None:
-    asked = [question for question, _ in queries()]
-    assert len(set(asked)) >= 20
-    assert {question: asked.count(question) for question in asked} == {one: len(all_) for one, all_ in ANSWERS.items()}
+    questions = [question for question, _ in queries()]
+    assert len(set(questions)) >= 20
+    assert {question: questions.count(question) for question in questions} == {
+        text: len(rows) for text, rows in ANSWERS.items()
+    }
 
 
 def test_the_queries_give_what_the_page_promises_on_both_databases(filled: Seed, database_url: str) -> None:

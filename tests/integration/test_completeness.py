@@ -69,7 +69,7 @@ def test_what_up_samples_to_see_whether_vllm_lives_is_no_apps(real_proxy: Runnin
     assert completeness(real_proxy) == 1.0
 
 
-def test_without_vllms_count_nothing_is_said(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+def test_without_vllms_count_no_share_is_reported(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     plain_proxy.chat()
     plain_proxy.recorded()
     assert completeness(plain_proxy) is None
@@ -95,7 +95,7 @@ def test_of_several_servers_the_sum_counts_and_each_may_start_again(sqlite_url: 
         other.close()
         one.generated = 8
         counted.written = 16
-        assert await counted.share() == 16 / 18, "one that is away tells no more, and what it told stays"
+        assert await counted.share() == 16 / 18, "one that is away reports no more, and its earlier count stays"
         for server in servers.values():
             await server.close()
 

@@ -1,6 +1,6 @@
 """Generated requests, through the proxy and straight to a real vLLM that has a tool and a reasoning parser.
 
-The app must not be able to tell the two answers apart, and what is recorded must be what was said. The requests are
+The app must not be able to tell the two answers apart, and the record must match the answer. The requests are
 the same in every run. They are sent one at a time: neighbours in a batch move samples and join events.
 """
 
@@ -111,7 +111,7 @@ def test_a_request_that_vllm_fails_at_does_not_harm_the_next(both: Both) -> None
 
 
 def compare(both: Both, tokenizer: Tokenizer, path: str, bodies: SearchStrategy[Body], count: int) -> None:
-    """Ask for so many of them; every answer is that of vLLM alone, and recorded as it was said."""
+    """Ask for so many of them; every answer is that of vLLM alone, and recorded as it was sent."""
     answers: list[tuple[Body, httpx.Response]] = []
 
     @settings(
@@ -124,12 +124,12 @@ def compare(both: Both, tokenizer: Tokenizer, path: str, bodies: SearchStrategy[
     ask()
     assert len(answers) >= count
     for body, response in answers:
-        if said := _said(response):
-            _check_records(both.proxy, tokenizer, body, said)
+        if answer := _answer_of(response):
+            _check_records(both.proxy, tokenizer, body, answer)
 
 
-class Said(NamedTuple):
-    """What an answer told the app."""
+class Answer(NamedTuple):
+    """The content of an answer."""
 
     id: str
     choices: dict[int, tuple[str, str, str]]
@@ -137,7 +137,7 @@ class Said(NamedTuple):
     usage: dict[str, Any] | None
 
 
-def _said(response: httpx.Response) -> Said | None:
+def _answer_of(response: httpx.Response) -> Answer | None:
     """None for an error, also one within a stream."""
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line and line != "data: [DONE]"]
     pieces = [json.loads(event) for event in events]
@@ -149,19 +149,19 @@ def _said(response: httpx.Response) -> Said | None:
         text, reasoning, _ = choices.get(choice["index"], ("", "", ""))
         text, reasoning = text + (part.get("content") or ""), reasoning + (part.get("reasoning") or "")
         choices[choice["index"]] = (_stored(text), _stored(reasoning), choice["finish_reason"])
-    return Said(pieces[0]["id"], choices, pieces[-1].get("usage"))
+    return Answer(pieces[0]["id"], choices, pieces[-1].get("usage"))
 
 
-def _check_records(proxy: RunningProxy, tokenizer: Tokenizer, body: Body, said: Said) -> None:
-    """Every choice is recorded as it was said: with its ids and logprobs, or with the reason why not."""
-    rows = proxy.recorded(len(said.choices), upstream_id=said.id)
+def _check_records(proxy: RunningProxy, tokenizer: Tokenizer, body: Body, answer: Answer) -> None:
+    """Every choice is recorded as it was sent: with its ids and logprobs, or with the reason why not."""
+    rows = proxy.recorded(len(answer.choices), upstream_id=answer.id)
     # What an app hides from itself is recorded.
     hidden = body.get("include_reasoning") is False
-    heard = {
+    recorded = {
         row.choice: (row.response_text or "", "" if hidden else row.response.get("reasoning", ""), row.finish_reason)
         for row in rows
     }
-    assert heard == said.choices, body
+    assert recorded == answer.choices, body
     for row in rows:
         assert (row.status, row.policy_version) == ("complete", 0)
         if body.keys() <= ORDINARY and body["temperature"] in (0, 1):
@@ -172,10 +172,10 @@ def _check_records(proxy: RunningProxy, tokenizer: Tokenizer, body: Body, said: 
         assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens, body
         assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs), body
         _check_text(tokenizer, body, row)
-    if said.usage and all(row.token_ids for row in rows):
-        assert said.usage["completion_tokens"] == sum(row.completion_tokens for row in rows), body
+    if answer.usage and all(row.token_ids for row in rows):
+        assert answer.usage["completion_tokens"] == sum(row.completion_tokens for row in rows), body
         if prompts(body) == 1:
-            assert {said.usage["prompt_tokens"]} == {row.prompt_tokens for row in rows}, body
+            assert {answer.usage["prompt_tokens"]} == {row.prompt_tokens for row in rows}, body
             assert rows[0].prompt_tokens == len(rows[0].prompt_token_ids), body
 
 

@@ -37,8 +37,8 @@ IN_FLIGHT = 9
 def body_of(path: str, words: int, **values: Any) -> dict[str, Any]:
     """A request of about so many tokens in and out."""
     text = "hello " * words
-    asked = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
-    return {"model": "starter", "max_tokens": 4 + words, **asked, **values}
+    prompt = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
+    return {"model": "starter", "max_tokens": 4 + words, **prompt, **values}
 
 
 class Others:
@@ -73,7 +73,7 @@ class Others:
 
 
 @pytest.mark.parametrize("name", DEADLY)
-def test_what_would_kill_the_engine_harms_nobody(name: str, real: RunningProxy, vllm_url: str) -> None:
+def test_what_would_kill_the_engine_harms_no_other_request(name: str, real: RunningProxy, vllm_url: str) -> None:
     path, values, status = DEADLY[name]
 
     async def among_others() -> tuple[list[httpx.Response], list[httpx.Response]]:

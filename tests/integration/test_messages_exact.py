@@ -39,12 +39,12 @@ def assistant(content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def text(said: str, **values: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said} | values
+def text(words: str, **values: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words} | values
 
 
-def thought(said: str) -> dict[str, Any]:
-    return {"type": "thinking", "thinking": said, "signature": "s"}
+def thought(words: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": words, "signature": "s"}
 
 
 def called(tool_use_id: str, cell: int) -> dict[str, Any]:
@@ -142,7 +142,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "more tokens than the model has": {"max_tokens": 100_000},
     "too long": {"messages": [user("hi " * 3000)]},
     "no messages": {"messages": []},
-    "nothing said": {"messages": [user([])]},
+    "no text": {"messages": [user([])]},
     "an image": {"messages": [user([text("What is this?"), IMAGE])]},
     "an image of a tool's": {"messages": [user("a"), assistant([called("c1", 1)]), user([returned("c1", [IMAGE])])]},
     "an empty stop": {"stop_sequences": [""]},
@@ -160,7 +160,7 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "hot as text": {"temperature": "hot"},
     "no tools": {"tools": []},
     "a tool without a schema": {"tools": [{"name": "move"}]},
-    "a tool nobody gave": {"tools": [MOVE], "tool_choice": {"type": "tool", "name": "nothing"}},
+    "a tool that was not given": {"tools": [MOVE], "tool_choice": {"type": "tool", "name": "nothing"}},
     "a tool without a name": {"tools": [MOVE], "tool_choice": {"type": "tool"}},
     "a tool without tools": {"tool_choice": {"type": "any"}},
     "too many stops": {"stop_sequences": list("abcde")},
@@ -175,7 +175,7 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "a tool reference": {
         "messages": [user([returned("c1", [text("a"), {"type": "tool_reference", "tool_name": "move"}])])]
     },
-    "an unknown field": {"never_heard_of": 1},
+    "an unknown field": {"unknown_field": 1},
 }
 """What is not translated: vLLM's own route answers it."""
 
@@ -205,17 +205,17 @@ def events_of(stream: str) -> list[dict[str, Any]]:
     *events, rest = stream.split("\n\n")
     assert rest == ""
     whole: list[dict[str, Any]] = []
-    for event in events:
-        match = re.fullmatch(r"event: (\S+)\ndata: ({.*})", event)
-        assert match, event
-        said = json.loads(match[2])
-        assert said["type"] == match[1]
-        delta = said.get("delta", {})
-        if said["type"] == "content_block_delta" and whole[-1].get("delta", {}).get("type") == delta["type"]:
+    for text_of_event in events:
+        match = re.fullmatch(r"event: (\S+)\ndata: ({.*})", text_of_event)
+        assert match, text_of_event
+        event = json.loads(match[2])
+        assert event["type"] == match[1]
+        delta = event.get("delta", {})
+        if event["type"] == "content_block_delta" and whole[-1].get("delta", {}).get("type") == delta["type"]:
             (part,) = delta.keys() - {"type"}
             whole[-1]["delta"][part] += delta[part]
         else:
-            whole.append(said)
+            whole.append(event)
     return whole
 
 
@@ -242,7 +242,7 @@ def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) 
 
 
 def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Response, request: dict[str, Any]) -> Any:
-    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of all that was said."""
+    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of the whole answer."""
     (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
     assert (row.endpoint, row.status, row.streamed) == ("messages", "complete", bool(request.get("stream")))
     assert row.prompt_token_ids == direct.post("/v1/messages/render", json=request).json()["token_ids"]
@@ -307,7 +307,7 @@ def test_an_error_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client
     assert ask_both(real, direct, request).status_code == 400
 
 
-def test_what_vllm_finds_out_late_is_told(real: RunningProxy, direct: httpx.Client) -> None:
+def test_an_error_that_vllm_finds_late_is_passed_on(real: RunningProxy, direct: httpx.Client) -> None:
     """vLLM alone tells, in its place, that it cannot read its own error."""
     refused = ask_both(real, direct, request_of(NO_TYPE)).json()["error"]
     response = real.client.post("/v1/messages", json=request_of(NO_TYPE, model="starter", stream=True))

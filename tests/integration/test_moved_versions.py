@@ -22,7 +22,7 @@ pytestmark = pytest.mark.stack
 
 
 class Random:
-    """An adapter that changes what is said: of a fresh one B is zero."""
+    """An adapter that changes the answers; in a fresh adapter B is zero."""
 
     def __init__(self) -> None:
         learner = Learner.fresh(STARTER, TrainerSettings(threads=1, device="cpu"), seed=1)
@@ -39,7 +39,7 @@ class Random:
         return self._files
 
 
-def said(proxy: RunningProxy) -> tuple[int, float]:
+def version_and_logprob(proxy: RunningProxy) -> tuple[int, float]:
     """The version that answers, and a logprob that tells it from others: of its likeliest first token."""
     response = proxy.chat(max_tokens=1, temperature=1.0, logprobs=True, top_logprobs=1)
     assert response.status_code == 200, response.text
@@ -60,13 +60,13 @@ def test_a_version_that_is_promoted_and_rolled_back_answers_from_the_next_reques
         row |= {"adapter_path": str(folder), "manifest_sha256": adapter.write(folder, Random(), parent=0, step=1)}
         seed = Seed(proxy.engine)
         seed.insert(schema.policy_versions, project="default", policy="starter", created_at=seed.now, **row)
-        version, base = said(proxy)
+        version, base = version_and_logprob(proxy)
         assert version == 0
         for _ in range(5):
             assert proxy.client.post("/admin/policies/starter/promote", json={"version": 1}).status_code == 200
-            version, moved = said(proxy)
+            version, moved = version_and_logprob(proxy)
             assert (version, moved == pytest.approx(base, abs=1e-3)) == (1, False)
             assert proxy.client.post("/admin/policies/starter/rollback").status_code == 200
-            assert said(proxy) == (0, pytest.approx(base, abs=1e-3))
+            assert version_and_logprob(proxy) == (0, pytest.approx(base, abs=1e-3))
     finally:
         proxy.stop()

@@ -24,7 +24,7 @@ def test_nothing_the_document_allows_or_forbids_ends_in_5xx(
     real_proxy: RunningProxy, mode: GenerationMode, subtests: pytest.Subtests
 ) -> None:
     document = schemathesis.openapi.from_url(f"{real_proxy.url}/openapi.json")
-    for operation in (found.ok() for found in document.get_all_operations()):
+    for operation in (result.ok() for result in document.get_all_operations()):
         if mode is GenerationMode.NEGATIVE and "requestBody" not in operation.definition.raw:
             continue  # any path is as the document says
 
@@ -44,23 +44,23 @@ def test_nothing_the_document_allows_or_forbids_ends_in_5xx(
             ask()
 
 
-def test_every_field_of_a_feedback_is_told(plain_proxy: RunningProxy) -> None:
-    told = plain_proxy.client.get("/openapi.json").json()["paths"]["/v1/feedback"]["post"]["requestBody"]
-    one, batch = told["content"]["application/json"]["schema"]["anyOf"]
+def test_every_field_of_a_feedback_is_documented(plain_proxy: RunningProxy) -> None:
+    body = plain_proxy.client.get("/openapi.json").json()["paths"]["/v1/feedback"]["post"]["requestBody"]
+    one, batch = body["content"]["application/json"]["schema"]["anyOf"]
     assert batch["items"] == one
     assert one["properties"].keys() == set(Feedback.__struct_fields__)
     assert one["properties"]["judge"]["anyOf"][0]["properties"].keys() == {"kind", "model", "rubric"}
 
 
-def test_every_route_is_told(plain_proxy: RunningProxy) -> None:
-    told: dict[str, Any] = plain_proxy.client.get("/openapi.json").json()
+def test_every_route_is_documented(plain_proxy: RunningProxy) -> None:
+    document: dict[str, Any] = plain_proxy.client.get("/openapi.json").json()
     assert BODIES.keys() == RECORDED | PASSED_THROUGH
-    assert told["paths"].keys() >= BODIES.keys() | {"/v1/models", "/v1/feedback", "/metrics", "/healthz"}
+    assert document["paths"].keys() >= BODIES.keys() | {"/v1/models", "/v1/feedback", "/metrics", "/healthz"}
     assert {"post", "get", "delete"} <= set().union(
-        *(told["paths"][path].keys() for path in ("/v1/feedback", "/v1/feedback/{feedback_id}"))
+        *(document["paths"][path].keys() for path in ("/v1/feedback", "/v1/feedback/{feedback_id}"))
     )
-    assert told["paths"].keys() >= {"/v1/trajectories/{trajectory_id}/end", "/v1/groups/{group_id}/close"}
-    for operations in told["paths"].values():
+    assert document["paths"].keys() >= {"/v1/trajectories/{trajectory_id}/end", "/v1/groups/{group_id}/close"}
+    for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"]
             assert "422" not in operation["responses"]

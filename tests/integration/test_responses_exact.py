@@ -44,7 +44,7 @@ def returned(call_id: str, output: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
-def spoken(text: str, **values: Any) -> dict[str, Any]:
+def answered(text: str, **values: Any) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]} | values
 
 
@@ -63,7 +63,7 @@ TOOL_TURN = [
 REPLAYED = [
     user("Play!"),
     thought("The middle.", id="rs_1", encrypted_content=None, status=None),
-    spoken("I take it.", id="msg_1", status="completed", phase=None),
+    answered("I take it.", id="msg_1", status="completed", phase=None),
     {"id": "fc_1", "status": "completed", "async": None, "caller": None, "namespace": None} | called("c1", 4),
     {"id": "o_1", "status": "completed"} | returned("c1", "X"),
 ]
@@ -88,21 +88,21 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "two answers": {
         "input": [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}, user("d")]
     },
-    "answer items": {"input": [user("Hello"), spoken("Hi!"), user("there")]},
+    "answer items": {"input": [user("Hello"), answered("Hi!"), user("there")]},
     "an answer of two parts": {
-        "input": [user("a"), spoken("", content=[{"type": "output_text", "text": t} for t in "bc"]), user("d")]
+        "input": [user("a"), answered("", content=[{"type": "output_text", "text": t} for t in "bc"]), user("d")]
     },
-    "thoughts before an answer": {"input": [user("a"), thought("b"), spoken("c"), user("d")]},
-    "thoughts after an answer": {"input": [user("a"), spoken("b"), thought("c"), user("d")]},
+    "thoughts before an answer": {"input": [user("a"), thought("b"), answered("c"), user("d")]},
+    "thoughts after an answer": {"input": [user("a"), answered("b"), thought("c"), user("d")]},
     "a summary": {
         "input": [user("a"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]}, user("c")]
     },
     "thoughts twice": {"input": [user("a"), thought("b"), thought("c"), user("d")]},
-    "empty thoughts": {"input": [user("a"), {"type": "reasoning", "summary": []}, spoken("b"), user("c")]},
+    "empty thoughts": {"input": [user("a"), {"type": "reasoning", "summary": []}, answered("b"), user("c")]},
     "an answer as the client sends it back": {"input": REPLAYED, "tools": [MOVE]},
     "tool results": {"input": TOOL_TURN, "tools": [MOVE]},
     "a call after an answer": {
-        "input": [user("a"), spoken("b"), called("c1", 1), returned("c1", "c")],
+        "input": [user("a"), answered("b"), called("c1", 1), returned("c1", "c")],
         "tools": [MOVE],
     },
     "tool results without tools": {"input": TOOL_TURN},
@@ -177,16 +177,16 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "cold": {"temperature": -1},
     "a number as text": {"temperature": "0.5"},
     "a turn before": {"previous_response_id": "resp_none"},
-    "a tool nobody gave": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
+    "a tool that was not given": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
     "a tool without tools": {"tool_choice": "required"},
     "a tool of the server": {"tools": [{"type": "web_search_preview"}]},
     "in the background": {"background": True},
     "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
     "no reasoning": {"include_reasoning": False},
-    "a half answer": {"input": [user("a"), spoken("b", id="m", status="in_progress")]},
+    "a half answer": {"input": [user("a"), answered("b", id="m", status="in_progress")]},
     "encrypted thoughts": {"input": [user("a"), thought("b", encrypted_content="x")]},
     "text beside tools": {"tools": [MOVE], "text": {"format": {"type": "text"}}},
-    "an unknown field": {"never_heard_of": 1},
+    "an unknown field": {"unknown_field": 1},
     "items that are none": {"input": [5]},
 }
 """What is not translated: vLLM's own route answers it."""
@@ -276,11 +276,11 @@ def ask_both(real: RunningProxy, direct: httpx.Client, request: dict[str, Any]) 
 
 
 def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Response, request: dict[str, Any]) -> Any:
-    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of all that was said."""
+    """It is recorded with the ids of the prompt, as vLLM itself makes it of this request, and of the whole answer."""
     (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
     assert (row.endpoint, row.status, row.streamed) == ("responses", "complete", bool(request.get("stream")))
-    asked = {name: value for name, value in request.items() if name != "stream"} | {"enable_response_messages": True}
-    (prompt,) = direct.post("/v1/responses", json=asked).json()["input_messages"]
+    body = {name: value for name, value in request.items() if name != "stream"} | {"enable_response_messages": True}
+    (prompt,) = direct.post("/v1/responses", json=body).json()["input_messages"]
     assert row.prompt_token_ids == prompt["tokens"]
     assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens > 0
     assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs)
@@ -314,17 +314,17 @@ def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client
 @pytest.mark.parametrize("stream", [False, True])
 def test_thoughts_text_and_calls_in_one_answer(real: RunningProxy, direct: httpx.Client, stream: bool) -> None:
     """Hot enough, the starter model ends its thoughts by chance; a strict tool makes the call it begins a right one."""
-    heard: set[str] = set()
+    kinds: set[str] = set()
     for seed in range(100):
         values = {"input": "Hello", "temperature": 2, "max_output_tokens": 120, "tools": [MOVE | {"strict": True}]}
         request = request_of(values, seed=seed, stream=stream)
         response = ask_both(real, direct, request)
         body = events_of(response.text)[-1]["response"] if stream else response.json()
         if len(body["output"]) > 1:
-            heard |= {item["type"] for item in body["output"]}
-        if heard == {"reasoning", "message", "function_call"}:
+            kinds |= {item["type"] for item in body["output"]}
+        if kinds == {"reasoning", "message", "function_call"}:
             break
-    assert heard == {"reasoning", "message", "function_call"}
+    assert kinds == {"reasoning", "message", "function_call"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -333,7 +333,7 @@ def test_an_error_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client
     assert ask_both(real, direct, request_of(REFUSED[name], stream=stream)).status_code == 400
 
 
-def test_what_vllm_finds_out_late_is_told(real: RunningProxy, direct: httpx.Client) -> None:
+def test_an_error_that_vllm_finds_late_is_passed_on(real: RunningProxy, direct: httpx.Client) -> None:
     """Within a stream vLLM alone breaks off without a word."""
     refused = ask_both(real, direct, request_of(NO_TYPE)).json()["error"]
     response = real.client.post("/v1/responses", json=request_of(NO_TYPE, model="starter", stream=True))
@@ -370,10 +370,10 @@ def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:
                 temperature=0,
                 max_output_tokens=90,
             )
-            said = raw.parse().output
-            assert [item.type for item in said] == ["function_call"]
+            output = raw.parse().output
+            assert [item.type for item in output] == ["function_call"]
             # As the package's own examples do it.
-            items += [*said, returned(said[0].call_id, f"turn {turn}")]
+            items += [*output, returned(output[0].call_id, f"turn {turn}")]
             (row,) = wait_for(lambda call_id=raw.headers["x-completion-id"]: real.rows(call_id=call_id))
             assert row.token_ids
             prompts.append(row.prompt_token_ids)

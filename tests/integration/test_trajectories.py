@@ -1,8 +1,8 @@
 """Conversations at once through a proxy that is restarted and killed between their calls: where did each land?
 
 120 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
-base_url. Every conversation has a first question of its own; beside them run some whose words are all the same, of
-which only what can be told apart is asked: as many trajectories as conversations, each one a conversation that grows.
+base_url. Every conversation has a first question of its own; beside them run some whose words are all the same. Of
+these only the number of trajectories is checked, and that each is one growing conversation.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Branch:
     answered: int = 0
     trajectories: set[str] = field(default_factory=set)
     calls: list[int] = field(default_factory=list)
-    """Numbers of its calls; a call that is asked again keeps its own."""
+    """Numbers of its calls; a retried call keeps its own."""
 
 
 @dataclass
@@ -82,7 +82,8 @@ def test_each_completion_of_every_conversation_lands_in_its_own_trajectory(
         trajectories = len({row.trajectory_id for row in rows})
         sys.stdout.write(
             f"\n{len(branches)} conversations and forks, {len(rows)} completions in {trajectories} trajectories, "
-            f"{dict(figures.calls)}, {RESTARTS} restarts, found by {dict(figures.rules)}: {len(wrong)} mis-threaded\n"
+            f"{dict(figures.calls)}, {RESTARTS} restarts, resolved by {dict(figures.rules)}: "
+            f"{len(wrong)} mis-threaded\n"
         )
     assert wrong == []
     assert figures.calls["cut off"] > CONVERSATIONS / 20
@@ -126,8 +127,8 @@ def _fork(branch: Branch, rng: random.Random) -> Branch:
 async def _turn(client: httpx.AsyncClient, branch: Branch, rng: random.Random, figures: Figures) -> None:
     """One turn; now and then the app hangs up in the middle and asks again, as the official clients do."""
     cut = not branch.alike and rng.random() < 0.04
-    figures.calls["asked"] += 1
-    branch.calls.append(figures.calls["asked"])
+    figures.calls["sent"] += 1
+    branch.calls.append(figures.calls["sent"])
     body = {"model": "starter", "messages": branch.messages, "max_tokens": 160 if cut else 2, "stream": cut}
     body["metadata"] = {"call": str(branch.calls[-1])}
     headers = {"content-type": "application/json"}
@@ -152,7 +153,7 @@ async def _turn(client: httpx.AsyncClient, branch: Branch, rng: random.Random, f
 
 
 async def _hang_up(url: httpx.URL, body: bytes, after_s: float) -> None:
-    """Ask, and be gone before anything is said: 160 tokens take longer."""
+    """Ask, and leave before the first token: 160 tokens take longer."""
     _, writer = await asyncio.open_connection(url.host, url.port)
     head = f"POST {PATH} HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     writer.write(head.encode() + b"\r\n\r\n" + body)
@@ -163,7 +164,7 @@ async def _hang_up(url: httpx.URL, body: bytes, after_s: float) -> None:
 
 
 def _text(response: httpx.Response) -> str:
-    """What a stream said."""
+    """The text of a stream."""
     events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
     deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
@@ -194,7 +195,7 @@ def _mis_threaded(branches: list[Branch], rows: list[Any]) -> list[Any]:
     """What a conversation shares with another, or what it has twice.
 
     On two busy cores a client may hang up when its answer is whole already: nothing tells such an answer from one
-    that was read, so what is asked again then is a branch of its own, and no mistake.
+    that was read, so a request that is sent again then is a branch of its own, and no mistake.
     """
     by_call: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
@@ -204,14 +205,14 @@ def _mis_threaded(branches: list[Branch], rows: list[Any]) -> list[Any]:
     for place, branch in enumerate(branches):
         own = [row for call in branch.calls for row in by_call[call]]
         whole_twice = sum(sum(row.status == "complete" for row in by_call[call]) - 1 for call in branch.calls)
-        found = {row.trajectory_id for row in own}
+        own_ids = {row.trajectory_id for row in own}
         if branch.alike:
             continue
-        if len(found) > 1 + whole_twice or not branch.trajectories <= found:
-            wrong.append((branch.messages[0]["content"], found, branch.trajectories))
-        wrong += [(place, one) for one in found if owners.setdefault(one, place) != place]
+        if len(own_ids) > 1 + whole_twice or not branch.trajectories <= own_ids:
+            wrong.append((branch.messages[0]["content"], own_ids, branch.trajectories))
+        wrong += [(place, one) for one in own_ids if owners.setdefault(one, place) != place]
     alike = {row.trajectory_id for row in rows} - owners.keys()
-    told = set().union(*(branch.trajectories for branch in branches if branch.alike))
-    if alike != told or len(alike) != ALIKE:
-        wrong.append(("alike", len(alike), len(told)))
+    expected = set().union(*(branch.trajectories for branch in branches if branch.alike))
+    if alike != expected or len(alike) != ALIKE:
+        wrong.append(("alike", len(alike), len(expected)))
     return wrong

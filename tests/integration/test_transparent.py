@@ -56,7 +56,7 @@ VALID: dict[str, dict[str, Any]] = {
     "tool result": {"tools": TOOLS, "messages": TOOL_TURN},
     "named tool": {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "move"}}},
     "stop": {"stop": ["o", "e"], "max_tokens": 24},
-    "stop kept": {"stop": "o", "include_stop_str_in_output": True},
+    "stop included": {"stop": "o", "include_stop_str_in_output": True},
     "one token": {"max_tokens": 1},
     "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 3},
     "sampled by seed": {"temperature": 1, "seed": 7},
@@ -68,7 +68,7 @@ VALID: dict[str, dict[str, Any]] = {
     "min tokens": {"min_tokens": 5, "ignore_eos": True},
     "json": {"response_format": {"type": "json_object"}, "max_tokens": 6},
     "user and metadata": {"user": "u", "metadata": {"a": "b"}},
-    "unknown field": {"never_heard_of": [1]},
+    "unknown field": {"unknown_field": [1]},
     "content parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
 }
 STREAMED = VALID | {
@@ -132,7 +132,7 @@ def events_of(response: httpx.Response) -> list[Any]:
 
 
 def check_record(real: RunningProxy, response: httpx.Response, captured: bool) -> list[Any]:
-    """Every choice is recorded with its ids and logprobs, and the version that spoke."""
+    """Every choice is recorded with its ids and logprobs, and the version that answered."""
     call_id = response.headers["x-completion-id"]
     rows = wait_for(lambda: real.rows(call_id=call_id))
     for row in rows:
@@ -168,9 +168,9 @@ def test_a_stream_is_that_of_vllm_alone(both: Both, name: str) -> None:
     assert {event["model"] for event in events} == {"starter"}
     assert {event["id"] for event in events} == {rows[0].upstream_id}
     for row in rows:
-        heard = [choice for event in events for choice in event["choices"] if choice["index"] == row.choice]
-        assert "".join(choice["delta"].get("content") or "" for choice in heard) == (row.response_text or "")
-        assert heard[-1]["finish_reason"] == row.finish_reason
+        choices = [choice for event in events for choice in event["choices"] if choice["index"] == row.choice]
+        assert "".join(choice["delta"].get("content") or "" for choice in choices) == (row.response_text or "")
+        assert choices[-1]["finish_reason"] == row.finish_reason
     usage = events[-1].get("usage")
     if usage and not events[-1]["choices"]:
         assert usage["completion_tokens"] == sum(row.completion_tokens for row in rows)
@@ -202,7 +202,7 @@ def test_plain_and_stream_record_the_same(real: RunningProxy) -> None:
 
 
 def test_a_conversation_is_stored_once_and_its_ids_are_exact(real: RunningProxy, direct: httpx.Client) -> None:
-    """Each turn extends the one before, token for token; what is stored adds up to what vLLM was asked."""
+    """Each turn extends the one before, token for token; what is stored adds up to the prompt that vLLM gets."""
     messages: list[Any] = [MESSAGES[0]]
     whole: list[int] = []
     for turn in range(4):
@@ -211,8 +211,8 @@ def test_a_conversation_is_stored_once_and_its_ids_are_exact(real: RunningProxy,
         response = real.client.post("/v1/chat/completions", json=body, headers={"X-Trajectory-Id": "talk"})
         (row,) = check_record(real, response, captured=False)
         whole += row.prompt_token_ids
-        asked = direct.post("/v1/chat/completions", json=body | {"model": "starter@v0", "return_token_ids": True})
-        assert whole == asked.json()["prompt_token_ids"]
+        alone = direct.post("/v1/chat/completions", json=body | {"model": "starter@v0", "return_token_ids": True})
+        assert whole == alone.json()["prompt_token_ids"]
         assert row.turn == turn
         assert (row.follows is None) == (turn == 0)
         assert row.new_messages == messages[-1:] if turn else messages
@@ -221,19 +221,19 @@ def test_a_conversation_is_stored_once_and_its_ids_are_exact(real: RunningProxy,
         messages.append({"role": "assistant", "content": response.json()["choices"][0]["message"]["content"]})
 
 
-def test_a_disconnect_stops_the_generation_and_keeps_what_was_said(real: RunningProxy) -> None:
+def test_a_disconnect_stops_the_generation_and_keeps_the_tokens_so_far(real: RunningProxy) -> None:
     body = body_of({"stream": True, "max_tokens": 1500, "ignore_eos": True, "temperature": 1})
     for _ in range(5):
         with real.client.stream("POST", "/v1/chat/completions", json=body) as response:
             call_id = response.headers["x-completion-id"]
             lines = response.iter_lines()
-            heard = [next(lines) for _ in range(8)]
+            received = [next(lines) for _ in range(8)]
         (row,) = wait_for(lambda call_id=call_id: real.rows(call_id=call_id))
-        # On a busy machine everything may have been said before the app was heard to leave.
+        # On a busy machine the answer may be complete before the proxy notices that the app left.
         if row.status == "aborted":
             break
     assert row.status == "aborted"
-    assert sum(line.startswith("data:") for line in heard) - 1 <= len(row.token_ids) < 1500
+    assert sum(line.startswith("data:") for line in received) - 1 <= len(row.token_ids) < 1500
     assert len(row.token_ids) == len(row.inference_logprobs)
 
 
@@ -273,9 +273,11 @@ def test_the_stock_asynchronous_client_too(real: RunningProxy) -> None:
             events = await client.chat.completions.create(
                 model="starter", messages=MESSAGES, max_tokens=4, stream=True, stream_options={"include_usage": True}
             )
-            heard = [event async for event in events]
-            assert heard[-1].usage is not None
-            feedback = await client.post("/feedback", body={"completion_id": heard[0].id, "reward": 1}, cast_to=object)
+            received = [event async for event in events]
+            assert received[-1].usage is not None
+            feedback = await client.post(
+                "/feedback", body={"completion_id": received[0].id, "reward": 1}, cast_to=object
+            )
             assert feedback["state"] == "waiting"  # type: ignore[index]
 
     asyncio.run(main())

@@ -36,14 +36,14 @@ def test_a_base_url_may_say_it(plain_proxy: RunningProxy) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
 def test_the_metadata_of_every_dialect_may_say_it(plain_proxy: RunningProxy, path: str) -> None:
-    asked: dict[str, Any] = {
+    bodies: dict[str, Any] = {
         "/v1/chat/completions": {"messages": [HI]},
         "/v1/messages": {"messages": [HI], "max_tokens": 9},
         "/v1/responses": {"input": "hi"},
         "/v1/completions": {"prompt": "hi"},
     }
     metadata = {"trajectory_id": "t", "group_id": "g", "split": "eval", "team": "red"}
-    plain_proxy.client.post(path, json={"model": "starter", "metadata": metadata} | asked[path])
+    plain_proxy.client.post(path, json={"model": "starter", "metadata": metadata} | bodies[path])
     plain_proxy.recorded()
     (trajectory,) = plain_proxy.rows(schema.trajectories)
     assert (trajectory.id, trajectory.group_id, trajectory.split) == ("t", "g", "eval")
@@ -68,7 +68,7 @@ def test_a_conversation_that_says_nothing_stays_together_streamed_or_whole(plain
     assert [row.continued_by for row in rows] == [rows[1].id, rows[2].id, None]
 
 
-def test_a_group_alone_still_leaves_the_trajectory_to_be_found(plain_proxy: RunningProxy) -> None:
+def test_a_group_alone_still_leaves_the_trajectory_to_be_resolved(plain_proxy: RunningProxy) -> None:
     first = plain_proxy.chat({"X-Group-Id": "g"})
     second = plain_proxy.chat({"X-Group-Id": "g"}, messages=[HI, HELLO, MORE])
     assert by(second) == ("content", by(first)[1])
@@ -98,8 +98,8 @@ def test_feedback_that_ends_it_lets_the_next_call_begin_another(plain_proxy: Run
     response = plain_proxy.chat()
     rule, trajectory_id = by(response)
     name = trajectory_id if target == "trajectory_id" else response.json()["id"]
-    said = plain_proxy.client.post("/v1/feedback", json={target: name, "reward": 1.0, "final": True})
-    assert said.status_code == 202
+    accepted = plain_proxy.client.post("/v1/feedback", json={target: name, "reward": 1.0, "final": True})
+    assert accepted.status_code == 202
     rule, after = by(plain_proxy.chat(messages=[HI, HELLO, MORE]))
     assert rule == "after"
     assert after != trajectory_id
@@ -108,7 +108,7 @@ def test_feedback_that_ends_it_lets_the_next_call_begin_another(plain_proxy: Run
     assert row.continues == response.headers["x-completion-id"]
 
 
-def test_an_end_that_was_asked_for_counts_as_one(plain_proxy: RunningProxy) -> None:
+def test_a_requested_end_counts_as_one(plain_proxy: RunningProxy) -> None:
     by(plain_proxy.chat({"X-Trajectory-Id": "t"}))
     assert plain_proxy.client.post("/v1/trajectories/t/end").status_code == 202
     rule, after = by(plain_proxy.chat({"X-Trajectory-Id": "t"}, messages=[MORE]))
@@ -181,13 +181,13 @@ def echo_of(path: str, answer: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("path", DIALECTS)
 def test_every_dialect_is_threaded_by_what_it_says(real: RunningProxy, path: str) -> None:
     turns: list[Any] = [{"role": "user", "content": f"a conversation at {path}"}]
-    found = []
+    resolved = []
     for _ in range(3):
         response = real.client.post(path, json={"model": "starter"} | DIALECTS[path](turns))
-        found.append(by(response))
+        resolved.append(by(response))
         turns = [*turns, *echo_of(path, response.json()), {"role": "user", "content": "go on"}]
-    assert [rule for rule, _ in found] == ["new", "content", "content"]
-    assert len({trajectory for _, trajectory in found}) == 1
+    assert [rule for rule, _ in resolved] == ["new", "content", "content"]
+    assert len({trajectory for _, trajectory in resolved}) == 1
 
 
 @pytest.mark.slow
@@ -195,8 +195,8 @@ def test_every_dialect_is_threaded_by_what_it_says(real: RunningProxy, path: str
 def test_only_attempts_at_one_prompt_may_form_a_group(real: RunningProxy, path: str) -> None:
     def prompt_hash(prompt: str) -> str:
         turns = [{"role": "user", "content": prompt}]
-        asked = {"prompt": prompt, "max_tokens": 3} if path == "/v1/completions" else DIALECTS[path](turns)
-        _, trajectory_id = by(real.client.post(path, json={"model": "starter"} | asked))
+        body = {"prompt": prompt, "max_tokens": 3} if path == "/v1/completions" else DIALECTS[path](turns)
+        _, trajectory_id = by(real.client.post(path, json={"model": "starter"} | body))
         (row,) = wait_for(lambda: real.rows(schema.trajectories, id=trajectory_id))
         return str(row.prompt_hash)
 
