@@ -1,6 +1,6 @@
 """Tune the process for the event loop, which apps wait for, beside the thread that writes to SQL.
 
-Each setting states the figure that it bought; `docs/log.md` has the measurements.
+Each setting states the figure that it bought; `docs/log/` has the measurements.
 """
 
 import ctypes
