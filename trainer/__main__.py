@@ -38,33 +38,33 @@ def show(
     with snapshot(settings.database_url) as connection:
         check(connection)
         now = datetime.now(UTC)
-        found = dry_run(connection, settings.project, policy or settings.policy, settings.trainer, now)
+        plan = dry_run(connection, settings.project, policy or settings.policy, settings.trainer, now)
     if as_json:
-        typer.echo(msgspec.json.encode(found).decode())
+        typer.echo(msgspec.json.encode(plan).decode())
         return
-    if found.trajectories:
-        console.print(Fitting(_trajectories(found)))
-    if found.discarded:
-        console.print(Fitting(_discarded(found)))
-    for line in [*sentences(found), *(map(spelled, found.rows) if rows else ())]:
+    if plan.trajectories:
+        console.print(Fitting(_trajectories(plan)))
+    if plan.discarded:
+        console.print(Fitting(_discarded(plan)))
+    for line in [*sentences(plan), *(map(spelled, plan.rows) if rows else ())]:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def sentences(found: DryRun) -> Iterator[str]:
+def sentences(plan: DryRun) -> Iterator[str]:
     """Yield the summary of the step as sentences."""
-    if found.why_not_due is None:
-        yield f"a step of {found.policy} is due; nothing was written"
+    if plan.why_not_due is None:
+        yield f"a step of {plan.policy} is due; nothing was written"
     else:
-        yield f"no step of {found.policy} is due: {found.why_not_due}; nothing was written"
-    if not found.trajectories:
+        yield f"no step of {plan.policy} is due: {plan.why_not_due}; nothing was written"
+    if not plan.trajectories:
         return
-    taught = [one for one in found.trajectories if one.left_out is None]
+    taught = [one for one in plan.trajectories if one.left_out is None]
     yield (
-        f"{'it' if found.why_not_due is None else 'asked for by hand, it'} would take "
-        f"{len({one.group_id for one in found.trajectories})} groups with {len(found.trajectories)} trajectories, of "
-        f"which {len(taught)} teach: {sum(one.completions for one in taught)} completions in {len(found.rows)} rows, "
+        f"{'it' if plan.why_not_due is None else 'asked for by hand, it'} would take "
+        f"{len({one.group_id for one in plan.trajectories})} groups with {len(plan.trajectories)} trajectories, of "
+        f"which {len(taught)} teach: {sum(one.completions for one in taught)} completions in {len(plan.rows)} rows, "
         f"{sum(one.read_tokens for one in taught)} tokens read, {sum(one.sampled_tokens for one in taught)} trained; "
-        f"from version {found.version_in}"
+        f"from version {plan.version_in}"
     )
 
 
@@ -74,11 +74,11 @@ def spelled(row: Row) -> str:
     return f"{row.trajectory_id} {row.advantage:+.4f}: {' '.join(ids)}"
 
 
-def _trajectories(found: DryRun) -> Table:
+def _trajectories(plan: DryRun) -> Table:
     table = Table("group", "trajectory", "reward", "baseline", "advantage", "rows", "tokens", "versions", "left out")
-    table.title, table.title_justify = f"{found.policy}, from version {found.version_in}", "left"
+    table.title, table.title_justify = f"{plan.policy}, from version {plan.version_in}", "left"
     table.caption = "rows: completions > rows after merging; tokens: read / trained"
-    for one in found.trajectories:
+    for one in plan.trajectories:
         table.add_row(
             escape(one.group_id),
             escape(one.trajectory_id),
@@ -93,9 +93,9 @@ def _trajectories(found: DryRun) -> Table:
     return table
 
 
-def _discarded(found: DryRun) -> Table:
+def _discarded(plan: DryRun) -> Table:
     table = Table("would be discarded", "groups", "which")
-    for reason, group_ids in found.discarded.items():
+    for reason, group_ids in plan.discarded.items():
         table.add_row(reason, str(len(group_ids)), escape(" ".join(group_ids)))
     return table
 

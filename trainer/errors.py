@@ -9,6 +9,11 @@ TrainerError
 ├── PeerFailed            another process of the step failed, so all stop
 ├── PeersMissing          the processes or devices that the settings require do not exist
 ├── SinkMissing           the package of a metrics sink is not installed
+├── LeftOut               (domain/sft_examples) an example cannot be imitated; the others go on
+├── CandidateUnfit        (gate/probe) the candidate does not pass the gate
+├── LoadRefused           (vllm/pool) all servers are healthy, and none loads the adapter
+├── NotAForest            (learner/attention) the model passes an argument that a forest does not support
+├── NotProven             (learner/self_checks) the model does not read forests as it reads rows
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
     ├── AdapterExists     the folder exists; adapters are never overwritten

@@ -99,7 +99,7 @@ def test_what_was_redacted_never_is_either(stack: Stack) -> None:
     claim = stack.trainer.claim("starter", RULES)
     assert claim is not None
     members = stack.trainer.members(claim)
-    assert {(one.trajectory_id, one.spoken, one.silent) for one in members} == {
+    assert {(one.trajectory_id, one.completions, one.silent) for one in members} == {
         ("a", (), "redacted"), ("b", (), "redacted"), ("alone", (), "redacted"),
     }  # fmt: skip
     stack.trainer.end_without_version(claim, "noop", "", {})

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredAdapter:
     """An adapter on the disk, with the facts that decide whether it is retained."""
 
     name: str
@@ -37,7 +37,7 @@ class Kept:
     heldout_mean: float | None
 
 
-Choose = Callable[[Sequence[Kept]], list[Kept]]
+Choose = Callable[[Sequence[StoredAdapter]], list[StoredAdapter]]
 
 
 class Ledger(Protocol):
@@ -72,7 +72,7 @@ def sweep_adapters(ledger: Ledger, settings: Settings, now: datetime) -> list[Pa
     """Delete the adapters that can go, and what an earlier sweep left unfinished. Return the deleted folders."""
     adapters = settings.data.resolve() / "adapters"
 
-    def choose(standing: Sequence[Kept]) -> list[Kept]:
+    def choose(standing: Sequence[StoredAdapter]) -> list[StoredAdapter]:
         # An adapter that was imported from outside and stays in its own folder is not ours to delete.
         ours = [each for each in standing if each.folder.parent == adapters]
         return removable(ours, settings, now)
@@ -85,7 +85,7 @@ def sweep_adapters(ledger: Ledger, settings: Settings, now: datetime) -> list[Pa
     return gone
 
 
-def removable(standing: Sequence[Kept], settings: Settings, now: datetime) -> list[Kept]:
+def removable(standing: Sequence[StoredAdapter], settings: Settings, now: datetime) -> list[StoredAdapter]:
     """Return those of a policy's adapters (newest first) that can be deleted.
 
     Retained are: adapters in use, the live one and its parent (the target of a rollback), candidates, the best one, the
@@ -108,7 +108,7 @@ def removable(standing: Sequence[Kept], settings: Settings, now: datetime) -> li
     ]
 
 
-def _best(standing: Sequence[Kept]) -> Kept | None:
+def _best(standing: Sequence[StoredAdapter]) -> StoredAdapter | None:
     """Return the adapter with the highest mean on the held-out prompts, the newest of equals.
 
     Rejected versions do not count.

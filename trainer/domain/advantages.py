@@ -70,11 +70,11 @@ def divisors(
     if scale == "none":
         return dict.fromkeys(everybody, 1.0)
     whole = _divisor("step", [reward for reward_of in (*rewards.values(), singles) for reward in reward_of.values()])
-    found = dict.fromkeys(everybody, whole)
+    by_trajectory = dict.fromkeys(everybody, whole)
     if scale == "group":
         for group_id, reward_of in rewards.items():
-            found |= dict.fromkeys(reward_of, _divisor(f"group {group_id}", reward_of.values()))
-    return found
+            by_trajectory |= dict.fromkeys(reward_of, _divisor(f"group {group_id}", reward_of.values()))
+    return by_trajectory
 
 
 def _divisor(name: str, rewards: Collection[float]) -> float:

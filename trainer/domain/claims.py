@@ -21,7 +21,7 @@ class Member:
     trajectory_id: str
     group_id: str
     reward: float
-    spoken: tuple[SampledCompletion, ...]
+    completions: tuple[SampledCompletion, ...]
     """Its trainable completions of the step's policy, in turn order."""
     silent: str | None = None
     """Why none of its completions can be trained on; None where one can."""
@@ -124,8 +124,8 @@ def why_silent(policy: str, completions: Iterable[tuple[str, str | None]]) -> st
     ids (rows of other programs and earlier versions). Completions of other policies count only where this policy has
     none.
     """
-    told = list(completions)
-    own = [reason or WhyNotTrained.NO_TOKEN_IDS for name, reason in told if name == policy]
+    pairs = list(completions)
+    own = [reason or WhyNotTrained.NO_TOKEN_IDS for name, reason in pairs if name == policy]
     if own:
         return str(Counter(own).most_common(1)[0][0])
-    return WhyNotTrained.OTHER_POLICY if told else WhyNotTrained.EMPTY
+    return WhyNotTrained.OTHER_POLICY if pairs else WhyNotTrained.EMPTY

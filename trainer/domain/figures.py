@@ -47,7 +47,7 @@ class EndedStep:
     """
 
 
-def told(
+def step_columns(
     figures: StepFigures, members: Sequence[Member], taught: StepRows, kind: str, settings: TrainerSettings
 ) -> dict[str, Any]:
     """Return all figures of a step of that `kind` (grpo | sft) after its update, by column of `steps`."""

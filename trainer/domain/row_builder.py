@@ -55,7 +55,7 @@ def build_rows(members: Sequence[Member], max_row_tokens: int, scale: AdvantageS
             left_out[member.trajectory_id] = own
         else:
             rows += own
-            answers += sum(bool(spoken.token_ids) for spoken in member.spoken)
+            answers += sum(bool(completion.token_ids) for completion in member.completions)
             advantages[member.trajectory_id] = compared[member.trajectory_id]
     if not any(advantages.values()):
         # These are singles of a task in which every reward was always the same. An update would only follow the
@@ -86,9 +86,9 @@ def _copies(members: Iterable[Member]) -> Iterator[str]:
     """
     seen = set()
     for member in members:
-        if member.seed is None or not member.spoken:
+        if member.seed is None or not member.completions:
             continue
-        first = member.spoken[0]
+        first = member.completions[0]
         drawn = (member.group_id, member.seed, first.version, first.prompt_ids)
         if drawn in seen:
             yield member.trajectory_id
@@ -112,12 +112,12 @@ def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[st
 
 def _rows(member: Member, advantage: float | None, max_row_tokens: int) -> list[Row] | str:
     """Return the member's rows, or the reason why it has none."""
-    if not any(spoken.token_ids for spoken in member.spoken):
+    if not any(completion.token_ids for completion in member.completions):
         return member.silent or WhyNotTrained.NO_TOKEN_IDS
     if advantage is None:
         return WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
     try:
-        rows = merge(member.trajectory_id, member.spoken, advantage)
+        rows = merge(member.trajectory_id, member.completions, advantage)
     except RowError as error:
         log.warning("%s", error)
         return WhyNotTrained.NO_LOGPROBS

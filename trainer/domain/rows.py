@@ -78,8 +78,8 @@ class _Growing:
     def read(self, token_ids: Sequence[int]) -> None:
         self._append(token_ids, False, [math.nan] * len(token_ids), -1, 1.0)
 
-    def speak(self, spoken: SampledCompletion) -> None:
-        self._append(spoken.token_ids, True, spoken.logprobs, spoken.version, spoken.temperature)
+    def speak(self, completion: SampledCompletion) -> None:
+        self._append(completion.token_ids, True, completion.logprobs, completion.version, completion.temperature)
 
     def _append(
         self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float], version: int, temperature: float
@@ -104,10 +104,10 @@ def merge(trajectory_id: str, completions: Iterable[SampledCompletion], advantag
     """
     if not math.isfinite(advantage):
         raise RowError(f"trajectory {trajectory_id}: advantage {advantage} is not a finite number")
-    spoken = list(completions)
-    for one in spoken:
+    checked = list(completions)
+    for one in checked:
         check(one)
-    return _rows(trajectory_id, spoken, advantage)
+    return _rows(trajectory_id, checked, advantage)
 
 
 def rows_for_sft(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
@@ -128,17 +128,17 @@ def rows_for_sft(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
 
 def _rows(trajectory_id: str, completions: Iterable[SampledCompletion], advantage: float) -> list[Row]:
     rows: list[_Growing] = []
-    for spoken in completions:
-        if not spoken.token_ids:
+    for completion in completions:
+        if not completion.token_ids:
             continue
         row = max(
-            (row for row in rows if row.begins(spoken.prompt_ids)), key=lambda row: len(row.token_ids), default=None
+            (row for row in rows if row.begins(completion.prompt_ids)), key=lambda row: len(row.token_ids), default=None
         )
         if row is None:
             row = _Growing()
             rows.append(row)
-        row.read(spoken.prompt_ids[len(row.token_ids) :])
-        row.speak(spoken)
+        row.read(completion.prompt_ids[len(row.token_ids) :])
+        row.speak(completion)
     return [
         Row(
             trajectory_id=trajectory_id,
@@ -153,22 +153,22 @@ def _rows(trajectory_id: str, completions: Iterable[SampledCompletion], advantag
     ]
 
 
-def check(spoken: SampledCompletion) -> None:
+def check(completion: SampledCompletion) -> None:
     """Raise RowError, naming the completion, unless it can be trained on."""
 
     def refuse(why: str) -> RowError:
-        return RowError(f"completion {spoken.completion_id}: {why}")
+        return RowError(f"completion {completion.completion_id}: {why}")
 
-    if len(spoken.token_ids) != len(spoken.logprobs):
-        raise refuse(f"{len(spoken.token_ids)} token ids but {len(spoken.logprobs)} logprobs")
-    _check_ids(f"completion {spoken.completion_id}", spoken.prompt_ids, spoken.token_ids)
-    for place, logprob in enumerate(spoken.logprobs):
+    if len(completion.token_ids) != len(completion.logprobs):
+        raise refuse(f"{len(completion.token_ids)} token ids but {len(completion.logprobs)} logprobs")
+    _check_ids(f"completion {completion.completion_id}", completion.prompt_ids, completion.token_ids)
+    for place, logprob in enumerate(completion.logprobs):
         if not MINUS_INFINITY < logprob <= LOGPROB_NOISE:
             raise refuse(f"logprob {logprob} of sampled token {place} is not the logarithm of a probability")
-    if not math.isfinite(spoken.temperature) or spoken.temperature <= 0:
-        raise refuse(f"temperature {spoken.temperature} is not above 0")
-    if spoken.version < 0:
-        raise refuse(f"version {spoken.version} is negative")
+    if not math.isfinite(completion.temperature) or completion.temperature <= 0:
+        raise refuse(f"temperature {completion.temperature} is not above 0")
+    if completion.version < 0:
+        raise refuse(f"version {completion.version} is negative")
 
 
 def _check_ids(name: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from trainer.errors import TrainerError
+
 CHAT = "chat.completions"
 TEXT = "completions"
 ENDED = frozenset({"stop", "tool_calls", "function_call"})
 """Finish reasons of an answer that is complete."""
 STAND_IN = ({"role": "user", "content": "?"},)
 """Rendered in place of a conversation in another dialect: an answer's ids depend on what opens it."""
-_SAID = ("role", "content", "reasoning_content", "reasoning", "tool_calls")
+ANSWER_FIELDS = ("role", "content", "reasoning_content", "reasoning", "tool_calls")
 """Fields of an answer that a template may render; servers add others."""
 
 Render = Callable[[Sequence[Any], bool], Sequence[int]]
@@ -32,9 +34,9 @@ class Wanted:
     """Largest number of demonstrations or trajectories."""
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any]) -> Self:
+    def of(cls, request: Mapping[str, Any]) -> Self:
         """Build it from the value of `policies.step_asked` or `steps.imitates`."""
-        return cls(asked["from"], asked.get("min_reward"), asked["limit"])
+        return cls(request["from"], request.get("min_reward"), request["limit"])
 
 
 class WhyLeftOut(StrEnum):
@@ -56,12 +58,12 @@ class WhyLeftOut(StrEnum):
     """Prompt and answer are longer than `trainer.max_row_tokens`. Later steps try again: the setting may change."""
 
 
-class LeftOut(Exception):
+class LeftOut(TrainerError):
     """An example cannot be imitated; the message begins with its WhyLeftOut."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AnswerText:
     """An answer as text, and what it answers."""
 
     endpoint: str
@@ -87,7 +89,7 @@ class Example:
     """The ids as logged, else as rendered once; None until rendered."""
     token_ids: tuple[int, ...] | None = None
     """The answer's ids, with the same rule."""
-    told: Told | None = None
+    text: AnswerText | None = None
     """What has to be rendered; None where nothing has."""
     left_out: str | None = None
     """Why it cannot be imitated; None where it can, or was not tried yet."""
@@ -105,7 +107,7 @@ class Rendered:
 
 
 def rendered(
-    source_id: str, told: Told, prompt_ids: tuple[int, ...] | None, render: Render, ends: Set[int]
+    source_id: str, text: AnswerText, prompt_ids: tuple[int, ...] | None, render: Render, ends: Set[int]
 ) -> Rendered:
     """Return the answer's ids after the logged prompt or, where `prompt_ids` is None, after a rendered prompt.
 
@@ -115,12 +117,12 @@ def rendered(
     Raises:
         LeftOut: it cannot be imitated exactly.
     """
-    if told.answer is None or told.endpoint == TEXT or (prompt_ids is None and told.endpoint != CHAT):
+    if text.answer is None or text.endpoint == TEXT or (prompt_ids is None and text.endpoint != CHAT):
         raise LeftOut(WhyLeftOut.NOT_A_CHAT)
-    if not told.whole:
+    if not text.whole:
         raise LeftOut(WhyLeftOut.CUT_OFF)
-    messages = told.messages if told.endpoint == CHAT else STAND_IN
-    answer = {name: value for name in _SAID if (value := told.answer.get(name)) is not None}
+    messages = text.messages if text.endpoint == CHAT else STAND_IN
+    answer = {name: value for name in ANSWER_FIELDS if (value := text.answer.get(name)) is not None}
     opened = tuple(render(messages, True))
     closed = tuple(render([*messages, answer], False))
     if closed[: len(opened)] != opened:

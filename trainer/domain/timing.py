@@ -25,6 +25,6 @@ class Phases:
         finally:
             self._seconds[name] = round(self._seconds.get(name, 0.0) + time.perf_counter() - began, 4)
 
-    def told(self, sampled_tokens: int = 0) -> dict[str, Any]:
+    def columns(self, sampled_tokens: int = 0) -> dict[str, Any]:
         """Return the step's time so far, by column."""
         return timed(time.perf_counter() - self._began, self._seconds, sampled_tokens)

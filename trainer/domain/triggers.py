@@ -188,5 +188,5 @@ def _counted(taken: Sequence[Candidate], needed: int, settings: TrainerSettings)
 
 def _nothing(counts: Mapping[str, int]) -> str:
     """Return why there is nothing to train on, from the number of groups by reason."""
-    told = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count)
-    return f"of {sum(counts.values())} scored groups none can teach: {told}" if told else "no group is scored"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count)
+    return f"of {sum(counts.values())} scored groups none can teach: {reasons}" if reasons else "no group is scored"

@@ -88,19 +88,19 @@ def paired(differences: Sequence[float], gate: GateSettings) -> Verdict:
     n = len(differences)
     if n < 2:
         raise ValueError(f"{n} prompts tell nothing")
-    told = moments(differences)
-    error = math.sqrt(told.variance / (n - 1))
+    sample = moments(differences)
+    error = math.sqrt(sample.variance / (n - 1))
     bound = -student(1 - gate.error_rate, n - 1) * error
     figures = {
         "prompts": float(n),
-        "difference": told.mean,
+        "difference": sample.mean,
         "spread": error * math.sqrt(n),
         "bound": bound,
         "seen_loss": (NORMAL.inv_cdf(gate.power) + NORMAL.inv_cdf(1 - gate.error_rate)) * error,
     }
-    if told.mean < bound:
-        return Verdict("reject", f"{-told.mean:.3g} below its parent on {n} held-out prompts", figures)
-    return Verdict("pass", f"{told.mean:+.3g} to its parent on {n} held-out prompts", figures)
+    if sample.mean < bound:
+        return Verdict("reject", f"{-sample.mean:.3g} below its parent on {n} held-out prompts", figures)
+    return Verdict("pass", f"{sample.mean:+.3g} to its parent on {n} held-out prompts", figures)
 
 
 def samples_needed(spread: float, share: float, gate: GateSettings) -> int:
@@ -118,8 +118,8 @@ def compared(candidate: Moments, parent: Moments, gate: GateSettings, looked: in
         return Verdict("testing", "no rewards of both versions yet", looked=looked)
     share = candidate.count / (candidate.count + parent.count)
     spread = _spread(candidate, parent)
-    told = share * parent.count / _information(spread, gate)
-    return _at_look(candidate, parent, gate, looked, told, samples_needed(spread, share, gate))
+    progress = share * parent.count / _information(spread, gate)
+    return _at_look(candidate, parent, gate, looked, progress, samples_needed(spread, share, gate))
 
 
 def watched(live: Moments, before: Sequence[float], gate: GateSettings, looked: int) -> Verdict:
@@ -150,7 +150,9 @@ def student(probability: float, freedom: int) -> float:
     return sum(term / v**power for power, term in enumerate(terms))
 
 
-def _at_look(candidate: Moments, parent: Moments, gate: GateSettings, looked: int, told: float, needed: int) -> Verdict:
+def _at_look(
+    candidate: Moments, parent: Moments, gate: GateSettings, looked: int, progress: float, needed: int
+) -> Verdict:
     """Return the verdict of the largest look that is due, if it is a new one.
 
     `told` is the share of the needed information.
@@ -165,7 +167,7 @@ def _at_look(candidate: Moments, parent: Moments, gate: GateSettings, looked: in
         "needed": float(needed),
     }
     enough = min(candidate.count, parent.count) >= FEWEST
-    due = sum(told >= look for look in LOOKS) if enough else 0
+    due = sum(progress >= look for look in LOOKS) if enough else 0
     if due <= looked:
         return Verdict("testing", f"{candidate.count} of {needed} groups", figures, looked)
     error = _spread(candidate, parent) * math.sqrt(1 / candidate.count + 1 / parent.count)

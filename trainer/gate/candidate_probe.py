@@ -8,10 +8,10 @@ from pathlib import Path
 from trainer.domain.claims import Claim, Probe
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
-from trainer.gate.probe import CHATS, NotFit, probed
+from trainer.gate.probe import CHATS, CandidateUnfit, run_probe
 from trainer.learner.learner import Learner
 from trainer.store.unit_of_work import Store
-from trainer.vllm.pool import Refused, Replicas
+from trainer.vllm.pool import LoadRefused, Replicas
 from trainer.vllm.retry import retry_while_down
 from whetstone.config.settings import Settings
 from whetstone.vllm.client import VllmDown
@@ -34,7 +34,7 @@ def load_and_probe(
     """Load the candidate and probe it.
 
     Raises:
-        NotFit: the candidate must not be served.
+        CandidateUnfit: the candidate must not be served.
         VllmDown: no server came back in time.
         LeaseLost: another worker has taken the step over.
     """
@@ -47,15 +47,15 @@ def load_and_probe(
         with phases.phase("load"):
             try:
                 loaded = retry_while_down(replicas.loading(adapters), claim, store, settings)
-            except Refused as error:
-                raise NotFit(f"vLLM does not load it: {error}", NO_PROBE) from error
+            except LoadRefused as error:
+                raise CandidateUnfit(f"vLLM does not load it: {error}", NO_PROBE) from error
         store.loaded(claim)
         try:
             with phases.phase("probe"):
-                probe = loaded.on.any(lambda vllm: probed(vllm, claim, learner, rows, chats, settings.gate))
+                probe = loaded.on.any(lambda vllm: run_probe(vllm, claim, learner, rows, chats, settings.gate))
         except VllmDown as error:
             if again:
-                raise NotFit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error
+                raise CandidateUnfit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error
             log.warning("step %s: vLLM went away during the probe: %s", claim.id, error)
             again = True
             continue

@@ -144,8 +144,8 @@ class GateController:
     def _watched(self, policy: str, version: Watched, verdict: Verdict, looked: int, now: datetime) -> bool:
         if verdict.decision == "reject":
             back = self._tables.roll_back(policy, version, verdict, self._keep_served, now)
-            told = f"version {back} answers again" if isinstance(back, int) else f"it still answers: {back}"
-            log.error("%s: version %d is %s; %s", policy, version.version, verdict.reason, told)
+            outcome = f"version {back} answers again" if isinstance(back, int) else f"it still answers: {back}"
+            log.error("%s: version %d is %s; %s", policy, version.version, verdict.reason, outcome)
         elif verdict.decision == "pass" or verdict.looked > looked:
             self._tables.note_watch(policy, version, verdict, now)
         return verdict.decision != "testing"
@@ -159,15 +159,15 @@ def heldout_verdict(pairs: Sequence[Pair], gate: GateSettings, *, late: bool) ->
     waiting = sum(pair.waits for pair in pairs)
     if waiting and not late:
         return Verdict("testing", f"{waiting} of {len(pairs)} prompts wait for answers or rewards")
-    told = [(one.candidate, one.parent) for one in pairs if one.candidate is not None and one.parent is not None]
-    if len(told) < gate.heldout_minimum:
+    rewarded = [(one.candidate, one.parent) for one in pairs if one.candidate is not None and one.parent is not None]
+    if len(rewarded) < gate.heldout_minimum:
         why = (
-            f"{len(told)} of {len(pairs)} held-out prompts have rewards for both versions, gate.heldout_minimum is "
+            f"{len(rewarded)} of {len(pairs)} held-out prompts have rewards for both versions, gate.heldout_minimum is "
             f"{gate.heldout_minimum}: reward functions or judges give them (docs/rewards_in_code.md, docs/ruler.md)"
         )
-        return Verdict("reject", why, {"prompts": float(len(told))})
-    verdict = paired([candidate - parent for candidate, parent in told], gate)
-    means = [math.fsum(rewards) / len(told) for rewards in zip(*told, strict=True)]
+        return Verdict("reject", why, {"prompts": float(len(rewarded))})
+    verdict = paired([candidate - parent for candidate, parent in rewarded], gate)
+    means = [math.fsum(rewards) / len(rewarded) for rewards in zip(*rewarded, strict=True)]
     figures = {**verdict.figures, "candidate_mean": means[0], "parent_mean": means[1]}
     return replace(verdict, figures=figures)
 

@@ -15,6 +15,7 @@ import msgspec
 from trainer.domain.claims import Claim, Probe, ToolChat
 from trainer.domain.figures import mean_k3
 from trainer.domain.rows import Row
+from trainer.errors import TrainerError
 from trainer.learner.learner import Learner
 from whetstone.config.gate import GateSettings
 from whetstone.vllm.client import Sampled, Vllm, VllmDown, VllmRefused
@@ -30,7 +31,7 @@ BAD_REQUEST, NOT_LOADED = 400, 404
 """A server that was restarted answers 404 for an adapter that it has not loaded."""
 
 
-class NotFit(Exception):
+class CandidateUnfit(TrainerError):
     """The candidate does not pass the gate."""
 
     def __init__(self, reason: str, probe: Probe) -> None:
@@ -66,7 +67,7 @@ class _Chat(msgspec.Struct):
     usage: _Usage
 
 
-class _Speakers:
+class _ProbedVersions:
     """The candidate and its parent on one server, with a count of the tokens they sampled."""
 
     def __init__(self, vllm: Vllm, claim: Claim) -> None:
@@ -78,15 +79,15 @@ class _Speakers:
     def sample(self, prompts: Sequence[Sequence[int]], *, parent: bool) -> list[Sampled]:
         """Return an answer to each prompt."""
         name = self._parent if parent else self._candidate
-        said = []
+        answers = []
         for seed, prompt_ids in enumerate(prompts):
-            said.append(self._vllm.sample(name, prompt_ids, TOKENS, seed))
-            self.tokens += len(said[-1].token_ids)
-        return said
+            answers.append(self._vllm.sample(name, prompt_ids, TOKENS, seed))
+            self.tokens += len(answers[-1].token_ids)
+        return answers
 
     def called(self, chats: Sequence[ToolChat], *, parent: bool) -> list[bool]:
         """Return, for each complete answer, whether it calls only offered tools, with JSON objects as arguments."""
-        told = []
+        valid = []
         for seed, chat in enumerate(chats):
             body = {
                 "model": self._parent if parent else self._candidate,
@@ -96,49 +97,51 @@ class _Speakers:
                 "seed": seed,
             }
             try:
-                said = msgspec.convert(self._vllm.answer("POST", "/v1/chat/completions", body, CHAT_TIMEOUT_S), _Chat)
-                (choice,) = said.choices
+                chat_response = msgspec.convert(
+                    self._vllm.answer("POST", "/v1/chat/completions", body, CHAT_TIMEOUT_S), _Chat
+                )
+                (choice,) = chat_response.choices
             except VllmRefused as error:
                 if error.status == BAD_REQUEST:  # about this chat, for any model: for example, no room for an answer
                     continue
                 raise
             except ValueError as error:
                 raise VllmRefused(f"{body['model']} answers, but not as vLLM does: {error}") from error
-            self.tokens += said.usage.completion_tokens
+            self.tokens += chat_response.usage.completion_tokens
             if choice.finish_reason != "length":
-                told.append(_calls(choice.message, chat.tools))
-        return told
+                valid.append(_calls(choice.message, chat.tools))
+        return valid
 
 
-def probed(
+def run_probe(
     vllm: Vllm, claim: Claim, learner: Learner, rows: Sequence[Row], chats: Sequence[ToolChat], gate: GateSettings
 ) -> Probe:
     """Let candidate and parent answer, and compare. `learner` holds the candidate.
 
     Raises:
-        NotFit: a number is not finite, or one is out of its bounds (`gate.max_k3` and those below it).
+        CandidateUnfit: a number is not finite, or one is out of its bounds (`gate.max_k3` and those below it).
         VllmDown: the server cannot be reached, or has lost what it had loaded.
     """
-    speakers = _Speakers(vllm, claim)
+    speakers = _ProbedVersions(vllm, claim)
     try:
         return _measured(speakers, learner, rows, chats, gate)
     except VllmRefused as error:
         if error.status == NOT_LOADED or not vllm.healthy():
             raise VllmDown(f"it went away, and with it what it had loaded: {error}") from error
-        raise NotFit(f"it does not answer: {error}", Probe(None, speakers.tokens)) from error
+        raise CandidateUnfit(f"it does not answer: {error}", Probe(None, speakers.tokens)) from error
 
 
 def _measured(
-    speakers: _Speakers, learner: Learner, rows: Sequence[Row], chats: Sequence[ToolChat], gate: GateSettings
+    speakers: _ProbedVersions, learner: Learner, rows: Sequence[Row], chats: Sequence[ToolChat], gate: GateSettings
 ) -> Probe:
     prompts = list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROMPTS]
     own = speakers.sample(prompts, parent=False)
     k3 = _distance(prompts, own, learner)
     if not k3 <= gate.max_k3:
         why = f"vLLM and trainer disagree: k3 {k3:.3g} nats a token, allowed are {gate.max_k3:g}"
-        raise NotFit(why, _told(speakers, k3, {"k3": k3}))
+        raise CandidateUnfit(why, _probe(speakers, k3, {"k3": k3}))
     before = speakers.sample(prompts, parent=True)
-    lengths = [math.fsum(len(one.token_ids) for one in said) / len(said) for said in (own, before)]
+    lengths = [math.fsum(len(one.token_ids) for one in answers) / len(answers) for answers in (own, before)]
     figures = {
         "k3": k3,
         "parent_kl": _distance(prompts, before, learner),
@@ -150,10 +153,10 @@ def _measured(
         for name, parent in (("tool_calls", False), ("parent_tool_calls", True)):
             if called := speakers.called(chats, parent=parent):
                 figures[name] = sum(called) / len(called)
-    probe = _told(speakers, k3, figures)
+    probe = _probe(speakers, k3, figures)
     too_far = _out_of_bounds(figures, gate)
     if too_far is not None:
-        raise NotFit(too_far, probe)
+        raise CandidateUnfit(too_far, probe)
     return probe
 
 
@@ -171,18 +174,18 @@ def _out_of_bounds(figures: Mapping[str, float], gate: GateSettings) -> str | No
     return None
 
 
-def _distance(prompts: Sequence[Sequence[int]], said: Sequence[Sampled], learner: Learner) -> float:
+def _distance(prompts: Sequence[Sequence[int]], answers: Sequence[Sampled], learner: Learner) -> float:
     """Return the mean k3 from vLLM's logprobs to the trainer's; not finite where a logprob is not."""
-    inference = [logprob for one in said for logprob in one.logprobs]
+    inference = [logprob for one in answers for logprob in one.logprobs]
     trainer = [
         logprob
-        for prompt_ids, one in zip(prompts, said, strict=True)
+        for prompt_ids, one in zip(prompts, answers, strict=True)
         for logprob in learner.logprobs(prompt_ids, one.token_ids)
     ]
     return mean_k3(inference, trainer)
 
 
-def _told(speakers: _Speakers, k3: float, figures: Mapping[str, float]) -> Probe:
+def _probe(speakers: _ProbedVersions, k3: float, figures: Mapping[str, float]) -> Probe:
     """Build the probe with its finite figures only: JSON has no others."""
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}
     return Probe(k3, speakers.tokens, {**finite, "tokens": speakers.tokens})

@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from trainer.errors import TrainerError
 from trainer.learner.prefix_trees import ROOT, Forest
 
 NAME = "whetstone"
@@ -41,7 +42,7 @@ HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentio
 Way = Literal["segments", "dense", "flex"]
 
 
-class NotAForest(Exception):
+class NotAForest(TrainerError):
     """The model needs attention features that a forest does not support."""
 
 
@@ -120,9 +121,9 @@ def attend(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
         )
         return attended, None
-    asked = [name for name, value in others.items() if value is not None and name not in HARMLESS]
-    if asked or dropout or attention_mask is not None:
-        raise NotAForest(f"its attention also has {', '.join(asked) or 'a mask or dropout of its own'}")
+    unsupported = [name for name, value in others.items() if value is not None and name not in HARMLESS]
+    if unsupported or dropout or attention_mask is not None:
+        raise NotAForest(f"its attention also has {', '.join(unsupported) or 'a mask or dropout of its own'}")
     if tree.way == "flex":
         attended = _flex()(query, key, value, block_mask=tree.blocks, scale=scaling, enable_gqa=True)
     elif tree.way == "dense":

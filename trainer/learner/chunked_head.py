@@ -54,7 +54,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         weight_VH = _wide(weight_VH)
         logprobs, entropies = [], []
-        kept = None
+        saved_p_CV = None
         for part in _parts(len(hidden_SH), rows):
             z_CV = _logits(hidden_SH[part], weight_VH, bias_V, temperatures_S[part])
             at_C = z_CV.gather(-1, token_ids_S[part, None])[:, 0]
@@ -62,11 +62,11 @@ class _TokenLogprobs(torch.autograd.Function):
             p_CV = (z_CV - lse_C[:, None]).exp_()
             logprobs.append(at_C - lse_C)
             entropies.append(lse_C - torch.linalg.vecdot(p_CV, z_CV))
-            kept = p_CV
+            saved_p_CV = p_CV
         ctx.rows = rows
         # A single chunk is small enough to store, so that it is not computed twice.
         ctx.save_for_backward(
-            hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, kept if len(logprobs) == 1 else None
+            hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, saved_p_CV if len(logprobs) == 1 else None
         )
         empty = hidden_SH.new_zeros(0, dtype=weight_VH.dtype)
         return torch.cat(logprobs or [empty]), torch.cat(entropies or [empty])
@@ -74,10 +74,10 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, by_logprob_S: Tensor, by_entropy_S: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, kept = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, saved_p_CV = ctx.saved_tensors  # type: ignore[attr-defined]
         by_hidden = []
         for part in _parts(len(hidden_SH), ctx.rows):  # type: ignore[attr-defined]
-            p_CV = kept
+            p_CV = saved_p_CV
             if p_CV is None:
                 z_CV = _logits(hidden_SH[part], weight_VH, bias_V, temperatures_S[part])
                 p_CV = z_CV.softmax(-1)

@@ -20,10 +20,10 @@ def end_ids(model_path: str | Path) -> frozenset[int]:
     for name in FILES:
         try:
             path = cached_file(str(model_path), name, _raise_exceptions_for_missing_entries=False)
-            said = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+            config = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
         except (OSError, ValueError) as error:
             raise ModelUnusable(f"{model_path}: {name}: {error}") from error
-        eos = said.get("eos_token_id")
+        eos = config.get("eos_token_id")
         ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if not ends:
         raise ModelUnusable(f"{model_path}: no eos_token_id in {' or '.join(FILES)}; add the token that ends an answer")

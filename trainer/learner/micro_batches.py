@@ -88,8 +88,8 @@ def _sampled(
     places = [where[:-1][mask[1:]] for where, mask in zip(flat, masks, strict=True)]
 
     def each(name: str, dtype: torch.dtype) -> Tensor:
-        kept = [np.asarray(getattr(row, name))[mask] for row, mask in zip(rows, masks, strict=True)]
-        return torch.from_numpy(np.concatenate(kept)).to(device, dtype)
+        masked = [np.asarray(getattr(row, name))[mask] for row, mask in zip(rows, masks, strict=True)]
+        return torch.from_numpy(np.concatenate(masked)).to(device, dtype)
 
     def of_row(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts_B).to(device)

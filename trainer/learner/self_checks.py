@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.errors import ModelUnusable
+from trainer.errors import ModelUnusable, TrainerError
 from trainer.learner import attention, prefix_trees
 from trainer.learner.chunked_head import token_logprobs
 
@@ -25,7 +25,7 @@ LENGTH_BOUND_ROPES = ("dynamic", "longrope")
 """
 
 
-class NotProven(Exception):
+class NotProven(TrainerError):
     """The model does not read forests as it reads rows; the message gives the evidence."""
 
 

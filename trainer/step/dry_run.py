@@ -69,7 +69,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     candidates = read_candidates(connection, project, policy)
     lineage = read_lineage(connection, project, policy, standing.live_version)
     choice = choose(candidates, lineage, now, settings)
-    why_not_due = _held_back(standing) or choice.waits_for
+    why_not_due = _why_blocked(standing) or choice.waits_for
     if why_not_due is not None:
         choice = choose(candidates, lineage, now, settings, asked=True)
     singles = [member for group in choice.taken if group.alone for member in group.members]
@@ -86,7 +86,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     )
 
 
-def _held_back(standing: Standing) -> str | None:
+def _why_blocked(standing: Standing) -> str | None:
     """Return why no step is taken, independent of the available groups; None where one could be."""
     if standing.state == "paused":
         return "the policy is paused: no step is taken, nor can one be asked for"
@@ -106,10 +106,10 @@ def _planned(member: Member, taught: StepRows) -> Planned:
         reward=member.reward,
         baseline=taught.baselines.get(name),
         advantage=taught.advantages.get(name),
-        completions=sum(bool(spoken.token_ids) for spoken in member.spoken),
+        completions=sum(bool(completion.token_ids) for completion in member.completions),
         rows=len(rows),
         read_tokens=sum(len(row.token_ids_T) for row in rows),
         sampled_tokens=sum(sum(row.sampled_T) for row in rows),
-        versions=tuple(sorted({spoken.version for spoken in member.spoken})),
+        versions=tuple(sorted({completion.version for completion in member.completions})),
         left_out=taught.left_out.get(name),
     )

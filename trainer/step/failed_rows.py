@@ -38,7 +38,7 @@ def dump(folder: Path, step_id: str, rows: Sequence[Row]) -> Path:
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-    for old in sorted(folder.glob("*.jsonl"), key=lambda kept: kept.stat().st_mtime)[:-MOST]:
+    for old in sorted(folder.glob("*.jsonl"), key=lambda file_path: file_path.stat().st_mtime)[:-MOST]:
         old.unlink(missing_ok=True)
     return path
 

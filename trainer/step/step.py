@@ -13,13 +13,13 @@ from typing import Protocol
 
 from trainer.adapters import files
 from trainer.domain.claims import Claim, Member
-from trainer.domain.figures import told
+from trainer.domain.figures import step_columns
 from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite
 from trainer.gate.candidate_probe import load_and_probe
-from trainer.gate.probe import NotFit
+from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
 from trainer.step import failed_rows
 from trainer.step.supervised import imitation
@@ -38,8 +38,8 @@ UNREADABLE_RETRY_S = 600.0
 log = logging.getLogger(__name__)
 
 
-class Makes(Protocol):
-    """Makes learners: the class `Learner`, or the leader of several processes."""
+class LearnerFactory(Protocol):
+    """LearnerFactory learners: the class `Learner`, or the leader of several processes."""
 
     def fresh(self, model_path: str, settings: TrainerSettings, seed: int, /) -> Learner:
         """Return a learner of version 0."""
@@ -51,7 +51,7 @@ class Makes(Protocol):
 class Learners:
     """The learner of each policy, in memory between steps; otherwise loaded from the adapter's folder."""
 
-    def __init__(self, settings: Settings, makes: Makes = Learner) -> None:
+    def __init__(self, settings: Settings, makes: LearnerFactory = Learner) -> None:
         self.makes = makes
         self._settings = settings
         self._warm: dict[str, tuple[int, Learner]] = {}
@@ -87,15 +87,17 @@ def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas,
     claim = store.claim(policy, settings.trainer)
     if claim is None:
         return False
-    told = {tracing.PROJECT: claim.project, "whetstone.policy": policy, "whetstone.step.id": claim.id}
+    attributes = {tracing.PROJECT: claim.project, "whetstone.policy": policy, "whetstone.step.id": claim.id}
     with (
         log_setup.about(project=claim.project, policy=policy, step=claim.number),
-        tracing.span("step", {**told, "whetstone.version.in": claim.name_in, "whetstone.version.out": claim.name_out}),
+        tracing.span(
+            "step", {**attributes, "whetstone.version.in": claim.name_in, "whetstone.version.out": claim.name_out}
+        ),
     ):
-        return _taken(claim, store, learners, replicas, settings)
+        return _take_claimed(claim, store, learners, replicas, settings)
 
 
-def _taken(claim: Claim, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
+def _take_claimed(claim: Claim, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
     """Take the claimed step; return whether it is over."""
     log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
     lease_s = settings.trainer.lease_s
@@ -117,10 +119,10 @@ def _taken(claim: Claim, store: Store, learners: Learners, replicas: Replicas, s
             why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
             what = "trajectory could teach anything" if claim.wanted is None else "answer could be imitated"
             why = f"no {what}: {why or 'there is none'}"
-            store.end_without_version(claim, "noop", why, phases.told())
+            store.end_without_version(claim, "noop", why, phases.columns())
             log.info("step %s: nothing to learn: %s", claim.id, why)
             return True
-        with pause.held(renew):
+        with pause.hold(renew):
             learners.denied.pop(claim.policy, None)
             with phases.phase("model"):
                 learner = learners.take(claim)
@@ -135,21 +137,21 @@ def _taken(claim: Claim, store: Store, learners: Learners, replicas: Replicas, s
     except (AdapterMismatch, AdapterDamaged) as error:
         return _unreadable(claim, str(error), store, learners, phases)
     except NotFinite as error:
-        why, path = _kept(settings.data.resolve() / "kept", claim, rows, str(error))
-        store.end_without_version(claim, "failed", why, {"kept": path, **phases.told()})
+        why, path = _dump_rows(settings.data.resolve() / "kept", claim, rows, str(error))
+        store.end_without_version(claim, "failed", why, {"kept": path, **phases.columns()})
         log.error("step %s: %s", claim.id, why)
         return True
     with phases.phase("write"):
         folder = settings.data.resolve() / "adapters" / claim.name_out
         manifest_sha256 = files.write(folder, learner, parent=claim.version_in, step=claim.number)
-    store.trained(claim, told(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
+    store.trained(claim, step_columns(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
         probe = load_and_probe(replicas, claim, folder, learner, rows, store, settings, phases)
-    except NotFit as unfit:
-        store.reject(claim, str(unfit), unfit.probe, phases.told(figures.sampled_tokens))
+    except CandidateUnfit as unfit:
+        store.reject(claim, str(unfit), unfit.probe, phases.columns(figures.sampled_tokens))
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
         return True
-    timing = phases.told(figures.sampled_tokens)
+    timing = phases.columns(figures.sampled_tokens)
     if settings.gate.tests:
         store.wait_for_tests(claim, timing, probe)
         log.info("step %s: version %d goes into its tests", claim.id, claim.version_out)
@@ -177,7 +179,7 @@ def _unreadable(claim: Claim, why: str, store: Store, learners: Learners, phases
     """
     if store.live_version(claim.policy) != claim.version_in:
         why = f"version {claim.version_in}, which it starts from, answers no longer and cannot be trained on: {why}"
-        store.end_without_version(claim, "failed", why, phases.told())
+        store.end_without_version(claim, "failed", why, phases.columns())
         log.error("step %s: %s", claim.id, why)
         return True
     store.pauses.hand_back(claim, datetime.now(UTC), UNREADABLE_RETRY_S)
@@ -200,7 +202,7 @@ def _read(claim: Claim, members: Sequence[Member], store: Store, replicas: Repli
     return taught
 
 
-def _kept(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[str, str | None]:
+def _dump_rows(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[str, str | None]:
     """Save the rows of a failed step. Return the reason of the failure with their path, and the file or None."""
     if not rows:
         return why, None

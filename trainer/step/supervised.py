@@ -9,7 +9,7 @@ from typing import Any
 from trainer.domain.claims import Claim
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Answer, rows_for_sft
-from trainer.domain.sft_examples import Example, LeftOut, Rendered, Told, Wanted, WhyLeftOut, rendered
+from trainer.domain.sft_examples import AnswerText, Example, LeftOut, Rendered, Wanted, WhyLeftOut, rendered
 from trainer.learner.eos_tokens import end_ids
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
@@ -41,13 +41,13 @@ def imitation(claim: Claim, wanted: Wanted, store: Store, replicas: Replicas, se
     left_out: dict[str, str] = {}
     answers: defaultdict[str, list[Answer]] = defaultdict(list)
     for example in store.examples(claim):
-        said = example.left_out or _answer(example, settings.trainer.max_row_tokens)
-        if isinstance(said, str):
-            left_out[example.source_id] = said
+        answer = example.left_out or _answer(example, settings.trainer.max_row_tokens)
+        if isinstance(answer, str):
+            left_out[example.source_id] = answer
         else:
-            answers[example.trajectory_id].append(said)
+            answers[example.trajectory_id].append(answer)
     store.rendered(claim, [Rendered(name, left_out=why) for name, why in left_out.items()])
-    rows = [row for trajectory_id, said in answers.items() for row in rows_for_sft(trajectory_id, said)]
+    rows = [row for trajectory_id, answer in answers.items() for row in rows_for_sft(trajectory_id, answer)]
     count = sum(map(len, answers.values()))
     log.info("step %s: %d answers to imitate, %d left out", claim.id, count, len(left_out))
     return StepRows(tuple(rows), {}, {}, {name: why.partition(":")[0] for name, why in left_out.items()}, count)
@@ -63,7 +63,7 @@ def _answer(example: Example, max_row_tokens: int) -> Answer | str:
 
 def _render_missing(claim: Claim, store: Store, replicas: Replicas, settings: Settings) -> None:
     """Have vLLM render the examples that are still text, and store the results."""
-    waiting = [example for example in store.examples(claim) if example.told is not None]
+    waiting = [example for example in store.examples(claim) if example.text is not None]
     if not waiting:
         return
     ends = end_ids(settings.model)
@@ -76,10 +76,10 @@ def _render_missing(claim: Claim, store: Store, replicas: Replicas, settings: Se
 
 
 def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[int]) -> Rendered:
-    told = example.told
-    assert told is not None
+    text = example.text
+    assert text is not None
     try:
-        return rendered(example.source_id, told, example.prompt_ids, _renders(claim, told, replicas), ends)
+        return rendered(example.source_id, text, example.prompt_ids, _renders(claim, text, replicas), ends)
     except LeftOut as why:
         return Rendered(example.source_id, left_out=str(why))
     except VllmRefused as error:
@@ -88,11 +88,11 @@ def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[
         return Rendered(example.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
 
 
-def _renders(claim: Claim, told: Told, replicas: Replicas) -> Callable[[Sequence[Any], bool], Sequence[int]]:
+def _renders(claim: Claim, text: AnswerText, replicas: Replicas) -> Callable[[Sequence[Any], bool], Sequence[int]]:
     name = version_id(claim.policy, 0)
     return lambda messages, opened: replicas.any(
         lambda vllm: vllm.render(
-            name, messages, opened=opened, tools=told.tools, template_arguments=told.template_arguments
+            name, messages, opened=opened, tools=text.tools, template_arguments=text.template_arguments
         )
     )
 

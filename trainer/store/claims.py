@@ -108,10 +108,10 @@ class Claims:
 
     def _new(self, policy: Any) -> Claim | None:
         """Claim a policy-gradient step, if one is due or requested."""
-        asked = policy.step_asked_at is not None
+        by_hand = policy.step_asked_at is not None
         # Groups that the schedule does not take yet are not read every second.
         fired = None
-        if self._settings.schedule is not None and not asked:
+        if self._settings.schedule is not None and not by_hand:
             fired = last_fired(self._settings.schedule, self._now)
         lock_candidates(self._connection, self._project, policy.id, fired)
         choice = choose(
@@ -119,11 +119,11 @@ class Claims:
             read_lineage(self._connection, self._project, policy.id, policy.live_version),
             self._now,
             self._settings,
-            asked=asked,
+            asked=by_hand,
         )
         for reason, group_ids in choice.discarded.items():
             discard(self._connection, self._project, group_ids, reason)
-        if not choice.claimed and not asked:
+        if not choice.claimed and not by_hand:
             return None
         baselines = self._baselines(policy.id, choice)
         claim = self._begin(policy, "grpo", len(baselines))

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import ENDED, Example, Rendered, Told
+from trainer.domain.sft_examples import ENDED, AnswerText, Example, Rendered
 from trainer.store.ends import update_step
 from trainer.store.sources import USABLE, Source
 from whetstone.database.engine import chunks
@@ -20,7 +20,7 @@ from whetstone.database.engine import chunks
 c, e, f = schema.completions.c, schema.examples.c, schema.feedback.c
 
 
-def take(connection: Connection, claim: Claim, source: str, found: Sequence[Source], now: datetime) -> None:
+def take(connection: Connection, claim: Claim, source: str, sources: Sequence[Source], now: datetime) -> None:
     """Assign the sources to the step as its examples, unless it has some already.
 
     Raises:
@@ -29,9 +29,9 @@ def take(connection: Connection, claim: Claim, source: str, found: Sequence[Sour
     update_step(connection, claim)
     if connection.execute(select(e.source_id).where(*_of_step(claim)).limit(1)).first() is not None:
         return
-    update_step(connection, claim, trajectories=len({one.trajectory_id for one in found}))
+    update_step(connection, claim, trajectories=len({one.trajectory_id for one in sources}))
     known: set[str] = set()
-    for some in chunks([one.source_id for one in found]):
+    for some in chunks([one.source_id for one in sources]):
         there = and_(e.project == claim.project, e.policy == claim.policy, e.source_id.in_(some))
         known.update(connection.execute(select(e.source_id).where(there)).scalars())
         connection.execute(schema.examples.update().where(there, USABLE).values(step=claim.number, left_out=None))
@@ -46,7 +46,7 @@ def take(connection: Connection, claim: Claim, source: str, found: Sequence[Sour
             "step": claim.number,
             "created_at": now,
         }
-        for one in found
+        for one in sources
         if one.source_id not in known
     ]
     if new:
@@ -97,7 +97,7 @@ def _ids_of(one: Rendered) -> dict[str, list[int]]:
     Ids from an earlier rendering stay, also where the example is left out now.
     """
     ids = {"prompt_token_ids": one.prompt_ids, "token_ids": one.token_ids}
-    return {name: list(found) for name, found in ids.items() if found is not None}
+    return {name: list(token_ids) for name, token_ids in ids.items() if token_ids is not None}
 
 
 def _of_step(claim: Claim) -> tuple[ColumnElement[bool], ...]:
@@ -129,9 +129,9 @@ def _example(row: Any, chain: Sequence[Any]) -> Example:
     token_ids = _ids(row.token_ids)
     if token_ids is None and not shown and prompt_ids is not None:
         token_ids = _ids(last.token_ids)
-    told = None
+    text = None
     if prompt_ids is None or token_ids is None:
-        told = Told(
+        text = AnswerText(
             endpoint=last.endpoint,
             messages=_messages(chain),
             tools=next((one.tools for one in reversed(chain) if one.tools is not None), None),
@@ -139,7 +139,7 @@ def _example(row: Any, chain: Sequence[Any]) -> Example:
             answer=row.demonstration if shown else last.response,
             whole=shown or last.finish_reason in ENDED,
         )
-    return Example(row.source_id, row.trajectory_id, prompt_ids, token_ids, told)
+    return Example(row.source_id, row.trajectory_id, prompt_ids, token_ids, text)
 
 
 def _prompt(chain: Sequence[Any]) -> tuple[int, ...] | None:

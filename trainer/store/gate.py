@@ -30,8 +30,8 @@ def note_probe(
     lock(connection, claim.project, claim.policy)
     update_step(connection, claim)
     is_it = (v.project == claim.project, v.id == claim.name_out)
-    told = {"probe_k3": probe.k3, "probe_tokens": probe.tokens}
-    connection.execute(schema.policy_versions.update().where(*is_it).values(told))
+    columns = {"probe_k3": probe.k3, "probe_tokens": probe.tokens}
+    connection.execute(schema.policy_versions.update().where(*is_it).values(columns))
     decide(
         connection,
         claim.project,

@@ -42,11 +42,11 @@ def read_prompts(connection: Connection, project: str, policy: str, most: int) -
         .order_by(t.created_at.desc(), t.id)
         .limit(OLDEST_READ * most)
     )
-    found: dict[str, str] = {}
+    by_prompt: dict[str, str] = {}
     for prompt_hash, completion_id, messages in connection.execute(query):
-        if len(found) < most and prompt_hash not in found and _is_text(messages):
-            found[prompt_hash] = completion_id
-    return list(found.values())
+        if len(by_prompt) < most and prompt_hash not in by_prompt and _is_text(messages):
+            by_prompt[prompt_hash] = completion_id
+    return list(by_prompt.values())
 
 
 def ask(connection: Connection, tested: GateStep, source_id: str) -> None:

@@ -16,10 +16,10 @@ COLDEST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _TrainableCompletions:
     """The completions of a trajectory that its step can use; the fields are those of Member."""
 
-    spoken: tuple[SampledCompletion, ...]
+    completions: tuple[SampledCompletion, ...]
     silent: str | None
     seed: tuple[int, int] | None
 
@@ -43,7 +43,7 @@ def read_members(connection: Connection, claim: Claim) -> list[Member]:
         )
         for row in connection.execute(query).all()
     ]
-    return _heard(connection, claim.project, claim.policy, members)
+    return _with_completions(connection, claim.project, claim.policy, members)
 
 
 def read_candidate_members(
@@ -66,16 +66,18 @@ def read_candidate_members(
         for group in candidates
         for one in group.members
     ]
-    return _heard(connection, project, policy, members)
+    return _with_completions(connection, project, policy, members)
 
 
-def _heard(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
+def _with_completions(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
     """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
-    heard = []
+    with_completions = []
     for member in sorted(members, key=lambda member: (member.group_id, member.trajectory_id)):
-        said = _said(connection.execute(_completions(project, member.trajectory_id)), policy)
-        heard.append(replace(member, spoken=said.spoken, silent=said.silent, seed=said.seed))
-    return heard
+        collected = _collect(connection.execute(_completions(project, member.trajectory_id)), policy)
+        with_completions.append(
+            replace(member, completions=collected.completions, silent=collected.silent, seed=collected.seed)
+        )
+    return with_completions
 
 
 def _completions(project: str, trajectory_id: str) -> Any:
@@ -88,13 +90,13 @@ def _completions(project: str, trajectory_id: str) -> Any:
     )
 
 
-def _said(completions: Iterable[Any], policy: str) -> _Said:
+def _collect(completions: Iterable[Any], policy: str) -> _TrainableCompletions:
     """Collect completions, given in turn order.
 
     One that cannot be trained on is still part of the prompt of later ones.
     """
     whole: dict[str, tuple[int, ...]] = {}
-    spoken: list[SampledCompletion] = []
+    sampled: list[SampledCompletion] = []
     reasons: list[tuple[str, str | None]] = []
     seed: tuple[int, int] | None = None
     for row in completions:
@@ -102,15 +104,15 @@ def _said(completions: Iterable[Any], policy: str) -> _Said:
             prompt_ids = (*whole.get(row.follows, ()), *row.prompt_token_ids)
             whole[row.id] = (*prompt_ids, *row.token_ids)
             if row.why_not_trained is None and row.policy == policy:
-                if not spoken:
+                if not sampled:
                     seed = _seed(row)
-                spoken.append(_spoken(row, prompt_ids))
+                sampled.append(_sampled_completion(row, prompt_ids))
                 continue
         reasons.append((row.policy, row.why_not_trained))
-    return _Said(tuple(spoken), None if spoken else why_silent(policy, reasons), seed)
+    return _TrainableCompletions(tuple(sampled), None if sampled else why_silent(policy, reasons), seed)
 
 
-def _spoken(row: Any, prompt_ids: tuple[int, ...]) -> SampledCompletion:
+def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledCompletion:
     temperature = (row.sampling or {}).get("temperature")
     return SampledCompletion(
         completion_id=row.id,

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, select
 
 from migrations import schema
-from trainer.adapters.retention import Choose, Kept
+from trainer.adapters.retention import Choose, StoredAdapter
 from trainer.store.candidates import policy_names
 from whetstone.database.engine import chunks
 from whetstone.registry.versions import lock
@@ -39,7 +39,7 @@ class RetentionStore:
         with self._engine.begin() as connection:
             if lock(connection, self._project, policy) is None:
                 return []
-            chosen = choose(_kept(connection, self._project, policy, self._home))
+            chosen = choose(_stored_adapters(connection, self._project, policy, self._home))
             ids = [adapter.name for adapter in chosen]
             for some in chunks(ids):
                 is_it = (v.project == self._project, v.id.in_(some))
@@ -48,17 +48,17 @@ class RetentionStore:
 
     def removed(self, folders: Collection[Path]) -> list[Path]:
         """Return the folders of removed versions that still exist and that no other version needs."""
-        found: list[str] = []
+        unneeded: list[str] = []
         needed: list[str] = []
         with self._reader.connect() as connection:
             for some in chunks([str(folder) for folder in folders]):
                 query = select(v.adapter_path, v.removed_at).where(v.adapter_path.in_(some))
                 for path, removed_at in connection.execute(query):
-                    (needed if removed_at is None else found).append(path)
-        return [Path(path) for path in sorted(set(found) - set(needed))]
+                    (needed if removed_at is None else unneeded).append(path)
+        return [Path(path) for path in sorted(set(unneeded) - set(needed))]
 
 
-def _kept(connection: Connection, project: str, policy: str, home: str) -> list[Kept]:
+def _stored_adapters(connection: Connection, project: str, policy: str, home: str) -> list[StoredAdapter]:
     """Return the policy's adapters that are not removed, the newest first, with the facts for retention."""
     r, s = schema.replicas.c, schema.steps.c
     lists = connection.execute(select(r.adapters).where(r.project == home)).scalars()
@@ -71,7 +71,7 @@ def _kept(connection: Connection, project: str, policy: str, home: str) -> list[
         .order_by(v.version.desc())
     )
     return [
-        Kept(
+        StoredAdapter(
             name=row.id,
             version=row.version,
             parent=row.parent,

@@ -42,8 +42,8 @@ def find(connection: Connection, claim: Claim, wanted: Wanted) -> list[Source]:
     chosen: list[str] = list(connection.execute(_trajectories(claim, wanted).limit(wanted.limit)).scalars())
     answering = claim.policy if wanted.source == BEST else wanted.source
     query = select(c.id, c.trajectory_id, c.id).where(c.project == claim.project, c.policy == answering)
-    told = (_not_superseded(c.why_not_trained), _NOT_REDACTED)
-    query = query.where(c.status == "complete", *told).order_by(c.trajectory_id, c.turn)
+    allowed = (_not_superseded(c.why_not_trained), _NOT_REDACTED)
+    query = query.where(c.status == "complete", *allowed).order_by(c.trajectory_id, c.turn)
     return [
         Source(*row) for some in chunks(chosen) for row in connection.execute(query.where(c.trajectory_id.in_(some)))
     ]
@@ -60,20 +60,20 @@ def _demonstrations(claim: Claim) -> Any:
     """Select feedback, trajectory and completion of valid demonstrations: the newest of each completion."""
     answered = func.coalesce(f.completion_id, t.tail_completion_id)
     place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
-    said = (
+    shown = (
         select(f.id, f.trajectory_id, answered.label("completion_id"), f.created_at, place.label("place"))
         .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
         .where(f.project == claim.project, f.demonstration.is_not(None))
         .where(f.state.in_(STANDING), f.withdrawn_at.is_(None), t.split == "train", t.no_train.is_(False))
         .subquery()
     )
-    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == said.c.id)
+    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == shown.c.id)
     return (
-        select(said.c.id, said.c.trajectory_id, said.c.completion_id)
-        .join(schema.completions, and_(c.project == claim.project, c.id == said.c.completion_id))
+        select(shown.c.id, shown.c.trajectory_id, shown.c.completion_id)
+        .join(schema.completions, and_(c.project == claim.project, c.id == shown.c.completion_id))
         .join(schema.examples, known, isouter=True)
-        .where(said.c.place == 1, c.policy == claim.policy, _NOT_REDACTED, USABLE)
-        .order_by(func.coalesce(e.step, 0), said.c.created_at.desc(), said.c.id)
+        .where(shown.c.place == 1, c.policy == claim.policy, _NOT_REDACTED, USABLE)
+        .order_by(func.coalesce(e.step, 0), shown.c.created_at.desc(), shown.c.id)
     )
 
 
@@ -88,7 +88,9 @@ def _trajectories(claim: Claim, wanted: Wanted) -> Any:
         .subquery()
     )
     query = select(t.id).join(known, known.c.trajectory_id == t.id, isouter=True)
-    query = query.where(func.coalesce(known.c.usable, 1) > 0, *_told_by(claim, claim.policy if best else wanted.source))
+    query = query.where(
+        func.coalesce(known.c.usable, 1) > 0, *_trainable_of(claim, claim.policy if best else wanted.source)
+    )
     if wanted.min_reward is not None:
         query = query.where(t.reward >= wanted.min_reward)
     elif best:
@@ -103,12 +105,12 @@ def _winners(claim: Claim) -> Any:
     """
     place = func.row_number().over(partition_by=t.group_id, order_by=(t.reward.desc(), t.created_at.desc(), t.id))
     lowest = func.min(t.reward).over(partition_by=t.group_id)
-    rewarded = (*_told_by(claim, claim.policy), t.group_id.is_not(None), t.reward.is_not(None))
+    rewarded = (*_trainable_of(claim, claim.policy), t.group_id.is_not(None), t.reward.is_not(None))
     ranked = select(t.id, t.reward, place.label("place"), lowest.label("lowest")).where(*rewarded).subquery()
     return select(ranked.c.id).where(ranked.c.place == 1, ranked.c.reward > ranked.c.lowest)
 
 
-def _told_by(claim: Claim, policy: str) -> tuple[ColumnElement[bool], ...]:
+def _trainable_of(claim: Claim, policy: str) -> tuple[ColumnElement[bool], ...]:
     """Conditions on trajectories: they belong to the policy and may be trained on."""
     allowed = (t.split == "train", t.no_train.is_(False), _not_superseded(t.why_not_trained))
     return (t.project == claim.project, t.policy == policy, *allowed)

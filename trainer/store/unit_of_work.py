@@ -63,9 +63,9 @@ class Store:
             LeaseLost: another worker has the step.
         """
         with self._reader.connect() as connection:
-            found = find(connection, claim, wanted)
+            sources = find(connection, claim, wanted)
         with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, found, datetime.now(UTC))
+            take(connection, claim, wanted.source, sources, datetime.now(UTC))
 
     def examples(self, claim: Claim) -> list[Example]:
         """Return what a supervised step imitates, in a fixed order."""

@@ -68,7 +68,7 @@ class Pause:
             raise LeaseLost(f"the accelerator was {self._settings.trainer.lease_s:g} s in silence and is vLLM's again")
 
     @contextmanager
-    def held(self, renew: Callable[[], None]) -> Iterator[None]:
+    def hold(self, renew: Callable[[], None]) -> Iterator[None]:
         """Give the accelerator to the step within the context.
 
         `renew` renews the step's lease, and also calls `Pause.renew`.
@@ -87,7 +87,7 @@ class Pause:
         try:
             self._await_stopped(renew)
             self._sleep(renew)
-            with self._kept():
+            with self._renewing():
                 yield
         finally:
             self._end()
@@ -103,7 +103,7 @@ class Pause:
                 raise DeviceBusy(f"vLLM does not answer: {error}") from error
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _renewing(self) -> Iterator[None]:
         """Renew the pause from a thread: loading a large model takes longer than a lease, without any callback."""
         over = threading.Event()
         keeping = threading.Thread(target=self._keep, args=(over,), name="pause", daemon=True)
@@ -130,8 +130,8 @@ class Pause:
         while moving := self._table.moving(self._id, datetime.now(UTC)):
             now_s = time.monotonic()
             if now_s - began_s > patience_s:
-                told = "; ".join(f"proxy {proxy}: {why}" for proxy, why in sorted(moving.items()))
-                raise DeviceBusy(f"requests have not left the accelerator within {patience_s:g} s: {told}")
+                waiting_for = "; ".join(f"proxy {proxy}: {why}" for proxy, why in sorted(moving.items()))
+                raise DeviceBusy(f"requests have not left the accelerator within {patience_s:g} s: {waiting_for}")
             if now_s - renewed_s > lease_s / 3:
                 renew()
                 renewed_s = now_s

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from trainer.errors import TrainerError
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 
 OTHERS_S = 5.0
@@ -22,7 +23,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
+class LoadRefused(TrainerError):
     """All servers are healthy, and none loads the adapter."""
 
 
@@ -88,7 +89,7 @@ class Replicas:
             if has and others_until_s is None:
                 others_until_s = time.monotonic() + OTHERS_S
             if not has and not away:
-                raise Refused("; ".join(refused.values()))
+                raise LoadRefused("; ".join(refused.values()))
             if len(has) < len(self) and (others_until_s is None or time.monotonic() < others_until_s):
                 raise VllmDown("; ".join((away | refused).values()))
             missing = refused | away

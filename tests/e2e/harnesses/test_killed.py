@@ -139,8 +139,8 @@ def test_a_step_takes_the_frozen_groups_in_their_order_whoever_asks(frozen: Engi
     assert claim is not None
     members = Store(frozen, settings.project).members(claim)
     assert sorted({member.group_id for member in members}) == [f"g{n:03d}" for n in range(GROUPS_PER_STEP)]
-    assert all(len(member.spoken) == 2 for member in members)
-    first, second = members[0].spoken
+    assert all(len(member.completions) == 2 for member in members)
+    first, second = members[0].completions
     assert second.prompt_ids[: len(first.prompt_ids) + len(first.token_ids)] == first.prompt_ids + first.token_ids
 
 

@@ -66,10 +66,10 @@ class Team:
 
     def hear(self) -> Any:
         """Wait for the leading process's next order and return it."""
-        heard: list[Any] = [None]
+        received: list[Any] = [None]
         with self._reaching():
-            broadcast_object_list(heard)
-        return heard[0]
+            broadcast_object_list(received)
+        return received[0]
 
     def share(self, plan: Plan, tokens: Callable[[list[int]], int]) -> Plan:
         """Deal out the micro-batches in turn, the most expensive first: no two processes differ by more than one."""

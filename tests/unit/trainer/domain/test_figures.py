@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from migrations import schema
 from trainer.domain.claims import Member
-from trainer.domain.figures import StepFigures, mean_k3, timed, told
+from trainer.domain.figures import StepFigures, mean_k3, step_columns, timed
 from trainer.domain.row_builder import build_rows
 from trainer.domain.rows import SampledCompletion
 from trainer.learner.losses import k3
@@ -35,7 +35,9 @@ def members(*rewards: float) -> list[Member]:
 
 def test_a_step_tells_every_figure_under_the_name_of_its_column() -> None:
     three = members(0.0, 0.0, 3.0)
-    columns = told(FIGURES, three, build_rows(three, 64), "grpo", TrainerSettings(learning_rate=0.5, loss="cispo"))
+    columns = step_columns(
+        FIGURES, three, build_rows(three, 64), "grpo", TrainerSettings(learning_rate=0.5, loss="cispo")
+    )
     assert columns.keys() <= {column.name for column in schema.steps.columns}
     assert columns == asdict(FIGURES) | {
         "loss_function": "cispo", "learning_rate": 0.5, "reward_mean": 1.0, "reward_spread": pytest.approx(2**0.5),
@@ -46,23 +48,23 @@ def test_a_step_tells_every_figure_under_the_name_of_its_column() -> None:
 def test_advantages_of_trajectories_that_are_left_out_do_not_spread_it() -> None:
     three = members(0.0, 3.0, 1.5)
     silent = Member("silent", "g", 99.0, (), silent="greedy")
-    alone = Member("s", "of s", 1.0, three[0].spoken, alone=True, baseline=None)
-    columns = told(FIGURES, [*three, alone], build_rows([*three, alone], 64), "grpo", TrainerSettings())
+    alone = Member("s", "of s", 1.0, three[0].completions, alone=True, baseline=None)
+    columns = step_columns(FIGURES, [*three, alone], build_rows([*three, alone], 64), "grpo", TrainerSettings())
     assert columns["advantage_spread"] == pytest.approx(math.sqrt(1.5))
     assert columns["completions"] == 6
-    with_silent = told(FIGURES, [*three, silent], build_rows([*three, silent], 64), "grpo", TrainerSettings())
+    with_silent = step_columns(FIGURES, [*three, silent], build_rows([*three, silent], 64), "grpo", TrainerSettings())
     assert with_silent["completions"] == 6
 
 
 def test_a_supervised_step_tells_nothing_of_rewards_and_sampling() -> None:
-    columns = told(FIGURES, [], build_rows([], 64), "sft", TrainerSettings(loss="gspo"))
+    columns = step_columns(FIGURES, [], build_rows([], 64), "sft", TrainerSettings(loss="gspo"))
     assert columns["loss_function"] == "nll"
     of_sampling = ("reward_mean", "reward_spread", "advantage_spread", "fresh_share", "masked_share")
     assert [columns[name] for name in of_sampling] == [None] * 5
 
 
 def test_spreads_are_those_of_the_population() -> None:
-    columns = told(FIGURES, members(-5e5, 5e5), build_rows(members(-5e5, 5e5), 64), "grpo", TrainerSettings())
+    columns = step_columns(FIGURES, members(-5e5, 5e5), build_rows(members(-5e5, 5e5), 64), "grpo", TrainerSettings())
     assert columns["reward_mean"] == 0.0
     assert columns["reward_spread"] == columns["advantage_spread"] == pytest.approx(5e5)
 

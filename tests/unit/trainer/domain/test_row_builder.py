@@ -17,7 +17,7 @@ def said(prompt: tuple[int, ...] = (1, 2), tokens: tuple[int, ...] = (3,), versi
 
 
 def member(name: str, reward: float, group: str = "g", **values: Any) -> Member:
-    return Member(name, group, reward, **({"spoken": (said(),)} | values))
+    return Member(name, group, reward, **({"completions": (said(),)} | values))
 
 
 def single(name: str, reward: float, baseline: float | None, **values: Any) -> Member:
@@ -65,15 +65,15 @@ def test_a_single_that_is_worth_what_was_expected_counts_among_the_others() -> N
 
 
 def test_singles_that_are_all_worth_what_was_expected_teach_nothing() -> None:
-    got = taught(single("a", 1.0, 1.0), single("b", 1.0, 1.0), single("c", 0.0, 1.0, spoken=(), silent="greedy"))
+    got = taught(single("a", 1.0, 1.0), single("b", 1.0, 1.0), single("c", 0.0, 1.0, completions=(), silent="greedy"))
     assert (got.rows, got.advantages) == ((), {})
     assert got.left_out == {"a": "group_uniform", "b": "group_uniform", "c": "greedy"}
 
 
 def test_what_cannot_be_trained_on_says_what_its_completions_say() -> None:
     got = taught(
-        member("a", 0.0, spoken=(), silent="sampling_bent: top_p"),
-        member("b", 0.5, spoken=(said(tokens=()),)),
+        member("a", 0.0, completions=(), silent="sampling_bent: top_p"),
+        member("b", 0.5, completions=(said(tokens=()),)),
         member("c", 1.0),
     )
     assert got.left_out == {"a": "sampling_bent: top_p", "b": "no_token_ids"}
@@ -94,8 +94,8 @@ def test_of_copies_by_a_fixed_seed_the_first_stays_and_the_others_weigh_nothing(
         {"seed": None},
         {"seed": (7, 1)},
         {"seed": (7, 0), "group": "h"},
-        {"seed": (7, 0), "spoken": (said(prompt=(1, 9)),)},
-        {"seed": (7, 0), "spoken": (said(version=1),)},
+        {"seed": (7, 0), "completions": (said(prompt=(1, 9)),)},
+        {"seed": (7, 0), "completions": (said(version=1),)},
     ],
     ids=["seed", "no seed", "choice of the same call", "group", "prompt", "version"],
 )
@@ -107,8 +107,8 @@ def test_what_differs_in_anything_that_is_drawn_from_is_no_copy(other: dict[str,
 
 
 def test_a_row_that_cannot_be_built_leaves_the_others_be() -> None:
-    long = member("long", 0.0, spoken=(said(prompt=tuple(range(1, 17))),))
-    wrong = member("wrong", 0.0, spoken=(SampledCompletion("c", (1,), (2,), (0.5,), 0, 1.0),))
+    long = member("long", 0.0, completions=(said(prompt=tuple(range(1, 17))),))
+    wrong = member("wrong", 0.0, completions=(SampledCompletion("c", (1,), (2,), (0.5,), 0, 1.0),))
     got = taught(long, wrong, member("a", 1.0))
     assert got.left_out == {"long": "too_long", "wrong": "no_logprobs"}
     assert got.advantages == {"a": pytest.approx(2 / 3)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.domain.sft_examples import CHAT, TEXT, LeftOut, Rendered, Told, Wanted, WhyLeftOut, rendered
+from trainer.domain.sft_examples import CHAT, TEXT, AnswerText, LeftOut, Rendered, Wanted, WhyLeftOut, rendered
 
 OPEN, END, LINE, ASSISTANT = 1, 2, 3, 4
 """Ids of a template like ChatML: <open> role text <end> <line>."""
@@ -36,11 +36,11 @@ def forgetful(messages: Sequence[Any], opened: bool) -> list[int]:
     return [*chatml(messages, opened), 8] if opened else chatml(messages, opened)
 
 
-def told(messages: list[Any], text: str, **values: Any) -> Told:
+def told(messages: list[Any], text: str, **values: Any) -> AnswerText:
     answer = {"role": "assistant", "content": text}
     fields = {"endpoint": CHAT, "messages": messages, "tools": None, "template_arguments": None, "answer": answer,
               "whole": True}  # fmt: skip
-    return Told(**(fields | values))
+    return AnswerText(**(fields | values))
 
 
 HI = [{"role": "user", "content": "hi"}]
@@ -83,7 +83,7 @@ def test_after_a_logged_prompt_of_another_dialect_only_the_answer_is_rendered(en
     ],
 )
 def test_what_cannot_be_imitated_exactly_is_left_out_with_a_reason(
-    what: Told, prompt_ids: tuple[int, ...] | None, render: Any, why: WhyLeftOut
+    what: AnswerText, prompt_ids: tuple[int, ...] | None, render: Any, why: WhyLeftOut
 ) -> None:
     with pytest.raises(LeftOut, match=f"^{why}$"):
         rendered("s", what, prompt_ids, render, {END})

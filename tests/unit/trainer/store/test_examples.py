@@ -90,10 +90,10 @@ def test_a_demonstration_stands_after_the_very_ids_of_the_prompt_that_it_answers
     given = shown(seed, "t", completion_id="t-1")
     one = example(asking, asking.claim())
     assert (one.source_id, one.trajectory_id, one.prompt_ids) == (given, "t", (1, 2, 3, 4, 11, 12))
-    assert one.token_ids is None and one.told is not None
-    assert one.told.answer == {"role": "assistant", "content": "better"}
-    assert [message["content"] for message in one.told.messages] == ["question 0", "answer 0", "question 1"]
-    assert (one.told.endpoint, one.told.whole) == ("chat.completions", True)
+    assert one.token_ids is None and one.text is not None
+    assert one.text.answer == {"role": "assistant", "content": "better"}
+    assert [message["content"] for message in one.text.messages] == ["question 0", "answer 0", "question 1"]
+    assert (one.text.endpoint, one.text.whole) == ("chat.completions", True)
 
 
 def test_a_demonstration_for_a_trajectory_is_its_last_answer(asking: Asking, seed: Any) -> None:
@@ -111,8 +111,8 @@ def test_a_prompt_without_logged_ids_is_rendered_with_its_tools_and_template_arg
                  tools=tools, sampling={"chat_template_kwargs": {"enable_thinking": False}})  # fmt: skip
     shown(seed, "t")
     one = example(asking, asking.claim())
-    assert one.prompt_ids is None and one.told is not None
-    assert (one.told.tools, one.told.template_arguments) == (tools, {"enable_thinking": False})
+    assert one.prompt_ids is None and one.text is not None
+    assert (one.text.tools, one.text.template_arguments) == (tools, {"enable_thinking": False})
 
 
 def test_of_two_demonstrations_for_the_same_answer_the_later_one_counts(asking: Asking, seed: Any) -> None:
@@ -179,7 +179,7 @@ def test_the_best_of_each_group_is_imitated_as_it_was_logged(asking: Asking, see
         ((1, 2), (3, 4)),
         ((1, 2, 3, 4, 11, 12), (13, 14)),
     ]
-    assert {one.told for one in examples} == {None}
+    assert {one.text for one in examples} == {None}
     assert seed.one(schema.steps, "starter#1").trajectories == 2
     stored = asking.rows(schema.examples)
     assert {(row.prompt_token_ids, row.token_ids) for row in stored} == {(None, None)}  # they stand in the log
@@ -232,10 +232,10 @@ def test_another_servers_answers_are_rendered_with_their_conversation(asking: As
     teach(asking, seed, "cut", finish_reason="length")
     cut, one = asking.store.examples(asking.claim("teacher"))
     assert (one.source_id, one.prompt_ids, one.token_ids) == ("t-0", None, None)
-    assert one.told is not None and cut.told is not None
-    assert [message["content"] for message in one.told.messages] == ["question 0"]
-    assert one.told.answer == {"role": "assistant", "content": "answer 0"}
-    assert (one.told.whole, cut.told.whole) == (True, False)
+    assert one.text is not None and cut.text is not None
+    assert [message["content"] for message in one.text.messages] == ["question 0"]
+    assert one.text.answer == {"role": "assistant", "content": "answer 0"}
+    assert (one.text.whole, cut.text.whole) == (True, False)
 
 
 def test_only_what_reached_the_lowest_reward_is_learned_from_another(asking: Asking, seed: Any) -> None:
@@ -250,7 +250,7 @@ def test_another_policy_of_our_own_vllm_is_imitated_in_its_very_ids(asking: Aski
     seed.trajectory("t", policy="second", turns=1)
     asking.write(schema.completions, schema.completions.c.id == "t-0", policy="second", endpoint="messages")
     one = example(asking, asking.claim("second"))
-    assert (one.prompt_ids, one.token_ids, one.told) == ((1, 2), (3, 4), None)
+    assert (one.prompt_ids, one.token_ids, one.text) == ((1, 2), (3, 4), None)
 
 
 # --- what a step has
@@ -268,7 +268,7 @@ def test_what_was_rendered_is_read_again_and_not_rendered_twice(asking: Asking, 
     asking.store.rendered(claim, [Rendered(given, None, (9, 2))])
     assert example(asking, claim) == Example(given, "u", (1, 2), (9, 2))
     asking.store.end_without_version(claim, "noop", "", {})
-    assert {one.told for one in asking.store.examples(asking.claim("teacher"))} == {None}
+    assert {one.text for one in asking.store.examples(asking.claim("teacher"))} == {None}
 
 
 def test_what_cannot_be_rendered_takes_no_place_in_later_steps(asking: Asking, seed: Any) -> None:
@@ -288,7 +288,7 @@ def test_what_was_too_long_is_tried_again(asking: Asking, seed: Any) -> None:
     asking.store.rendered(claim, [Rendered("t-0", left_out="too_long")])
     asking.store.end_without_version(claim, "noop", "", {})
     one = example(asking, asking.claim("teacher"))
-    assert one.left_out is None and one.told is not None
+    assert one.left_out is None and one.text is not None
 
 
 def test_steps_take_in_turns_what_one_of_them_has_no_room_for(asking: Asking, seed: Any) -> None:
@@ -357,7 +357,9 @@ def test_what_was_imitated_may_still_be_weighed_and_its_rendered_ids_are_not_in_
     assert claim is not None and (claim.kind, claim.number, claim.version_in) == ("grpo", 3, 2)
     members = asking.store.members(claim)
     assert [member.trajectory_id for member in members] == ["g0", "g1"]
-    ids = {token_id for member in members for one in member.spoken for token_id in (*one.prompt_ids, *one.token_ids)}
+    ids = {
+        token_id for member in members for one in member.completions for token_id in (*one.prompt_ids, *one.token_ids)
+    }
     assert ids == {1, 2, 3, 4, 11, 12, 13, 14}
     assert asking.store.examples(claim) == []
 

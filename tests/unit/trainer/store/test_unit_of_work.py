@@ -73,7 +73,7 @@ def test_a_policy_that_only_records_takes_no_step(store: Store, engine: Engine) 
 def test_members_come_with_whole_prompts_in_turn_order(store: Store) -> None:
     members = store.members(claim_of(store))
     assert [member.trajectory_id for member in members] == ["g-0.0", "g-1.0"]
-    first, second = members[0].spoken
+    first, second = members[0].completions
     assert (first.prompt_ids, first.token_ids) == ((1, 2), (3, 4))
     assert (second.prompt_ids, second.token_ids) == ((1, 2, 3, 4, 11, 12), (13, 14))
     assert second.logprobs == (-0.5, -0.25)
@@ -85,7 +85,7 @@ def test_a_completion_that_cannot_be_trained_on_still_carries_those_that_follow_
     with engine.begin() as connection:
         bent = update(schema.completions).where(schema.completions.c.turn == 0)
         connection.execute(bent.values(why_not_trained="sampling_bent: top_p"))
-    (spoken,) = store.members(claim_of(store))[0].spoken
+    (spoken,) = store.members(claim_of(store))[0].completions
     assert spoken.prompt_ids == (1, 2, 3, 4, 11, 12)
 
 
@@ -358,8 +358,8 @@ def test_a_trajectory_of_which_nothing_can_be_trained_on_comes_with_the_reason_o
         of_it = schema.completions.c.trajectory_id == "g-0.0"
         connection.execute(update(schema.completions).where(of_it).values(why_not_trained="greedy"))
     silent, heard = store.members(claim_of(store))
-    assert (silent.spoken, silent.silent) == ((), "greedy")
-    assert heard.spoken and heard.silent is None
+    assert (silent.completions, silent.silent) == ((), "greedy")
+    assert heard.completions and heard.silent is None
 
 
 def test_a_member_tells_the_seed_of_its_first_answer(store: Store, engine: Engine) -> None:

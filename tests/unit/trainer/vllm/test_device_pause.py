@@ -133,7 +133,7 @@ def shared(engine: Engine, seed: Any, fake: SleepyVllm) -> Iterator[Shared]:
 
 
 def test_vllm_sleeps_while_the_step_has_the_accelerator(shared: Shared) -> None:
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.fake.asleep
         project = shared.project()
         assert project.pause_id.startswith("starter#1 ")
@@ -145,7 +145,7 @@ def test_vllm_sleeps_while_the_step_has_the_accelerator(shared: Shared) -> None:
 
 def test_an_accelerator_of_its_own_pauses_nothing(shared: Shared) -> None:
     pause = shared.of({})
-    with pause.held(shared.renew):
+    with pause.hold(shared.renew):
         pause.renew()
         assert shared.project().pause_id is None
     assert shared.fake.calls == []
@@ -163,7 +163,7 @@ def test_it_waits_until_every_proxy_has_noticed_and_its_calls_are_answered(share
         lambda: shared.tell("a", 0),
     ]
     shared.table.acts = iter(acts)
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.table.looks == len(acts)
         assert shared.fake.asleep
 
@@ -178,7 +178,7 @@ def test_the_proxys_own_word_for_it_is_understood(shared: Shared) -> None:
     answering.__enter__()
     refresh = lambda: asyncio.run(pauses.refresh())  # noqa: E731
     shared.table.acts = iter([refresh, lambda: answering.__exit__(None, None, None), refresh])
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.table.looks == 3 and replicas.held_by == shared.project().pause_id
     refresh()
     assert replicas.held_by is None
@@ -187,7 +187,7 @@ def test_the_proxys_own_word_for_it_is_understood(shared: Shared) -> None:
 def test_what_a_proxy_saw_of_an_earlier_pause_does_not_count(shared: Shared) -> None:
     shared.proxy("a", pause_seen="starter#1 earlier", in_flight=0)
     shared.table.acts = iter([lambda: None, lambda: shared.tell("a", 0)])
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.table.looks == 2
 
 
@@ -195,13 +195,13 @@ def test_calls_that_do_not_end_are_not_waited_for_longer_than_a_request_waits(sh
     shared.proxy("a", in_flight=2)
     shared.table.acts = iter([lambda: shared.tell("a", 2)])
     shared.pause = shared.of({"shares_device": True}, max_wait_s=0)
-    with pytest.raises(DeviceBusy, match="within 0 s: proxy a: 2 calls on their way"), shared.pause.held(shared.renew):
+    with pytest.raises(DeviceBusy, match="within 0 s: proxy a: 2 calls on their way"), shared.pause.hold(shared.renew):
         raise AssertionError("it has the accelerator")
     assert shared.project().pause_id is None and shared.fake.calls == ["/is_sleeping"]
 
 
 def test_whatever_happens_in_the_step_vllm_is_woken(shared: Shared) -> None:
-    with pytest.raises(KeyboardInterrupt), shared.pause.held(shared.renew):
+    with pytest.raises(KeyboardInterrupt), shared.pause.hold(shared.renew):
         raise KeyboardInterrupt
     assert not shared.fake.asleep and shared.project().pause_id is None
 
@@ -211,12 +211,12 @@ def test_one_server_that_cannot_sleep_says_how_it_could_and_the_others_are_woken
         other.can_sleep = False
         settings, awake = Settings(vllm={"shares_device": True}), Vllm(other.url)
         pause = Pause(shared.table, [shared.vllm, awake], settings, "starter#1")
-        with pytest.raises(DeviceBusy, match="--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"), pause.held(pause.renew):
+        with pytest.raises(DeviceBusy, match="--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"), pause.hold(pause.renew):
             raise AssertionError("it has the accelerator")
         assert (shared.fake.calls, other.calls) == (["/is_sleeping"], ["/is_sleeping"])
         assert shared.table.looks == 0  # no app has waited for that
         other.can_sleep, other.refuses_to_sleep = True, True
-        with pytest.raises(DeviceBusy, match="--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"), pause.held(pause.renew):
+        with pytest.raises(DeviceBusy, match="--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"), pause.hold(pause.renew):
             raise AssertionError("it has the accelerator")
         assert shared.fake.calls[2:] == ["/sleep?level=1&mode=wait", "/wake_up"] and not shared.fake.asleep
         assert other.calls[2:] == ["/sleep?level=1&mode=wait"]
@@ -229,37 +229,37 @@ def test_a_server_that_does_not_answer_is_not_trained_beside(shared: Shared) -> 
         shared.fake.answers = False
 
     shared.table.acts = iter([hang_up])
-    with pytest.raises(DeviceBusy, match="does not go to sleep"), shared.pause.held(shared.renew):
+    with pytest.raises(DeviceBusy, match="does not go to sleep"), shared.pause.hold(shared.renew):
         raise AssertionError("it has the accelerator")
     assert shared.fake.calls[-1] == "/wake_up"  # it may have heard
-    with pytest.raises(DeviceBusy, match="does not answer"), shared.pause.held(shared.renew):
+    with pytest.raises(DeviceBusy, match="does not answer"), shared.pause.hold(shared.renew):
         raise AssertionError("it has the accelerator")
     assert shared.table.looks == 1
     assert shared.project().pause_id is None
 
 
 def test_a_server_that_is_not_woken_does_not_keep_the_proxies_waiting(shared: Shared) -> None:
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         shared.fake.answers = False
     assert shared.project().pause_id is None
 
 
 def test_two_steps_do_not_share_it(shared: Shared) -> None:
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         other = shared.of({"shares_device": True})
-        with pytest.raises(DeviceBusy, match="another step"), other.held(other.renew):
+        with pytest.raises(DeviceBusy, match="another step"), other.hold(other.renew):
             raise AssertionError("it has the accelerator")
         assert shared.fake.asleep and shared.project().pause_id is not None
 
 
 def test_a_pause_whose_step_went_silent_is_over_for_whoever_asks_next(shared: Shared) -> None:
     shared.set_project(pause_id="starter#0 lost", pause_until=datetime.now(UTC) - timedelta(seconds=1))
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.project().pause_id.startswith("starter#1 ")
 
 
 def test_renewing_keeps_it_and_a_lapsed_one_is_lost_and_left_to_the_proxies(shared: Shared) -> None:
-    with pytest.raises(LeaseLost, match="60 s in silence"), shared.pause.held(shared.renew):
+    with pytest.raises(LeaseLost, match="60 s in silence"), shared.pause.hold(shared.renew):
         shared.set_project(pause_until=datetime.now(UTC) + timedelta(seconds=1))
         shared.pause.renew()
         assert shared.project().pause_until > datetime.now(UTC) + timedelta(seconds=LEASE_S / 2)
@@ -270,7 +270,7 @@ def test_renewing_keeps_it_and_a_lapsed_one_is_lost_and_left_to_the_proxies(shar
 
 def test_a_model_that_takes_longer_to_read_than_a_lease_does_not_lose_the_accelerator(shared: Shared) -> None:
     shared.pause = shared.of({"shares_device": True}, lease_s=3)
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.table.renewed_aside.wait(30)
         assert "pause" in {thread.name for thread in threading.enumerate()}
     assert "pause" not in {thread.name for thread in threading.enumerate()}
@@ -281,7 +281,7 @@ def test_the_step_keeps_its_lease_while_it_waits(shared: Shared) -> None:
     shared.proxy("a")
     shared.pause = shared.of({"shares_device": True}, lease_s=3)
     shared.table.acts = repeat(lambda: shared.renewals and shared.tell("a", 0))
-    with shared.pause.held(shared.renew):
+    with shared.pause.hold(shared.renew):
         assert shared.table.looks > 2
 
 

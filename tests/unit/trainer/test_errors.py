@@ -1,0 +1,21 @@
+"""The trainer's errors are one tree, drawn in `trainer.errors`."""
+
+import ast
+from pathlib import Path
+
+from trainer import errors
+
+ROOT = Path(errors.__file__).parent
+
+
+def test_every_error_of_the_program_is_in_the_tree():
+    bases = {
+        node.name: {ast.unparse(base) for base in node.bases}
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert [name for name, of in bases.items() if of & {"Exception", "BaseException"}] == ["TrainerError"]
+    tree = {name for name, of in bases.items() if of & {"TrainerError", "AdapterError"}}
+    drawn = errors.__doc__ or ""
+    assert not [name for name in tree if f"── {name} " not in drawn and f"── {name}\n" not in drawn]
