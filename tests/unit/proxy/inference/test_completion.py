@@ -34,7 +34,7 @@ class Journal:
     def __init__(self, *takes: str) -> None:
         self._takes = takes
 
-    def take(self, call: Call) -> bool:
+    def record_or_drop(self, call: Call) -> bool:
         return call.id in self._takes
 
 

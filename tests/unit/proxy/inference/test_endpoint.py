@@ -186,7 +186,7 @@ def test_a_call_that_cannot_be_recorded_is_over_all_the_same(
     first = plain_proxy.chat().json()["choices"][0]["message"]
     went_on = STREAM | {"messages": [*STREAM["messages"], first, {"role": "user", "content": "more"}]}
     with monkeypatch.context() as patched:
-        patched.setattr(ChatStream, "heard", property(lambda _: 1 / 0))
+        patched.setattr(ChatStream, "results", property(lambda _: 1 / 0))
         with contextlib.suppress(httpx.RemoteProtocolError):
             plain_proxy.client.post("/v1/chat/completions", json=went_on)
         wait_for(lambda: not running_requests(plain_proxy), timeout_s=10)

@@ -59,7 +59,7 @@ def test_the_request_passes_under_the_adapters_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("given", "expected"),
     [
         ("hi", [{"role": "user", "content": "hi"}]),
         ([{"role": "user", "content": "hi"}], [{"role": "user", "content": "hi"}]),

@@ -80,7 +80,7 @@ def test_what_vllm_ignores_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "message"),
+    ("system", "expected"),
     [
         ("Be brief.", "Be brief."),
         ([text("Be "), text("brief.")], "Be brief."),
