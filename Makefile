@@ -3,6 +3,8 @@
 
 # Which Python, and where PyTorch's CPU build is; left out, requirements/install.py looks for both.
 export PYTHON TORCH_INDEX
+# Bytecode is written: vLLM imports 5,000 modules at each start, and compiling them takes a third of that time.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := sh requirements/install.sh
 VENV := .venv
 BIN := $(VENV)/bin

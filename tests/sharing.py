@@ -11,6 +11,10 @@ from xdist.scheduler import LoadScopeScheduling
 SHARED = {
     "a vLLM": (
         "tests/clients/test_openai.py",
+        "tests/docs/test_blocks.py",
+        "tests/e2e/harnesses/test_judged.py",
+        "tests/e2e/harnesses/test_swaps.py",
+        "tests/e2e/harnesses/test_thumbs.py",
         "tests/unit/judge/ruler/test_base_model.py",
         "tests/integration/test_completeness.py",
         "tests/integration/test_differential.py",
@@ -26,18 +30,22 @@ SHARED = {
         "tests/integration/test_moved_versions.py",
         "tests/unit/whetstone/vllm/self_test/test_run.py",
     ),
-    "whole stacks": ("tests/docs/test_blocks.py", "tests/e2e/test_stack.py"),
 }
-"""What is shared -> the files. Stacks are each test's own: only one at a time is good for two cores."""
+"""What is shared -> the files."""
 
 SERVERS = {"vllm_url", "parsing_vllm_url"}
 """Fixtures whose tests belong under `a vLLM`."""
 
 SQLITE_ALONE = (
     "tests/unit/judge/audit/",
+    "tests/unit/judge/decisions/test_alone.py",
+    "tests/unit/judge/decisions/test_apply_feedback.py",
+    "tests/unit/judge/maintenance/test_rollups.py",
+    "tests/unit/judge/reward_functions/",
     "tests/unit/judge/ruler/",
     "tests/unit/judge/settlement/test_timing.py",
-    "tests/unit/proxy/api/admin/test_versions.py",
+    "tests/unit/proxy/admission/test_api_keys.py",
+    "tests/unit/proxy/api/",
     "tests/unit/proxy/test_app.py",
     "tests/unit/proxy/background/test_evaluations.py",
     "tests/integration/test_metrics.py",
@@ -45,13 +53,20 @@ SQLITE_ALONE = (
     "tests/unit/proxy/upstream/test_device_pause.py",
     "tests/unit/proxy/domain/test_version_pins.py",
     "tests/unit/proxy/test_projects.py",
+    "tests/unit/proxy/trajectories/test_resolver.py",
+    "tests/unit/proxy/recording/test_redaction_served.py",
     "tests/unit/proxy/recording/test_turns.py",
     "tests/unit/proxy/dashboard/test_crawl.py",
     "tests/unit/proxy/dashboard/pages/test_policies.py",
     "tests/docs/test_feedback_model.py",
     "tests/unit/trainer/step/test_dry_run.py",
     "tests/unit/trainer/gate/test_controller.py",
+    "tests/unit/trainer/adapters/test_retention.py",
+    "tests/unit/trainer/vllm/test_device_pause.py",
     "tests/unit/whetstone/cli/commands/test_sql.py",
+    "tests/unit/whetstone/config/test_privacy.py",
+    "tests/unit/whetstone/domain/test_api_keys.py",
+    "tests/unit/whetstone/transfer/",
 )
 """Files, or folders of them, whose half on PostgreSQL is left to `make test-all`: what they prove is no database's, and
 other tests ask PostgreSQL the same statements."""

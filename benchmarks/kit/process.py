@@ -1,5 +1,6 @@
 """Run a proxy in its own process, and observe it from outside: its state, memory, files and log. Linux, for /proc."""
 
+import argparse
 import asyncio
 import os
 import subprocess
@@ -8,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -125,6 +126,30 @@ def running_vllms(folder: Path, servers: Mapping[str, Settings]) -> Iterator[tup
         yield tuple(urls)
     finally:
         supervisor.stop()
+
+
+def add_vllm_argument(parser: argparse.ArgumentParser) -> None:
+    """Let a check use a vLLM that runs already; see `borrowed_vllm`."""
+    parser.add_argument("--vllm", metavar="URL", help="a running vLLM with the starter model, not one of its own")
+
+
+@contextmanager
+def borrowed_vllm(url: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the settings that name a running vLLM, none without `url`. At the end, unload what the run loaded.
+
+    Raises:
+        VllmDown: it cannot be reached.
+    """
+    if url is None:
+        yield {}
+        return
+    with closing(client.Vllm(url)) as control:
+        before = control.models()
+        try:
+            yield {"vllm__urls": (url,)}
+        finally:
+            for name in control.models() - before:
+                control.unload(name)
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:

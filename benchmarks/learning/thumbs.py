@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kit.check import data_folder, end_on_sigterm
+from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.demo.agent_process import app, report_of, still_runs
@@ -54,7 +55,7 @@ class Outcome:
         return self.trajectories == self.baselined and not self.failed_requests
 
 
-def settings_of(data: Path, seed: int) -> Settings:
+def settings_of(data: Path, seed: int, singles_per_step: int, **given: Any) -> Settings:
     """Return settings of a stack without grouping by prompt, so that every trajectory stays alone."""
     return load(
         environment={},
@@ -62,8 +63,9 @@ def settings_of(data: Path, seed: int) -> Settings:
         seed=seed,
         proxy__port=0,
         groups__prompt_window_s=0,
-        trainer__singles_per_step=SINGLES_PER_STEP,
+        trainer__singles_per_step=singles_per_step,
         trainer__learning_rate=LEARNING_RATE,
+        **given,
     )
 
 
@@ -138,6 +140,7 @@ def _show(outcome: Outcome, questions: int, console: Console) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Whether a policy learns from thumbs on single answers.")
     parser.add_argument("--steps", type=int, default=20, help="steps to take")
+    parser.add_argument("--singles", type=int, default=SINGLES_PER_STEP, help="answers with a thumb in a step")
     parser.add_argument("--questions", type=int, default=600, help="held-out questions to each of the two versions")
     parser.add_argument("--seed", type=int, default=0, help="of the adapter, the sampling and the questions")
     parser.add_argument(
@@ -145,11 +148,12 @@ def main() -> int:
     )
     parser.add_argument("--shuffle", action="store_true", help="the control: thumbs of other answers")
     parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
+    add_vllm_argument(parser)
     args = parser.parse_args()
     end_on_sigterm()
     console = Console()
-    with data_folder("thumbs", args.data) as data:
-        settings = settings_of(data, args.seed)
+    with data_folder("thumbs", args.data) as data, borrowed_vllm(args.vllm) as given:
+        settings = settings_of(data, args.seed, args.singles, **given)
         began = time.monotonic()
         outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle, console=console)
     _show(outcome, args.questions, console)

@@ -277,7 +277,9 @@ def made(shared: Path) -> Path:
     return shared
 
 
-both = pytest.mark.parametrize("tool", ["uv", "pip"])
+PIP = pytest.param("pip", marks=pytest.mark.long(part="clients"))
+"""What installs where uv cannot be had."""
+both = pytest.mark.parametrize("tool", ["uv", PIP])
 
 
 @pytest.mark.slow

@@ -94,12 +94,12 @@ def test_no_page_installs_the_package_that_is_called_whetstone(page: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The folder in which `data` is a running stack's, and its addresses."""
+def stack(tmp_path_factory: pytest.TempPathFactory, vllm_url: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folder in which `data` is a running stack's, in front of the vLLM of all tests; and its addresses."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("examples", "whetstone"):
         (folder / name).symlink_to(ROOT / name)
-    with up(folder / "data") as (_, addresses):
+    with up(folder / "data", WHETSTONE_VLLM__URLS=json.dumps([vllm_url])) as (_, addresses):
         yield folder, addresses
 
 

@@ -55,11 +55,11 @@ def query(data: Path, sql: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def up(data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
-    """A stack that is ready, and its up.json; stopped at the end, every process gone."""
+def up(data: Path, *arguments: str, **settings: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """A stack that is ready, and its up.json; stopped at the end, every process gone. `settings` are for `up` alone."""
     command = [*WHETSTONE, "up", "--data", str(data), "--port", "0", *arguments]
     with data.with_suffix(".out").open("ab") as out:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out)
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, stdout=out)
     try:
         until(lambda: process.poll() is not None or (data / "up.json").exists(), 240)
         assert process.poll() is None, "the stack did not come up"

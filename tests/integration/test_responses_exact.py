@@ -28,6 +28,8 @@ MOVE = {
 PASS = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
 SCHEMA = {"type": "object", "properties": {"cell": {"type": "integer", "maximum": 8}}, "required": ["cell"]}
 FORMAT = {"format": {"type": "json_schema", "name": "cell", "schema": SCHEMA}}
+SHORTCUTS = (6, 32)
+"""Seeds that brought thoughts, a call and a text with vLLM 0.32.0; another version may need others."""
 BRIEF = {"reasoning": {"effort": "none"}}
 """No thoughts: the starter model then calls tools and writes JSON where it must."""
 
@@ -315,7 +317,7 @@ def test_a_stream_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client
 def test_thoughts_text_and_calls_in_one_answer(real: RunningProxy, direct: httpx.Client, stream: bool) -> None:
     """Hot enough, the starter model ends its thoughts by chance; a strict tool makes the call it begins a right one."""
     kinds: set[str] = set()
-    for seed in range(100):
+    for seed in (*SHORTCUTS, *range(100)):
         values = {"input": "Hello", "temperature": 2, "max_output_tokens": 120, "tools": [MOVE | {"strict": True}]}
         request = request_of(values, seed=seed, stream=stream)
         response = ask_both(real, direct, request)

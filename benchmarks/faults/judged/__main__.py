@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -27,6 +28,7 @@ from benchmarks.fakes.judge import ScriptedJudge
 from benchmarks.faults.judged.records import SIZE, Ledger, Records, wrong_again, wrong_with
 from benchmarks.kit import proc
 from benchmarks.kit.check import data_folder, end_on_sigterm, figures_table, verdict
+from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.stack.stack import Stack, running
@@ -109,7 +111,7 @@ class Outcome:
 
 
 def settings_of(
-    data: Path, judge_url: str, *, judgements: int, concurrency: int, seed: int, database: str | None
+    data: Path, judge_url: str, *, judgements: int, concurrency: int, seed: int, database: str | None, **given: Any
 ) -> Settings:
     """Return settings of a stack that ranks every group and trains on none."""
     judge = {
@@ -129,6 +131,7 @@ def settings_of(
         groups__idle_s=2,
         judges={"local": judge},
         learning={"starter": {"ruler": {"judges": ["local"], "rank": "all", "judgements": judgements}}},
+        **given,
     )
 
 
@@ -277,12 +280,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sampling and the moments of the kills")
     parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
     parser.add_argument("--database", help="URL of an empty database; without it SQLite in the data folder")
+    add_vllm_argument(parser)
     args = parser.parse_args()
     end_on_sigterm()
     console = Console(width=120)
     # Slow answers: kills must hit calls, and be spread over more time than the supervisor needs.
     judge = ScriptedJudge(lambda _number, _rng: "slow", slow_s=args.answer_s * args.concurrency, seed=args.seed)
-    with judge, data_folder("judged", args.data) as data:
+    with judge, data_folder("judged", args.data) as data, borrowed_vllm(args.vllm) as given:
         settings = settings_of(
             data,
             judge.url,
@@ -290,6 +294,7 @@ def main() -> int:
             concurrency=args.concurrency,
             seed=args.seed,
             database=args.database,
+            **given,
         )
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
             outcome = Run(stack, judge, args.groups, args.kills, console).go()

@@ -39,8 +39,9 @@ ALIKE = "g2"
 @pytest.mark.stack
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("groups", "kills"), [(10, 1), pytest.param(40, 2, marks=pytest.mark.long(part="harnesses"))])
-def test_each_group_is_judged_once_though_their_worker_is_killed(groups: int, kills: int) -> None:
+def test_each_group_is_judged_once_though_their_worker_is_killed(groups: int, kills: int, vllm_url: str) -> None:
     command = [sys.executable, "-m", "benchmarks.faults.judged", "--groups", str(groups), "--kills", str(kills)]
+    command += ["--vllm", vllm_url]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{groups} accepted of {groups}" in run.stdout and f"{groups} + {kills} kills" in run.stdout

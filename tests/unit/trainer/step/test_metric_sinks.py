@@ -77,6 +77,7 @@ def test_a_sink_that_is_not_installed_is_one_sentence_with_its_remedy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="stacks")
 def test_a_worker_whose_sink_is_not_installed_does_not_start(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, broker="memory://", trainer={"sinks": ("wandb",)})
     command = [sys.executable, "-m", "celery", "-A", "trainer.tasks", "worker", "--pool", "solo"]
