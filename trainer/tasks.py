@@ -17,8 +17,8 @@ from trainer.learner.processes import team
 from trainer.step import metric_sinks
 from trainer.step.schedule import rounds
 from trainer.step.step import Learners, take_step
+from trainer.store.gate_tests import GateTables
 from trainer.store.retention import RetentionStore
-from trainer.store.testing import GateTables
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings, load

@@ -1,6 +1,7 @@
-"""Decide, without I/O: values of `model` in, decisions out.
+"""Decide, without I/O: values of `model` (feedback, trajectories, groups) in, decisions out.
 
-`apply_feedback` and `effective_feedback` turn feedback into rewards, `reward_parts` adds parts up, `grouping` puts
-trajectories into groups, `trajectory_lifecycle` and `group_lifecycle` move their states, `judge_schedule` says when
-judges are asked, `numbers` has means and spreads.
+In this order: `effective_feedback` says which feedback on a target counts, `apply_feedback` what it changes,
+`reward_parts` adds the results of reward functions, `trajectory_lifecycle` ends a trajectory, `grouping` gives one
+without a group a group, `group_lifecycle` closes and scores groups, `judge_schedule` says when judges rank one first.
+`numbers` has means and spreads.
 """

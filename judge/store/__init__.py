@@ -1,1 +1,4 @@
-"""The judge's SQL: `unit_of_work`, with `groups` for placing and `ruler` for what judges are asked."""
+"""The judge's SQL: `unit_of_work` reads what is due and writes decisions.
+
+`groups` is for trajectories that have no group yet, `ruler` for the groups that language models rank.
+"""

@@ -1,5 +1,5 @@
 """Sample what no app waits for.
 
-`sampler` asks vLLM behind all apps, for `shadow_groups` (with `shadow_store`) and `evaluations` (with
+`sampler` asks vLLM with a lower priority than apps, for `shadow_groups` (with `shadow_store`) and `evaluations` (with
 `evaluation_store`).
 """

@@ -1,7 +1,8 @@
-"""Record what was served and said: redacted, journalled, then in SQL.
+"""Record calls and feedback: redacted, in the journal on disk, then in SQL.
 
-`recorder` takes a call, `redaction` (with `redaction_presets`) removes what is private, `journal` keeps it until
-`writer` has committed it. `prefix_delta` and `rows` give the stored form; `store` and its parts `call_store`,
-`turn_store`, `tail_cache`, `retry_store` and `erased_store` write and read it; `reason_store` says why a trajectory
-was not trained on.
+`recorder` takes both, `redaction` (with `redaction_presets`) removes what is private, `journal` holds them until
+`writer` has committed them; the app is answered once they are in the journal. The writer stores feedback by `store` and
+calls by `call_store`, in the form that `prefix_delta` and `rows` give. `turn_store` and `tail_cache` read what earlier
+turns of a conversation were, `retry_store` the calls that an app repeats, `erased_store` what was deleted meanwhile;
+`reason_store` is the SQL that says why a trajectory is not trained on.
 """

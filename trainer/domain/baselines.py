@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.domain.candidates import CandidateMember
+from trainer.domain.eligible_groups import CandidateMember
 
 WINDOW = 512
 """The most rewards that the history of a mean counts for. The policy changes, and the expected reward with it: a

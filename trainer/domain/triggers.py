@@ -12,7 +12,7 @@ from itertools import accumulate, count, product
 
 from celery.schedules import crontab
 
-from trainer.domain.candidates import Candidate
+from trainer.domain.eligible_groups import Candidate
 from whetstone.config.trainer import TrainerSettings
 
 SINGLES_LIMIT = 4

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 
 from trainer.domain.claims import GateStep
 from trainer.domain.verdict import FEWEST, Verdict, compared, paired, watched
+from trainer.store.gate_tests import GateTables, Watched
 from trainer.store.heldout import Pair
-from trainer.store.testing import GateTables, Watched
 from whetstone.config.gate import GateSettings
 from whetstone.config.settings import Settings
 

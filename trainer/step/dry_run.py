@@ -7,12 +7,12 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from trainer.domain.baselines import compare
-from trainer.domain.candidates import Standing
 from trainer.domain.claims import Member
+from trainer.domain.eligible_groups import Standing
 from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import Row
 from trainer.domain.triggers import choose
-from trainer.store.candidates import policy_names, read_candidates, read_lineage, read_means, read_standing
+from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_means, read_standing
 from trainer.store.members import read_candidate_members
 from whetstone.config.settings import SettingsError
 from whetstone.config.trainer import TrainerSettings

@@ -12,8 +12,8 @@ from trainer.domain.baselines import compare
 from trainer.domain.claims import Claim
 from trainer.domain.sft_examples import Wanted
 from trainer.domain.triggers import Choice, choose, last_fired
-from trainer.store.candidates import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
-from trainer.store.ends import discard, end_step
+from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
+from trainer.store.step_ends import discard, end_step
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.registry.versions import lock, reject
 

@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 from migrations import schema
 from trainer.domain.claims import Claim
 from trainer.domain.sft_examples import ENDED, AnswerText, Example, Rendered
-from trainer.store.ends import update_step
 from trainer.store.sources import USABLE, Source
+from trainer.store.step_ends import update_step
 from whetstone.database.engine import chunks
 
 c, e, f = schema.completions.c, schema.examples.c, schema.feedback.c

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Probe, StepLease, ToolChat
-from trainer.store.ends import end_step, update_step
+from trainer.store.step_ends import end_step, update_step
 from whetstone.registry.versions import decide, lock, make_live, reject
 
 v = schema.policy_versions.c

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, and_, select
 
 from migrations import schema
-from trainer.domain.candidates import Candidate
 from trainer.domain.claims import Claim, Member, why_silent
+from trainer.domain.eligible_groups import Candidate
 from trainer.domain.rows import SampledCompletion
 
 COLDEST = 0.01

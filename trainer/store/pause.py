@@ -6,7 +6,7 @@ from sqlalchemy import Engine, func, or_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.store.ends import update_step
+from trainer.store.step_ends import update_step
 
 GONE_AFTER_S = 15.0
 """A proxy that has not reported for this long is no longer waited for; the proxies use the same limit for one another.

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, select
 
 from migrations import schema
 from trainer.adapters.retention import Choose, StoredAdapter
-from trainer.store.candidates import policy_names
+from trainer.store.eligible_groups import policy_names
 from whetstone.database.engine import chunks
 from whetstone.registry.versions import lock
 

@@ -15,14 +15,14 @@ from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
 from trainer.domain.figures import EndedStep
 from trainer.domain.sft_examples import Example, Rendered, Wanted
-from trainer.store.candidates import policy_names
 from trainer.store.claims import Claims
-from trainer.store.ends import end_step, last_ended, update_step
+from trainer.store.eligible_groups import policy_names
 from trainer.store.examples import read_examples, take, write_rendered
 from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
 from trainer.store.members import read_members
 from trainer.store.pause import PauseStore
 from trainer.store.sources import find
+from trainer.store.step_ends import end_step, last_ended, update_step
 from whetstone.config.trainer import TrainerSettings
 from whetstone.registry.versions import live_version
 

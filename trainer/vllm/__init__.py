@@ -1,4 +1,4 @@
-"""Speak to the vLLM servers during a step.
+"""Speak to the vLLM servers during a step; at all other times the proxies load and unload.
 
 `pool` knows them, `retry` waits for them, `device_pause` shares their accelerator.
 """

@@ -1,6 +1,6 @@
-"""Keep what the programs agree on: projects, policies, versions, adapters, keys.
+"""Hold what the programs agree on in SQL: projects, policies, versions, adapters, keys.
 
-`projects` prepares the database for the settings. `versions` (with `version_store`) moves versions and
-`manual_moves` moves them by hand; `adapters` checks and loads their files, `adapter_copies` copies them.
-`api_key_store` keeps keys, `bootstrap_key` the first one.
+`projects` prepares the database for the settings. `versions` (with `version_store`) makes versions live and
+`manual_moves` does it for an administrator; `adapters` checks their files, `adapter_copies` copies them.
+`api_key_store` stores keys, `bootstrap_key` the first one.
 """

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from trainer.domain.baselines import LARGEST, SHRINKAGE, WINDOW, Key, Mean, compare
-from trainer.domain.candidates import CandidateMember
+from trainer.domain.eligible_groups import CandidateMember
 
 TASK: Key = ("", "")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from trainer.domain.candidates import Candidate, CandidateMember
+from trainer.domain.eligible_groups import Candidate, CandidateMember
 from trainer.domain.triggers import SINGLES_LIMIT, Choice, choose, last_fired
 from whetstone.config.trainer import TrainerSettings
 

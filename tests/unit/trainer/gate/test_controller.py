@@ -11,8 +11,8 @@ from sqlalchemy import Engine, select, update
 from migrations import schema
 from trainer.domain.claims import Claim, Probe
 from trainer.gate.controller import GateController, heldout_verdict
+from trainer.store.gate_tests import GateTables
 from trainer.store.heldout import Pair
-from trainer.store.testing import GateTables
 from trainer.store.unit_of_work import Store
 from whetstone.config.gate import GateSettings
 from whetstone.config.settings import Settings

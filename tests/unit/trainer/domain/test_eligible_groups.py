@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from trainer.domain.candidates import Candidate, CandidateMember
+from trainer.domain.eligible_groups import Candidate, CandidateMember
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, and_, func, select
 
 from migrations import schema
 from trainer.domain.baselines import Key, Mean
-from trainer.domain.candidates import Candidate, CandidateMember, Standing
-from trainer.store.ends import UNFINISHED
+from trainer.domain.eligible_groups import Candidate, CandidateMember, Standing
+from trainer.store.step_ends import UNFINISHED
 from whetstone.domain.lineage import lineage
 
 _g, _t = schema.groups.c, schema.trajectories.c
