@@ -54,7 +54,8 @@ all-postgresql: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "long(part='postgresql')" $(TEST_ARGS)
 
 all-exact: $(INSTALLED)
-	CONVERSATIONS=400 $(BIN)/pytest --examples 6 tests/integration/test_differential.py tests/integration/test_trajectories.py $(TEST_ARGS)
+	CONVERSATIONS=400 FEEDBACKS=20000 $(BIN)/pytest --examples 6 -m "not long(part='postgresql')" \
+		tests/integration/test_differential.py tests/integration/test_trajectories.py tests/docs/test_feedback_model.py $(TEST_ARGS)
 	$(BIN)/pytest -m "long(part='exact')" $(TEST_ARGS)
 
 all-clients: $(INSTALLED)

@@ -28,9 +28,9 @@ WEIGHTS = {"accuracy": 2.0, "tone": 0.5}
 LEARNING = {"starter": RewardSettings(weights=WEIGHTS)}
 SETTINGS = GroupSettings(target_size=4, prompt_window_s=0, idle_s=10**7, deadline_s=10**7)
 WAITS = timedelta(seconds=SETTINGS.feedback_waits_s)
-MOST = int(os.environ.get("FEEDBACKS", "20000"))
+MOST = int(os.environ.get("FEEDBACKS", "8000"))
 COUNTS = {"sqlite": MOST, "postgresql": MOST // 2}
-"""How many feedbacks; FEEDBACKS=100000 is what was measured once."""
+"""How many feedbacks; `make test-all`: 20,000. FEEDBACKS=100000 is what was measured once."""
 TRAJECTORIES = 3_000
 GROUPED = 1_600
 MEMBERS = 4

@@ -14,7 +14,7 @@ from proxy.domain.feedback import Feedback
 from proxy.domain.routes import PASSED_THROUGH, RECORDED
 from tests.unit.proxy.conftest import RunningProxy
 
-EXAMPLES = 12
+EXAMPLES = 8
 """For each operation, as the document says it and against it."""
 
 

@@ -1,6 +1,6 @@
 """Conversations at once through a proxy that is restarted and killed between their calls: where did each land?
 
-60 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
+40 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
 base_url. Every conversation has a first question of its own; beside them run some whose words are all the same. Of
 these only the number of trajectories is checked, and that each is one growing conversation.
 """
@@ -23,7 +23,7 @@ from migrations import schema
 from tests.unit.proxy.conftest import own_process, settings_for, wait_for
 from whetstone.database.engine import connect
 
-CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "60"))
+CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "40"))
 ALIKE = CONVERSATIONS // 8
 """More, with the same words in all of them."""
 AT_ONCE = 10

@@ -224,6 +224,7 @@ def test_a_descriptor_lost_every_50_requests_is_a_fault(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="harnesses")
 def test_memory_and_files_stay_flat() -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.6", "--rate", "150", "--connections", "16"]
     # Within so short a time a process still warms up; a leak would be more.

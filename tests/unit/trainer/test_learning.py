@@ -103,6 +103,7 @@ def test_a_toy_policy_learns_nothing_from_shuffled_rewards(tmp_path: Path, seede
     assert abs(end - start) <= 0.12
 
 
+@pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_a_toy_policy_unlearns_what_is_punished(tmp_path: Path, seeded_model: tuple[Path, int]) -> None:
     start, end = learn(seeded_model, tmp_path, lambda rewards, rng: [-reward for reward in rewards])

@@ -88,6 +88,7 @@ def test_a_worker_whose_sink_is_not_installed_does_not_start(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="stacks")
 def test_a_worker_without_a_vllm_does_not_start(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, broker="memory://")
     command = [sys.executable, "-m", "celery", "-A", "trainer.tasks", "worker", "--pool", "solo"]

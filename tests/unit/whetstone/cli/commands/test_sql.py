@@ -130,9 +130,8 @@ def test_who_has_read_enough_may_hang_up(data: Path, asked: tuple[str, ...]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.stack, pytest.mark.long(part="postgresql")])]
-)
+@pytest.mark.long(part="postgresql")
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.stack)])
 def test_a_million_rows_pass_through_bounded_memory(data: Path, kind: str, request: pytest.FixtureRequest) -> None:
     environment = dict(os.environ)
     if kind == "postgresql":

@@ -429,7 +429,7 @@ def test_a_folder_that_a_killed_copy_has_left_is_in_nobodys_way(here: Here) -> N
     ("arguments", "code"),
     [
         (("versions", "import", ".", "starter"), 1),
-        (("versions", "export", "starter@v1", "out", "--merged"), 1),
+        pytest.param(("versions", "export", "starter@v1", "out", "--merged"), 1, marks=pytest.mark.long(part="stacks")),
         (("step", "--dry-run"), 0),
         (("judge", "report"), 0),
     ],
