@@ -164,7 +164,8 @@ def _running_vllm(logs: Path, **settings_of_vllm: Any) -> Iterator[str]:
     settings = Settings(vllm={"urls": (url,), **settings_of_vllm})
     control = client.Vllm(url)
     supervisor = Supervisor(logs)
-    command, environment = client.command(settings, port), client.environment(settings)
+    command = client.command(settings, port)
+    environment = client.environment(settings) | {"VLLM_SERVER_DEV_MODE": "1"}  # so that its cache can be emptied
     try:
         supervisor.start(Part("vllm", command, environment, control.healthy, settings.vllm.start_timeout_s))
         supervisor.await_ready("vllm")

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import httpx
 
 from whetstone.config.settings import Settings, as_environment
 from whetstone.stack.stack import free_ports
@@ -137,8 +138,12 @@ def add_vllm_argument(parser: argparse.ArgumentParser) -> None:
 def borrowed_vllm(url: str | None) -> Iterator[dict[str, Any]]:
     """Yield the settings that name a running vLLM, none without `url`. At the end, unload what the run loaded.
 
+    vLLM must run with VLLM_SERVER_DEV_MODE=1: its cache of prefixes tells adapters apart by their names, and another
+    run may have loaded others under the same ones, so it is emptied before and after.
+
     Raises:
         VllmDown: it cannot be reached.
+        HTTPStatusError: it does not run in that mode.
     """
     if url is None:
         yield {}
@@ -146,10 +151,16 @@ def borrowed_vllm(url: str | None) -> Iterator[dict[str, Any]]:
     with closing(client.Vllm(url)) as control:
         before = control.models()
         try:
+            _empty_prefix_cache(url)
             yield {"vllm__urls": (url,)}
         finally:
             for name in control.models() - before:
                 control.unload(name)
+            _empty_prefix_cache(url)
+
+
+def _empty_prefix_cache(url: str) -> None:
+    httpx.post(f"{url}/reset_prefix_cache", trust_env=False).raise_for_status()
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:

@@ -49,7 +49,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_versions_and_a_killed_serve
     parts: str, swaps: int, request: pytest.FixtureRequest
 ) -> None:
     command = [sys.executable, "-m", "benchmarks.swaps", "--short", "--seed", "1", "--parts", parts]
-    command += ["--swaps", str(swaps), "--every", "1.5", "--connections", "4"]
+    command += ["--swaps", str(swaps), "--every", "3", "--connections", "8"]
     if parts == "swaps":  # nothing is killed
         command += ["--vllm", request.getfixturevalue("vllm_url")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)

@@ -101,8 +101,11 @@ def test_each_event_is_passed_on_as_it_comes(plain_proxy: RunningProxy, fake_vll
 def test_an_app_that_reads_late_gets_every_event_in_its_order(
     plain_proxy: RunningProxy, fake_vllm: FakeVllm, headers: dict[str, str]
 ) -> None:
-    """More than sockets hold: the app is waited for, and the model server too."""
-    count, said = 400, []
+    """More than sockets hold: the app is waited for, and the model server too.
+
+    50 MB: Linux lets the receiving end of the model server's connection grow to 32 MiB, and each sending end to 4 MiB.
+    """
+    count, said = 1000, []
 
     def much(handler: FakeHandler, _body: Any) -> None:
         handler.begin()
@@ -113,7 +116,11 @@ def test_an_app_that_reads_late_gets_every_event_in_its_order(
         handler.end()
 
     fake_vllm.script = much
-    with plain_proxy.client.stream("POST", "/v1/chat/completions", json=STREAM, headers=headers) as response:
+    small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)])
+    with (
+        httpx.Client(base_url=plain_proxy.url, transport=small, timeout=60) as client,
+        client.stream("POST", "/v1/chat/completions", json=STREAM, headers=headers) as response,
+    ):
         before = -1
         while len(said) != before:
             before = len(said)
