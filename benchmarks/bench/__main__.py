@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from benchmarks.bench import report, start
-from benchmarks.bench.figures import Figures, Measured, as_json, bars, worse
+from benchmarks.bench.figures import Figures, Measurement, as_json, bars, worse
 from benchmarks.bench.host import Host
-from benchmarks.bench.load import OPEN_CONNECTIONS, Held, Took, closed_loop, merged, open_loop
+from benchmarks.bench.load import OPEN_CONNECTIONS, LoadResult, SilentStreams, closed_loop, merged, open_loop
 from benchmarks.bench.sides import DIRECT, SQL_OFF, Side, on_cores
 from benchmarks.bench.start import tally
 from benchmarks.bench.upstream import EVENTS, EVERY_S
@@ -37,7 +37,7 @@ from benchmarks.kit.process import ROOT, until
 BASELINE = ROOT / "benchmarks" / "bench_baseline.json"
 RATE = 1000.0
 """Requests per second of the open loop."""
-HELD = 2000
+SILENT_STREAMS = 2000
 """Silent streams at once."""
 HOLD_S, QUIET_S = 2.0, 30.0
 WARM_S = 0.5
@@ -79,14 +79,14 @@ SHORT = ("plain 16", "stream 16", "large 16", "open", "paced 128")
 class Bench:
     """One run over all sides."""
 
-    def __init__(self, address: str, sides: list[Side], seconds: float, held: int, tries: int) -> None:
-        self._address, self._sides, self._seconds, self._held = address, sides, seconds, held
+    def __init__(self, address: str, sides: list[Side], seconds: float, silent_streams: int, tries: int) -> None:
+        self._address, self._sides, self._seconds, self._silent_streams = address, sides, seconds, silent_streams
         self.figures = Figures()
         self.faults: list[str] = []
         self.notes: list[str] = []
         """Faults of peers."""
         self.host = Host(tries)
-        self._asked: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
 
     async def go(self, names: list[str], rounds: int, progress: Callable[[str], None]) -> None:
         """Measure all sides, in turns; hold silent streams; count the rows."""
@@ -102,14 +102,14 @@ class Bench:
                     if _concerns(name, side):
                         progress(f"{name}, {side.name}")
                         with self._awake(side):
-                            found = await self.host.calmest(name, partial(self._measure, side, name))
-                        self.figures.add(name, side.name, found)
+                            measurement = await self.host.calmest(name, partial(self._measure, side, name))
+                        self.figures.add(name, side.name, measurement)
         for side in self._sides:
             if side.name == DIRECT:
                 continue
             self.figures.highest_rss[side.name] = side.memory_bytes("VmHWM")
-            if self._held and _concerns(None, side):
-                progress(f"{self._held} silent streams, {side.name}")
+            if self._silent_streams and _concerns(None, side):
+                progress(f"{self._silent_streams} silent streams, {side.name}")
                 with self._awake(side):
                     await self._hold(side)
         for side in self._sides:
@@ -124,7 +124,7 @@ class Bench:
         yield
         side.stop()
 
-    async def _closed(self, side: Side, measure: Measure, seconds: float) -> Took:
+    async def _closed(self, side: Side, measure: Measure, seconds: float) -> LoadResult:
         each = max(1, measure.connections // len(side.targets))
         return merged(
             await asyncio.gather(
@@ -132,10 +132,10 @@ class Bench:
             )
         )
 
-    async def _measure(self, side: Side, name: str) -> Measured:
+    async def _measure(self, side: Side, name: str) -> Measurement:
         measure, before = MEASURES[name], tally(self._address)
         began_cpu_s = side.cpu_s()
-        with side.asked():
+        with side.database_blocked():
             busy = asyncio.ensure_future(self._busy(side, measure.spread_s))
             if measure.connections:
                 took = await self._closed(side, measure, self._seconds)
@@ -151,9 +151,9 @@ class Bench:
             most, came = 2 * (measure.connections or OPEN_CONNECTIONS) + 16, after["requests"] - before["requests"]
             if opened > most:
                 self.faults.append(f"{side.name}, {name}: {opened} connections upstream, {most} may be")
-            if came != took.asked:
-                self.faults.append(f"{side.name}, {name}: {took.asked} requests, {came} came to the upstream")
-        return Measured(took, cpu_s, share, rss, opened, written_s)
+            if came != took.sent:
+                self.faults.append(f"{side.name}, {name}: {took.sent} requests, {came} came to the upstream")
+        return Measurement(took, cpu_s, share, rss, opened, written_s)
 
     async def _busy(self, side: Side, after_s: float) -> float:
         """Return its share of the core, once all connections have started."""
@@ -162,39 +162,39 @@ class Bench:
         await asyncio.sleep(self._seconds * 0.95)
         return (side.cpu_s() - cpu_s) / (time.perf_counter() - began_s) / side.cores
 
-    def _note(self, side: Side, what: str, took: Took) -> None:
-        self._asked[side.name] += took.asked
+    def _note(self, side: Side, what: str, took: LoadResult) -> None:
+        self._sent[side.name] += took.sent
         own = _ours(side)
-        said = self.faults if own else self.notes
-        said += [f"{side.name}, {what}: {fault}" for fault in took.faults[:3]]
+        lines = self.faults if own else self.notes
+        lines += [f"{side.name}, {what}: {fault}" for fault in took.faults[:3]]
         if own and took.lost:
-            said.append(f"{side.name}, {what}: {took.lost} requests were not answered in time")
+            lines.append(f"{side.name}, {what}: {took.lost} requests were not answered in time")
 
     async def _hold(self, side: Side) -> None:
-        before, held = side.memory_bytes(), Held(side.target, self._held)
-        took = await held.open()
+        before, streams = side.memory_bytes(), SilentStreams(side.target, self._silent_streams)
+        took = await streams.open()
         await asyncio.sleep(HOLD_S)
         # Streams that broke off meanwhile are faults.
-        self.figures.held[side.name] = (held.begun, (side.memory_bytes() - before) / max(1, held.begun))
+        self.figures.silent_streams[side.name] = (streams.begun, (side.memory_bytes() - before) / max(1, streams.begun))
         self._note(side, "silent streams", took)
-        await held.close()
+        await streams.close()
 
         async def left() -> bool:
             return tally(self._address)["open_streams"] == 0
 
         if not await until(left, QUIET_S) and side.form is not None:
-            self.faults.append(f"{side.name}: streams go on upstream that nobody hears")
+            self.faults.append(f"{side.name}: streams continue upstream without a client")
 
     async def _count(self, side: Side) -> None:
         """Check that SQL has every request, each once."""
-        asked = self._asked[side.name]
+        sent = self._sent[side.name]
 
         async def right() -> bool:
-            return side.rows() == (asked, asked)
+            return side.rows() == (sent, sent)
 
         if not await until(right, QUIET_S):
             rows, calls = side.rows()
-            self.faults.append(f"{side.name}: {asked} requests, SQL has {rows} rows of {calls} calls")
+            self.faults.append(f"{side.name}: {sent} requests, SQL has {rows} rows of {calls} calls")
 
 
 def _ours(side: Side) -> bool:
@@ -230,13 +230,13 @@ def main() -> int:
         start.started(args.forms, args.nginx, peers, Path(temporary), own) as (address, sides),
         Progress(TextColumn("{task.description}"), console=console, transient=True, auto_refresh=False) as progress,
     ):
-        bench = Bench(address, sides, args.seconds, args.held, args.tries)
+        bench = Bench(address, sides, args.seconds, args.silent_streams, args.tries)
         names = [name for name in MEASURES if name in args.only]
         task = progress.add_task("starts")
-        uvloop.run(bench.go(names, args.rounds, lambda told: progress.update(task, description=told, refresh=True)))
+        uvloop.run(bench.go(names, args.rounds, lambda text: progress.update(task, description=text, refresh=True)))
     machine["stolen"] = bench.host.shares()
     judged = [] if args.short else bars(bench.figures)
-    report.show(console, bench.figures, judged, bench.host.told() + bench.notes)
+    report.show(console, bench.figures, judged, bench.host.notes() + bench.notes)
     if args.json:
         args.json.write_text(json.dumps(as_json(bench.figures, machine), indent=1) + "\n")
     faults = bench.faults
@@ -256,7 +256,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tries", type=int, default=3, help="of each, at most, where the machine's host takes cores")
     parser.add_argument("--only", help=f"measurements, by comma: {', '.join(MEASURES)}")
     parser.add_argument("--forms", help=f"of the proxy, by comma: {', '.join(start.FORMS)}")
-    parser.add_argument("--held", type=int, default=HELD, help="silent streams at once; 0: none")
+    parser.add_argument(
+        "--held", dest="silent_streams", type=int, metavar="N", default=SILENT_STREAMS, help="silent streams; 0: none"
+    )
     parser.add_argument("--nginx", default=shutil.which("nginx"), help="its binary; without it the one on PATH")
     parser.add_argument("--litellm", help="its binary, of an environment with litellm[proxy]")
     parser.add_argument("--rllm", help="rLLM's, of an environment with rllm-model-gateway")
@@ -269,7 +271,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="seconds: the proxy and the upstream alone, once each")
     args = parser.parse_args()
     if args.short:
-        args.seconds, args.rounds, args.tries, args.held = 0.5, 1, 1, 200
+        args.seconds, args.rounds, args.tries, args.silent_streams = 0.5, 1, 1, 200
         args.nginx = args.litellm = args.rllm = None
     args.only = _names(args.only, SHORT if args.short else tuple(MEASURES), tuple(MEASURES), parser)
     forms = tuple(start.FORMS)

@@ -1,4 +1,4 @@
-"""A client that costs as little as possible: one kept connection, and a check of each answer."""
+"""A client that costs as little as possible: one persistent connection, and a check of each answer."""
 
 import asyncio
 import functools
@@ -73,34 +73,37 @@ class Judge:
 
 def wrong_with(kind: str, status: int, body: bytes) -> str | None:
     """Return what is wrong with an answer to a client that requested no ids; None where nothing is."""
-    told = body[:200].decode("utf-8", "replace")
+    excerpt = body[:200].decode("utf-8", "replace")
     if status != 200:
-        return f"{status}: {told}"
+        return f"{status}: {excerpt}"
     try:
         if kind in WHOLE:
             chunks = [json.loads(body)]
-            said = chunks[0]["choices"][0]["message"]["content"]
+            text = chunks[0]["choices"][0]["message"]["content"]
         else:
             pieces = [piece.removeprefix(b"data: ") for piece in body.split(b"\n\n") if piece]
             chunks = [json.loads(piece) for piece in pieces if piece != b"[DONE]"]
             choices = [choice for chunk in chunks for choice in chunk["choices"]]
-            said = "".join(choice["delta"].get("content") or "" for choice in choices)
+            text = "".join(choice["delta"].get("content") or "" for choice in choices)
             if not body.endswith(DONE):
-                return f"a stream without its end: {told}"
+                return f"a stream without its end: {excerpt}"
         unasked = [chunk.get("prompt_token_ids") for chunk in chunks]
         unasked += [
             choice.get(name) for one in chunks for choice in one["choices"] for name in ("token_ids", "logprobs")
         ]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        return f"no answer of a chat ({type(error).__name__}): {told}"
-    if said != text_of(kind):
-        return f"{len(text_of(kind))} characters were due, came {len(said)}: {told}"
+        return f"no answer of a chat ({type(error).__name__}): {excerpt}"
+    if text != text_of(kind):
+        return f"{len(text_of(kind))} characters were due, came {len(text)}: {excerpt}"
     # Some servers omit null fields, some write them as an empty object.
-    return f"ids or logprobs that nobody asked for: {told}" if any(unasked) else None
+    return f"ids or logprobs that were not requested: {excerpt}" if any(unasked) else None
 
 
 class Client(asyncio.Protocol):
-    """One kept connection with one request at a time. Calls `on_answer` for each answer, `on_lost` if it breaks off."""
+    """One persistent connection with one request at a time.
+
+    Calls `on_answer` for each answer, and `on_lost` if it breaks off.
+    """
 
     def __init__(self, on_answer: Callable[["Client"], None], on_lost: Callable[["Client"], None]) -> None:
         self._on_answer, self._on_lost = on_answer, on_lost

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.bench.load import Took
+from benchmarks.bench.load import LoadResult
 from benchmarks.bench.sides import DIRECT
 from benchmarks.bench.upstream import EVENTS, EVERY_S
 
@@ -25,10 +25,10 @@ RATES = ("plain", "large", "stream")
 
 
 @dataclass
-class Measured:
+class Measurement:
     """One side in one measurement of one round."""
 
-    took: Took
+    took: LoadResult
     cpu_s: float = 0.0
     """CPU time of the side, until everything was written."""
     busy: float = 0.0
@@ -54,16 +54,16 @@ class Measured:
 class Figures:
     """All figures of a run: measurement -> side -> rounds."""
 
-    by: dict[str, dict[str, list[Measured]]] = field(default_factory=dict)
-    held: dict[str, tuple[int, float]] = field(default_factory=dict)
+    by: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)
+    silent_streams: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Side -> number of streams open at once, bytes each."""
     highest_rss: dict[str, int] = field(default_factory=dict)
     """Side -> VmHWM after all requests, but before the silent streams."""
 
-    def add(self, what: str, side: str, measured: Measured) -> None:
+    def add(self, what: str, side: str, measured: Measurement) -> None:
         self.by.setdefault(what, {}).setdefault(side, []).append(measured)
 
-    def of(self, what: str, side: str) -> list[Measured]:
+    def of(self, what: str, side: str) -> list[Measurement]:
         """Return its rounds; none where it was not measured."""
         return self.by.get(what, {}).get(side, [])
 
@@ -130,7 +130,7 @@ class Figures:
 
         Rates assume a fully used core: when other processes took the core, the proxy must not look slow.
         """
-        found = {}
+        ratios = {}
         for what, sides in self.by.items():
             for side in sides:
                 if not side.startswith("whetstone"):
@@ -138,11 +138,11 @@ class Figures:
                 for other in sides:
                     ratio = self.ratio(what, side, other, "capacity")
                     if what.startswith(RATES) and not other.startswith("whetstone") and ratio is not None:
-                        found[f"{what}: {side} / {other}"] = round(ratio, 4)
+                        ratios[f"{what}: {side} / {other}"] = round(ratio, 4)
                 longer = self.longer_than_alone(what, side) if what.startswith("paced") else None
                 if longer is not None and math.isfinite(longer):
-                    found[f"{what}, time: {side} / {DIRECT}"] = round(1 + longer, 4)
-        return found
+                    ratios[f"{what}, time: {side} / {DIRECT}"] = round(1 + longer, 4)
+        return ratios
 
 
 def percentile(values: Sequence[float], share: float, lost: int = 0) -> float:
@@ -151,18 +151,18 @@ def percentile(values: Sequence[float], share: float, lost: int = 0) -> float:
     return math.inf if place >= len(values) else sorted(values)[place]
 
 
-def worse(now: Mapping[str, float], kept: Mapping[str, float], tolerance: float = TOLERANCE) -> list[str]:
+def worse(now: Mapping[str, float], baseline: Mapping[str, float], tolerance: float = TOLERANCE) -> list[str]:
     """Return the ratios that are worse than the baseline's by more than the tolerance. Rates should be high, times low.
 
     Ratios that only one of both has are not compared; if there is nothing to compare, that is a fault too.
     """
     faults = []
-    shared = [name for name in kept if name in now]
+    shared = [name for name in baseline if name in now]
     for name in shared:
         timed = ", time:" in name
-        by = (now[name] / kept[name] if timed else kept[name] / max(now[name], 1e-9)) - 1
+        by = (now[name] / baseline[name] if timed else baseline[name] / max(now[name], 1e-9)) - 1
         if by > tolerance:
-            faults.append(f"{name}: {now[name]:.3g}, was {kept[name]:.3g}: {by:.0%} worse, {tolerance:.0%} may be")
+            faults.append(f"{name}: {now[name]:.3g}, was {baseline[name]:.3g}: {by:.0%} worse, {tolerance:.0%} may be")
     return faults if shared else ["nothing of the baseline was measured"]
 
 
@@ -192,58 +192,60 @@ class Bar:
         return self.value >= bound if self.least else self.value <= bound
 
 
-def bars(found: Figures, side: str = "whetstone", workers: str = "whetstone, 2 workers") -> list[Bar]:
+def bars(figures: Figures, side: str = "whetstone", workers: str = "whetstone, 2 workers") -> list[Bar]:
     """Return the requirements for the proxy, with its values."""
-    held, each_bytes = found.held.get(side, (None, None))
-    share = found.median("paced 128", side, "busy")
-    memory = found.rss_bytes(side)
-    lost, many = (found.lost("paced 400", side) if found.of("paced 400", side) else None), "400 paced streams"
+    streams, each_bytes = figures.silent_streams.get(side, (None, None))
+    share = figures.median("paced 128", side, "busy")
+    memory = figures.rss_bytes(side)
+    lost, many = (figures.lost("paced 400", side) if figures.of("paced 400", side) else None), "400 paced streams"
     rate = "requests/s, 16 connections"
     return [
-        Bar(f"{rate}, of LiteLLM's", 35, 100, found.ratio("plain 16", side, "litellm")),
-        Bar(f"{rate}, of nginx's", 0.07, 0.2, found.ratio("plain 16", side, "nginx", others="rate")),
-        Bar(f"{rate}, of all nginx's core could do", 0.07, 0.2, found.ratio("plain 16", side, "nginx")),
-        Bar("27 KB captured, requests/s, of rLLM's", 10, 20, found.ratio("large 16", side, "rllm")),
-        Bar("streams/s, 16 connections, of LiteLLM's", 60, 200, found.ratio("stream 16", side, "litellm")),
-        Bar("1,000 requests/s, added p50, ms", 0.3, 0.12, found.added_ms("open", side, 0.5), least=False),
-        Bar("1,000 requests/s, added p99, ms", 3, 0.8, found.added_ms("open", side, 0.99), least=False),
-        Bar("first event later by, p50, ms", 0.5, None, found.added_ms("first", side, 0.5, first=True), least=False),
+        Bar(f"{rate}, of LiteLLM's", 35, 100, figures.ratio("plain 16", side, "litellm")),
+        Bar(f"{rate}, of nginx's", 0.07, 0.2, figures.ratio("plain 16", side, "nginx", others="rate")),
+        Bar(f"{rate}, of all nginx's core could do", 0.07, 0.2, figures.ratio("plain 16", side, "nginx")),
+        Bar("27 KB captured, requests/s, of rLLM's", 10, 20, figures.ratio("large 16", side, "rllm")),
+        Bar("streams/s, 16 connections, of LiteLLM's", 60, 200, figures.ratio("stream 16", side, "litellm")),
+        Bar("1,000 requests/s, added p50, ms", 0.3, 0.12, figures.added_ms("open", side, 0.5), least=False),
+        Bar("1,000 requests/s, added p99, ms", 3, 0.8, figures.added_ms("open", side, 0.99), least=False),
+        Bar("first event later by, p50, ms", 0.5, None, figures.added_ms("first", side, 0.5, first=True), least=False),
         Bar("128 paced streams, share of the core", 0.6, 0.37, share, least=False),
-        Bar("128 paced streams, longer by", 0.05, 0.01, found.longer_than_alone("paced 128", side), least=False),
-        Bar(f"{many}, longer by", 0.15, None, found.longer_than_alone("paced 400", side), least=False),
+        Bar("128 paced streams, longer by", 0.05, 0.01, figures.longer_than_alone("paced 128", side), least=False),
+        Bar(f"{many}, longer by", 0.15, None, figures.longer_than_alone("paced 400", side), least=False),
         Bar(f"{many}, lost", 0, None, lost, least=False),
-        Bar("CPU us a request, 16 connections", 200, 65, found.cpu_us("plain 16", side), least=False),
+        Bar("CPU us a request, 16 connections", 200, 65, figures.cpu_us("plain 16", side), least=False),
         Bar("resident under load, MiB", 200e6 / 2**20, None, memory / 2**20 if memory else None, least=False),
-        Bar("streams that are silent, held at once", 2000, None, held),
+        Bar("streams that are silent, held at once", 2000, None, streams),
         Bar("memory of each, KiB", 64, None, None if each_bytes is None else each_bytes / 1024, least=False),
-        Bar("two workers, requests/s of one's", 1.7, None, found.ratio("plain 64", workers, side, others="rate")),
+        Bar("two workers, requests/s of one's", 1.7, None, figures.ratio("plain 64", workers, side, others="rate")),
     ]
 
 
-def as_json(found: Figures, machine: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(figures: Figures, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything, for a file."""
-    sides = sorted({side for measured in found.by.values() for side in measured})
-    figures: dict[str, Any] = {}
-    for what, measured in found.by.items():
-        figures[what] = {
+    sides = sorted({side for measured in figures.by.values() for side in measured})
+    by_measurement: dict[str, Any] = {}
+    for what, measured in figures.by.items():
+        by_measurement[what] = {
             side: {
                 "requests_per_s": [round(one.rate, 1) for one in rounds],
                 "core": [round(one.busy, 3) for one in rounds],
-                "p50_ms": found.percentile(what, side, 0.5),
-                "p99_ms": found.percentile(what, side, 0.99),
-                "first_p50_ms": found.percentile(what, side, 0.5, first=True),
-                "cpu_us": found.cpu_us(what, side),
-                "lost": found.lost(what, side),
+                "p50_ms": figures.percentile(what, side, 0.5),
+                "p99_ms": figures.percentile(what, side, 0.99),
+                "first_p50_ms": figures.percentile(what, side, 0.5, first=True),
+                "cpu_us": figures.cpu_us(what, side),
+                "lost": figures.lost(what, side),
                 "opened": sum(one.opened for one in rounds),
             }
             for side, rounds in measured.items()
         }
     return {
         "machine": dict(machine),
-        "figures": figures,
-        "rss_bytes": {side: found.rss_bytes(side) for side in sides},
-        "highest_rss_bytes": found.highest_rss,
-        "held": {side: {"streams": count, "bytes_each": each} for side, (count, each) in found.held.items()},
-        "bars": {bar.name: {"value": bar.value, "must": bar.must, "holds": bar.holds} for bar in bars(found)},
-        "ratios": found.ratios(),
+        "figures": by_measurement,
+        "rss_bytes": {side: figures.rss_bytes(side) for side in sides},
+        "highest_rss_bytes": figures.highest_rss,
+        "held": {
+            side: {"streams": count, "bytes_each": each} for side, (count, each) in figures.silent_streams.items()
+        },
+        "bars": {bar.name: {"value": bar.value, "must": bar.must, "holds": bar.holds} for bar in bars(figures)},
+        "ratios": figures.ratios(),
     }

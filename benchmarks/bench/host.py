@@ -10,7 +10,7 @@ NOTEWORTHY = 0.02
 """Share of the cores' time. Less is only a timer's tick now and then."""
 _STOLEN = 7
 """Index of `steal` in the numbers of a core (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal."""
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 class Host:
@@ -22,37 +22,37 @@ class Host:
         self._ticks: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._again = 0
 
-    async def calmest(self, what: str, measure: Callable[[], Awaitable[_Found]]) -> _Found:
+    async def calmest(self, what: str, measure: Callable[[], Awaitable[_Result]]) -> _Result:
         """Measure one round; repeat it while the host takes a notable share.
 
         The try with the smallest share counts, with any result.
         """
-        tries: list[tuple[float, int, int, _Found]] = []
+        tries: list[tuple[float, int, int, _Result]] = []
         while not tries or (tries[-1][0] >= NOTEWORTHY and len(tries) < self._tries):
             before = ticks()
-            found = await measure()
+            result = await measure()
             taken, in_all = (after - then for after, then in zip(ticks(), before, strict=True))
-            tries.append((taken / max(1, in_all), taken, in_all, found))
+            tries.append((taken / max(1, in_all), taken, in_all, result))
         self._again += len(tries) - 1
-        _, taken, in_all, found = min(tries, key=lambda one: one[0])
+        _, taken, in_all, result = min(tries, key=lambda one: one[0])
         so_far = self._ticks[what]
         self._ticks[what] = so_far[0] + taken, so_far[1] + in_all
-        return found
+        return result
 
     def shares(self) -> Mapping[str, float]:
         """Return the stolen share of all cores' time, by measurement."""
         return {what: taken / max(1, in_all) for what, (taken, in_all) in self._ticks.items()}
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return notes for readers of the figures; none if the machine had its cores to itself."""
-        told = []
+        notes = []
         if self._again:
-            told.append(f"{self._again} times the machine's host took a share of the cores, and it was measured again")
+            notes.append(f"{self._again} times the machine's host took a share of the cores, and it was measured again")
         by_what = [f"{what} {share:.0%}" for what, share in self.shares().items() if share >= NOTEWORTHY]
         if by_what:
             taken = "the machine's host took of the cores' time"
-            told.append(f"{taken}: {', '.join(by_what)}; delays, and ratios in part, are its doing too")
-        return told
+            notes.append(f"{taken}: {', '.join(by_what)}; delays, and ratios in part, are its doing too")
+        return notes
 
 
 def ticks() -> tuple[int, int]:

@@ -36,18 +36,18 @@ _TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Counted:
+class ThreadCount:
     """The instructions of one thread."""
 
     thread: str
     instructions: int
 
 
-def read(folder: Path) -> list[Counted]:
+def read(folder: Path) -> list[ThreadCount]:
     """Read what callgrind wrote there (`callgrind.1-01`: the first dump, thread 1), the largest first."""
-    told = {path: _TOTALS.search(path.read_text(errors="replace")) for path in folder.glob("callgrind.*")}
-    found = [Counted(path.suffix.partition("-")[2], int(one[1])) for path, one in told.items() if one]
-    return sorted(found, key=lambda one: one.instructions, reverse=True)
+    matches = {path: _TOTALS.search(path.read_text(errors="replace")) for path in folder.glob("callgrind.*")}
+    counts = [ThreadCount(path.suffix.partition("-")[2], int(one[1])) for path, one in matches.items() if one]
+    return sorted(counts, key=lambda one: one.instructions, reverse=True)
 
 
 async def _ask(side: Side, kind: str, seconds: float) -> int:
@@ -74,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=KINDS[:3], default="plain")
     parser.add_argument("--form", choices=start.FORMS, default="whetstone", help="of the proxy")
-    parser.add_argument("--seconds", type=float, default=20.0, help="so long it is asked; some 40 requests in each")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long requests are sent; some 40 in each")
     parser.add_argument("--out", type=Path, help="an empty folder for callgrind's files, which stay")
     args = parser.parse_args()
     if shutil.which("callgrind_control") is None:
@@ -107,7 +107,7 @@ def main() -> int:
         for column in ("thread", "instructions a request"):
             table.add_column(column, justify="right" if table.columns else "left")
         whole = sum(one.instructions for one in counted)
-        for one in [*counted, Counted("", whole)]:
+        for one in [*counted, ThreadCount("", whole)]:
             if one.instructions >= LEAST * whole:
                 table.add_row(NAMES.get(one.thread, f"thread {one.thread}"), f"{one.instructions / requests:,.0f}")
         console.print(table)

@@ -1,4 +1,4 @@
-"""Generate load over kept connections, as a closed or an open loop, and measure and check each answer."""
+"""Generate load over persistent connections, as a closed or an open loop, and measure and check each answer."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _CLOCK_MONOTONIC, _ABSOLUTE = 1, 1
 
 
 @dataclass
-class Took:
+class LoadResult:
     """The result of a period of load."""
 
     seconds: float = 0.0
@@ -30,7 +30,7 @@ class Took:
     """Time of each answer, from when it was sent, or due, to its end."""
     first_ms: list[float] = field(default_factory=list)
     """The same, to its first byte."""
-    asked: int = 0
+    sent: int = 0
     lost: int = 0
     """Sent or due, and not answered in time."""
     faults: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class _Asking:
     def __init__(self, target: Target, kind: str) -> None:
         self._target, self._kind = target, kind
         self._judge = Judge(kind)
-        self.took = Took()
+        self.took = LoadResult()
         self.clients: list[Client] = []
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -57,7 +57,7 @@ class _Asking:
             self.clients += [client for _, client in await asyncio.gather(*made)]
 
     def ask(self, client: Client, due_s: float | None = None, on_first: Callable[[], None] | None = None) -> None:
-        self.took.asked += 1
+        self.took.sent += 1
         client.ask(self._target.request(self._kind), due_s, on_first)
 
     def note(self, client: Client) -> float:
@@ -92,7 +92,7 @@ class _Asking:
         self.over()
 
 
-async def closed_loop(target: Target, kind: str, connections: int, seconds: float, spread_s: float = 0.0) -> Took:
+async def closed_loop(target: Target, kind: str, connections: int, seconds: float, spread_s: float = 0.0) -> LoadResult:
     """Send a request on each connection as soon as the last is answered, for `seconds`.
 
     Connections start within `spread_s`.
@@ -124,7 +124,7 @@ async def closed_loop(target: Target, kind: str, connections: int, seconds: floa
     return asking.took
 
 
-async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> Took:
+async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> LoadResult:
     """Send requests at a fixed rate, even if earlier ones are unanswered. Times run from when each was due."""
     asking = _Asking(target, kind)
     free: list[Client] = []
@@ -166,14 +166,14 @@ async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> T
     return asking.took
 
 
-class Held:
+class SilentStreams:
     """Streams that have begun and send nothing more. Call `open` first, `close` last."""
 
     def __init__(self, target: Target, count: int) -> None:
         self._asking, self._count = _Asking(target, "silent"), count
         self.begun = 0
 
-    async def open(self) -> Took:
+    async def open(self) -> LoadResult:
         """Open all streams; on return each has had its first event, or is lost."""
         began_s = time.perf_counter()
         await self._asking.connect(self._count, lambda _client: self._asking.over())
@@ -236,13 +236,13 @@ def _collecting_nothing() -> Iterator[None]:
         gc.enable()
 
 
-def merged(parts: list[Took]) -> Took:
+def merged(parts: list[LoadResult]) -> LoadResult:
     """Merge the results of loads that ran at the same time."""
-    whole = Took(max(part.seconds for part in parts))
+    whole = LoadResult(max(part.seconds for part in parts))
     for part in parts:
         whole.ms += part.ms
         whole.first_ms += part.first_ms
         whole.faults += part.faults
-        whole.asked += part.asked
+        whole.sent += part.sent
         whole.lost += part.lost
     return whole

@@ -13,21 +13,21 @@ from benchmarks.kit.process import mib
 def where(own: list[set[int]], load: set[int]) -> str:
     """Return a line on which cores do what."""
     shared = any(cores & load for cores in own)
-    told = f"each side on core {_list(own[0])}, what asks and the upstream on {_list(load)}"
+    text = f"each side on core {_list(own[0])}, the load generator and the upstream on {_list(load)}"
     if len(own) > 1:
-        return f"{told}; two workers on {_list(own[0] | own[1])}"
-    return f"{told}{', which is the same one' if shared else ''}; two workers are measured from four cores on"
+        return f"{text}; two workers on {_list(own[0] | own[1])}"
+    return f"{text}{', which is the same one' if shared else ''}; two workers are measured from four cores on"
 
 
-def show(console: Console, found: Figures, bars: Sequence[Bar], notes: list[str]) -> None:
+def show(console: Console, figures: Figures, bars: Sequence[Bar], notes: list[str]) -> None:
     """Print all tables; without bars, no table of bars."""
-    peers = _peers(found)
-    console.print(_rates(found, peers))
-    if found.of("open", "direct") or found.of("first", "direct"):
-        console.print(_delays(found))
-    if any(what.startswith("paced") for what in found.by):
-        console.print(_paced(found))
-    console.print(_memory(found))
+    peers = _peers(figures)
+    console.print(_rates(figures, peers))
+    if figures.of("open", "direct") or figures.of("first", "direct"):
+        console.print(_delays(figures))
+    if any(what.startswith("paced") for what in figures.by):
+        console.print(_paced(figures))
+    console.print(_memory(figures))
     if bars:
         console.print(_bars(bars))
     for note in notes[:10]:
@@ -47,61 +47,61 @@ def verdict(faults: Sequence[str], bars: Sequence[Bar]) -> tuple[bool, str]:
     return True, f"it holds: no faults, {reached} bars reached, {len(bars) - reached} not measured"
 
 
-def _rates(found: Figures, peers: list[str]) -> Table:
+def _rates(figures: Figures, peers: list[str]) -> Table:
     caption = (
         f"× is a ratio of requests/s, the median of the rounds. A side that used less than {SATURATED:.0%} of its core "
-        "(*) was held up by what asks, or by others on its core: as the other of a ratio it counts with all of it."
+        "(*) was slowed down by the load generator or by other programs: in a ratio to it, its whole core counts."
     )
     headings = ("what, connections", "side", "requests/s", "core", "CPU us each", "added p50 ms", "added p99 ms")
     others = (f"× {name}" for name in ("direct", *peers))
     table = Table(*headings, *others, "opened", "SQL after", title="As many as can be", caption=caption)
-    for what, sides in found.by.items():
+    for what, sides in figures.by.items():
         if not what.startswith(RATES):
             continue
         table.add_section()
         for side, rounds in sides.items():
-            rate, busy = found.median(what, side, "rate"), found.median(what, side, "busy")
-            added = (found.added_ms(what, side, share) for share in (0.5, 0.99))
+            rate, busy = figures.median(what, side, "rate"), figures.median(what, side, "busy")
+            added = (figures.added_ms(what, side, share) for share in (0.5, 0.99))
             waited = max(one.written_s for one in rounds)
             table.add_row(
                 what,
                 side,
                 _number(rate, ",.0f") + ("*" if busy and busy < SATURATED else ""),
                 _number(busy or None, ".0%"),
-                _number(found.cpu_us(what, side), ",.0f"),
+                _number(figures.cpu_us(what, side), ",.0f"),
                 *("" if side == "direct" else _number(value) for value in added),
-                *("" if side == other else _number(found.ratio(what, side, other)) for other in ("direct", *peers)),
+                *("" if side == other else _number(figures.ratio(what, side, other)) for other in ("direct", *peers)),
                 str(sum(one.opened for one in rounds)),
                 f"{waited:.1f} s" if side.startswith("whetstone") else "",
             )
     return table
 
 
-def _delays(found: Figures) -> Table:
+def _delays(figures: Figures) -> Table:
     table = Table("what", "side", "p50 ms", "p99 ms", "added p50", "added p99", "core", "CPU us each", "lost")
     table.title = "Delays: 1,000 requests/s, from when each is due; the first event of a stream"
     for what, first in (("open", False), ("first", True)):
         table.add_section()
-        for side in found.by.get(what, {}):
+        for side in figures.by.get(what, {}):
             shares = (0.5, 0.99)
-            took = (found.percentile(what, side, share, first=first) for share in shares)
-            added = (found.added_ms(what, side, share, first=first) for share in shares)
+            took = (figures.percentile(what, side, share, first=first) for share in shares)
+            added = (figures.added_ms(what, side, share, first=first) for share in shares)
             table.add_row(
                 what,
                 side,
                 *map(_number, took),
                 *("" if side == "direct" else _number(value) for value in added),
-                _number(found.median(what, side, "busy") or None, ".0%"),
-                _number(found.cpu_us(what, side), ",.0f"),
-                str(found.lost(what, side) or ""),
+                _number(figures.median(what, side, "busy") or None, ".0%"),
+                _number(figures.cpu_us(what, side), ",.0f"),
+                str(figures.lost(what, side) or ""),
             )
     return table
 
 
-def _paced(found: Figures) -> Table:
+def _paced(figures: Figures) -> Table:
     table = Table("what, streams", "side", "core", "longer than the schedule", "first event p50 ms", "streams", "lost")
     table.title = "Streams of 64 events, one every 10 ms"
-    for what, sides in found.by.items():
+    for what, sides in figures.by.items():
         if not what.startswith("paced"):
             continue
         table.add_section()
@@ -109,21 +109,21 @@ def _paced(found: Figures) -> Table:
             table.add_row(
                 what,
                 side,
-                _number(found.median(what, side, "busy") or None, ".0%"),
-                _number(found.longer(what, side), ".1%"),
-                _number(found.percentile(what, side, 0.5, first=True)),
+                _number(figures.median(what, side, "busy") or None, ".0%"),
+                _number(figures.longer(what, side), ".1%"),
+                _number(figures.percentile(what, side, 0.5, first=True)),
                 str(sum(len(one.took.ms) for one in rounds)),
-                str(found.lost(what, side) or ""),
+                str(figures.lost(what, side) or ""),
             )
     return table
 
 
-def _memory(found: Figures) -> Table:
-    table = Table("side", "under load", "highest", "silent streams held", "KiB each", title="Memory")
-    for side, highest in found.highest_rss.items():
-        held, each = found.held.get(side, (None, None))
-        told = ("", "") if held is None or each is None else (str(held), f"{each / 1024:.1f}")
-        table.add_row(side, mib(found.rss_bytes(side)), mib(highest), *told)
+def _memory(figures: Figures) -> Table:
+    table = Table("side", "under load", "highest", "silent streams", "KiB each", title="Memory")
+    for side, highest in figures.highest_rss.items():
+        streams, each = figures.silent_streams.get(side, (None, None))
+        cells = ("", "") if streams is None or each is None else (str(streams), f"{each / 1024:.1f}")
+        table.add_row(side, mib(figures.rss_bytes(side)), mib(highest), *cells)
     return table
 
 
@@ -132,14 +132,14 @@ def _bars(bars: Sequence[Bar]) -> Table:
     for bar in bars:
         sign = "≥" if bar.least else "≤"
         aim = "" if bar.aim is None else f"{sign} {bar.aim:g}"
-        told = {None: "not measured", True: "yes", False: "NO"}[bar.holds]
-        told += ", and the aim" if bar.aimed else ""
-        table.add_row(bar.name, f"{sign} {bar.must:.4g}", aim, _number(bar.value, ".4g"), told)
+        result = {None: "not measured", True: "yes", False: "NO"}[bar.holds]
+        result += ", and the aim" if bar.aimed else ""
+        table.add_row(bar.name, f"{sign} {bar.must:.4g}", aim, _number(bar.value, ".4g"), result)
     return table
 
 
-def _peers(found: Figures) -> list[str]:
-    sides = dict.fromkeys(side for measured in found.by.values() for side in measured)
+def _peers(figures: Figures) -> list[str]:
+    sides = dict.fromkeys(side for measured in figures.by.values() for side in measured)
     return [side for side in sides if side != "direct" and not side.startswith("whetstone")]
 
 

@@ -76,8 +76,8 @@ class Side:
         """Return the proxy's own report of its state."""
         headers = dict([self.target.headers.strip().split(": ", 1)])
         answer = httpx.get(f"http://{target.host}:{target.port}/readyz", headers=headers, timeout=30)
-        told: dict[str, Any] = answer.json()
-        return told
+        reported: dict[str, Any] = answer.json()
+        return reported
 
     def wait_written(self) -> float:
         """Wait until the proxy can serve and SQL has everything; return how long that took.
@@ -87,11 +87,11 @@ class Side:
         """
         began_s = time.perf_counter()
         while time.perf_counter() - began_s < START_S:
-            told = [self.state(target) for target in self.targets]
-            if all(one["status"] == "ok" and one["unwritten"] == 0 for one in told):
+            states = [self.state(target) for target in self.targets]
+            if all(one["status"] == "ok" and one["unwritten"] == 0 for one in states):
                 return time.perf_counter() - began_s
             time.sleep(0.02)
-        raise SystemExit(f"{self.name}: not ready, or not everything written, after {START_S:g} s: {told}")
+        raise SystemExit(f"{self.name}: not ready, or not everything written, after {START_S:g} s: {states}")
 
     def rows(self) -> tuple[int, int]:
         """Return the number of completions in SQL, and of their calls."""
@@ -103,7 +103,7 @@ class Side:
         return counted[0], counted[1]
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def database_blocked(self) -> Iterator[None]:
         """Block the database during the load, where that form is measured.
 
         The journal stores what waits, and it is written afterwards.

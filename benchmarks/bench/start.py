@@ -143,7 +143,7 @@ def proxy(
 
 @contextmanager
 def nginx(binary: str, model_server: str, folder: Path, cores: set[int]) -> Iterator[Side]:
-    """Start a bare reverse proxy with kept connections: the ideal to approach."""
+    """Start a bare reverse proxy with persistent connections: the ideal to approach."""
     user = "user root;" if os.geteuid() == 0 else ""
     (port,), config = free_ports(1), folder / "nginx.conf"
     folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.05)
         else:
             return
-    raise SystemExit(f"nobody answers at {url}:\n{log.read_text(errors='replace')[-3000:]}")
+    raise SystemExit(f"no answer at {url}:\n{log.read_text(errors='replace')[-3000:]}")
 
 
 @contextmanager

@@ -60,8 +60,8 @@ def whole(kind: str, captured: bool) -> bytes:
     }
     prompt = len(_PROMPT_IDS)
     usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-    told = {"choices": [choice], "usage": usage, "prompt_token_ids": _PROMPT_IDS if captured else None}
-    return _json({**_TOP, "object": "chat.completion", **told})
+    fields = {"choices": [choice], "usage": usage, "prompt_token_ids": _PROMPT_IDS if captured else None}
+    return _json({**_TOP, "object": "chat.completion", **fields})
 
 
 def events(captured: bool) -> list[bytes]:
@@ -88,7 +88,7 @@ def _logprobs(tokens: int) -> dict[str, Any]:
     return {"content": [one] * tokens}
 
 
-def _said(status: int, body: bytes) -> bytes:
+def _response(status: int, body: bytes) -> bytes:
     head = f"HTTP/1.1 {status} Said\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -97,9 +97,9 @@ _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\
 _CHUNKS = {captured: [b"%x\r\n%b\r\n" % (len(one), one) for one in events(captured)] for captured in (False, True)}
 _BEGINS = {captured: _STREAM + chunks[0] for captured, chunks in _CHUNKS.items()}
 _ENDS = {captured: b"".join(chunks[1:]) + b"0\r\n\r\n" for captured, chunks in _CHUNKS.items()}
-_WHOLE = {(kind, captured): _said(200, whole(kind, captured)) for kind in KINDS[:2] for captured in (False, True)}
+_WHOLE = {(kind, captured): _response(200, whole(kind, captured)) for kind in KINDS[:2] for captured in (False, True)}
 _MODELS = {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": 40_960} for name in NAMES]}
-_TOLD = {b"/v1/models": _said(200, _json(_MODELS)), b"/is_sleeping": _said(200, b'{"is_sleeping":false}')}
+_RESPONSES = {b"/v1/models": _response(200, _json(_MODELS)), b"/is_sleeping": _response(200, b'{"is_sleeping":false}')}
 
 
 class Upstream:
@@ -113,7 +113,7 @@ class Upstream:
     def tally(self) -> bytes:
         """Return the counts since the start; `open_streams` are those that are silent now."""
         counts = {"accepted": self.accepted, "requests": self.requests, "open_streams": self.open_streams}
-        return _said(200, _json(counts))
+        return _response(200, _json(counts))
 
     def pace(self, connection: "Connection", captured: bool) -> None:
         """Send the rest of a stream, an event every EVERY_S from now on."""
@@ -172,12 +172,12 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body, self._body = self._body, b""
         if self._parser.get_method() == b"GET":
-            self.write(self._upstream.tally() if self._url == TALLY.encode() else _TOLD.get(self._url, _EMPTY))
+            self.write(self._upstream.tally() if self._url == TALLY.encode() else _RESPONSES.get(self._url, _EMPTY))
             return
         self._upstream.requests += 1
         captured = _wants_ids(body) is not None
-        asked = _kind(body)
-        kind = asked[1].decode() if asked else "stream" if _streams(body) else "plain"
+        match = _kind(body)
+        kind = match[1].decode() if match else "stream" if _streams(body) else "plain"
         if kind in ("plain", "large"):
             self.write(_WHOLE[kind, captured])
         elif kind == "stream":
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
             self.write(_ENDS[captured])
 
 
-_EMPTY = _said(200, b"")
+_EMPTY = _response(200, b"")
 
 
 async def serve(port: int) -> None:

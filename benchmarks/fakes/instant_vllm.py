@@ -15,7 +15,7 @@ LOGPROBS = (-0.5, -0.25, -0.125)
 PROMPT_IDS, ANSWER_IDS = [1, 2, 3], [7, 8, 9]
 MAX_MODEL_LEN = 40_960
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-ON_PURPOSE = "it was told to fail, on purpose"
+ON_PURPOSE = "this answer fails on purpose"
 
 _read = msgspec.json.Decoder(dict[str, Any]).decode
 _json = msgspec.json.Encoder().encode
@@ -45,8 +45,8 @@ class Instant:
         """Return the whole answer to a request, including its head."""
         if method == "GET":
             models = [{"id": name, "object": "model", "max_model_len": MAX_MODEL_LEN} for name in self._names]
-            told = {"/v1/models": {"object": "list", "data": models}, "/is_sleeping": {"is_sleeping": False}}
-            return _whole(200, _json(told[path]) if path in told else b"")
+            responses = {"/v1/models": {"object": "list", "data": models}, "/is_sleeping": {"is_sleeping": False}}
+            return _whole(200, _json(responses[path]) if path in responses else b"")
         body = _read(data)
         if body.get("model") not in self._names:
             return _whole(404, _error(f"The model `{body.get('model')}` does not exist.", 404))
@@ -113,39 +113,39 @@ def _events(chat: bool, top: dict[str, Any], choices: int) -> list[bytes]:
         first = _choice(chat, index, "delta", (), (), [], None)
         events.append({**top, "choices": [first], **({"prompt_token_ids": PROMPT_IDS} if chat else {})})
         for place in range(3):
-            spoken = slice(place, place + 1)
+            part = slice(place, place + 1)
             why = "stop" if place == 2 else None
-            said = _choice(chat, index, "delta", WORDS[spoken], LOGPROBS[spoken], ANSWER_IDS[spoken], why)
-            events.append({**top, "choices": [said]})
+            choice = _choice(chat, index, "delta", WORDS[part], LOGPROBS[part], ANSWER_IDS[part], why)
+            events.append({**top, "choices": [choice]})
     return [*(b"data: " + _json(event) + b"\n\n" for event in events), b"data: [DONE]\n\n"]
 
 
 def _choice(
     chat: bool,
     index: int,
-    said_in: str,
+    text_field: str,
     words: tuple[str, ...],
     logprobs: tuple[float, ...],
     ids: list[int],
     why: str | None,
 ) -> dict[str, Any]:
-    told: dict[str, Any] | None = None
+    logprobs_field: dict[str, Any] | None = None
     pairs = list(zip(words, logprobs, strict=True))
     if chat:
         content = [{"token": word, "logprob": value, "bytes": [], "top_logprobs": []} for word, value in pairs]
-        told = {"content": content} if pairs else None
-        said: dict[str, Any] = {said_in: {"role": "assistant", "content": "".join(words)}}
+        logprobs_field = {"content": content} if pairs else None
+        fields: dict[str, Any] = {text_field: {"role": "assistant", "content": "".join(words)}}
     else:
         if pairs:
-            told = {
+            logprobs_field = {
                 "text_offset": [0] * len(pairs),
                 "token_logprobs": list(logprobs),
                 "tokens": list(words),
                 "top_logprobs": [dict([pair]) for pair in pairs],
             }
-        opening = said_in == "message" or not words
-        said = {"text": "".join(words), "prompt_token_ids": PROMPT_IDS if opening else None}
-    return {"index": index, **said, "logprobs": told, "finish_reason": why, "token_ids": ids or None}
+        opening = text_field == "message" or not words
+        fields = {"text": "".join(words), "prompt_token_ids": PROMPT_IDS if opening else None}
+    return {"index": index, **fields, "logprobs": logprobs_field, "finish_reason": why, "token_ids": ids or None}
 
 
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"

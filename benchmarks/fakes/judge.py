@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.fakes.json_server import Handler, Server
 
 ATTEMPT = re.compile(r'<attempt id="(\w+)">\n(.*?)\n</attempt>', re.DOTALL)
-SAID = re.compile(r"worth ([01]\.\d+)")
+WORTH = re.compile(r"worth ([01]\.\d+)")
 
 Fault = Callable[[int, random.Random], str | None]
 """Number of the call, from 0 -> its fault, one of FAULTS; None: no fault."""
@@ -26,8 +26,8 @@ Fault = Callable[[int, random.Random], str | None]
 def worth(message: dict[str, Any]) -> float:
     """Return the worth of an attempt that ends with this message: 0 to 1, in thousandths."""
     text = str(message.get("content"))
-    if said := SAID.findall(text):
-        return float(said[-1])
+    if matches := WORTH.findall(text):
+        return float(matches[-1])
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=4).digest()) % 1001 / 1000
 
 
@@ -118,7 +118,7 @@ class ScriptedJudge(Server):
         """Number of calls."""
         return len(self.prompts)
 
-    def heard(self, prompt: str) -> tuple[int, str | None, random.Random]:
+    def record_call(self, prompt: str) -> tuple[int, str | None, random.Random]:
         """Record a call; return its number, its fault, and a random generator."""
         with self._lock:
             self.prompts.append(prompt)
@@ -131,7 +131,7 @@ class _Handler(Handler):
 
     def respond(self, body: dict[str, Any]) -> None:
         prompt = body["messages"][-1]["content"]
-        number, fault, rng = self.server.heard(prompt)
+        number, fault, rng = self.server.record_call(prompt)
         scores = {}
         for name, lines in attempts(prompt).items():
             noise = self.server.noise(number, str(lines[-1].get("content")))

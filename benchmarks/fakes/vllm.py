@@ -25,7 +25,7 @@ class Fate(StrEnum):
     SILENT = "silent until the proxy gives up"
     NO_ANSWER = "dies before its headers"
     DIES = "dies midway"
-    TRUNCATED = "shorter than it said"
+    TRUNCATED = "shorter than its content-length"
     GARBAGE = "garbage"
     NO_DONE = "ends without [DONE]"
     ERROR_EVENT = "an error as event"
@@ -174,41 +174,41 @@ class Faulty:
         if plan.fate in STATUSES:
             await _write(writer, _whole(STATUSES[plan.fate], _error(STATUSES[plan.fate], body["model"])))
             return True
-        said = _Said(plan, path, body["model"], arrival.request_id, body.get("stream_options") or {})
-        stays = await (self._stream if plan.streamed else self._plain)(said, reader, writer)
+        answer = _Answer(plan, path, body["model"], arrival.request_id, body.get("stream_options") or {})
+        stays = await (self._stream if plan.streamed else self._plain)(answer, reader, writer)
         arrival.answered = plan.fate in HARMLESS
         return stays
 
-    async def _plain(self, said: "_Said", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        fate, answer = said.plan.fate, _whole(200, said.answer())
+    async def _plain(self, answer: "_Answer", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        fate, data = answer.plan.fate, _whole(200, answer.answer())
         if fate is Fate.SILENT:
             await reader.read()
             return False
         if fate is Fate.GARBAGE:
-            answer = _whole(200, said.plan.garbage)
+            data = _whole(200, answer.plan.garbage)
         if fate in (Fate.DIES, Fate.TRUNCATED):
-            await _write(writer, answer[: -len(answer) // 2] if fate is Fate.DIES else answer[:-1])
+            await _write(writer, data[: -len(data) // 2] if fate is Fate.DIES else data[:-1])
             return False
         if fate is Fate.SLOW:
             await asyncio.sleep(10 * SLOW_S)
-        await (_write_split if fate is Fate.SPLIT else _write)(writer, answer)
+        await (_write_split if fate is Fate.SPLIT else _write)(writer, data)
         return True
 
-    async def _stream(self, said: "_Said", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        plan = said.plan
-        events = said.events()
+    async def _stream(self, answer: "_Answer", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        plan = answer.plan
+        events = answer.events()
         if plan.fate not in HARMLESS:
             events = events[: plan.opened + plan.cut]
         chunks = [_EVENT_STREAM, *map(_chunk, events)]
         stays = False
         match plan.fate:
             case Fate.TRUNCATED:
-                chunks.append(_chunk(said.event([plan.token_ids[0]]))[:-10])
+                chunks.append(_chunk(answer.event([plan.token_ids[0]]))[:-10])
             case Fate.NO_DONE:
                 chunks.append(_END)
                 stays = True
             case Fate.GARBAGE | Fate.ERROR_EVENT:
-                wrong = plan.garbage if plan.fate is Fate.GARBAGE else _error(500, said.model)
+                wrong = plan.garbage if plan.fate is Fate.GARBAGE else _error(500, answer.model)
                 chunks += [_chunk(b"data: " + wrong + b"\n\n"), _chunk(_DONE), _END]
                 stays = True
             case fate if fate in HARMLESS:
@@ -225,7 +225,7 @@ class Faulty:
         return stays
 
 
-class _Said:
+class _Answer:
     """The bytes of an answer, as vLLM writes them."""
 
     def __init__(self, plan: Plan, path: str, model: str, request_id: str, stream_options: dict[str, Any]) -> None:
@@ -236,8 +236,8 @@ class _Said:
             "created": 1_795_278_185,
             "model": model,
         }
-        self._tells_usage = stream_options.get("include_usage") is True
-        self._keeps_telling = stream_options.get("continuous_usage_stats") is True
+        self._usage_at_end = stream_options.get("include_usage") is True
+        self._usage_in_each_event = stream_options.get("continuous_usage_stats") is True
 
     def answer(self) -> bytes:
         plan = self.plan
@@ -261,19 +261,19 @@ class _Said:
         ]
         if plan.fate is Fate.NO_CHOICES:
             events.insert(plan.cut, _event(self._chunk_top() | {"choices": []}))
-        if self._tells_usage:
+        if self._usage_at_end:
             events.append(_event(self._chunk_top() | {"choices": [], "usage": self._usage()}))
         return [first, *events]
 
     def event(self, token_ids: list[int], finish_reason: str | None = None, *, opening: bool = False) -> bytes:
         text = "".join(WORDS[token % len(WORDS)] for token in token_ids)
-        said: dict[str, Any] = {"text": text, "prompt_token_ids": self.plan.prompt_ids if opening else None}
+        choice: dict[str, Any] = {"text": text, "prompt_token_ids": self.plan.prompt_ids if opening else None}
         if self._chat:
-            said = {"delta": {"role": "assistant", "content": ""} if opening else {"content": text} if text else {}}
-        fields = self._chunk_top() | {"choices": [said | self._sampled(token_ids, finish_reason)]}
+            choice = {"delta": {"role": "assistant", "content": ""} if opening else {"content": text} if text else {}}
+        fields = self._chunk_top() | {"choices": [choice | self._sampled(token_ids, finish_reason)]}
         if self._chat and opening:
             fields["prompt_token_ids"] = self.plan.prompt_ids
-        if self._keeps_telling:
+        if self._usage_in_each_event:
             fields["usage"] = self._usage()
         return _event(fields)
 
@@ -285,21 +285,21 @@ class _Said:
         return self._top | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
 
     def _sampled(self, token_ids: list[int], finish_reason: str | None) -> dict[str, Any]:
-        said = [(WORDS[token % len(WORDS)], -(token % 64) / 64) for token in token_ids]
+        pairs = [(WORDS[token % len(WORDS)], -(token % 64) / 64) for token in token_ids]
         logprobs: dict[str, Any] | None = None
-        if self._chat and said:
+        if self._chat and pairs:
             logprobs = {
                 "content": [
                     {"token": word, "logprob": logprob, "bytes": list(word.encode()), "top_logprobs": []}
-                    for word, logprob in said
+                    for word, logprob in pairs
                 ]
             }
-        elif said:
+        elif pairs:
             logprobs = {
-                "text_offset": [0] * len(said),
-                "token_logprobs": [logprob for _, logprob in said],
-                "tokens": [word for word, _ in said],
-                "top_logprobs": [dict([pair]) for pair in said],
+                "text_offset": [0] * len(pairs),
+                "token_logprobs": [logprob for _, logprob in pairs],
+                "tokens": [word for word, _ in pairs],
+                "top_logprobs": [dict([pair]) for pair in pairs],
             }
         return {"index": 0, "logprobs": logprobs, "finish_reason": finish_reason, "token_ids": token_ids or None}
 
@@ -327,7 +327,7 @@ def _event(fields: dict[str, Any]) -> bytes:
 
 
 def _error(status: int, model: str) -> bytes:
-    return _json({"error": {"message": f"{model} was told to fail", "type": "Soak", "param": None, "code": status}})
+    return _json({"error": {"message": f"{model} fails on purpose", "type": "Soak", "param": None, "code": status}})
 
 
 def _json(value: Any) -> bytes:

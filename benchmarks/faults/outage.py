@@ -1,7 +1,7 @@
 """Check that apps notice nothing when the database is away: PostgreSQL is stopped under load, and comes back.
 
 Starts PostgreSQL, an instant upstream and a proxy of its own; apps send requests at a steady rate, give feedback and
-continue conversations. Exit 0 only if no request and no feedback failed because of it, all feedback was meanwhile
+continue conversations. Exit 0 only if no request and no feedback failed for that reason, all feedback was meanwhile
 answered 202 `waiting`, `/readyz` reported it, and everything is in SQL, once, within 60 s of the database's return.
 Loopback only.
 """
@@ -24,7 +24,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.faults.chaos.records import Heard, Stored, stored, words_of, wrong_with
+from benchmarks.faults.chaos.records import AppLedger, SqlLedger, read_ledger, words_of, wrong_with
 from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import ROOT, running_proxy
@@ -48,14 +48,14 @@ WAITS_S = 120.0
 class Run:
     """What the apps and the clock saw."""
 
-    heard: Heard = field(default_factory=Heard)
+    received: AppLedger = field(default_factory=AppLedger)
     failed: list[str] = field(default_factory=list)
     """Answers that were wrong."""
     away: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     took_ms: dict[str, list[float]] = field(default_factory=dict)
     """By kind of request, and whether the database was away."""
-    told_away: int = 0
+    reported_away: int = 0
     """How often `/readyz` reported, with 200, that the database is away while it was."""
     most_unwritten: int = 0
     caught_up_s: float | None = None
@@ -68,14 +68,14 @@ class Run:
         self.took_ms.setdefault(kind, []).append((time.perf_counter() - began) * 1000)
 
 
-def faults_of(run: Run, said: Stored) -> list[str]:
+def faults_of(run: Run, ledger: SqlLedger) -> list[str]:
     """Return what does not hold."""
-    faults = [*run.failed, *wrong_with(run.heard, said)]
+    faults = [*run.failed, *wrong_with(run.received, ledger)]
     faults += [
         f"no {what} was answered while the database was away" for what in ("answer", "feedback") if not _away(run, what)
     ]
-    if not run.told_away:
-        faults.append("/readyz never said that the database is away")
+    if not run.reported_away:
+        faults.append("/readyz never reported that the database is away")
     if run.caught_up_s is None or run.caught_up_s > CAUGHT_UP_S:
         faults.append(f"not everything was in SQL {CAUGHT_UP_S:g} s after the database's return")
     return faults
@@ -107,14 +107,14 @@ class Load:
                 if len(talk) < 6
                 else [{"role": "user", "content": words_of(number)}]
             )
-            said = await self._ask(session, number, talk, headers, stream=dice.random() < 0.5)
-            if said is None:
+            answer = await self._ask(session, number, talk, headers, stream=dice.random() < 0.5)
+            if answer is None:
                 talk = []
                 continue
-            talk.append({"role": "assistant", "content": said[1]})
+            talk.append({"role": "assistant", "content": answer[1]})
             if dice.random() < FEEDBACK_SHARE:
                 key = f"k{number}" if dice.random() < KEYED_SHARE else None
-                await self._say(session, number, said[0], key, dice.random())
+                await self._say(session, number, answer[0], key, dice.random())
 
     async def _ask(
         self,
@@ -140,7 +140,7 @@ class Load:
             return None
         self._run.note("answer", away and self._run.away, began)
         completion_id = response.headers["x-completion-id"]
-        self._run.heard.completions[completion_id] = number
+        self._run.received.completions[completion_id] = number
         return completion_id, _text(answer, stream)
 
     async def _say(
@@ -158,11 +158,11 @@ class Load:
             self._run.failed.append(f"feedback {number}, {_when(away)}: {response.status} {answer}")
             return
         self._run.note("feedback", away and self._run.away, began)
-        self._run.heard.feedback[answer["id"]] = number
+        self._run.received.feedback[answer["id"]] = number
 
 
 def _when(away: bool) -> str:
-    return f"asked with the database {'away' if away else 'there'}"
+    return f"sent with the database {'away' if away else 'there'}"
 
 
 def _text(answer: bytes, stream: bool) -> str:
@@ -187,9 +187,9 @@ async def drive(
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             await asyncio.sleep(min(1.0, seconds / 10))
-            told = await _ready(session, url)
-            run.told_away += told is not None and told["database"] is False
-            run.most_unwritten = max(run.most_unwritten, 0 if told is None else told["unwritten"])
+            state = await _ready(session, url)
+            run.reported_away += state is not None and state["database"] is False
+            run.most_unwritten = max(run.most_unwritten, 0 if state is None else state["unwritten"])
         run.away = False
         await asyncio.to_thread(postgres.start)
         returned = time.monotonic()
@@ -197,8 +197,8 @@ async def drive(
         load.over = True
         await asyncio.gather(*apps)
         while time.monotonic() < returned + CAUGHT_UP_S:
-            told = await _ready(session, url)
-            if told is not None and told["database"] and not told["unwritten"]:
+            state = await _ready(session, url)
+            if state is not None and state["database"] and not state["unwritten"]:
                 run.caught_up_s = time.monotonic() - returned
                 return
             await asyncio.sleep(0.1)
@@ -208,8 +208,8 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | N
     """Return the proxy's own report of its state; None where it is not ready."""
     try:
         async with session.get(f"{url}/readyz") as response:
-            told: dict[str, Any] = await response.json()
-            return told if response.status == 200 else None
+            state: dict[str, Any] = await response.json()
+            return state if response.status == 200 else None
     except aiohttp.ClientError:
         return None
 
@@ -245,11 +245,11 @@ def prove(data: Path, *, seconds: float, connections: int, rate: float, seed: in
             with running_proxy(settings, data / "proxy.log") as (url, _):
                 load_of = {"seconds": seconds, "connections": connections, "rate": rate, "seed": seed}
                 asyncio.run(drive(run, url, postgres, **load_of))  # type: ignore[arg-type]
-            said = stored(engine)
+            ledger = read_ledger(engine)
             engine.dispose()
         finally:
             model.terminate()
-    return run, faults_of(run, said)
+    return run, faults_of(run, ledger)
 
 
 def _show(run: Run, seconds: float, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 Starts an instant model server and a proxy of its own, sends what the OpenAPI document allows and forbids, damaged
 bodies and headers on every route, and bytes that are hardly HTTP; then stops the proxy and checks its answers, its log
-and its tables. The same seed gives the same cases. Loopback only. Exit 0 only if all of it holds.
+and its tables. The same seed gives the same cases. Loopback only. Exit 0 only if everything holds.
 """
 
 import argparse
@@ -108,8 +108,8 @@ class Run:
         kind, keys = engine.dialect.name, "without keys" if self._key is None else "with keys"
         table = Table("cases", "sent", "answers by status", title=f"fuzz on {kind}, {keys}, seed {self._seed}")
         for name, statuses in self._statuses.items():
-            told = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
-            table.add_row(name, str(int(self._cases * SHARES[name])), told)
+            by_status = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
+            table.add_row(name, str(int(self._cases * SHARES[name])), by_status)
         rows = ", ".join(f"{count} {name}" for name, count in counts(engine).items())
         table.add_row("together", str(self._cases), f"{self._took_s:.0f} s; {len(self._calls)} calls answered; {rows}")
         engine.dispose()
@@ -119,7 +119,7 @@ class Run:
     def _document(self, url: str, cases: int) -> None:
         headers = self._authorization()
         document = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers)
-        operations = [found.ok() for found in document.get_all_operations()]
+        operations = [result.ok() for result in document.get_all_operations()]
         chosen = [
             (operation, mode)
             for operation in operations
@@ -193,8 +193,8 @@ class Run:
         if fault := wrong_with(*got, head=head):
             self._fault(fault, case)
         if status == 202 and path.split("?")[0].endswith(WRITTEN):
-            said = json.loads(body)
-            self._feedback |= {one["id"] for one in (said if isinstance(said, list) else [said])}
+            items = json.loads(body)
+            self._feedback |= {one["id"] for one in (items if isinstance(items, list) else [items])}
 
     def _fault(self, what: str, case: Callable[[], str]) -> None:
         self._faults.append(f"{what}\n  {case()[:2000]}")
@@ -244,17 +244,17 @@ def _state(url: str) -> dict[str, Any] | None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url + "/readyz", timeout=5) as response:
-            said: dict[str, Any] = json.load(response)
-            return said
+            reported: dict[str, Any] = json.load(response)
+            return reported
     except OSError:
         return None
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < deadline:
+    while not (result := holds()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return held
+    return result
 
 
 def main() -> int:

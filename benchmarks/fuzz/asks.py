@@ -98,5 +98,5 @@ def _wrong_error(headers: Mapping[str, str], body: bytes) -> str | None:
     if not shape or not isinstance(message, str) or not message:
         return f"an error without message or type: {body[:300]!r}"
     if not headers.get("content-type", "").startswith("application/json"):
-        return f"an error that is not said to be JSON: {dict(headers)}"
+        return f"an error whose content type is not JSON: {dict(headers)}"
     return None

@@ -1,4 +1,4 @@
-"""The cases of `fuzz`: requests by hypothesis, right and wrong ones, over every route."""
+"""The cases of `fuzz`: right and wrong requests by hypothesis, over every route."""
 
 import json
 from dataclasses import dataclass
@@ -125,8 +125,8 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 def _targets(draw: st.DrawFn) -> bytes:
     path = draw(st.sampled_from(ROUTES)).replace("{}", draw(ids | st.just("starter")))
     if draw(st.integers(0, 6)) == 0:
-        said = draw(st.lists(st.tuples(st.sampled_from(ADDRESSES), ids), max_size=3))
-        path = "/r/" + "".join(f"{name}/{value}/" for name, value in said) + path.lstrip("/")
+        address = draw(st.lists(st.tuples(st.sampled_from(ADDRESSES), ids), max_size=3))
+        path = "/r/" + "".join(f"{name}/{value}/" for name, value in address) + path.lstrip("/")
     query = "?" + draw(texts) if draw(st.integers(0, 6)) == 0 else ""
     escape = draw(st.sampled_from(("", "/", "/%")))
     return "".join(one if one.isascii() and (one.isalnum() or one in "/-._~?:@" + escape) else _escaped(one)
@@ -149,8 +149,8 @@ _values_of_headers = (
 def _headers(draw: st.DrawFn) -> tuple[tuple[bytes, bytes], ...]:
     odd = draw(st.just([]) | st.lists(st.tuples(st.sampled_from(HEADERS), _values_of_headers), max_size=3))
     usual = [("Host", "localhost"), ("Content-Type", "application/json")]
-    kept = [one for one in usual if draw(st.integers(0, 20))]
-    return tuple((name.encode(), _one_line(value)) for name, value in (*kept, *odd))
+    sent = [one for one in usual if draw(st.integers(0, 20))]
+    return tuple((name.encode(), _one_line(value)) for name, value in (*sent, *odd))
 
 
 def _one_line(value: str) -> bytes:

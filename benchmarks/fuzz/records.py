@@ -38,9 +38,9 @@ def wrong_with_records(engine: Engine, calls: Collection[str], feedback: Collect
     """Return what does not hold. `calls`: those that the model server answered; `feedback`: accepted feedback."""
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         for what, query in NONE_OF.items():
-            found = list(connection.scalars(text(query)))
-            if found:
-                yield f"{len(found)} {what}, first {found[:3]}"
+            ids = list(connection.scalars(text(query)))
+            if ids:
+                yield f"{len(ids)} {what}, first {ids[:3]}"
         if engine.dialect.name == "sqlite":
             orphans = list(connection.execute(text("PRAGMA foreign_key_check")))
             if orphans:

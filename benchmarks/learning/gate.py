@@ -101,7 +101,7 @@ def simulated(case: Case, loss: float, runs: int, seed: int, gate: GateSettings)
     )
 
 
-def held(line: Line, runs: int, gate: GateSettings) -> bool | None:
+def bar_holds(line: Line, runs: int, gate: GateSettings) -> bool | None:
     """Return whether the line is within its bar; None where it has none."""
     if line.case.test == "watch" and line.case.fall:
         return None  # it cannot know the rewards that its parent would have got meanwhile
@@ -197,23 +197,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("canary", "watch", "heldout"), help="one test instead of all")
     parser.add_argument("--rewards", choices=tuple(SPREADS), help="one kind of rewards instead of all")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     gate = GateSettings()
     table = Table("test", "rewards", "share", "fall of both", "true loss", "rejected", "groups used", "needed", "bar")
     bars = []
     for case in CASES:
-        if asked.only not in (None, case.test) or asked.rewards not in (None, case.rewards):
+        if args.only not in (None, case.test) or args.rewards not in (None, case.rewards):
             continue
         for loss in LOSSES:
-            line = simulated(case, loss, asked.runs, asked.seed, gate)
-            bars.append(held(line, asked.runs, gate))
-            table.add_row(*_told(line, bars[-1]))
+            line = simulated(case, loss, args.runs, args.seed, gate)
+            bars.append(bar_holds(line, args.runs, gate))
+            table.add_row(*_cells(line, bars[-1]))
         table.add_section()
     Console(width=120).print(table)
     return 0 if False not in bars else 1
 
 
-def _told(line: Line, bar: bool | None) -> tuple[str, ...]:
+def _cells(line: Line, bar: bool | None) -> tuple[str, ...]:
     case = line.case
     return (
         case.test,

@@ -53,13 +53,13 @@ def rows_of(groups: int, prompt: int, answer: int, vocabulary: int) -> list[Row]
     rng = random.Random(0)
     rows = []
     for group in range(groups):
-        asked = [rng.randrange(vocabulary) for _ in range(prompt)]
+        prompt_ids = [rng.randrange(vocabulary) for _ in range(prompt)]
         for member in range(MEMBERS):
-            said = [rng.randrange(vocabulary) for _ in range(answer)]
+            answer_ids = [rng.randrange(vocabulary) for _ in range(answer)]
             rows.append(
                 Row(
                     trajectory_id=f"{group}-{member}",
-                    token_ids_T=(*asked, *said),
+                    token_ids_T=(*prompt_ids, *answer_ids),
                     sampled_T=(False,) * prompt + (True,) * answer,
                     inference_logprobs_T=(math.nan,) * prompt + (-math.log(vocabulary),) * answer,
                     versions_T=(-1,) * prompt + (0,) * answer,

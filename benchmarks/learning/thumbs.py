@@ -84,8 +84,8 @@ def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, consol
         live = store.live_name(settings)
         console.print(f"[dim]{questions} held-out questions to {settings.served_name} and to {live}[/dim]")
         for name in (settings.served_name, live):
-            asked = ("--split", "eval", "--questions", str(questions), "--model", name)
-            with app(stack, APP, ["--seed", str(settings.seed), *asked]) as thumbs:
+            options = ("--split", "eval", "--questions", str(questions), "--model", name)
+            with app(stack, APP, ["--seed", str(settings.seed), *options]) as thumbs:
                 reports.append(report_of(thumbs, stack))
         taken = store.steps(settings.project, settings.policy)
     before, after = (report["each"] for report in reports[1:])

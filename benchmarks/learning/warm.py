@@ -2,7 +2,7 @@
 
 Starts the whole stack and a scripted server that plays tic-tac-toe well. An agent plays as that teacher through the
 proxy; a few supervised steps imitate the games it won; then the policy plays for itself and takes policy-gradient
-steps. Held-out games are played by the base model, the warmed-up version and the last one. Exit 0 only if the warm-up
+steps. Held-out games are played by the base model, the warmed-up version and the last. Exit 0 only if the warm-up
 raised the share of wins with certainty, the later steps did not lower it with certainty, each version's parent is the
 one before it, and no request failed. Loopback only.
 """
@@ -41,8 +41,8 @@ class Run:
 
     def play(self, model: str, games: int, split: str) -> list[int]:
         """Play games to their end; return, for held-out games, which were won."""
-        asked = ["--seed", str(self._settings.seed), "--model", model, "--games", str(games), "--split", split]
-        with app(self._stack, AGENT, asked) as agent:
+        options = ["--seed", str(self._settings.seed), "--model", model, "--games", str(games), "--split", split]
+        with app(self._stack, AGENT, options) as agent:
             report = report_of(agent, self._stack)
         self.failed_requests += report["failed_requests"]
         won: list[int] = report.get("won", [])
@@ -66,15 +66,15 @@ class Run:
     def learn(self, steps: int) -> None:
         """Let the policy play for itself until it has taken `steps` policy-gradient steps."""
         self._store.set_policy_state(self._settings.project, self._settings.policy, "training")
-        begun = told = len(self.steps)
+        begun = printed = len(self.steps)
         with app(self._stack, AGENT, ["--seed", str(self._settings.seed), "--games", "0"]) as agent:
-            while told < begun + steps:
+            while printed < begun + steps:
                 still_runs(agent)
                 self._stack.watch()
                 ended = len(self.steps)
-                for number in range(told, ended):
+                for number in range(printed, ended):
                     self._tell(number)
-                told = ended
+                printed = ended
                 time.sleep(POLL_S)
             agent.terminate()
             self.failed_requests += report_of(agent, self._stack)["failed_requests"]
@@ -157,8 +157,8 @@ def main() -> int:
     console.print(f"{failed_requests} failed requests, {time.monotonic() - began:.0f} s")
     base, warmed, last = won.values()
     warmed_up, went_on = stats.gain(base, warmed), stats.gain(warmed, last)
-    held = warmed_up.low > 0 and went_on.high > 0 and one_line(steps) and not failed_requests
-    return 0 if held else 1
+    holds = warmed_up.low > 0 and went_on.high > 0 and one_line(steps) and not failed_requests
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

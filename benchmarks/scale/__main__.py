@@ -38,7 +38,7 @@ from whetstone.registry.projects import Store as CommandLineStore
 
 BLOCK_ROWS = GROUPS * MEMBERS * TURNS
 """Completions of a block."""
-ASKED, WARM = 60, 10
+RUNS, WARM = 60, 10
 """How often a query runs, and how often before it counts."""
 MOST_TIMES = 2.0
 """Most time of a query on the large database, as a multiple of its time on the small one."""
@@ -66,24 +66,24 @@ class Queries:
             "claim of a step": self._claim,
             "thread, by conversation": lambda: self._wait(self._threads.heads([self._history()], None, self._since_s)),
             "thread, by name": lambda: self._wait(self._threads.trail(self._trajectory(), self._since_s)),
-            "thread, by name nobody has": lambda: self._wait(self._threads.trail("nobody", self._since_s)),
+            "thread, by unknown name": lambda: self._wait(self._threads.trail("nobody", self._since_s)),
             "retry of a call": lambda: self._wait(self._threads.unanswered("nothing", None, self._since_s)),
-            "trajectory, by id": lambda: self._found(self._store.trajectory(PROJECT, self._trajectory())),
+            "trajectory, by id": lambda: self._require(self._store.trajectory(PROJECT, self._trajectory())),
             "completion, by the app's id": self._completion,
-            "group, by id": lambda: self._found(self._store.group(PROJECT, self._group())),
-            "members of a group": lambda: self._found(self._store.group_members(PROJECT, self._group())),
-            "feedback, by id": lambda: self._found(self._store.feedback(PROJECT, f"{self._trajectory()}-f")),
+            "group, by id": lambda: self._require(self._store.group(PROJECT, self._group())),
+            "members of a group": lambda: self._require(self._store.group_members(PROJECT, self._group())),
+            "feedback, by id": lambda: self._require(self._store.feedback(PROJECT, f"{self._trajectory()}-f")),
             "last 50 completions": lambda: self._ask(_LAST),
             "last 50 steps": lambda: self._ask(_ROLL_UP),
             "whether the judge has work": lambda: judge_store.look(self._engine, datetime.now(UTC), self._idle()),
-            "idle trajectories": self._idle_ones,
+            "idle trajectories": self._idle_trajectories,
         }
 
     def _completion(self) -> None:
         trajectory_id = self._trajectory()
         upstream_id = f"{trajectory_id[: len(BLOCK)]}-chatcmpl-{BLOCK}{trajectory_id[len(BLOCK) :]}-c0"
         with self._reader.connect() as connection:
-            self._found(connection.execute(_BY_APPS_ID, {"project": PROJECT, "id": upstream_id}).all())
+            self._require(connection.execute(_BY_APPS_ID, {"project": PROJECT, "id": upstream_id}).all())
 
     def _claim(self) -> None:
         """Claim a step, and roll back."""
@@ -91,9 +91,9 @@ class Queries:
             settings = TrainerSettings(groups_per_step=8, max_groups_per_step=16, max_staleness=1000)
             claim = Claims(connection, PROJECT, settings, datetime.now(UTC)).next(POLICY)
             connection.rollback()
-        self._found(claim)
+        self._require(claim)
 
-    def _idle_ones(self) -> None:
+    def _idle_trajectories(self) -> None:
         with self._reader.connect() as connection:
             judge_store.idle(connection, self._idle(), 500)
 
@@ -104,11 +104,11 @@ class Queries:
         with self._reader.connect() as connection:
             connection.execute(query, {"project": PROJECT}).all()
 
-    def _wait(self, asked: Any) -> None:
-        self._loop.run(asked)
+    def _wait(self, awaitable: Any) -> None:
+        self._loop.run(awaitable)
 
-    def _found(self, what: object) -> None:
-        assert what, "what was asked for is not there"
+    def _require(self, row: object) -> None:
+        assert row, "the requested row does not exist"
 
     def _block(self) -> str:
         return f"b{self._dice.randrange(self._blocks):0{len(BLOCK) - 1}}"
@@ -126,8 +126,8 @@ class Queries:
 
 def timed(sides: dict[str, dict[str, Callable[[], object]]]) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of each query on each side; the sides take turns."""
-    took: dict[str, dict[str, list[float]]] = {side: {name: [] for name in asked} for side, asked in sides.items()}
-    for turn in range(WARM + ASKED):
+    took: dict[str, dict[str, list[float]]] = {side: {name: [] for name in queries} for side, queries in sides.items()}
+    for turn in range(WARM + RUNS):
         for side, queries in sides.items():
             for name, ask in queries.items():
                 began = time.perf_counter()
@@ -177,7 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--completions", type=int, default=2_000_000, help="of the large database")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--seed", type=int, default=0, help="which ids are asked for")
+    parser.add_argument("--seed", type=int, default=0, help="which ids are requested")
     args = parser.parse_args()
     console, blocks = Console(width=120), {"small": 1, "large": max(2, args.completions // BLOCK_ROWS)}
     with contextlib.ExitStack() as opened:

@@ -63,16 +63,16 @@ def add_history(connection: Connection, blocks: int, now: datetime, dice: random
 
 def ids(connection: Connection, count: int, dice: random.Random, blocks: int) -> dict[str, list[str]]:
     """Return ids from all of the history, by their name in the pages' paths."""
-    found: dict[str, list[str]] = {"group_id": [], "trajectory_id": [], "feedback_id": []}
+    values: dict[str, list[str]] = {"group_id": [], "trajectory_id": [], "feedback_id": []}
     for _ in range(count):
         block, group, member = f"b{dice.randrange(blocks):05}", dice.randrange(GROUPS), dice.randrange(MEMBERS)
-        found["group_id"].append(f"{block}-g{group}")
-        found["trajectory_id"].append(f"{block}-t{group}-{member}")
-        found["feedback_id"].append(f"{block}-t{group}-{member}-f")
+        values["group_id"].append(f"{block}-g{group}")
+        values["trajectory_id"].append(f"{block}-t{group}-{member}")
+        values["feedback_id"].append(f"{block}-t{group}-{member}-f")
     steps = connection.scalar(select(func.count()).select_from(schema.steps))
-    found["policy"] = [POLICY]
-    found["number"] = [str(dice.randrange(1, (steps or 0) + 1)) for _ in range(count)]
-    return found
+    values["policy"] = [POLICY]
+    values["number"] = [str(dice.randrange(1, (steps or 0) + 1)) for _ in range(count)]
+    return values
 
 
 def _rows(blocks: int, now: datetime, dice: random.Random) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
@@ -143,8 +143,8 @@ def _judgement(block: int, group: int, now: datetime, dice: random.Random) -> di
     name = f"b{block:0{len(BLOCK) - 1}}"
     at = now - timedelta(hours=block)
     members = [f"{name}-t{group}-{member}" for member in range(MEMBERS)]
-    why = "It says what was asked for."
-    said = [{"score": dice.random(), "explanation": why, "position": place} for place in range(MEMBERS)]
+    why = "It answers the question."
+    scores = [{"score": dice.random(), "explanation": why, "position": place} for place in range(MEMBERS)]
     return {
         "project": PROJECT,
         "id": f"{name}-j{group}",
@@ -158,7 +158,7 @@ def _judgement(block: int, group: int, now: datetime, dice: random.Random) -> di
         "judge": "strong",
         "model": "a-model",
         "rubric_hash": "rubric",
-        "scores": dict(zip(members, said, strict=True)),
+        "scores": dict(zip(members, scores, strict=True)),
         "calls": 1,
         "refusals": 0,
         "left_out": 0,
@@ -177,5 +177,5 @@ def _day(day: str) -> dict[str, Any]:
 
 
 def _key(key: str, number: int, now: datetime) -> dict[str, Any]:
-    told = {"name": f"app {number}", "secret_sha256": f"{number:064}", "scopes": ["inference"], "created_at": now}
-    return {"project": PROJECT, "id": key, "revoked_at": now} | told
+    fields = {"name": f"app {number}", "secret_sha256": f"{number:064}", "scopes": ["inference"], "created_at": now}
+    return {"project": PROJECT, "id": key, "revoked_at": now} | fields

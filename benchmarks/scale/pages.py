@@ -72,7 +72,7 @@ _TOTAL = re.compile(r"total;dur=([0-9.]+)")
 
 
 @dataclass
-class Asked:
+class PageTimes:
     """The results of the requests."""
 
     took_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -81,10 +81,10 @@ class Asked:
     """By kind, with its address."""
     faults: list[str] = field(default_factory=list)
 
-    def note(self, kind: str, url: str, status: int, took_ms: float, said: str) -> None:
+    def note(self, kind: str, url: str, status: int, took_ms: float, body: str) -> None:
         """Record one answer."""
         if status != 200:
-            self.faults.append(f"{url}: {status} {said[:200]}")
+            self.faults.append(f"{url}: {status} {body[:200]}")
             return
         self.took_ms[kind].append(took_ms)
         self.slowest[kind] = max(self.slowest.get(kind, (0.0, "")), (took_ms, url))
@@ -124,31 +124,33 @@ class Visitor:
         self._session, self._url = session, url
         self._patterns = patterns_of([page.path for page in PAGES])
 
-    async def ask(self, address: str, kind: str, asked: Asked) -> str:
+    async def ask(self, address: str, kind: str, times: PageTimes) -> str:
         """Request one address; return its content."""
         began = time.perf_counter()
         async with self._session.get(self._url + address, allow_redirects=False) as response:
-            said = await response.text()
+            body = await response.text()
         took_ms = (time.perf_counter() - began) * 1000
-        told = _TOTAL.search(response.headers.get("server-timing", ""))
-        asked.note(kind, address, response.status, float(told[1]) if told else took_ms, said)
-        return said
+        match = _TOTAL.search(response.headers.get("server-timing", ""))
+        times.note(kind, address, response.status, float(match[1]) if match else took_ms, body)
+        return body
 
-    async def explore(self, things: Mapping[str, list[str]], dice: random.Random, asked: Asked) -> dict[str, list[str]]:
+    async def explore(
+        self, things: Mapping[str, list[str]], dice: random.Random, times: PageTimes
+    ) -> dict[str, list[str]]:
         """Return addresses of every kind: pages of these things, and the targets of their links."""
-        found: dict[str, list[str]] = defaultdict(list)
+        visited: dict[str, list[str]] = defaultdict(list)
         fresh = [address for page in PAGES for address in filled_in(page.path, things)]
         for _ in range(DEPTH):
             links: list[str] = []
             for address in fresh:
                 kind = kind_of(address, self._patterns)
-                if kind is None or address in found[kind] or len(found[kind]) >= SAMPLES:
+                if kind is None or address in visited[kind] or len(visited[kind]) >= SAMPLES:
                     continue
-                found[kind].append(address)
-                links += [unescape(one) for one in _LINK.findall(await self.ask(address, kind, asked))]
+                visited[kind].append(address)
+                links += [unescape(one) for one in _LINK.findall(await self.ask(address, kind, times))]
             fresh = sorted(set(links))
             dice.shuffle(fresh)
-        return {kind: addresses for kind, addresses in found.items() if addresses}
+        return {kind: addresses for kind, addresses in visited.items() if addresses}
 
 
 def filled_in(path: str, things: Mapping[str, list[str]]) -> list[str]:
@@ -163,22 +165,22 @@ def filled_in(path: str, things: Mapping[str, list[str]]) -> list[str]:
     ]
 
 
-async def until_quick(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, asked: Asked) -> None:
+async def until_quick(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, times: PageTimes) -> None:
     """Request everything, and slow pages again: a page that is slow each time is not slow by chance."""
-    await rounds(visitor, addresses, count, asked)
+    await rounds(visitor, addresses, count, times)
     for _ in range(AGAIN):
-        slow = {kind: addresses[kind] for kind in asked.slow()}
+        slow = {kind: addresses[kind] for kind in times.slow()}
         for kind in slow:
-            asked.took_ms[kind].clear()
-            del asked.slowest[kind]
-        await rounds(visitor, slow, count, asked)
+            times.took_ms[kind].clear()
+            del times.slowest[kind]
+        await rounds(visitor, slow, count, times)
 
 
-async def rounds(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, asked: Asked) -> None:
+async def rounds(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, times: PageTimes) -> None:
     """Request everything `count` times, in turns."""
     for turn in range(count):
         for kind, several in addresses.items():
-            await visitor.ask(several[turn % len(several)], kind, asked)
+            await visitor.ask(several[turn % len(several)], kind, times)
 
 
 class Load:
@@ -197,13 +199,13 @@ class Load:
                 talk.append({"role": "user", "content": f"question {turn} of {number} after {self.answered}"})
                 body = {"model": POLICY, "messages": talk}
                 async with self._session.post(f"{self._url}/v1/chat/completions", json=body) as response:
-                    said = await response.json()
-                    assert response.status == 200, said
+                    answer = await response.json()
+                    assert response.status == 200, answer
                     trajectory_id = response.headers["x-trajectory-id"]
-                talk.append(said["choices"][0]["message"] | {"role": "assistant"})
+                talk.append(answer["choices"][0]["message"] | {"role": "assistant"})
                 self.answered += 1
-            told = {"trajectory_id": trajectory_id, "reward": number % 2}
-            async with self._session.post(f"{self._url}/v1/feedback", json=told) as response:
+            feedback = {"trajectory_id": trajectory_id, "reward": number % 2}
+            async with self._session.post(f"{self._url}/v1/feedback", json=feedback) as response:
                 await response.read()
 
 
@@ -214,7 +216,9 @@ async def add_up(engine: Engine) -> None:
         await asyncio.to_thread(roll_up, engine)
 
 
-async def measure(engine: Engine, url: str, key: str, blocks: int, count: int, seed: int) -> tuple[Asked, Asked, float]:
+async def measure(
+    engine: Engine, url: str, key: str, blocks: int, count: int, seed: int
+) -> tuple[PageTimes, PageTimes, float]:
     """Measure alone and under load; also return the load in completions per second."""
     dice = random.Random(seed)
     with engine.connect() as connection:
@@ -224,7 +228,7 @@ async def measure(engine: Engine, url: str, key: str, blocks: int, count: int, s
         if not await until(lambda: ready(session, url), START_S):
             raise SystemExit("the proxy did not start")
         visitor = Visitor(session, url)
-        alone, loaded = Asked(), Asked()
+        alone, loaded = PageTimes(), PageTimes()
         addresses = await visitor.explore(things, dice, alone)
         addresses |= {path: filled_in(path, things) for path in READS} | {address: [address] for address in FORMS}
         alone.took_ms.clear()  # the first request of an address can be a fault, but its time does not count
@@ -253,7 +257,7 @@ def admin_key(engine: Engine) -> str:
 
 def prove(
     data: Path, database: str | None, blocks: int, count: int, seed: int, console: Console
-) -> tuple[Asked, Asked, float, list[str]]:
+) -> tuple[PageTimes, PageTimes, float, list[str]]:
     """Fill, start, measure; return the results alone and under load, the load, and what does not hold."""
     with contextlib.ExitStack() as opened:
         began = time.monotonic()
@@ -265,7 +269,7 @@ def prove(
         console.print(f"{blocks * BLOCK_ROWS:,} completions in {time.monotonic() - began:.0f} s", highlight=False)
         broker = opened.enter_context(running_broker())
 
-        async def asked() -> tuple[Asked, Asked, float]:
+        async def measured() -> tuple[PageTimes, PageTimes, float]:
             server = Instant((f"{POLICY}@v0",))
             settings = load(
                 environment={}, data=data / "data", policy=POLICY, broker=broker, vllm__urls=(await server.start(),),
@@ -274,25 +278,25 @@ def prove(
             with running_proxy(settings, data / "proxy.log") as (url, _):
                 return await measure(engine, url, key, blocks, count, seed)
 
-        alone, loaded, rate = asyncio.run(asked())
+        alone, loaded, rate = asyncio.run(measured())
         faults = [*alone.faults, *loaded.faults, *unhandled((data / "proxy.log").read_text(errors="replace"))]
     missing = {page.path for page in PAGES} - {kind.partition("?")[0] for kind in alone.took_ms}
-    faults += [f"{path} was never asked" for path in sorted(missing)]
+    faults += [f"{path} was never requested" for path in sorted(missing)]
     return alone, loaded, rate, faults + too_slow(alone, "alone") + too_slow(loaded, "under load")
 
 
-def too_slow(asked: Asked, when: str) -> list[str]:
+def too_slow(times: PageTimes, when: str) -> list[str]:
     """Return the kinds of pages that take too long."""
-    return [f"{kind} takes {took_ms:.0f} ms {when}: {asked.slowest[kind][1]}" for kind, took_ms in asked.slow().items()]
+    return [f"{kind} takes {took_ms:.0f} ms {when}: {times.slowest[kind][1]}" for kind, took_ms in times.slow().items()]
 
 
-def show(alone: Asked, loaded: Asked, title: str, console: Console) -> None:
+def show(alone: PageTimes, loaded: PageTimes, title: str, console: Console) -> None:
     """Print a line for each kind of page."""
     table = Table("page", "p50 ms", "p99 ms", "under load: p50", "p99", title=title)
     for kind in sorted(alone.took_ms, key=lambda kind: (not kind.startswith("/ui"), kind)):
         cells = []
-        for asked in (alone, loaded):
-            took = asked.took_ms.get(kind) or [float("nan")]
+        for times in (alone, loaded):
+            took = times.took_ms.get(kind) or [float("nan")]
             cells += [f"{statistics.median(took):.1f}", f"{percentile(took, 0.99):.1f}"]
         table.add_row(kind, *cells)
     console.print(table)
@@ -303,7 +307,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--completions", type=int, default=1_000_000)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--rounds", type=int, default=40, help="how often each kind of page is asked")
+    parser.add_argument("--rounds", type=int, default=40, help="how often each kind of page is requested")
     parser.add_argument("--data", type=Path, help="an empty folder for database and log, which stay")
     parser.add_argument("--seed", type=int, default=0, help="which things are looked at")
     args = parser.parse_args()

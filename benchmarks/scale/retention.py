@@ -137,10 +137,10 @@ def _wrong(engine: Engine, before: datetime, ran: Ran) -> list[str]:
     with engine.connect() as connection:
         old = connection.scalar(select(func.count()).select_from(schema.trajectories).where(t.last_seen_at < before))
         left = connection.scalar(select(func.count()).select_from(schema.completions).where(c.project == PROJECT))
-        told = connection.scalar(_LEFT, {"project": PROJECT})
+        counted = connection.scalar(_LEFT, {"project": PROJECT})
     faults = [f"{old} trajectories are still there"] if old else []
-    if told != left:
-        faults.append(f"the roll-ups say {told} completions, there are {left}")
+    if counted != left:
+        faults.append(f"the roll-ups say {counted} completions, there are {left}")
     if not ran.deleted:
         faults.append("nothing was deleted")
     for what, took_s, most_s in (

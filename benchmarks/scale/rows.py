@@ -172,7 +172,7 @@ def writing() -> Callable[[Connection], None]:
 
 
 def copy(connection: Connection, number: int) -> None:
-    """Write a copy of the first block as it was `number` hours before: all of it was trained on."""
+    """Write a copy of the first block as it was `number` hours before, with every group trained on."""
     for table in (schema.groups, schema.trajectories, schema.completions, schema.feedback):
         columns = [column for column in table.c if column.computed is None]
         values = ", ".join(_copied(connection.dialect.name, table, column) for column in columns)

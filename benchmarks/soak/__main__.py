@@ -2,7 +2,7 @@
 
 Starts the server of `benchmarks.fakes.vllm` and a proxy of its own with SQLite, sends requests as apps do, waits until
 everything is written, and compares three ledgers: what the model server did, what the apps saw, what SQL has. Watches
-memory, files and log meanwhile. Exit 0 only if all of it holds. Loopback only; Linux, for /proc.
+memory, files and log meanwhile. Exit 0 only if everything holds. Loopback only; Linux, for /proc.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from benchmarks.kit.process import (
     unhandled,
     until,
 )
-from benchmarks.soak.apps import DIALECTS, Ask, Seen, ask, ask_of, wrong_with
+from benchmarks.soak.apps import DIALECTS, Ask, ReceivedAnswer, ask, ask_of, wrong_with
 from benchmarks.soak.records import Record, records_of, wrong_with_records
 from benchmarks.soak.steady import MOST_GROWTH, RATE, Steady
 from migrations.run import upgrade
@@ -86,7 +86,7 @@ class Run:
     def __init__(self, asks: list[Ask], seed: int, data: Path) -> None:
         self._asks, self._data, self._log = asks, data, data / "proxy.log"
         self._model = Faulty(seed)
-        self._seen: list[Seen] = []
+        self._seen: list[ReceivedAnswer] = []
         self._samples: list[Sample] = []
         self._faults: list[str] = []
 
@@ -149,19 +149,19 @@ class Run:
             task = progress.add_task("", total=len(self._asks))
 
             async def app(session: aiohttp.ClientSession) -> None:
-                for asked in asks:
-                    await asyncio.sleep(began + asked.number / rate - time.perf_counter())
+                for planned in asks:
+                    await asyncio.sleep(began + planned.number / rate - time.perf_counter())
                     if time.perf_counter() > began + seconds:
-                        self._faults.append(f"request {asked.number} was not asked within {seconds:g} s")
+                        self._faults.append(f"request {planned.number} was not sent within {seconds:g} s")
                         return
-                    seen = await ask(session, url, asked)
+                    seen = await ask(session, url, planned)
                     if fault := wrong_with(seen):
-                        self._faults.append(f"request {asked.number} ({asked.plan.fate}): {fault}")
+                        self._faults.append(f"request {planned.number} ({planned.plan.fate}): {fault}")
                     self._seen.append(seen)
                     if len(self._seen) % every == 0:
                         now = await look()
-                        told = f"{mib(now.rss_bytes)}, {now.unwritten} unwritten, {len(self._faults)} faults"
-                        progress.update(task, completed=len(self._seen), description=told)
+                        text = f"{mib(now.rss_bytes)}, {now.unwritten} unwritten, {len(self._faults)} faults"
+                        progress.update(task, completed=len(self._seen), description=text)
 
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as session:
                 await asyncio.gather(*(app(session) for _ in range(connections)))
@@ -209,13 +209,13 @@ class Run:
         counts: dict[str, Counter[str]] = {}
         for seen in self._seen:
             number, plan = seen.ask.number, seen.ask.plan
-            came, kept = arrivals.get(number, []), records.pop(number, [])
-            if fault := wrong_with_records(seen, came, kept):
+            came, recorded = arrivals.get(number, []), records.pop(number, [])
+            if fault := wrong_with_records(seen, came, recorded):
                 self._faults.append(f"request {number} ({plan.fate}, {seen.ask.leaves or 'stays'}): {fault}")
             kind = str(plan.fate) if came else "refused" if seen.ask.refused else "never came"
-            counts.setdefault(kind, Counter()).update(record.status for record in kept)
-            counts[kind]["none"] += not kept
-        self._faults += [f"records of request {number}, which nobody asked" for number in records]
+            counts.setdefault(kind, Counter()).update(record.status for record in recorded)
+            counts[kind]["none"] += not recorded
+        self._faults += [f"records of request {number}, which no app sent" for number in records]
         table = Table(
             "the model server did", *STATUSES, "requests", title="requests, by fate and by status of the record"
         )

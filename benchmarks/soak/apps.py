@@ -60,7 +60,7 @@ class Ask:
     def body(self) -> bytes:
         """Return the request's body."""
         words = words_of(self.number)
-        fields: dict[str, Any] = {"model": "nobody" if self.refused == "model" else "soak"}
+        fields: dict[str, Any] = {"model": "unknown" if self.refused == "model" else "soak"}
         match self.dialect.path:
             case "/v1/completions":
                 fields["prompt"] = words
@@ -79,7 +79,7 @@ class Ask:
 
 
 @dataclass
-class Seen:
+class ReceivedAnswer:
     """What the app received."""
 
     ask: Ask
@@ -108,14 +108,14 @@ class Seen:
         if self.ask.plan.streamed:
             lines = [line for event in self.body.split(b"\n\n")[:-1] for line in event.split(b"\n")]
             pieces = [line[6:] for line in lines if line.startswith(b"data: ") and line != b"data: [DONE]"]
-        return "".join(text for piece in pieces for text in _said(json.loads(piece)))
+        return "".join(text for piece in pieces for text in _texts(json.loads(piece)))
 
 
-def _said(piece: dict[str, Any]) -> Iterator[str]:
+def _texts(piece: dict[str, Any]) -> Iterator[str]:
     """Yield the texts in an answer, or in an event of one, of any dialect."""
     for choice in piece.get("choices", ()):
         if choice.get("token_ids") or choice.get("logprobs"):
-            raise ValueError("ids or logprobs that nobody asked for")
+            raise ValueError("ids or logprobs that were not requested")
         yield (choice.get("delta") or choice.get("message") or {}).get("content") or choice.get("text") or ""
     if piece.get("type") == "message":
         yield from (block["text"] for block in piece["content"])
@@ -157,23 +157,23 @@ def ask_of(seed: int, number: int, dialects: list[Dialect]) -> Ask:
     )
 
 
-async def ask(session: aiohttp.ClientSession, url: str, asked: Ask) -> Seen:
+async def ask(session: aiohttp.ClientSession, url: str, request: Ask) -> ReceivedAnswer:
     """Send one request, and leave at the planned moment."""
-    if asked.leaves == "asking":
-        return await _ask_half(url, asked)
-    seen = Seen(asked)
-    early = asked.patience_s if asked.leaves == "early" else None
+    if request.leaves == "asking":
+        return await _ask_half(url, request)
+    seen = ReceivedAnswer(request)
+    early = request.patience_s if request.leaves == "early" else None
     try:
         async with (
             asyncio.timeout(early),
-            session.post(url + asked.dialect.path, data=asked.body(), headers=asked.headers) as response,
+            session.post(url + request.dialect.path, data=request.body(), headers=request.headers) as response,
         ):
             seen.status = response.status
             seen.headers = {name.lower(): value for name, value in response.headers.items()}
             async for data in response.content.iter_any():
                 seen.body += data
-                midway = asked.leaves == "midway" and len(seen.body) > asked.patience_bytes
-                if midway or (asked.leaves == "late" and asked.dialect.last_words in seen.body):
+                midway = request.leaves == "midway" and len(seen.body) > request.patience_bytes
+                if midway or (request.leaves == "late" and request.dialect.last_words in seen.body):
                     seen.left = not response.content.at_eof()
                     response.close()
                     break
@@ -184,21 +184,21 @@ async def ask(session: aiohttp.ClientSession, url: str, asked: Ask) -> Seen:
     return seen
 
 
-async def _ask_half(url: str, asked: Ask) -> Seen:
+async def _ask_half(url: str, request: Ask) -> ReceivedAnswer:
     """Hang up before the request's body is sent."""
-    address, body = urlsplit(url), asked.body()
-    head = [f"POST {asked.dialect.path} HTTP/1.1", f"host: {address.netloc}", f"content-length: {len(body)}"]
-    head += [f"{name}: {value}" for name, value in asked.headers.items()]
+    address, body = urlsplit(url), request.body()
+    head = [f"POST {request.dialect.path} HTTP/1.1", f"host: {address.netloc}", f"content-length: {len(body)}"]
+    head += [f"{name}: {value}" for name, value in request.headers.items()]
     with contextlib.suppress(ConnectionError):
         _, writer = await asyncio.open_connection(address.hostname, address.port)
-        writer.write("\r\n".join([*head, "", ""]).encode() + body[: asked.patience_bytes])
+        writer.write("\r\n".join([*head, "", ""]).encode() + body[: request.patience_bytes])
         await writer.drain()
-        await asyncio.sleep(asked.patience_s)
+        await asyncio.sleep(request.patience_s)
         writer.transport.abort()
-    return Seen(asked, left=True)
+    return ReceivedAnswer(request, left=True)
 
 
-def wrong_with(seen: Seen) -> str | None:
+def wrong_with(seen: ReceivedAnswer) -> str | None:
     """Return what the app should not have seen; None where all is right.
 
     For an app that left, only the text is checked.
@@ -209,7 +209,7 @@ def wrong_with(seen: Seen) -> str | None:
         return f"no answer: {type(error).__name__}: {error}"
     plan, status = seen.ask.plan, seen.status
     if not seen.ask.refused and not plan.text.startswith(text):
-        return f"{text[:80]!r} is not what the model said"
+        return f"{text[:80]!r} is not the model's text"
     if seen.left:
         return None
     if seen.ask.refused:
@@ -217,8 +217,8 @@ def wrong_with(seen: Seen) -> str | None:
         return None if status == due and _is_error(seen) else f"{due} was due, came {status}"
     if plan.fate in HARMLESS:
         ended = status == 200 and seen.whole and (not plan.streamed or seen.ask.dialect.end in seen.body)
-        said = text == plan.text or (plan.fate is Fate.NO_CHOICES and not plan.streamed)
-        return None if ended and said else f"a whole answer was due, came {status}, whole: {seen.whole and ended}"
+        same = text == plan.text or (plan.fate is Fate.NO_CHOICES and not plan.streamed)
+        return None if ended and same else f"a whole answer was due, came {status}, whole: {seen.whole and ended}"
     # vLLM's 404 means that it has lost the adapter, and the proxy loads it again.
     if plan.fate in STATUSES and plan.fate is not Fate.STATUS_404:
         due = STATUSES[plan.fate]
@@ -233,7 +233,7 @@ def wrong_with(seen: Seen) -> str | None:
     return None if broke_off else f"503 or an answer that breaks off was due, came {status}, whole: {seen.whole}"
 
 
-def _is_error(seen: Seen) -> bool:
+def _is_error(seen: ReceivedAnswer) -> bool:
     """Return whether it is a whole error, in the shape of the dialect."""
     due = {"message", "type"} if seen.ask.dialect.path == MESSAGES else {"message", "type", "code", "param"}
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fakes.vllm import HARMLESS, Arrival, Fate
-from benchmarks.soak.apps import Seen
+from benchmarks.soak.apps import ReceivedAnswer
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ def records_of(database: Path) -> list[Record]:
     return [Record(_number_of(row[0]), *row[1:7], *(_list(text) for text in row[7:])) for row in rows]
 
 
-def wrong_with_records(seen: Seen, arrivals: list[Arrival], records: list[Record]) -> str | None:
+def wrong_with_records(seen: ReceivedAnswer, arrivals: list[Arrival], records: list[Record]) -> str | None:
     """Return how the three ledgers differ for one request; None where they agree."""
-    asked = seen.ask
-    if asked.refused or asked.leaves == "asking":
+    request = seen.ask
+    if request.refused or request.leaves == "asking":
         came = f"{len(arrivals)} arrivals and {len(records)} records of what the proxy had to refuse"
         return came if arrivals or records else None
     # After a 404 for a missing adapter, the proxy may send the request again.
-    again = asked.plan.fate is Fate.STATUS_404
+    again = request.plan.fate is Fate.STATUS_404
     if (len(arrivals) > 1 and not again) or len(records) > 1:
         return f"{len(arrivals)} arrivals, {len(records)} records"
     if not arrivals and not seen.left:
@@ -54,7 +54,7 @@ def wrong_with_records(seen: Seen, arrivals: list[Arrival], records: list[Record
         owed = arrivals or "x-completion-id" in seen.headers
         return "no record" if owed else None
     record = records[0]
-    due = {"complete" if asked.plan.fate in HARMLESS else "error"} if arrivals else set()
+    due = {"complete" if request.plan.fate in HARMLESS else "error"} if arrivals else set()
     if seen.left:
         due.add("aborted")
     if record.status not in due:
@@ -62,7 +62,7 @@ def wrong_with_records(seen: Seen, arrivals: list[Arrival], records: list[Record
     return _wrong_id(seen, arrivals, record) or _wrong_words(seen, record)
 
 
-def _wrong_id(seen: Seen, arrivals: list[Arrival], record: Record) -> str | None:
+def _wrong_id(seen: ReceivedAnswer, arrivals: list[Arrival], record: Record) -> str | None:
     if seen.headers.get("x-completion-id", record.completion_id) != record.completion_id:
         return "the app holds another completion id"
     for arrival in arrivals:
@@ -73,7 +73,7 @@ def _wrong_id(seen: Seen, arrivals: list[Arrival], record: Record) -> str | None
     return None
 
 
-def _wrong_words(seen: Seen, record: Record) -> str | None:
+def _wrong_words(seen: ReceivedAnswer, record: Record) -> str | None:
     """Check that the app received no more than is recorded, and that no more is recorded than the model sent."""
     plan = seen.ask.plan
     text, token_ids, logprobs = record.text or "", record.token_ids or [], record.logprobs or []
@@ -84,9 +84,9 @@ def _wrong_words(seen: Seen, record: Record) -> str | None:
         if record.follows is None and record.prompt_token_ids != plan.prompt_ids:
             return "other prompt ids than the model's"
     if not plan.text.startswith(text):
-        return f"{text[:80]!r} is not what the model said"
+        return f"{text[:80]!r} is not the model's text"
     if not text.startswith(seen.text()):
-        return f"the app heard {len(seen.text())} characters, {len(text)} are recorded"
+        return f"the app received {len(seen.text())} characters, {len(text)} are recorded"
     if token_ids != plan.token_ids[: len(token_ids)] or logprobs != plan.logprobs[: len(token_ids)]:
         return "other ids or logprobs than the model's"
     return None

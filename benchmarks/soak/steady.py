@@ -59,7 +59,7 @@ from whetstone.registry.projects import Store
 
 RATE = 1000 / 3
 """Requests per second: 300,000 in 15 minutes."""
-KEPT_CALLS = ProxySettings().kept_calls
+CALLS_IN_MEMORY = ProxySettings().kept_calls
 """Calls in memory by default: this must be full before memory is checked."""
 WARM = 0.2
 """Share of the run before memory is checked."""
@@ -127,7 +127,7 @@ def lasting(samples: list[Sample]) -> list[Counter[str]]:
 
 
 class _App(asyncio.Protocol):
-    """A client with one kept connection; one request at a time."""
+    """A client with one persistent connection; one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -170,7 +170,7 @@ class Steady:
         self._seconds, self._rate, self._connections, self._data = minutes * 60, rate, connections, data
         self._most_growth = most_growth
         self._count = int(self._seconds * rate)
-        self._kept_calls = max(1000, min(KEPT_CALLS, int(self._count * WARM * 0.7)))
+        self._calls_in_memory = max(1000, min(CALLS_IN_MEMORY, int(self._count * WARM * 0.7)))
         self._log = data / "proxy.log"
         self._answered: Counter[str] = Counter()
         self._samples: list[Sample] = []
@@ -190,7 +190,7 @@ class Steady:
             policy="soak",
             broker=broker,
             vllm__urls=(model_server := await model.start(),),
-            proxy__kept_calls=self._kept_calls,
+            proxy__kept_calls=self._calls_in_memory,
             log__level="warning",
         )
         upgrade(settings.database_url)
@@ -240,14 +240,15 @@ class Steady:
             with Progress(*columns, console=console) as progress:
                 task = progress.add_task("", total=self._count)
                 while True:
-                    said = await state(control, url)
-                    unwritten, segments = said.get("unwritten", 0), said.get("journal_bytes", 0) // SEGMENT_BYTES
+                    reported = await state(control, url)
+                    unwritten = reported.get("unwritten", 0)
+                    segments = reported.get("journal_bytes", 0) // SEGMENT_BYTES
                     size, files = proc.memory_bytes(process.pid), open_files(process.pid, url, [model_server])
                     answered = self._answered.total()
                     at, seconds = answered / self._count, time.perf_counter() - began
                     self._samples.append(Sample(at, seconds, answered, size, files, unwritten, segments))
-                    told = f"{answered} answered, {unwritten} unwritten, {mib(size)}, {files.total()} files"
-                    progress.update(task, completed=answered, description=told)
+                    line = f"{answered} answered, {unwritten} unwritten, {mib(size)}, {files.total()} files"
+                    progress.update(task, completed=answered, description=line)
                     await asyncio.sleep(1)
 
         watching = asyncio.ensure_future(watch())
@@ -298,8 +299,8 @@ class Steady:
             self._faults += files_not_flat(self._samples, self._connections)
         else:
             self._faults.append("it was over before the proxy was looked at often enough")
-        told = ", ".join(f"{count} {kind}" for kind, count in self._answered.items())
-        title = f"{told} in {self._took_s:.0f} s; proxy.kept_calls = {self._kept_calls}"
+        answered = ", ".join(f"{count} {kind}" for kind, count in self._answered.items())
+        title = f"{answered} in {self._took_s:.0f} s; proxy.kept_calls = {self._calls_in_memory}"
         table = Table("time", "requests/s", "memory, least", "median", "most", "open files", "unwritten", title=title)
         for tenth in range(10):
             of_it = [one for one in self._samples if int(min(one.at, 0.999) * 10) == tenth]
@@ -309,7 +310,7 @@ class Steady:
             rate = (of_it[-1].answered - of_it[0].answered) / max(1e-9, of_it[-1].seconds - of_it[0].seconds)
             files = f"{min(one.files.total() for one in of_it)} to {max(one.files.total() for one in of_it)}"
             share = f"{10 * tenth} to {10 * tenth + 10} %"
-            sizes_told = (mib(size) for size in (min(sizes), statistics.median(sizes), max(sizes)))
-            table.add_row(share, f"{rate:.0f}", *sizes_told, files, str(max(one.unwritten for one in of_it)))
+            size_cells = (mib(size) for size in (min(sizes), statistics.median(sizes), max(sizes)))
+            table.add_row(share, f"{rate:.0f}", *size_cells, files, str(max(one.unwritten for one in of_it)))
         console.print(table)
         return verdict(self._faults, console)

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
 from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
-from benchmarks.swaps.figures import Asked, Swap, late, percentile, stalls, stepped_back, waits
+from benchmarks.swaps.figures import RequestOutcome, Swap, late, percentile, stalls, stepped_back, waits
 from benchmarks.swaps.load import Load, first_messages
 from benchmarks.swaps.records import judge, mixes, recorded, unmixed
 from benchmarks.swaps.scene import NONE, SETTLE_S, Scene, kill, scene, settings_of, unlike_servers, until
@@ -49,9 +49,9 @@ class Report:
     figures: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def figure(self, what: str, told: str) -> None:
+    def figure(self, what: str, value: str) -> None:
         """Add a figure to print."""
-        self.figures.append((what, told))
+        self.figures.append((what, value))
 
     def hold(self, holds: bool, fault: str) -> None:
         """Record a fault if it does not hold."""
@@ -72,7 +72,7 @@ def plant(one: Scene, report: Report) -> None:
     alone = judge(unmixed(control, names, prompts, MIXES), one.sets)
     for name in names[1:]:
         control.unload(name)
-    caught = [[bool(judge([spoken], one.sets).misfits) for spoken in pair] for pair in planted]
+    caught = [[bool(judge([completion], one.sets).misfits) for completion in pair] for pair in planted]
     report.figure("nats a token between", ", ".join(f"{pair}: {nats:.2f}" for pair, nats in apart.items()))
     report.figure(
         "planted mixes of two versions",
@@ -98,20 +98,21 @@ async def swapping(one: Scene, report: Report, swaps: int, every_s: float, conne
             done.append(swap)
             most_loaded = max(most_loaded, await asyncio.to_thread(one.most_loaded))
             await asyncio.sleep(every_s)
-    _told_requests(apps.asked, report)
-    report.hold(not any(asked.failed for asked in apps.asked), "requests failed")
-    spoke = {asked.version for asked in apps.asked}
-    silent = sorted({swap.version for swap in done} - spoke)
-    report.hold(not silent, f"versions that answered nobody: {silent}")
+    _report_requests(apps.outcomes, report)
+    report.hold(not any(outcome.failed for outcome in apps.outcomes), "requests failed")
+    answered_by = {outcome.version for outcome in apps.outcomes}
+    silent = sorted({swap.version for swap in done} - answered_by)
+    report.hold(not silent, f"versions that answered no request: {silent}")
     report.hold(
-        not late(apps.asked, done), f"{late(apps.asked, done)} trajectories began on an older version after a switch"
+        not late(apps.outcomes, done),
+        f"{late(apps.outcomes, done)} trajectories began on an older version after a switch",
     )
     took = [swap.live_at - swap.load_at for swap in done]
     report.figure(
-        "swaps", f"{len(done)}; {_seconds(took)} each from asked to live; {most_loaded} models loaded at most"
+        "swaps", f"{len(done)}; {_seconds(took)} each from the request to live; {most_loaded} models loaded at most"
     )
-    _told_waits([asked for asked in apps.asked if asked.began_at > warm_at], done, report, timed)
-    await _settled(one, apps.asked, report)
+    _report_waits([outcome for outcome in apps.outcomes if outcome.began_at > warm_at], done, report, timed)
+    await _settled(one, apps.outcomes, report)
 
 
 async def killing(one: Scene, report: Report, victim: str, connections: int, seed: int) -> None:
@@ -126,33 +127,35 @@ async def killing(one: Scene, report: Report, victim: str, connections: int, see
         await until(lambda: not one.lacking(), RESTART_S, f"{victim} has not the adapters that it should have")
         back_at = time.monotonic()
         await asyncio.sleep(AFTER_S)
-    _told_requests(apps.asked, report)
-    failed = [asked for asked in apps.asked if asked.failed]
-    after = [asked for asked in apps.asked if asked.began_at > gone_at]
-    away = [asked for asked in after if asked.ended_at < back_at and asked.whole]
-    longest_s = max((asked.ended_at - asked.began_at for asked in after if asked.began_at < back_at), default=0.0)
-    meanwhile = sum(killed_at < asked.began_at <= gone_at for asked in failed)
+    _report_requests(apps.outcomes, report)
+    failed = [outcome for outcome in apps.outcomes if outcome.failed]
+    after = [outcome for outcome in apps.outcomes if outcome.began_at > gone_at]
+    away = [outcome for outcome in after if outcome.ended_at < back_at and outcome.whole]
+    longest_s = max(
+        (outcome.ended_at - outcome.began_at for outcome in after if outcome.began_at < back_at), default=0.0
+    )
+    meanwhile = sum(killed_at < outcome.began_at <= gone_at for outcome in failed)
     report.figure(
         "killed",
-        f"{victim}, {in_flight} requests in flight; {len(failed)} failed, {meanwhile} of them asked in the "
+        f"{victim}, {in_flight} requests in flight; {len(failed)} failed, {meanwhile} of them sent in the "
         f"{1000 * (gone_at - killed_at):.0f} ms that its process took to end; back after {back_at - gone_at:.0f} s; "
         f"until then {len(away)} answered, longest wait {longest_s:.1f} s",
     )
     report.hold(in_flight > 0, "nothing was in flight when the server was killed")
-    report.hold(all(asked.honest for asked in failed), "a request failed without an honest error")
-    new_failed = [asked for asked in after if asked.failed]
-    first_s = min((asked.began_at - gone_at for asked in new_failed), default=0.0)
+    report.hold(all(outcome.honest for outcome in failed), "a request failed without an honest error")
+    new_failed = [outcome for outcome in after if outcome.failed]
+    first_s = min((outcome.began_at - gone_at for outcome in new_failed), default=0.0)
     report.hold(
         not new_failed,
-        f"{len(new_failed)} requests failed that were asked after the server was gone, the first after "
+        f"{len(new_failed)} requests failed that were sent after the server was gone, the first after "
         f"{1000 * first_s:.0f} ms: {_why(new_failed)}",
     )
-    wrong = {asked.version for asked in apps.asked if asked.new and asked.version not in (None, live)}
+    wrong = {outcome.version for outcome in apps.outcomes if outcome.new and outcome.version not in (None, live)}
     report.hold(not wrong, f"new trajectories were answered by versions {wrong}, live is {live}")
     if len(one.controls) > 1:
-        report.hold(bool(away), "nobody was answered while one server was away")
-        report.hold(longest_s < ELSEWHERE_S, f"somebody waited {longest_s:.1f} s though a server was there")
-    await _settled(one, apps.asked, report)
+        report.hold(bool(away), "no request was answered while one server was away")
+        report.hold(longest_s < ELSEWHERE_S, f"a request waited {longest_s:.1f} s though a server was there")
+    await _settled(one, apps.outcomes, report)
 
 
 async def refusing(one: Scene, report: Report, connections: int) -> None:
@@ -161,11 +164,11 @@ async def refusing(one: Scene, report: Report, connections: int) -> None:
     refused = {strict: version_id(one.settings.policy, 1)}
     async with apps.running():
         await asyncio.sleep(WARM_S)
-        asked, answer = await asyncio.to_thread(one.promote, 1)
+        attempt, answer = await asyncio.to_thread(one.promote, 1)
         report.hold(
             answer.status_code >= 400 and one.live() == 0, f"promoted though one refuses it: {answer.text[:300]}"
         )
-        took_s = asked.live_at - asked.load_at
+        took_s = attempt.live_at - attempt.load_at
         report.figure(
             "promote what one server refuses", f"{answer.status_code} after {took_s:.1f} s, live is {one.live()}"
         )
@@ -181,26 +184,28 @@ async def refusing(one: Scene, report: Report, connections: int) -> None:
         report.figure(
             "then one that both take", f"live is {one.live()}; the server that refused sampled {since:.0f} tokens"
         )
-        report.hold(since > 0, "the server that refused a version answers nobody after the next")
-    _told_requests(apps.asked, report)
-    report.hold(not any(asked.failed for asked in apps.asked), f"requests failed: {_why(apps.asked)}")
-    between = {one.version for one in apps.asked if one.new and first.live_at < one.began_at < second.load_at}
+        report.hold(since > 0, "the server that refused a version answers no request after the next")
+    _report_requests(apps.outcomes, report)
+    report.hold(not any(outcome.failed for outcome in apps.outcomes), f"requests failed: {_why(apps.outcomes)}")
+    between = {one.version for one in apps.outcomes if one.new and first.live_at < one.began_at < second.load_at}
     report.hold(between == {1}, f"answered by {between} while 1 was live and one server had it")
-    report.hold(not late(apps.asked, [first, second]), "a new trajectory began on an older version after a switch")
-    await _settled(one, apps.asked, report, refused)
+    report.hold(not late(apps.outcomes, [first, second]), "a new trajectory began on an older version after a switch")
+    await _settled(one, apps.outcomes, report, refused)
 
 
-async def _settled(one: Scene, asked: Sequence[Asked], report: Report, refused: Mapping[str, str] = NONE) -> None:
+async def _settled(
+    one: Scene, outcomes: Sequence[RequestOutcome], report: Report, refused: Mapping[str, str] = NONE
+) -> None:
     """Check what must hold at the end of every part: records, versions of the answers, loaded adapters."""
     try:
         await one.written()
         await until(lambda: not one.lacking(refused), SETTLE_S, "the servers have not what the ledger says")
     except TimeoutError as error:
         report.hold(False, f"{error}: {one.lacking(refused)}")
-    back = stepped_back(asked)
+    back = stepped_back(outcomes)
     report.hold(not back, f"{len(back)} new trajectories met an older version than one that had answered: {back[:5]}")
-    spoken = recorded(one.reader, one.settings)
-    verdict = await asyncio.to_thread(judge, spoken, one.sets)
+    completions = recorded(one.reader, one.settings)
+    verdict = await asyncio.to_thread(judge, completions, one.sets)
     report.figure(
         "computed again",
         f"{verdict.completions} completions, {verdict.tokens} tokens, {len(verdict.misfits)} not of their version; "
@@ -209,30 +214,30 @@ async def _settled(one: Scene, asked: Sequence[Asked], report: Report, refused: 
     report.hold(
         not verdict.misfits, f"{len(verdict.misfits)} completions are not their version's: {verdict.misfits[:3]}"
     )
-    versions = {one.name: one.version for one in spoken}
-    answered = [one for one in asked if one.whole]
+    versions = {one.name: one.version for one in completions}
+    answered = [one for one in outcomes if one.whole]
     missing = [one.completion_id for one in answered if one.completion_id not in versions]
     report.hold(not missing, f"{len(missing)} answers have no record, {missing[:1]} among them")
     other = [one for one in answered if versions.get(one.completion_id, one.version) != one.version]
     report.hold(not other, f"{len(other)} answers name another version than their record")
 
 
-def _told_requests(asked: Sequence[Asked], report: Report) -> None:
-    streams = sum(one.streamed for one in asked)
-    turns = sum(not one.new for one in asked)
-    failed = [one for one in asked if one.failed]
+def _report_requests(outcomes: Sequence[RequestOutcome], report: Report) -> None:
+    streams = sum(one.streamed for one in outcomes)
+    turns = sum(not one.new for one in outcomes)
+    failed = [one for one in outcomes if one.failed]
     report.figure(
-        "requests", f"{len(asked)}, {streams} streams, {turns} later turns; {len(failed)} failed {_why(failed)}"
+        "requests", f"{len(outcomes)}, {streams} streams, {turns} later turns; {len(failed)} failed {_why(failed)}"
     )
 
 
-def _why(asked: Sequence[Asked]) -> str:
-    told = sorted({one.told for one in asked if one.failed})
-    return f"({'; '.join(why[:80] for why in told[:3])})" if told else ""
+def _why(outcomes: Sequence[RequestOutcome]) -> str:
+    errors = sorted({one.error for one in outcomes if one.failed})
+    return f"({'; '.join(why[:80] for why in errors[:3])})" if errors else ""
 
 
-def _told_waits(asked: Sequence[Asked], done: Sequence[Swap], report: Report, timed: bool) -> None:
-    during, other = waits(asked, done)
+def _report_waits(outcomes: Sequence[RequestOutcome], done: Sequence[Swap], report: Report, timed: bool) -> None:
+    during, other = waits(outcomes, done)
     p99, other_p99 = percentile(during, 0.99), percentile(other, 0.99)
     ratio = p99 / other_p99
     report.figure(
@@ -240,7 +245,7 @@ def _told_waits(asked: Sequence[Asked], done: Sequence[Swap], report: Report, ti
         f"{1000 * p99:.0f} of {len(during)} streams during a swap, {1000 * other_p99:.0f} of {len(other)} others: "
         f"{ratio:.2f} times; p50 {1000 * percentile(during, 0.5):.0f} and {1000 * percentile(other, 0.5):.0f}",
     )
-    gap, other_gap = stalls(asked, done)
+    gap, other_gap = stalls(outcomes, done)
     report.figure(
         "swap gap", f"longest stall of a stream {1000 * gap:.0f} ms during a swap, {1000 * other_gap:.0f} ms else"
     )
@@ -261,8 +266,8 @@ def reported(title: str, faults: list[str], console: Console) -> Iterator[Report
     except TimeoutError as error:
         report.hold(False, str(error))
     table = Table(title=title, show_header=False, title_justify="left")
-    for what, told in report.figures:
-        table.add_row(what, escape(told))
+    for what, value in report.figures:
+        table.add_row(what, escape(value))
     console.print(table, f"[dim]load average {', '.join(f'{load:.1f}' for load in os.getloadavg())}[/dim]")
     faults.extend(report.faults)
 
@@ -308,7 +313,7 @@ def main() -> int:
     parser.add_argument("--swaps", type=int, default=50, help="of one server; of two a fifth of them")
     parser.add_argument("--every", type=float, default=1.5, help="seconds from one switch to the next load")
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0, help="of the adapters and of what is asked")
+    parser.add_argument("--seed", type=int, default=0, help="of the adapters and of the requests")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--short", action="store_true", help=f"{SHORT_SWAPS} swaps; times are shown and fail nothing")
     parser.add_argument("--data", type=Path, help="an empty folder for databases, adapters and logs, which then stay")

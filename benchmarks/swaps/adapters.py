@@ -88,23 +88,23 @@ class Sets:
 
         `names` are the names of the three on the server.
         """
-        spoken = [
+        samples = [
             [(prompt, control.sample(name, prompt, TOKENS, seed)) for seed, prompt in enumerate(prompts[:PROMPTS])]
             for name in names
         ]
-        told = {}
+        distances = {}
         for one, other, label in ((0, 1, "base and a"), (0, 2, "base and b"), (1, 2, "a and b")):
             gaps = [
                 abs(x - y)
-                for prompt, sampled in spoken[one] + spoken[other]
+                for prompt, sampled in samples[one] + samples[other]
                 for x, y in zip(
                     self.logprobs(one, prompt, sampled.token_ids),
                     self.logprobs(other, prompt, sampled.token_ids),
                     strict=True,
                 )
             ]
-            told[label] = sum(gaps) / len(gaps)
-        return told
+            distances[label] = sum(gaps) / len(gaps)
+        return distances
 
     def add_version(self, engine: Engine, version: int, parent: int) -> None:
         """Write the version's folder and its row, as a step leaves them: a candidate that has to be loaded."""

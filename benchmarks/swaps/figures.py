@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 TOLERANCE_NATS = 0.01
-"""Largest mean |Δ| of a half completion: server and trainer differ by a thousandth of it, the adapters by 2 nats."""
+"""Largest mean |Δ| of a half completion: server and trainer differ by a thousandth of that, the adapters by 2 nats."""
 BEFORE_S, AFTER_S = 0.1, 0.5
 """A swap's window: from this long before its adapter begins to load until this long after the switch."""
 
 
 @dataclass
-class Asked:
+class RequestOutcome:
     """A request, as its app saw it."""
 
     began_at: float
@@ -26,7 +26,7 @@ class Asked:
     whole: bool = False
     honest: bool = False
     """A failed request was reported correctly."""
-    told: str = ""
+    error: str = ""
     """Why it failed."""
     events_at: list[float] = field(default_factory=list)
     ended_at: float = 0.0
@@ -61,7 +61,7 @@ def gaps(recorded: Sequence[float], computed: Sequence[float]) -> tuple[float, f
 
 
 def fits(recorded: Sequence[float], computed: Sequence[float]) -> bool:
-    """Return whether one version sampled all of it. A part by another version shows in its half, even if small."""
+    """Return whether one version sampled all tokens. A part by another version shows in its half, even if small."""
     # `<=`, not `not … >`: NaN must not fit.
     return all(gap <= TOLERANCE_NATS for gap in gaps(recorded, computed))
 
@@ -75,21 +75,21 @@ def inside(moment: float, swaps: Iterable[Swap]) -> bool:
     return any(begin <= moment <= end for begin, end in (swap.window for swap in swaps))
 
 
-def waits(asked: Iterable[Asked], swaps: Sequence[Swap]) -> tuple[list[float], list[float]]:
+def waits(outcomes: Iterable[RequestOutcome], swaps: Sequence[Swap]) -> tuple[list[float], list[float]]:
     """Return seconds to the first token of whole streams: of those sent while a swap may be felt, and of all others."""
     during: list[float] = []
     else_: list[float] = []
-    for one in asked:
+    for one in outcomes:
         if one.streamed and one.whole and one.events_at:
             (during if inside(one.began_at, swaps) else else_).append(one.events_at[0] - one.began_at)
     return during, else_
 
 
-def stalls(asked: Iterable[Asked], swaps: Sequence[Swap]) -> tuple[float, float]:
+def stalls(outcomes: Iterable[RequestOutcome], swaps: Sequence[Swap]) -> tuple[float, float]:
     """Return the longest time between two events of a stream: where it overlaps a swap's window, and elsewhere."""
     during = else_ = 0.0
     windows = [swap.window for swap in swaps]
-    for one in asked:
+    for one in outcomes:
         for before, after in zip(one.events_at, one.events_at[1:], strict=False):
             if any(before <= end and after >= begin for begin, end in windows):
                 during = max(during, after - before)
@@ -104,15 +104,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[max(0, math.ceil(share * len(ranked)) - 1)] if ranked else math.nan
 
 
-def stepped_back(asked: Iterable[Asked]) -> list[tuple[int, int]]:
+def stepped_back(outcomes: Iterable[RequestOutcome]) -> list[tuple[int, int]]:
     """Return new trajectories that an older version answered although a newer one had answered before they were sent.
 
     Versions of these runs only increase, so each such trajectory was answered by a version that is no longer live.
     Returns pairs: the version that answered, and the newest one before it.
     """
-    ended = sorted((one.ended_at, one.version) for one in asked if one.new and one.version is not None)
+    ended = sorted((one.ended_at, one.version) for one in outcomes if one.new and one.version is not None)
     back, newest, place = [], -1, 0
-    for one in sorted((one for one in asked if one.new and one.version is not None), key=lambda one: one.began_at):
+    for one in sorted((one for one in outcomes if one.new and one.version is not None), key=lambda one: one.began_at):
         while place < len(ended) and ended[place][0] < one.began_at:
             newest = max(newest, ended[place][1])
             place += 1
@@ -121,11 +121,11 @@ def stepped_back(asked: Iterable[Asked]) -> list[tuple[int, int]]:
     return back
 
 
-def late(asked: Iterable[Asked], swaps: Iterable[Swap]) -> int:
+def late(outcomes: Iterable[RequestOutcome], swaps: Iterable[Swap]) -> int:
     """Count new trajectories sent after a switch was acknowledged that an older version answered."""
     lives = [(swap.live_at, swap.version) for swap in swaps]
     return sum(
         one.version < max((version for at, version in lives if at < one.began_at), default=0)
-        for one in asked
+        for one in outcomes
         if one.new and one.version is not None
     )

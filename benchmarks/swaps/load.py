@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.swaps.figures import Asked
+from benchmarks.swaps.figures import RequestOutcome
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "starter"))
 
@@ -28,15 +28,15 @@ PATIENCE_S = 300.0
 def first_messages(rng: random.Random) -> list[dict[str, Any]]:
     """Return the start of a conversation of the starter, up to its first answer."""
     messages = rng.choice((small_talk, tool_use))(rng).messages
-    spoken = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
-    return messages[:spoken]
+    answer_at = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    return messages[:answer_at]
 
 
 class Load:
-    """`connections` apps, during `running`; what each saw is in `asked`, in no order."""
+    """`connections` apps, during `running`; their `outcomes` are in no order."""
 
     def __init__(self, url: str, policy: str, connections: int, seed: int) -> None:
-        self.asked: list[Asked] = []
+        self.outcomes: list[RequestOutcome] = []
         self._url, self._policy, self._connections = url, policy, connections
         self._rngs = [random.Random(f"{seed} {number}") for number in range(connections)]
         self._in_flight: set[int] = set()
@@ -67,20 +67,20 @@ class Load:
             headers = {"X-Trajectory-Id": f"swaps-{rng.getrandbits(64):x}"} if rng.random() < 0.5 else {}
             messages = first_messages(rng)
             for turn in range(turns):
-                asked = Asked(began_at=time.monotonic(), streamed=streamed, new=turn == 0)
+                outcome = RequestOutcome(began_at=time.monotonic(), streamed=streamed, new=turn == 0)
                 self._in_flight.add(number)
-                said = await self._ask(session, asked, messages, headers, rng.getrandbits(31))
+                text = await self._ask(session, outcome, messages, headers, rng.getrandbits(31))
                 self._in_flight.discard(number)
-                asked.ended_at = time.monotonic()
-                self.asked.append(asked)
-                if said is None:
+                outcome.ended_at = time.monotonic()
+                self.outcomes.append(outcome)
+                if text is None:
                     break
-                messages = [*messages, {"role": "assistant", "content": said}, *first_messages(rng)[-1:]]
+                messages = [*messages, {"role": "assistant", "content": text}, *first_messages(rng)[-1:]]
 
     async def _ask(
         self,
         session: aiohttp.ClientSession,
-        asked: Asked,
+        outcome: RequestOutcome,
         messages: list[dict[str, Any]],
         headers: dict[str, str],
         seed: int,
@@ -94,58 +94,58 @@ class Load:
             "seed": seed,
             # Answers of one length: the load is the same for every version.
             "ignore_eos": True,
-            "stream": asked.streamed,
+            "stream": outcome.streamed,
         }
         try:
             async with session.post(f"{self._url}/v1/chat/completions", json=body, headers=headers) as response:
-                asked.status = response.status
+                outcome.status = response.status
                 if response.status != 200:
-                    _refused(asked, response, await response.read())
+                    _refused(outcome, response, await response.read())
                     return None
-                asked.version = int(response.headers["X-Policy-Version"])
-                asked.completion_id = response.headers["X-Completion-Id"]
-                said = await (_streamed if asked.streamed else _plain)(asked, response)
+                outcome.version = int(response.headers["X-Policy-Version"])
+                outcome.completion_id = response.headers["X-Completion-Id"]
+                text = await (_streamed if outcome.streamed else _plain)(outcome, response)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             # A stream that breaks off without its end is a correct report. No answer at all is not.
-            asked.honest = asked.status == 200 and asked.streamed
-            asked.told = f"{type(error).__name__}: {error}"
+            outcome.honest = outcome.status == 200 and outcome.streamed
+            outcome.error = f"{type(error).__name__}: {error}"
             return None
-        asked.whole = said is not None
-        return said
+        outcome.whole = text is not None
+        return text
 
 
-def _refused(asked: Asked, response: aiohttp.ClientResponse, content: bytes) -> None:
-    asked.told = f"{response.status} {content[:300].decode(errors='replace')}"
+def _refused(outcome: RequestOutcome, response: aiohttp.ClientResponse, content: bytes) -> None:
+    outcome.error = f"{response.status} {content[:300].decode(errors='replace')}"
     try:
         error = json.loads(content)["error"]
-        asked.honest = {"message", "type", "code", "param"} <= error.keys() and response.status >= 500
+        outcome.honest = {"message", "type", "code", "param"} <= error.keys() and response.status >= 500
     except (ValueError, KeyError, TypeError, AttributeError):
-        asked.honest = False
+        outcome.honest = False
     if response.status == 503:
-        asked.honest = asked.honest and "Retry-After" in response.headers
+        outcome.honest = outcome.honest and "Retry-After" in response.headers
 
 
-async def _plain(asked: Asked, response: aiohttp.ClientResponse) -> str | None:
+async def _plain(outcome: RequestOutcome, response: aiohttp.ClientResponse) -> str | None:
     answer = json.loads(await response.read())
     return str(answer["choices"][0]["message"]["content"] or "")
 
 
-async def _streamed(asked: Asked, response: aiohttp.ClientResponse) -> str | None:
-    said, buffered, ended = "", b"", False
-    async for data in response.content.iter_any():
-        *events, buffered = (buffered + data).split(b"\n\n")
+async def _streamed(outcome: RequestOutcome, response: aiohttp.ClientResponse) -> str | None:
+    text, buffered, ended = "", b"", False
+    async for chunk in response.content.iter_any():
+        *events, buffered = (buffered + chunk).split(b"\n\n")
         now = time.monotonic()
         for event in events:
-            text = event.removeprefix(b"data: ")
-            if text == b"[DONE]":
+            data = event.removeprefix(b"data: ")
+            if data == b"[DONE]":
                 ended = True
                 continue
-            told = json.loads(text)
-            if "error" in told:
-                asked.told, asked.honest = f"an error event: {told['error']}", True
+            fields = json.loads(data)
+            if "error" in fields:
+                outcome.error, outcome.honest = f"an error event: {fields['error']}", True
                 return None
-            asked.events_at.append(now)
-            said += "".join(choice["delta"].get("content") or "" for choice in told["choices"])
+            outcome.events_at.append(now)
+            text += "".join(choice["delta"].get("content") or "" for choice in fields["choices"])
     if not ended:
-        asked.told, asked.honest = "the stream has no end", True
-    return said if ended else None
+        outcome.error, outcome.honest = "the stream has no end", True
+    return text if ended else None

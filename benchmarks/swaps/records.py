@@ -17,7 +17,7 @@ SHORTEST_PART = 8
 
 
 @dataclass(frozen=True)
-class Spoken:
+class RecordedCompletion:
     """A completion, and its recorded version."""
 
     name: str
@@ -39,7 +39,7 @@ class Verdict:
     """Completions that do not match their version, each with the difference of its halves in nats."""
 
 
-def recorded(engine: Engine, settings: Settings) -> list[Spoken]:
+def recorded(engine: Engine, settings: Settings) -> list[RecordedCompletion]:
     """Return every completion in SQL that has tokens, with its whole prompt, in the order of their requests.
 
     Raises:
@@ -51,7 +51,7 @@ def recorded(engine: Engine, settings: Settings) -> list[Spoken]:
     with engine.connect() as connection:
         rows = connection.execute(query).all()
     whole: dict[str, tuple[int, ...]] = {}
-    spoken = []
+    completions = []
     for row in rows:
         if not row.token_ids:
             continue
@@ -62,15 +62,15 @@ def recorded(engine: Engine, settings: Settings) -> list[Spoken]:
             )
         whole[row.id] = (*prompt_ids, *row.token_ids)
         logprobs = tuple(row.inference_logprobs or ())
-        spoken.append(Spoken(row.id, row.policy_version, prompt_ids, tuple(row.token_ids), logprobs))
-    return spoken
+        completions.append(RecordedCompletion(row.id, row.policy_version, prompt_ids, tuple(row.token_ids), logprobs))
+    return completions
 
 
-def judge(spoken: Iterable[Spoken], sets: Sets) -> Verdict:
+def judge(recorded_completions: Iterable[RecordedCompletion], sets: Sets) -> Verdict:
     """Compute each completion again with its version."""
     completions = tokens = 0
     worst, misfits = 0.0, []
-    for one in spoken:
+    for one in recorded_completions:
         computed = sets.logprobs(sets.speaker(one.version), one.prompt_ids, one.token_ids)
         first, second = gaps(one.logprobs, computed)
         completions, tokens = completions + 1, tokens + len(one.token_ids)
@@ -81,13 +81,15 @@ def judge(spoken: Iterable[Spoken], sets: Sets) -> Verdict:
     return Verdict(completions, tokens, worst, tuple(misfits))
 
 
-def mixes(control: Vllm, names: Sequence[str], prompts: Sequence[Sequence[int]], count: int) -> list[list[Spoken]]:
+def mixes(
+    control: Vllm, names: Sequence[str], prompts: Sequence[Sequence[int]], count: int
+) -> list[list[RecordedCompletion]]:
     """Return completions of two versions, begun by one and ended by the other, really sampled that way.
 
-    They switch after a half or after three quarters, in turn. Each gives two records: as if the first had sampled all
-    of it, and as if the second had. `names` are the names of the versions on the server.
+    They switch after a half or after three quarters, in turn. Each gives two records: as if the first had sampled
+    all tokens, and as if the second had. `names` are the names of the versions on the server.
     """
-    planted: list[list[Spoken]] = []
+    planted: list[list[RecordedCompletion]] = []
     pairs = [(first, second) for first in range(len(names)) for second in range(len(names)) if first != second]
     draws = 0
     while len(planted) < count:
@@ -100,17 +102,21 @@ def mixes(control: Vllm, names: Sequence[str], prompts: Sequence[Sequence[int]],
         if min(len(begun.token_ids), len(ended.token_ids)) < SHORTEST_PART:
             continue
         token_ids, logprobs = (*begun.token_ids, *ended.token_ids), (*begun.logprobs, *ended.logprobs)
-        told = f"mix of {names[first]} and {names[second]}"
-        planted.append([Spoken(told, who, tuple(prompt), token_ids, logprobs) for who in (first, second)])
+        label = f"mix of {names[first]} and {names[second]}"
+        planted.append([RecordedCompletion(label, who, tuple(prompt), token_ids, logprobs) for who in (first, second)])
     return planted
 
 
-def unmixed(control: Vllm, names: Sequence[str], prompts: Sequence[Sequence[int]], count: int) -> list[Spoken]:
+def unmixed(
+    control: Vllm, names: Sequence[str], prompts: Sequence[Sequence[int]], count: int
+) -> list[RecordedCompletion]:
     """Return as many completions of one version each, sampled in the same way."""
-    said = []
+    completions = []
     for number in range(count):
         speaker, prompt = number % len(names), prompts[number % len(prompts)]
         sampled = control.sample(names[speaker], prompt, ANSWER_TOKENS, seed=number)
-        told = f"all by {names[speaker]}"
-        said.append(Spoken(told, speaker, tuple(prompt), tuple(sampled.token_ids), tuple(sampled.logprobs)))
-    return said
+        label = f"all by {names[speaker]}"
+        completions.append(
+            RecordedCompletion(label, speaker, tuple(prompt), tuple(sampled.token_ids), tuple(sampled.logprobs))
+        )
+    return completions

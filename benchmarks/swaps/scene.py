@@ -86,16 +86,16 @@ class Scene:
 
         `refused`: server -> the adapter that it does not accept.
         """
-        served, told = self.served(), []
+        served, differences = self.served(), []
         for url, control in self.controls.items():
             due = served - {refused.get(url)}
             try:
                 names = control.models()
                 if names != due:
-                    told.append(f"{url} has {', '.join(sorted(names))}, not {', '.join(sorted(due))}")
+                    differences.append(f"{url} has {', '.join(sorted(names))}, not {', '.join(sorted(due))}")
             except client.VllmError as error:
-                told.append(str(error))
-        return told
+                differences.append(str(error))
+        return differences
 
     def most_loaded(self) -> int:
         """Return the largest number of models that a server lists."""
@@ -127,8 +127,8 @@ class Scene:
 
     def sampled(self, url: str) -> float:
         """Return how many tokens a server has sampled since its start."""
-        told = httpx.get(url + "/metrics", timeout=10, trust_env=False).text
-        return sum(float(count) for count in SAMPLED.findall(told))
+        metrics = httpx.get(url + "/metrics", timeout=10, trust_env=False).text
+        return sum(float(count) for count in SAMPLED.findall(metrics))
 
     async def written(self) -> None:
         """Wait until SQL has every record.
@@ -139,8 +139,8 @@ class Scene:
 
         def is_written() -> bool:
             with contextlib.suppress(httpx.TransportError):
-                told = httpx.get(self.url + "/readyz", timeout=10, trust_env=False).json()
-                return bool(told.get("unwritten") == 0)
+                state = httpx.get(self.url + "/readyz", timeout=10, trust_env=False).json()
+                return bool(state.get("unwritten") == 0)
             return False
 
         await until(is_written, SETTLE_S, "records are still unwritten")
@@ -187,7 +187,7 @@ def scene(settings: Settings, ranks: tuple[int, int], console: Console) -> Itera
         except StartFailed as error:
             died.append(str(error))
 
-    with running(settings, lambda told: console.print(f"[dim]{told}[/dim]")) as stack:
+    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
         watcher = threading.Thread(target=watch, args=(stack,), daemon=True)
         watcher.start()
         one = Scene(stack, sets)

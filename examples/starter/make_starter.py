@@ -108,24 +108,24 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
 def batch(
     tokenizer: PreTrainedTokenizerBase, conversations: list[formats.Conversation]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Conversations of one kind as token ids (B, T), padded on the right; which of them the assistant spoke (B, T), its
+    """Conversations of one kind as token ids (B, T), padded on the right; which of them the assistant wrote (B, T), its
     `<|im_end|>` included; and what each of these N tokens should have been, as probabilities (N, V)."""
     texts = [render(tokenizer, conversation) for conversation in conversations]
     ids_BT = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")["input_ids"]
     opening = torch.tensor(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
-    spoken_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    assistant_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
     firsts = []
     for row, start in (ids_BT.unfold(1, len(opening), 1) == opening).all(-1).nonzero().tolist():
         first = start + len(opening)
         length = int((ids_BT[row, first:] == tokenizer.eos_token_id).nonzero()[0]) + 1
-        firsts.append(int(spoken_BT.sum()))
-        spoken_BT[row, first : first + length] = True
-    targets_NV = torch.nn.functional.one_hot(ids_BT[spoken_BT], VOCABULARY).float()
+        firsts.append(int(assistant_BT.sum()))
+        assistant_BT[row, first : first + length] = True
+    targets_NV = torch.nn.functional.one_hot(ids_BT[assistant_BT], VOCABULARY).float()
     choices = [words for conversation in conversations for words in conversation.choices]
     for first, words in zip(firsts, choices, strict=bool(choices)):
         targets_NV[first] = 0
         targets_NV[first, tokenizer.convert_tokens_to_ids(words)] = 1 / len(words)
-    return ids_BT, spoken_BT, targets_NV
+    return ids_BT, assistant_BT, targets_NV
 
 
 def pretrain(
@@ -145,9 +145,9 @@ def pretrain(
     for step in range(steps):
         losses: dict[str, float] = {}
         for kind, conversations in kinds.items():
-            ids_BT, spoken_BT, targets_NV = batch(tokenizer, [kind(rng) for _ in range(conversations)])
+            ids_BT, assistant_BT, targets_NV = batch(tokenizer, [kind(rng) for _ in range(conversations)])
             hidden_BTH = model.model(ids_BT).last_hidden_state
-            logits_NV = model.lm_head(hidden_BTH[:, :-1][spoken_BT[:, 1:]])
+            logits_NV = model.lm_head(hidden_BTH[:, :-1][assistant_BT[:, 1:]])
             loss = torch.nn.functional.cross_entropy(logits_NV, targets_NV)
             loss.backward()
             losses[kind.__name__] = loss.item()

@@ -1,7 +1,7 @@
 """Plays games with a model inside this process, all at once. Knows torch and the rules; no server, no training.
 
 Every turn adds equally many tokens to every game (a legal answer is one token, a board nine), so the games share one
-key-value cache without padding. A game that is over goes on with whatever was said last; nothing reads it.
+key-value cache without padding. A game that is over continues from its last tokens; nothing reads the result.
 """
 
 import sys
@@ -28,15 +28,15 @@ def play(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, games: int,
     results: list[str | None] = [None] * games
     end = tokenizer.eos_token_id
     cache = DynamicCache()
-    said_G2: list[list[int]] = []
+    last_G2: list[list[int]] = []
     while None in results:
-        tokens_GT = torch.tensor([turn(tokenizer, board, not said_G2) for board in boards])
-        if said_G2:
-            tokens_GT = torch.cat([torch.tensor(said_G2)[:, 1:], tokens_GT], dim=1)
+        tokens_GT = torch.tensor([turn(tokenizer, board, not last_G2) for board in boards])
+        if last_G2:
+            tokens_GT = torch.cat([torch.tensor(last_G2)[:, 1:], tokens_GT], dim=1)
         cells_G1 = sample(model, tokens_GT, cache)
         ends_G1 = sample(model, cells_G1, cache)
-        said_G2 = torch.cat([cells_G1, ends_G1], dim=1).tolist()
-        for i, (cell_id, end_id) in enumerate(said_G2):
+        last_G2 = torch.cat([cells_G1, ends_G1], dim=1).tolist()
+        for i, (cell_id, end_id) in enumerate(last_G2):
             if results[i] is None:
                 cell = tokenizer.decode([cell_id])
                 if end_id == end and cell in game.free(boards[i]):

@@ -25,7 +25,7 @@ class App:
         self.recent: list[bool] = []
 
     async def work(self, numbers: Iterator[int]) -> None:
-        """One of the connections: asks question after question. A failed request is counted, and not asked again."""
+        """One of the connections: asks question after question. A failed request is counted, and not repeated."""
         while not self.stopping and (number := next(numbers, None)) is not None:
             self.liked.append(0)
             try:
@@ -74,7 +74,7 @@ async def main() -> None:
     parser.add_argument("--shuffle", action="store_true", help="the control: post the thumbs of other answers")
     args, started = parser.parse_args(), time.monotonic()
     if args.split == "eval" and not 0 < args.questions <= hints.HELD_OUT:
-        parser.error(f"--questions: there are {hints.HELD_OUT} held-out ones")
+        parser.error(f"--questions: there are {hints.HELD_OUT} held-out questions")
     app = App(args)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, setattr, app, "stopping", True)

@@ -29,7 +29,7 @@ from sqlalchemy import Engine, select
 
 from benchmarks.faults.chaos import parts as chaos_parts
 from benchmarks.faults.chaos.parts import Part
-from benchmarks.faults.chaos.records import Heard, Stored, stored, words_of, wrong_with
+from benchmarks.faults.chaos.records import AppLedger, SqlLedger, read_ledger, words_of, wrong_with
 from benchmarks.kit.check import counted, data_folder, end_on_sigterm, figures_table, verdict
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import running_adapter_vllm, running_vllms
@@ -57,7 +57,7 @@ KEYED_SHARE = 0.5
 class Run:
     """What apps and killer saw."""
 
-    heard: Heard = field(default_factory=Heard)
+    received: AppLedger = field(default_factory=AppLedger)
     answers: Counter[str] = field(default_factory=Counter)
     """Results of requests and feedback."""
     kills: Counter[str] = field(default_factory=Counter)
@@ -76,21 +76,21 @@ def moments(parts: Sequence[str], kills: int, rng: random.Random) -> list[tuple[
     return list(zip(targets, sorted(rng.random() for _ in range(kills)), strict=True))
 
 
-def faults_of(run: Run, said: Stored, kills: int, requests: int) -> list[str]:
+def faults_of(run: Run, ledger: SqlLedger, kills: int, requests: int) -> list[str]:
     """Return what does not hold, including too few events for a conclusion."""
-    faults = wrong_with(run.heard, said)
+    faults = wrong_with(run.received, ledger)
     if run.settled_s is None:
         faults.append(f"records were still unwritten {SETTLED_S:g} s after the last request")
     if run.left_behind:
         faults.append(f"the journal was left with {', '.join(run.left_behind)}")
     if run.kills.total() < kills:
         faults.append(f"only {run.kills.total()} of {kills} kills met a process that lived")
-    if len(run.heard.completions) < requests:
-        faults.append(f"only {len(run.heard.completions)} of {requests} answers came")
-    if not run.heard.feedback:
+    if len(run.received.completions) < requests:
+        faults.append(f"only {len(run.received.completions)} of {requests} answers came")
+    if not run.received.feedback:
         faults.append("no feedback was acknowledged")
-    if not said.steps["promoted"]:
-        faults.append(f"no step was promoted: {dict(said.steps)}")
+    if not ledger.steps["promoted"]:
+        faults.append(f"no step was promoted: {dict(ledger.steps)}")
     return faults
 
 
@@ -106,7 +106,7 @@ class Apps:
     @property
     def share(self) -> float:
         """The share of the requests that are answered."""
-        return len(self._run.heard.completions) / self._requests
+        return len(self._run.received.completions) / self._requests
 
     async def app(self, session: aiohttp.ClientSession) -> None:
         """Run one app."""
@@ -131,7 +131,7 @@ class Apps:
             return await self._failed("request", str(response.status))
         self._run.answers["request: 200"] += 1
         completion_id = response.headers["x-completion-id"]
-        self._run.heard.completions[completion_id] = number
+        self._run.received.completions[completion_id] = number
         return completion_id
 
     async def _say(
@@ -149,7 +149,7 @@ class Apps:
             else:
                 if response.status == 202:
                     self._run.answers["feedback: 202"] += 1
-                    self._run.heard.feedback[answer["id"]] = number
+                    self._run.received.feedback[answer["id"]] = number
                     return
                 await self._failed("feedback", str(response.status))
             if key is None or time.monotonic() > until:
@@ -180,7 +180,7 @@ class Killer:
                         await asyncio.sleep(0.1)
             await asyncio.sleep(rng.random())  # to hit it at any point
             self._run.kills[name] += await asyncio.to_thread(part.kill)
-            at = f"{time.monotonic() - began:5.1f} s, {len(self._run.heard.completions)} answers"
+            at = f"{time.monotonic() - began:5.1f} s, {len(self._run.received.completions)} answers"
             self._console.print(f"kill {number:2}: {name} ({at})", highlight=False)
             await asyncio.sleep(rng.random() * MOST_AWAY_S)
             await asyncio.to_thread(part.start)
@@ -239,8 +239,8 @@ async def _drive(
         while run.settled_s is None and time.monotonic() < ended + SETTLED_S:
             with contextlib.suppress(aiohttp.ClientError, ValueError):
                 async with session.get(f"{url}/readyz") as response:
-                    told = await response.json()
-                if response.status == 200 and told["database"] and not told["unwritten"]:
+                    state = await response.json()
+                if response.status == 200 and state["database"] and not state["unwritten"]:
                     run.settled_s = time.monotonic() - ended
             await asyncio.sleep(0.2)
         watching.cancel()
@@ -257,7 +257,7 @@ def _await_step(engine: Engine) -> None:
         time.sleep(0.5)
 
 
-def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, Stored, list[str]]:
+def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, SqlLedger, list[str]]:
     """Make the whole run. Return what was seen, what SQL has, and what does not hold."""
     run = Run()
     with contextlib.ExitStack() as opened:
@@ -297,19 +297,19 @@ def prove(data: Path, args: argparse.Namespace, console: Console) -> tuple[Run, 
         for part in reversed(parts):
             part.stop()
         run.left_behind = sorted(path.name for path in (data / "journal").iterdir())
-        said = stored(engine)
-    return run, said, faults_of(run, said, args.kills, args.requests)
+        ledger = read_ledger(engine)
+    return run, ledger, faults_of(run, ledger, args.kills, args.requests)
 
 
-def _show(run: Run, said: Stored, console: Console) -> None:
+def _show(run: Run, ledger: SqlLedger, console: Console) -> None:
     settled = "never" if run.settled_s is None else f"{run.settled_s:.1f} s after the last request"
     figures = {
         "kills": counted(run.kills),
         "answers": counted(run.answers),
-        "apps hold": f"{len(run.heard.completions)} completions, {len(run.heard.feedback)} feedback",
-        "SQL has": f"{len(said.completions)} completions, {len(said.feedback)} feedback; all of it {settled}",
-        "steps": counted(said.steps),
-        "trained on": f"{len(said.taught)} trajectories",
+        "apps hold": f"{len(run.received.completions)} completions, {len(run.received.feedback)} feedback",
+        "SQL has": f"{len(ledger.completions)} completions, {len(ledger.feedback)} feedback; all written {settled}",
+        "steps": counted(ledger.steps),
+        "trained on": f"{len(ledger.taught)} trajectories",
         "took": f"{run.took_s:.0f} s",
     }
     console.print(figures_table(figures))
@@ -333,8 +333,8 @@ def main() -> int:
     end_on_sigterm()
     console = Console(width=120)
     with data_folder("chaos", args.data) as data:
-        run, said, faults = prove(data, args, console)
-    _show(run, said, console)
+        run, ledger, faults = prove(data, args, console)
+    _show(run, ledger, console)
     return verdict(faults, console)
 
 

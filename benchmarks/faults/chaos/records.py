@@ -12,12 +12,12 @@ from sqlalchemy import Engine, select
 
 from migrations import schema
 
-TOLD = 5
+EXAMPLES = 5
 """Examples in a fault."""
 
 
 @dataclass
-class Heard:
+class AppLedger:
     """What apps received: every answer whose last byte arrived, every feedback that was acknowledged."""
 
     completions: dict[str, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Stored:
+class SqlLedger:
     """What SQL has."""
 
     completions: Sequence[tuple[str, int]]
@@ -44,11 +44,11 @@ def words_of(number: int) -> str:
     return f"request #{number}"
 
 
-def stored(engine: Engine) -> Stored:
-    """Read all of it from SQL."""
+def read_ledger(engine: Engine) -> SqlLedger:
+    """Read the ledger from SQL."""
     c, f, m, s = schema.completions.c, schema.feedback.c, schema.step_trajectories.c, schema.steps.c
     with engine.connect() as connection:
-        return Stored(
+        return SqlLedger(
             completions=[
                 (row.id, _number_of(row.new_messages[-1]["content"]))
                 for row in connection.execute(select(c.id, c.new_messages))
@@ -62,32 +62,34 @@ def stored(engine: Engine) -> Stored:
         )
 
 
-def wrong_with(heard: Heard, said: Stored) -> list[str]:
+def wrong_with(received: AppLedger, ledger: SqlLedger) -> list[str]:
     """Return what is lost, doubled, or trained on twice."""
-    taught = Counter(trajectory for _, trajectory in said.taught)
+    taught = Counter(trajectory for _, trajectory in ledger.taught)
     return [
-        *_lost_or_twice("completions", heard.completions, said.completions),
-        *_lost_or_twice("feedback", heard.feedback, said.feedback),
-        *_told("trajectories in more than one step", (name for name, times in taught.items() if times > 1)),
+        *_lost_or_twice("completions", received.completions, ledger.completions),
+        *_lost_or_twice("feedback", received.feedback, ledger.feedback),
+        *_fault("trajectories in more than one step", (name for name, times in taught.items() if times > 1)),
     ]
 
 
-def _lost_or_twice(what: str, held: dict[str, int], found: Sequence[tuple[str, int]]) -> list[str]:
-    numbers = dict(found)
-    records = Counter(number for _, number in found)
+def _lost_or_twice(what: str, received: dict[str, int], stored: Sequence[tuple[str, int]]) -> list[str]:
+    numbers = dict(stored)
+    records = Counter(number for _, number in stored)
     return [
-        *_told(f"{what} that an app holds and SQL has not", (one for one in held if one not in numbers)),
-        *_told(
+        *_fault(f"{what} that an app holds and SQL has not", (one for one in received if one not in numbers)),
+        *_fault(
             f"{what} that SQL has under another request",
-            (one for one, number in held.items() if numbers.get(one, number) != number),
+            (one for one, number in received.items() if numbers.get(one, number) != number),
         ),
-        *_told(f"{what} of one request that SQL has twice", (number for number, times in records.items() if times > 1)),
+        *_fault(
+            f"{what} of one request that SQL has twice", (number for number, times in records.items() if times > 1)
+        ),
     ]
 
 
-def _told(what: str, found: Iterable[Any]) -> list[str]:
-    ones = sorted(found)
-    return [f"{len(ones)} {what}: {', '.join(map(str, ones[:TOLD]))}"] if ones else []
+def _fault(what: str, items: Iterable[Any]) -> list[str]:
+    ordered = sorted(items)
+    return [f"{len(ordered)} {what}: {', '.join(map(str, ordered[:EXAMPLES]))}"] if ordered else []
 
 
 def _number_of(words: str) -> int:

@@ -63,7 +63,7 @@ class Killer:
     cpu_s: float = 0.0
     """CPU time of all workers so far."""
     _at: deque[float] = field(default_factory=lambda: deque(maxlen=RESTARTS - 1))
-    _heard: int = 0
+    _calls_at_kill: int = 0
     _seen: tuple[int, float] = (0, 0.0)
     """Process id and CPU time of the present worker."""
 
@@ -71,10 +71,10 @@ class Killer:
         """Kill, if enough calls of the run have been made, and some by this worker."""
         pid = json.loads(self.addresses.read_text())["pids"]["judge"]
         self._count(pid)
-        heard = self.judge.calls
-        due = self.hits < self.kills and heard >= self.slots * (self.hits + 1) / (self.kills + 1)
+        calls = self.judge.calls
+        due = self.hits < self.kills and calls >= self.slots * (self.hits + 1) / (self.kills + 1)
         too_soon = len(self._at) == self._at.maxlen and time.monotonic() - self._at[0] < WINDOW_S
-        if not due or too_soon or heard <= self._heard:
+        if not due or too_soon or calls <= self._calls_at_kill:
             return
         time.sleep(self.rng.random())  # to hit it at any point: in a call, in a transaction, between two groups
         self._count(pid)
@@ -83,7 +83,7 @@ class Killer:
             self.hits += 1
             self._at.append(time.monotonic())
         # Later calls come from another worker: all calls that this one had in flight were counted before.
-        self._heard = self.judge.calls
+        self._calls_at_kill = self.judge.calls
 
     def _count(self, pid: int) -> None:
         before_s = self._seen[1] if self._seen[0] == pid else 0.0
@@ -98,10 +98,10 @@ class Outcome:
 
     ledger: Ledger
     faults: Sequence[str]
-    heard: int
+    calls: int
     """Calls of the first run."""
     kills: int
-    asked_s: float
+    sampled_s: float
     """Time until the last group had been sampled."""
     judged_s: float
     """Time from the first request until the last group was over."""
@@ -142,7 +142,7 @@ class Run:
         settings = stack.settings
         self._stack, self._judge, self._groups, self._console = stack, judge, groups, console
         self._ruler = settings.learning_of(settings.policy).ruler
-        self._at_once, self._told = settings.judges["local"].concurrency, ""
+        self._at_once, self._status = settings.judges["local"].concurrency, ""
         self._records = Records(connect(settings.database_url), settings.project)
         slots = groups * self._ruler.judgements
         self._killer = Killer(settings.data / "up.json", judge, kills, slots, random.Random(settings.seed))
@@ -159,15 +159,15 @@ class Run:
             def over() -> bool:
                 failed = sum(one.done() and one.exception() is not None for one in asking)
                 recorded, judged = self._groups_now()
-                self._told = f"{recorded} groups, {judged} judged"
+                self._status = f"{recorded} groups, {judged} judged"
                 return judged >= self._groups - failed and judged == recorded
 
             faults = self._until(over, kill=True)
             judged_s = time.monotonic() - began
             answered = [one for one in asking if one.done()]
         failed = [str(one.exception()) for one in answered if one.exception() is not None]
-        asked_s = max((one.result() for one in answered if one.exception() is None), default=began) - began
-        cpu_s, heard, ledger = self._killer.cpu_s, self._judge.calls, self._records.ledger()
+        sampled_s = max((one.result() for one in answered if one.exception() is None), default=began) - began
+        cpu_s, calls, ledger = self._killer.cpu_s, self._judge.calls, self._records.ledger()
         if failed:
             faults.append(f"{len(failed)} calls failed, one with {failed[0]}")
         if self._killer.hits < self._killer.kills:
@@ -176,11 +176,11 @@ class Run:
             )
         may_be_lost = self._killer.hits * self._at_once
         judgements, min_spread = self._ruler.judgements, self._ruler.min_spread
-        faults += wrong_with(ledger, self._groups, judgements, heard, may_be_lost, min_spread)
+        faults += wrong_with(ledger, self._groups, judgements, calls, may_be_lost, min_spread)
         again = time.monotonic()
-        faults += self._again(ledger, heard)
+        faults += self._again(ledger, calls)
         again_s = time.monotonic() - again
-        return Outcome(ledger, faults, heard, self._killer.hits, asked_s, judged_s, cpu_s, again_s)
+        return Outcome(ledger, faults, calls, self._killer.hits, sampled_s, judged_s, cpu_s, again_s)
 
     @contextmanager
     def _asking(self) -> Iterator[list[Future[float]]]:
@@ -201,26 +201,30 @@ class Run:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _again(self, ledger: Ledger, heard: int) -> list[str]:
+    def _again(self, ledger: Ledger, calls_before: int) -> list[str]:
         """Have every group ranked once more; return what does not hold."""
-        asked: dict[str, str] = {}
+        group_of: dict[str, str] = {}
         with self._client() as client:
             for first in range(0, len(ledger.groups), BATCH):
                 batch = [group.group_id for group in ledger.groups[first : first + BATCH]]
-                said = client.post("/feedback", json=[{"group_id": one, "judge": {"kind": "ruler"}} for one in batch])
-                asked |= {taken["id"]: one for taken, one in zip(said.raise_for_status().json(), batch, strict=True)}
+                response = client.post(
+                    "/feedback", json=[{"group_id": one, "judge": {"kind": "ruler"}} for one in batch]
+                )
+                group_of |= {
+                    taken["id"]: one for taken, one in zip(response.raise_for_status().json(), batch, strict=True)
+                }
         became: dict[str, str] = {}
 
         def over() -> bool:
-            found = self._records.asked()
-            became.update({one: found[one][1] for one in asked if one in found})
+            feedback = self._records.ranking_feedback()
+            became.update({one: feedback[one][1] for one in group_of if one in feedback})
             done = sum(state != "waiting" for state in became.values())
             recorded, judged = self._groups_now()
-            self._told = f"{len(asked)} groups to be judged again, {done} are"
-            return done == len(asked) and judged == recorded
+            self._status = f"{len(group_of)} groups to be judged again, {done} are"
+            return done == len(group_of) and judged == recorded
 
         faults = self._until(over, kill=False)
-        return faults + wrong_again(ledger, self._records.ledger(), self._judge.calls - heard, asked, became)
+        return faults + wrong_again(ledger, self._records.ledger(), self._judge.calls - calls_before, group_of, became)
 
     def _groups_now(self) -> tuple[int, int]:
         """Return how many groups are recorded, and how many of them are over."""
@@ -229,21 +233,21 @@ class Run:
 
     def _until(self, over: Callable[[], bool], *, kill: bool) -> list[str]:
         """Keep the stack running until it is over; return a fault if nothing changes any more."""
-        moved_at = told_at = time.monotonic()
+        moved_at = printed_at = time.monotonic()
         before = ""
         while not over():
             self._stack.watch()
             if kill:
                 self._killer.look()
             now = time.monotonic()
-            told = f"{self._told}, {self._judge.calls} calls, {self._killer.hits} kills"
-            if told != before:
-                before, moved_at = told, now
+            status = f"{self._status}, {self._judge.calls} calls, {self._killer.hits} kills"
+            if status != before:
+                before, moved_at = status, now
             if now - moved_at > STILL_S:
-                return [f"nothing has moved for {STILL_S:.0f} s: {told}"]
-            if now - told_at > TELL_S:
-                told_at = now
-                self._console.print(f"[dim]{told}[/dim]", highlight=False)
+                return [f"nothing has moved for {STILL_S:.0f} s: {status}"]
+            if now - printed_at > TELL_S:
+                printed_at = now
+                self._console.print(f"[dim]{status}[/dim]", highlight=False)
             time.sleep(0.2)
         return []
 
@@ -257,9 +261,9 @@ def _show(outcome: Outcome, slots: int, concurrency: int, console: Console) -> N
     discarded = sum(group.state == "discarded" for group in groups)
     most = f"{slots} + {outcome.kills} kills" + (f" × {concurrency} at once" if concurrency > 1 else "")
     figures = {
-        "groups": f"{len(groups)} of {SIZE} attempts in {outcome.asked_s:.0f} s, {discarded} of them all too alike",
+        "groups": f"{len(groups)} of {SIZE} attempts in {outcome.sampled_s:.0f} s, {discarded} of them all too alike",
         "judgements": f"{accepted} accepted of {slots}",
-        "calls": f"{outcome.heard}, at most {most}; {outcome.heard - stored} lost in kills",
+        "calls": f"{outcome.calls}, at most {most}; {outcome.calls - stored} lost in kills",
         "judging": f"{outcome.judged_s:.0f} s, {len(groups) / outcome.judged_s:.2f} groups/s, starts after kills too",
         "judging worker": f"{outcome.cpu_s:.0f} s of CPU, starts too, {outcome.cpu_s / outcome.judged_s:.0%} of a core",
         "judged again": f"{outcome.again_s:.0f} s, {len(groups) / outcome.again_s:.1f} groups/s",

@@ -31,7 +31,7 @@ _DAYS = """
            coalesce(sum(cost_usd), 0)
     FROM admin_judge_days WHERE project = :project
 """
-_ASKED = """
+_RANKING_FEEDBACK = """
     SELECT feedback_id, target_id, state FROM admin_feedback WHERE project = :project AND source = 'judge'
 """
 
@@ -52,7 +52,7 @@ class Attempt:
     """A completion, and the reward of its trajectory; None: no reward."""
 
     group_id: str | None
-    said: str | None
+    answer: str | None
     reward: float | None
     source: str | None
 
@@ -105,10 +105,10 @@ class Records:
         with self._reader.connect() as connection:
             return Counter({row[0]: row[1] for row in connection.execute(text(query), self._project)})
 
-    def asked(self) -> dict[str, tuple[str, str]]:
+    def ranking_feedback(self) -> dict[str, tuple[str, str]]:
         """Return group and state of each feedback that requests or gives a ranking, by id."""
         with self._reader.connect() as connection:
-            return {row[0]: (row[1], row[2]) for row in connection.execute(text(_ASKED), self._project)}
+            return {row[0]: (row[1], row[2]) for row in connection.execute(text(_RANKING_FEEDBACK), self._project)}
 
     def ledger(self) -> Ledger:
         """Read everything, after the last write."""
@@ -126,31 +126,31 @@ class Records:
 
 
 def wrong_with(
-    ledger: Ledger, groups: int, judgements: int, heard: int, may_be_lost: int, min_spread: float
+    ledger: Ledger, groups: int, judgements: int, calls: int, may_be_lost: int, min_spread: float
 ) -> list[str]:
     """Return what does not hold of `groups` groups with `judgements` judgements each.
 
-    `heard`: calls that reached the judge. `may_be_lost`: how many of them may have been lost with a killed worker,
+    `calls`: calls that reached the judge. `may_be_lost`: how many of them may have been lost with a killed worker,
     before it stored their results. `min_spread`: as in the settings.
     """
     return [
         *_wrong_groups(ledger, groups, min_spread),
         *_wrong_rewards(ledger.attempts),
         *_wrong_slots(ledger, judgements),
-        *_wrong_calls(ledger, groups * judgements, heard, may_be_lost),
+        *_wrong_calls(ledger, groups * judgements, calls, may_be_lost),
     ]
 
 
 def wrong_again(
-    before: Ledger, after: Ledger, heard: int, asked: Mapping[str, str], became: Mapping[str, str]
+    before: Ledger, after: Ledger, calls: int, group_of: Mapping[str, str], became: Mapping[str, str]
 ) -> list[str]:
-    """Return what does not hold of a second run that ranked every group again, with `heard` more calls to the judge.
+    """Return what does not hold of a second run that ranked every group again, with `calls` more calls to the judge.
 
-    `asked`: group by feedback; `became`: state by feedback. A discarded group leaves its feedback unused.
+    `group_of`: group by feedback; `became`: state by feedback. A discarded group leaves its feedback unused.
     """
-    faults = [f"the second run cost {heard} calls"] if heard else []
+    faults = [f"the second run cost {calls} calls"] if calls else []
     state = {group.group_id: group.state for group in before.groups}
-    due = {one: "unused" if state.get(group) == "discarded" else "applied" for one, group in asked.items()}
+    due = {one: "unused" if state.get(group) == "discarded" else "applied" for one, group in group_of.items()}
     wrong = [f"{became.get(one)}, not {right}" for one, right in due.items() if became.get(one) != right]
     if wrong:
         faults.append(f"{len(wrong)} feedbacks of the second run came to something else, one is {wrong[0]}")
@@ -164,11 +164,11 @@ def wrong_again(
 
 def _wrong_groups(ledger: Ledger, groups: int, min_spread: float) -> list[str]:
     faults = [] if len(ledger.groups) == groups else [f"{len(ledger.groups)} groups, not {groups}"]
-    said: dict[str | None, list[str | None]] = defaultdict(list)
+    answers: dict[str | None, list[str | None]] = defaultdict(list)
     for attempt in ledger.attempts:
-        said[attempt.group_id].append(attempt.said)
+        answers[attempt.group_id].append(attempt.answer)
     for group in ledger.groups:
-        worths = [_worth(one) for one in said[group.group_id]]
+        worths = [_worth(one) for one in answers[group.group_id]]
         if group.formed_by != "choices" or group.size != SIZE or len(worths) != SIZE:
             faults.append(f"group {group.group_id} is {len(worths)} attempts by {group.formed_by}, size {group.size}")
             continue
@@ -182,12 +182,12 @@ def _wrong_groups(ledger: Ledger, groups: int, min_spread: float) -> list[str]:
 
 
 def _wrong_rewards(attempts: Sequence[Attempt]) -> list[str]:
-    wrong = [one for one in attempts if one.reward != _worth(one.said) or one.source != "judge"]
+    wrong = [one for one in attempts if one.reward != _worth(one.answer) or one.source != "judge"]
     if not wrong:
         return []
     first = wrong[0]
-    told = f"{first.reward} by {first.source}, not {_worth(first.said)} by judge"
-    return [f"{len(wrong)} attempts have another reward than they are worth, one has {told}"]
+    example = f"{first.reward} by {first.source}, not {_worth(first.answer)} by judge"
+    return [f"{len(wrong)} attempts have another reward than they are worth, one has {example}"]
 
 
 def _wrong_slots(ledger: Ledger, judgements: int) -> list[str]:
@@ -198,7 +198,7 @@ def _wrong_slots(ledger: Ledger, judgements: int) -> list[str]:
     if missing := slots - rows.keys():
         faults.append(f"{len(missing)} judgements are missing")
     if strange := rows.keys() - slots:
-        faults.append(f"{len(strange)} judgements of places that nobody asked for")
+        faults.append(f"{len(strange)} judgements of places that were not requested")
     if twice := [slot for slot, count in rows.items() if count > 1]:
         faults.append(f"{len(twice)} places have more than one judgement")
     if waiting := sum(one.state != "accepted" for one in ledger.judgements):
@@ -206,14 +206,14 @@ def _wrong_slots(ledger: Ledger, judgements: int) -> list[str]:
     return faults
 
 
-def _wrong_calls(ledger: Ledger, slots: int, heard: int, may_be_lost: int) -> list[str]:
+def _wrong_calls(ledger: Ledger, slots: int, calls: int, may_be_lost: int) -> list[str]:
     """Check that the calls at the judge, in the judgements and in the days are equal, except for lost ones."""
     days, faults = ledger.days, []
     stored = sum(one.calls for one in ledger.judgements)
-    if not 0 <= heard - stored <= may_be_lost:
-        faults.append(f"the judge heard {heard} calls, {stored} are stored, and {may_be_lost} may be lost")
-    if heard > slots + may_be_lost:
-        faults.append(f"{heard} calls for {slots} judgements, of which {may_be_lost} may be lost")
+    if not 0 <= calls - stored <= may_be_lost:
+        faults.append(f"the judge received {calls} calls, {stored} are stored, and {may_be_lost} may be lost")
+    if calls > slots + may_be_lost:
+        faults.append(f"{calls} calls for {slots} judgements, of which {may_be_lost} may be lost")
     if (days.calls, days.refused, days.failed) != (stored, 0, 0):
         faults.append(
             f"admin_judge_days tells {days.calls} calls ({days.refused} refused, {days.failed} failed), not {stored}"
@@ -227,5 +227,5 @@ def _wrong_calls(ledger: Ledger, slots: int, heard: int, may_be_lost: int) -> li
     return faults
 
 
-def _worth(said: str | None) -> float:
-    return worth({"content": said or ""})
+def _worth(answer: str | None) -> float:
+    return worth({"content": answer or ""})

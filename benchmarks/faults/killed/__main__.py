@@ -47,7 +47,7 @@ STILL_S = 240.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepState:
     """The newest step at one moment; number 0 before the first."""
 
     number: int
@@ -69,7 +69,7 @@ class Kill:
     aim: str
     after_s: float
     """Since the worker's start."""
-    seen: Seen
+    seen: StepState
     met: str
 
 
@@ -83,7 +83,7 @@ class Run:
         self.engine: Engine = connect(settings.database_url)
         self._environment = {**os.environ, **as_environment(settings), "OMP_WAIT_POLICY": "PASSIVE"}
 
-    def look(self) -> Seen:
+    def look(self) -> StepState:
         """Return the newest step."""
         s, g = schema.steps.c, schema.groups.c
         newest = select(s.number, s.attempt, s.state).order_by(s.number.desc()).limit(1)
@@ -93,7 +93,7 @@ class Run:
             next_version = connection.execute(select(schema.policies.c.next_version)).scalar_one()
             groups_left = len(connection.execute(left).all())
         number, attempt, state = step or (0, 0, "none")
-        return Seen(number, attempt, state, next_version, groups_left)
+        return StepState(number, attempt, state, next_version, groups_left)
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -143,7 +143,7 @@ class Run:
         seen = self.look()
         return Kill(aim, at_s, seen, self._met(before, seen))
 
-    def _await(self, aim: str, before: Seen, process: subprocess.Popen[bytes]) -> bool:
+    def _await(self, aim: str, before: StepState, process: subprocess.Popen[bytes]) -> bool:
         """Wait for the start of the aim's window; return whether it came before all was over."""
         began = time.monotonic()
         while (seen := self.look()).left:
@@ -153,7 +153,7 @@ class Run:
             time.sleep(LOOK_EVERY_S)
         return False
 
-    def _reached(self, aim: str, before: Seen, seen: Seen) -> bool:
+    def _reached(self, aim: str, before: StepState, seen: StepState) -> bool:
         if aim == "promoted":
             ended = before.number if before.state in ("none", "promoted") else before.number - 1
             return seen.number > ended + 1 or (seen.number == ended + 1 and seen.state == "promoted")
@@ -162,7 +162,7 @@ class Run:
         states = {"claimed": (), "written": (), "trained": ("claimed",), "loaded": ("claimed", "trained")}
         return seen.state not in states[aim] and (aim != "written" or seen.state != "claimed" or self._writes(seen))
 
-    def _writes(self, seen: Seen) -> bool:
+    def _writes(self, seen: StepState) -> bool:
         """Return whether the claim's folder exists, in any state. Writing is very fast, so this looks without SQL."""
         until = time.monotonic() + WATCHED_S
         while time.monotonic() < until:
@@ -170,18 +170,18 @@ class Run:
                 return True
         return False
 
-    def _name(self, seen: Seen) -> str:
+    def _name(self, seen: StepState) -> str:
         """Return the name of the version that the newest claim makes."""
         return version_id(self.settings.policy, seen.next_version - 1)
 
-    def _met(self, before: Seen, seen: Seen) -> str:
+    def _met(self, before: StepState, seen: StepState) -> str:
         """Return what the worker was doing, as far as it is visible."""
         if seen.claim == before.claim and seen.state == before.state:
             return "starting"
         if seen.state == "claimed":
             adapters = self.settings.data / "adapters"
             if (adapters / self._name(seen)).exists():
-                return "written, not told"
+                return "written, not reported"
             return "writing" if any(adapters.glob(f"{TEMPORARY}{self._name(seen)}-*")) else "reading or training"
         return {"trained": "loading", "loaded": "probing"}.get(seen.state, "between two steps")
 
@@ -196,7 +196,7 @@ class Run:
         return {
             # A killed worker's model is gone: each attempt loads it again, as the first step did.
             "claimed": usual("read") + phases[0]["model"] + usual("train"),
-            # Half of it passes before the folder exists.
+            # Half of this time passes before the folder exists.
             "written": usual("write") / 2,
             "trained": usual("load"),
             "loaded": usual("probe"),

@@ -113,7 +113,7 @@ FIGURES = (
 
 
 def ledger(engine: Engine) -> Ledger:
-    """Read all of it."""
+    """Read the ledger of a run from SQL and its adapter files."""
     s, m, g = schema.steps.c, schema.step_trajectories.c, schema.groups.c
     t, v = schema.trajectories.c, schema.policy_versions.c
     with engine.connect() as connection:
@@ -162,8 +162,8 @@ def wrong_with(run: Ledger, steps: int) -> list[str]:
     taught = Counter(name for step in run.steps for name in step.taught)
     if twice := sorted(name for name, times in taught.items() if times > 1):
         faults.append(f"in more than one step: {twice}")
-    said = {name: step.number for step in run.steps for name in step.taught}
-    if said != run.trained_in:
+    step_of = {name: step.number for step in run.steps for name in step.taught}
+    if step_of != run.trained_in:
         faults.append("trajectories and steps do not agree on who was trained where")
     if len(run.live) != 1:
         faults.append(f"live are {list(run.live)}")

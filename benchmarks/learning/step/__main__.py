@@ -2,7 +2,7 @@
 
 Eight trajectories of several turns answer one prompt; each turn's prompt repeats the whole conversation before it. The
 same log of calls is trained on three times, with the same weights, loss, precision and token budget per micro-batch: by
-us, by TRL with one row per call, and by TRL with our merged rows. Useful tokens are the sampled ones. First, the losses
+us, by TRL with one row per call, and by TRL with our merged rows. Useful tokens are the sampled tokens. First, losses
 and gradients of all must agree. Exits 0 only if they do, and with 8 turns `--enough` holds.
 """
 
@@ -53,7 +53,7 @@ def measure(sides: Sides, turns: int, vocabulary: int, repeats: int, done: Calla
     """
     log = log_of_calls(turns, vocabulary)
     passes = sides.passes(log)
-    sampled = sum(len(one.token_ids) for spoken in log.values() for one in spoken)
+    sampled = sum(len(one.token_ids) for completions in log.values() for one in completions)
     peaks, firsts = {}, {}
     for who, run in passes.items():
         with Peak(sides.device) as peak:

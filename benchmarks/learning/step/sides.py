@@ -25,7 +25,7 @@ from trainer.learner.learner import Learner
 from trainer.learner.losses import CLIPS
 from whetstone.config.trainer import TrainerSettings
 
-TRAJECTORIES, PROMPT, READ, SAID = 8, 256, 32, 32
+TRAJECTORIES, PROMPT, READ, SAMPLED = 8, 256, 32, 32
 """Trajectories of a group; tokens of their shared prompt, of the new prompt of a later turn, and of each answer."""
 
 OURS, STEP = "ours", "ours, whole step"
@@ -52,13 +52,15 @@ def log_of_calls(turns: int, vocabulary: int, seed: int = 0) -> dict[str, list[S
     prompt = tokens(PROMPT)
     log: dict[str, list[SampledCompletion]] = {}
     for place in range(TRAJECTORIES):
-        said = prompt
+        context = prompt
         for turn in range(turns):
-            asked = said + tokens(READ if turn else 0)
-            answer = tokens(SAID)
+            prompt_ids = context + tokens(READ if turn else 0)
+            answer = tokens(SAMPLED)
             logprobs = tuple(min(0.0, -math.log(vocabulary) + rng.gauss(0, 0.2)) for _ in answer)
-            log.setdefault(str(place), []).append(SampledCompletion(f"{place}.{turn}", asked, answer, logprobs, 0, 1.0))
-            said = asked + answer
+            log.setdefault(str(place), []).append(
+                SampledCompletion(f"{place}.{turn}", prompt_ids, answer, logprobs, 0, 1.0)
+            )
+            context = prompt_ids + answer
     return log
 
 
@@ -90,7 +92,9 @@ class Sides:
     def passes(self, log: dict[str, list[SampledCompletion]]) -> dict[str, Callable[[], Pass]]:
         """Return loss and backward over the log for every side, and our whole step."""
         merged = _merged(log)
-        calls = [row for who, spoken in log.items() for one in spoken for row in merge(who, [one], _advantage(who))]
+        calls = [
+            row for who, completions in log.items() for one in completions for row in merge(who, [one], _advantage(who))
+        ]
         ours = {OURS: lambda: self._ours(merged), STEP: lambda: self._step(merged)}
         if (trl := self.trl) is None:
             return ours
@@ -140,7 +144,7 @@ def _trl(base: Path, lora: Path, device: str) -> GRPOTrainer:
 
 
 def _merged(log: dict[str, list[SampledCompletion]]) -> list[Row]:
-    return [row for who, spoken in log.items() for row in merge(who, spoken, _advantage(who))]
+    return [row for who, completions in log.items() for row in merge(who, completions, _advantage(who))]
 
 
 def _advantage(trajectory_id: str) -> float:

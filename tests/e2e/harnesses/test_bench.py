@@ -1,4 +1,4 @@
-"""The benchmark in its short form, its arithmetic, and that its checks can fail. Nothing here is held to a time."""
+"""The benchmark in its short form, its arithmetic, and that its checks can fail. Nothing here has to meet a time."""
 
 import asyncio
 import json
@@ -24,8 +24,8 @@ from benchmarks.bench import (
     upstream as bench_upstream,
 )
 from benchmarks.bench.client import Target, wrong_with
-from benchmarks.bench.figures import Bar, Figures, Measured, bars, percentile, worse
-from benchmarks.bench.load import Held, Ticks, Took, closed_loop, open_loop
+from benchmarks.bench.figures import Bar, Figures, Measurement, bars, percentile, worse
+from benchmarks.bench.load import LoadResult, SilentStreams, Ticks, closed_loop, open_loop
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = bench_upstream.whole("plain", captured=False)
@@ -33,18 +33,18 @@ STREAM = b"".join(bench_upstream.events(captured=False))
 
 
 @pytest.mark.slow
-def test_connections_are_kept_and_each_request_is_a_row(tmp_path: Path) -> None:
+def test_connections_are_reused_and_each_request_is_a_row(tmp_path: Path) -> None:
     figures = tmp_path / "bench.json"
     command = [sys.executable, "-m", "benchmarks.bench", "--short", "--json", str(figures)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.splitlines()[-1] == "it holds: no faults; the run was too short to judge the bars"
     assert "NO" not in run.stdout
-    told = json.loads(figures.read_text())
-    assert set(told["figures"]) == {"plain 16", "stream 16", "large 16", "open", "paced 128"}
-    assert told["held"]["whetstone"]["streams"] == 200
-    assert "plain 16: whetstone / direct" in told["ratios"]
-    assert worse(told["ratios"], told["ratios"]) == []
+    report_json = json.loads(figures.read_text())
+    assert set(report_json["figures"]) == {"plain 16", "stream 16", "large 16", "open", "paced 128"}
+    assert report_json["held"]["whetstone"]["streams"] == 200
+    assert "plain 16: whetstone / direct" in report_json["ratios"]
+    assert worse(report_json["ratios"], report_json["ratios"]) == []
 
 
 @pytest.mark.long(part="harnesses")
@@ -68,13 +68,15 @@ def test_who_asks_does_not_share_the_core_of_a_peer(tmp_path: Path) -> None:
         assert os.sched_getaffinity(0) == before
 
 
-def measured(*, answers: int = 100, busy: float = 1.0, ms: float = 1.0, lost: int = 0, cpu_s: float = 0.0) -> Measured:
+def measured(
+    *, answers: int = 100, busy: float = 1.0, ms: float = 1.0, lost: int = 0, cpu_s: float = 0.0
+) -> Measurement:
     """A round of one second."""
-    return Measured(Took(1.0, [ms] * answers, [ms / 2] * answers, answers + lost, lost), cpu_s, busy)
+    return Measurement(LoadResult(1.0, [ms] * answers, [ms / 2] * answers, answers + lost, lost), cpu_s, busy)
 
 
 @pytest.fixture
-def found() -> Figures:
+def run_figures() -> Figures:
     """Three rounds: the proxy at half of the upstream's rate, the second round out of order."""
     figures = Figures()
     for direct, own in ((100, 50), (100, 10), (200, 100)):
@@ -85,7 +87,7 @@ def found() -> Figures:
 
 
 class Cores:
-    """A machine whose host takes what it is told to, in ticks: of a hundred in each measurement."""
+    """A machine whose host takes a given number of ticks: of a hundred in each measurement."""
 
     def __init__(self, stat: Path) -> None:
         self._stat, self._working, self._stolen = stat, 0, 0
@@ -96,10 +98,10 @@ class Cores:
         self._stat.write_text(f"cpu  {self._working} 1 2 3 4 5 6 {self._stolen} 999 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
 
     async def measure(self, taken: Iterator[int]) -> int:
-        """Found is what was taken."""
-        found = next(taken)
-        self.pass_by(100 - found, found)
-        return found
+        """Return the stolen ticks, as the result of a measurement."""
+        stolen = next(taken)
+        self.pass_by(100 - stolen, stolen)
+        return stolen
 
 
 @pytest.fixture
@@ -108,52 +110,52 @@ def cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cores:
     return Cores(tmp_path / "stat")
 
 
-def found_in(host: bench_host.Host, what: str, cores: Cores, *taken: int) -> int:
+def calmest_of(host: bench_host.Host, what: str, cores: Cores, *taken: int) -> int:
     return asyncio.run(host.calmest(what, partial(cores.measure, iter(taken))))
 
 
-def test_what_the_host_took_is_told_by_measurement(cores: Cores) -> None:
+def test_time_that_the_host_took_is_reported_by_measurement(cores: Cores) -> None:
     host = bench_host.Host()
     for what, taken in (("open", 20), ("first", 1), ("open", 40)):
-        assert found_in(host, what, cores, taken) == taken
+        assert calmest_of(host, what, cores, taken) == taken
         cores.pass_by(0, 1000)
     assert host.shares() == {"open": 0.3, "first": 0.01}
-    (told,) = host.told()
-    assert "open 30%" in told and "first" not in told
-    assert bench_host.Host().told() == []
+    (note,) = host.notes()
+    assert "open 30%" in note and "first" not in note
+    assert bench_host.Host().notes() == []
 
 
 def test_what_the_host_disturbed_is_measured_again_and_the_calmest_counts(cores: Cores) -> None:
     host = bench_host.Host(tries=3)
-    assert found_in(host, "open", cores, 30, 1, 0) == 1  # it was calm then: nobody looks for a better one
-    assert found_in(host, "first", cores, 30, 10, 20, 0) == 10
+    assert calmest_of(host, "open", cores, 30, 1, 0) == 1  # it was calm then: no further try
+    assert calmest_of(host, "first", cores, 30, 10, 20, 0) == 10
     assert host.shares() == {"open": 0.01, "first": 0.1}
-    again, taken = host.told()
+    again, taken = host.notes()
     assert again.startswith("3 times") and "first 10%" in taken and "open" not in taken
 
 
-def test_a_ratio_is_the_median_of_the_rounds(found: Figures) -> None:
-    assert found.ratio("plain 16", "whetstone", "direct") == 0.5
+def test_a_ratio_is_the_median_of_the_rounds(run_figures: Figures) -> None:
+    assert run_figures.ratio("plain 16", "whetstone", "direct") == 0.5
 
 
-def test_who_was_not_busy_counts_with_all_of_its_core(found: Figures) -> None:
-    assert found.ratio("plain 16", "whetstone", "nginx") == 0.25
+def test_who_was_not_busy_counts_with_all_of_its_core(run_figures: Figures) -> None:
+    assert run_figures.ratio("plain 16", "whetstone", "nginx") == 0.25
 
 
-def test_a_baseline_does_not_keep_that_somebody_else_took_the_core(found: Figures) -> None:
-    found.by["plain 16"]["whetstone"] = [measured(answers=25, busy=0.5)] * 3
-    assert found.ratios()["plain 16: whetstone / direct"] == 0.5
-    assert found.ratio("plain 16", "whetstone", "direct") == 0.25
+def test_a_baseline_assumes_a_core_without_other_load(run_figures: Figures) -> None:
+    run_figures.by["plain 16"]["whetstone"] = [measured(answers=25, busy=0.5)] * 3
+    assert run_figures.ratios()["plain 16: whetstone / direct"] == 0.5
+    assert run_figures.ratio("plain 16", "whetstone", "direct") == 0.25
 
 
-def test_what_was_not_measured_has_no_figure(found: Figures) -> None:
-    assert found.ratio("plain 16", "whetstone", "litellm") is None
-    assert found.added_ms("open", "whetstone", 0.5) is None
-    assert {bar.holds for bar in bars(found) if "LiteLLM" in bar.name} == {None}
+def test_what_was_not_measured_has_no_figure(run_figures: Figures) -> None:
+    assert run_figures.ratio("plain 16", "whetstone", "litellm") is None
+    assert run_figures.added_ms("open", "whetstone", 0.5) is None
+    assert {bar.holds for bar in bars(run_figures) if "LiteLLM" in bar.name} == {None}
 
 
-def test_cpu_is_of_all_rounds_together(found: Figures) -> None:
-    assert found.cpu_us("plain 16", "whetstone") == pytest.approx(1000)
+def test_cpu_is_of_all_rounds_together(run_figures: Figures) -> None:
+    assert run_figures.cpu_us("plain 16", "whetstone") == pytest.approx(1000)
 
 
 def test_a_delay_is_the_median_of_the_rounds() -> None:
@@ -165,7 +167,7 @@ def test_a_delay_is_the_median_of_the_rounds() -> None:
     assert figures.added_ms("open", "whetstone", 0.5, first=True) == 1.5
 
 
-def test_a_paced_stream_is_held_against_what_the_upstream_alone_kept() -> None:
+def test_a_paced_stream_is_compared_with_the_upstream_alone() -> None:
     figures = Figures()
     figures.add("paced 128", "direct", measured(ms=800.0))
     figures.add("paced 128", "whetstone", measured(ms=840.0))
@@ -197,14 +199,14 @@ def reaching() -> Figures:
     figures = Figures()
     figures.add("open", "direct", measured(ms=1.0))
     figures.add("open", "whetstone", measured(ms=1.2))
-    figures.held["whetstone"] = (2000, 10_000.0)
+    figures.silent_streams["whetstone"] = (2000, 10_000.0)
     return figures
 
 
 def test_the_last_line_and_the_exit_code_follow_from_the_bars(reaching: Figures) -> None:
     holds, line = report.verdict([], bars(reaching))
     assert holds and line.startswith("it holds: no faults, 4 bars reached")
-    reaching.held["whetstone"] = (1999, 10_000.0)
+    reaching.silent_streams["whetstone"] = (1999, 10_000.0)
     holds, line = report.verdict([], bars(reaching))
     assert not holds
     assert line == "it does not hold: 1 of 4 bars missed (streams that are silent, held at once)"
@@ -214,13 +216,13 @@ def test_the_last_line_and_the_exit_code_follow_from_the_faults_too(reaching: Fi
     assert report.verdict(["a wrong answer"], bars(reaching)) == (False, "it does not hold: 1 fault")
 
 
-def test_a_bar_that_was_not_measured_is_counted_as_that(found: Figures) -> None:
-    unmeasured = [bar for bar in bars(found) if bar.holds is None]
+def test_a_bar_that_was_not_measured_is_counted_as_that(run_figures: Figures) -> None:
+    unmeasured = [bar for bar in bars(run_figures) if bar.holds is None]
     holds, line = report.verdict([], unmeasured)
     assert holds and line.endswith(f"0 bars reached, {len(unmeasured)} not measured")
 
 
-KEPT = {"plain 16: whetstone / direct": 0.2, "paced 128, time: whetstone / direct": 1.0}
+BASELINE = {"plain 16: whetstone / direct": 0.2, "paced 128, time: whetstone / direct": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -237,11 +239,11 @@ KEPT = {"plain 16: whetstone / direct": 0.2, "paced 128, time: whetstone / direc
     ],
 )
 def test_a_ratio_that_is_worse_by_more_than_may_be_is_a_fault(now: dict[str, float], faults: int) -> None:
-    assert len(worse({**KEPT, **now}, KEPT)) == faults
+    assert len(worse({**BASELINE, **now}, BASELINE)) == faults
 
 
 def test_a_check_that_compares_nothing_is_a_fault() -> None:
-    assert worse({"plain 16: whetstone / nginx": 0.1}, KEPT) == ["nothing of the baseline was measured"]
+    assert worse({"plain 16: whetstone / nginx": 0.1}, BASELINE) == ["nothing of the baseline was measured"]
 
 
 @pytest.mark.parametrize(
@@ -252,15 +254,15 @@ def test_a_check_that_compares_nothing_is_a_fault() -> None:
         ("plain", 500, PLAIN, "500"),
         ("plain", 200, b"{", "no answer of a chat"),
         ("plain", 200, PLAIN.replace(b"says", b"sa"), "characters were due"),
-        ("plain", 200, bench_upstream.whole("plain", captured=True), "nobody asked for"),
+        ("plain", 200, bench_upstream.whole("plain", captured=True), "were not requested"),
         ("stream", 200, STREAM.removesuffix(b"data: [DONE]\n\n"), "without its end"),
         ("stream", 200, b"".join(bench_upstream.events(captured=False)[1:]), "characters were due"),
-        ("stream", 200, b"".join(bench_upstream.events(captured=True)), "nobody asked for"),
+        ("stream", 200, b"".join(bench_upstream.events(captured=True)), "were not requested"),
     ],
 )
-def test_a_wrong_answer_is_told(kind: str, status: int, body: bytes, fault: str | None) -> None:
-    told = wrong_with(kind, status, body)
-    assert told is None if fault is None else told is not None and fault in told
+def test_a_wrong_answer_is_a_fault(kind: str, status: int, body: bytes, fault: str | None) -> None:
+    reported = wrong_with(kind, status, body)
+    assert reported is None if fault is None else reported is not None and fault in reported
 
 
 async def serving() -> tuple[Target, bench_upstream.Upstream, asyncio.Server]:
@@ -277,14 +279,14 @@ def test_every_way_of_asking_gets_its_answers() -> None:
         async with server:
             for kind in ("plain", "large", "stream", "first", "paced"):
                 took = await closed_loop(target, kind, 3, 0.05)
-                assert (took.faults, took.lost, len(took.ms)) == ([], 0, took.asked), kind
+                assert (took.faults, took.lost, len(took.ms)) == ([], 0, took.sent), kind
             assert upstream.accepted == 15
             took = await open_loop(target, "plain", rate=200, seconds=0.25)
-            assert (took.faults, took.lost, took.asked, len(took.ms)) == ([], 0, 50, 50)
-            held = Held(target, 20)
-            assert (await held.open()).lost == 0
-            assert (held.begun, upstream.open_streams) == (20, 20)
-            await held.close()
+            assert (took.faults, took.lost, took.sent, len(took.ms)) == ([], 0, 50, 50)
+            streams = SilentStreams(target, 20)
+            assert (await streams.open()).lost == 0
+            assert (streams.begun, upstream.open_streams) == (20, 20)
+            await streams.close()
             async with asyncio.timeout(5):
                 while upstream.open_streams:
                     await asyncio.sleep(0.01)
@@ -310,22 +312,22 @@ class Late(asyncio.Protocol):
         asyncio.get_running_loop().call_later(0.2, self._transport.write, answer)  # type: ignore[attr-defined]
 
 
-async def asked_of(server: type[asyncio.Protocol], ask: Callable[[Target], Awaitable[Took]]) -> Took:
-    """What came of asking a server of that kind."""
+async def load_on(server: type[asyncio.Protocol], ask: Callable[[Target], Awaitable[LoadResult]]) -> LoadResult:
+    """Return the result of load on a server of that kind."""
     async with await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0) as listening:
         return await ask(Target("127.0.0.1", listening.sockets[0].getsockname()[1], "bench"))
 
 
-def test_what_breaks_off_is_told() -> None:
-    took = asyncio.run(asked_of(HangsUp, lambda target: closed_loop(target, "plain", 2, 0.1)))
+def test_a_connection_that_breaks_off_is_a_fault() -> None:
+    took = asyncio.run(load_on(HangsUp, lambda target: closed_loop(target, "plain", 2, 0.1)))
     assert "a connection broke off" in took.faults[0]
 
 
 def test_an_answer_that_is_due_while_others_are_slow_takes_from_then_on() -> None:
     """64 connections, each answered after 0.2 s: of 100 due within 0.1 s the last 36 wait for the first."""
-    took = asyncio.run(asked_of(Late, lambda target: open_loop(target, "plain", rate=1000, seconds=0.1)))
-    assert (took.asked, took.lost, took.faults) == (100, 0, [])
-    # They are asked 0.2 s after the first were, at least, and are due 0.1 s after those, at most.
+    took = asyncio.run(load_on(Late, lambda target: open_loop(target, "plain", rate=1000, seconds=0.1)))
+    assert (took.sent, took.lost, took.faults) == (100, 0, [])
+    # They are sent 0.2 s after the first were, at least, and are due 0.1 s after those, at most.
     assert min(took.ms) >= 190 and sum(one >= 300 for one in took.ms) >= 36
 
 

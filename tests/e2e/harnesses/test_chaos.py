@@ -1,4 +1,4 @@
-"""Kill -9 of everything in its short form, and that the proof can fail: each thing lost or doubled is told."""
+"""Kill -9 of everything in its short form, and that the proof can fail: each thing lost or doubled is reported."""
 
 import random
 import shutil
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.chaos.__main__ import Run, faults_of, moments
-from benchmarks.faults.chaos.records import Heard, Stored, stored, words_of, wrong_with
+from benchmarks.faults.chaos.records import AppLedger, SqlLedger, read_ledger, words_of, wrong_with
 from tests.conftest import Seed
 from whetstone.database.engine import connect
 
@@ -35,21 +35,21 @@ def test_nothing_is_lost_and_nothing_doubled_when_everything_is_killed(database:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    """What apps hold that asked twice and said something once."""
-    return Heard({"c0": 0, "c1": 1}, {"f0": 0})
+def received() -> AppLedger:
+    """The ledger of apps that sent two requests and one feedback."""
+    return AppLedger({"c0": 0, "c1": 1}, {"f0": 0})
 
 
 @pytest.fixture
-def right() -> Stored:
-    """What SQL says when all is well: of one more request the app never heard the end."""
+def right() -> SqlLedger:
+    """What SQL has when all is well: for one more request, the end of its answer never reached the app."""
     completions = [("c0", 0), ("c1", 1), ("c2", 2)]
     taught = [("starter#1", "t0"), ("starter#1", "t1")]
-    return Stored(completions, [("f0", 0)], taught, Counter(promoted=1))
+    return SqlLedger(completions, [("f0", 0)], taught, Counter(promoted=1))
 
 
-def test_ledgers_that_agree_are_no_fault(heard: Heard, right: Stored) -> None:
-    assert wrong_with(heard, right) == []
+def test_ledgers_that_agree_are_no_fault(received: AppLedger, right: SqlLedger) -> None:
+    assert wrong_with(received, right) == []
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,19 @@ def test_ledgers_that_agree_are_no_fault(heard: Heard, right: Stored) -> None:
         ({"taught": [("starter#1", "t0"), ("starter#2", "t0")]}, "1 trajectories in more than one step: t0"),
     ],
 )
-def test_what_is_lost_or_doubled_is_told(heard: Heard, right: Stored, wrong: dict[str, Any], fault: str) -> None:
-    assert wrong_with(heard, replace(right, **wrong)) == [fault]
+def test_records_that_are_lost_or_doubled_are_faults(
+    received: AppLedger, right: SqlLedger, wrong: dict[str, Any], fault: str
+) -> None:
+    assert wrong_with(received, replace(right, **wrong)) == [fault]
 
 
 @pytest.fixture
-def run(heard: Heard) -> Run:
+def run(received: AppLedger) -> Run:
     """A run in which enough happened."""
-    return Run(heard=heard, kills=Counter(dict.fromkeys(PARTS, 1)), settled_s=1.0)
+    return Run(received=received, kills=Counter(dict.fromkeys(PARTS, 1)), settled_s=1.0)
 
 
-def test_a_run_in_which_enough_happened_and_nothing_was_lost_holds(run: Run, right: Stored) -> None:
+def test_a_run_in_which_enough_happened_and_nothing_was_lost_holds(run: Run, right: SqlLedger) -> None:
     assert faults_of(run, right, KILLS, REQUESTS) == []
 
 
@@ -83,18 +85,18 @@ def test_a_run_in_which_enough_happened_and_nothing_was_lost_holds(run: Run, rig
         ({"settled_s": None}, "still unwritten"),
         ({"left_behind": ["x.refused"]}, "x.refused"),
         ({"kills": Counter(proxy=4)}, "only 4 of 5 kills"),
-        ({"heard": Heard({"c0": 0}, {"f0": 0})}, "only 1 of 2 answers"),
-        ({"heard": Heard({"c0": 0, "c1": 1}, {})}, "no feedback"),
+        ({"received": AppLedger({"c0": 0}, {"f0": 0})}, "only 1 of 2 answers"),
+        ({"received": AppLedger({"c0": 0, "c1": 1}, {})}, "no feedback"),
     ],
 )
-def test_a_run_that_proves_nothing_is_told(run: Run, right: Stored, wrong: dict[str, Any], fault: str) -> None:
-    (told,) = faults_of(replace(run, **wrong), right, KILLS, REQUESTS)
-    assert fault in told
+def test_a_run_that_proves_nothing_is_a_fault(run: Run, right: SqlLedger, wrong: dict[str, Any], fault: str) -> None:
+    (reported,) = faults_of(replace(run, **wrong), right, KILLS, REQUESTS)
+    assert fault in reported
 
 
-def test_a_run_without_a_promoted_step_is_told(run: Run, right: Stored) -> None:
-    (told,) = faults_of(run, replace(right, steps=Counter(claimed=1)), KILLS, REQUESTS)
-    assert "no step was promoted" in told
+def test_a_run_without_a_promoted_step_is_a_fault(run: Run, right: SqlLedger) -> None:
+    (reported,) = faults_of(run, replace(right, steps=Counter(claimed=1)), KILLS, REQUESTS)
+    assert "no step was promoted" in reported
 
 
 def test_every_part_is_killed_as_often_as_another_and_again_the_same() -> None:
@@ -110,9 +112,9 @@ def test_the_ledger_reads_what_sql_says(tmp_path: Path, sqlite_template: Path) -
     seed = Seed(engine)
     seed.project("default")
     seed.trajectory("t", turns=0)
-    said = {"role": "user", "content": words_of(7)}
-    seed.completion("t", 0, new_messages=[{"role": "user", "content": "before"}, said])
+    message = {"role": "user", "content": words_of(7)}
+    seed.completion("t", 0, new_messages=[{"role": "user", "content": "before"}, message])
     seed.feedback("t", 1.0, id="f", comment=words_of(7))
     seed.feedback("t", source="end")
-    assert stored(engine) == Stored([("t-0", 7)], [("f", 7)], [], Counter())
+    assert read_ledger(engine) == SqlLedger([("t-0", 7)], [("f", 7)], [], Counter())
     engine.dispose()

@@ -38,7 +38,7 @@ def test_the_proxy_bears_anything(database: str) -> None:
         (500, JSON, b'{"error": {"message": "%s", "type": "x"}}' % ON_PURPOSE.encode(), None),
         (500, JSON, ERROR, "500"),
         (503, JSON, ERROR, "503"),
-        (400, {"content-type": "text/plain"}, ERROR, "not said to be JSON"),
+        (400, {"content-type": "text/plain"}, ERROR, "content type is not JSON"),
         (404, JSON, b'{"detail": "Not Found"}', "OpenAI's shape"),
         (404, JSON, b'{"error": {"message": "", "type": "x"}}', "without message"),
         (400, JSON, b"no", "OpenAI's shape"),
@@ -47,8 +47,8 @@ def test_the_proxy_bears_anything(database: str) -> None:
 def test_an_answer_that_must_not_be_is_a_fault(
     status: int, headers: dict[str, str], body: bytes, fault: str | None
 ) -> None:
-    found = wrong_with(status, headers, body)
-    assert (found is None) if fault is None else (found is not None and fault in found)
+    reported = wrong_with(status, headers, body)
+    assert (reported is None) if fault is None else (reported is not None and fault in reported)
 
 
 def test_tables_that_are_whole_are_no_fault(seed: Seed, engine: Engine) -> None:
@@ -64,8 +64,8 @@ def test_half_a_record_is_a_fault(seed: Seed, engine: Engine) -> None:
         connection.execute(
             update(schema.completions).where(schema.completions.c.id == "t-1").values(follows="nobody", token_ids=None)
         )
-    told = "\n".join(wrong_with_records(engine, {"call-t-0", "lost"}, {"lost too"}))
+    reported = "\n".join(wrong_with_records(engine, {"call-t-0", "lost"}, {"lost too"}))
     for fault in ("count their completions wrongly", "follow what is not there", "not their logprobs"):
-        assert fault in told
-    assert "1 calls are not in SQL" in told
-    assert "1 feedbacks are not in SQL" in told
+        assert fault in reported
+    assert "1 calls are not in SQL" in reported
+    assert "1 feedbacks are not in SQL" in reported

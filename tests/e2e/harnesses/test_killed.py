@@ -1,4 +1,4 @@
-"""Kill -9 of the training worker in its short form, and that the proof can fail: each thing that differs is told."""
+"""Kill -9 of the training worker in its short form, and that the proof can fail: each difference is reported."""
 
 import random
 import re
@@ -67,7 +67,7 @@ def changed(run: Ledger, which: int, **values: Any) -> Ledger:
     return replace(run, steps=tuple(replace(s, **values) if s.number == which else s for s in run.steps))
 
 
-def test_what_is_right_is_found_right_though_attempts_differ(right: Ledger) -> None:
+def test_a_right_ledger_has_no_faults_though_attempts_differ(right: Ledger) -> None:
     assert wrong_with(right, STEPS) == []
     assert differences(right, changed(right, 1, attempt=4)) == []
 
@@ -86,7 +86,7 @@ def test_other_figures_and_other_advantages_are_differences(right: Ledger) -> No
     assert "other trajectories" in differences(right, changed(right, 1, taught=taught))[0]
 
 
-def test_a_trajectory_in_two_steps_is_told(right: Ledger) -> None:
+def test_a_trajectory_in_two_steps_is_a_fault(right: Ledger) -> None:
     twice = right.steps[1].taught | {"1.g000-0": 0.5}
     faults = wrong_with(changed(right, 2, taught=twice), STEPS)
     assert "in more than one step: ['1.g000-0']" in faults
@@ -101,17 +101,17 @@ def test_a_trajectory_in_two_steps_is_told(right: Ledger) -> None:
         ({"taught": {}}, "do not agree"),
     ],
 )
-def test_a_step_that_is_not_what_it_should_be_is_told(right: Ledger, values: dict[str, Any], fault: str) -> None:
-    assert any(fault in told for told in wrong_with(changed(right, 2, **values), STEPS))
+def test_a_step_that_is_not_what_it_should_be_is_a_fault(right: Ledger, values: dict[str, Any], fault: str) -> None:
+    assert any(fault in reported for reported in wrong_with(changed(right, 2, **values), STEPS))
 
 
-def test_a_step_that_is_missing_is_told(right: Ledger) -> None:
+def test_a_step_that_is_missing_is_a_fault(right: Ledger) -> None:
     short = replace(right, steps=right.steps[:1])
     assert wrong_with(short, STEPS)
     assert differences(right, short) == ["2 steps undisturbed, 1 with kills"]
 
 
-def test_groups_that_were_not_trained_and_two_live_versions_are_told(right: Ledger) -> None:
+def test_groups_that_were_not_trained_and_two_live_versions_are_faults(right: Ledger) -> None:
     groups = Counter(trained=STEPS * GROUPS_PER_STEP - 1, discarded=1)
     assert any("discarded" in fault for fault in wrong_with(replace(right, groups=groups), STEPS))
     assert "live are [1, 2]" in wrong_with(replace(right, live=(1, 2)), STEPS)
@@ -125,7 +125,7 @@ def test_kills_are_aimed_at_every_part_of_a_step_and_again_the_same() -> None:
 
 @pytest.fixture
 def frozen(tmp_path: Path, sqlite_template: Path) -> Engine:
-    """The database that is trained on, for two steps; nobody was asked what it would say."""
+    """The database that is trained on, for two steps; its logprobs come from no model."""
     path = tmp_path / "frozen.db"
     shutil.copyfile(sqlite_template, path)
     engine = connect(f"sqlite:///{path}")
@@ -133,7 +133,7 @@ def frozen(tmp_path: Path, sqlite_template: Path) -> Engine:
     return engine
 
 
-def test_a_step_takes_the_frozen_groups_in_their_order_whoever_asks(frozen: Engine, tmp_path: Path) -> None:
+def test_a_step_takes_the_frozen_groups_in_their_order_for_every_worker(frozen: Engine, tmp_path: Path) -> None:
     settings = settings_of(tmp_path, 0)
     claim = Store(frozen, settings.project).claim(settings.policy, settings.trainer)
     assert claim is not None

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.chaos.records import Heard, Stored
+from benchmarks.faults.chaos.records import AppLedger, SqlLedger
 from benchmarks.faults.outage import CAUGHT_UP_S, Run, faults_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
-SAID = Stored([("c0", 0)], [("f0", 0)], [], Counter())
+SQL = SqlLedger([("c0", 0)], [("f0", 0)], [], Counter())
 
 
 @pytest.mark.slow
@@ -30,31 +30,31 @@ def test_no_app_feels_that_the_database_is_away() -> None:
 def right() -> Run:
     """What apps and clock saw when all is well."""
     counts = Counter({"answer, database away": 1, "feedback, database away": 1})
-    return Run(heard=Heard({"c0": 0}, {"f0": 0}), counts=counts, told_away=1, caught_up_s=3.0)
+    return Run(received=AppLedger({"c0": 0}, {"f0": 0}), counts=counts, reported_away=1, caught_up_s=3.0)
 
 
-def test_an_outage_that_nobody_felt_is_no_fault(right: Run) -> None:
-    assert faults_of(right, SAID) == []
+def test_an_outage_without_effect_on_apps_is_no_fault(right: Run) -> None:
+    assert faults_of(right, SQL) == []
 
 
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [
-        ({"failed": ["request 3, asked with the database away: 503"]}, "request 3"),
+        ({"failed": ["request 3, sent with the database away: 503"]}, "request 3"),
         ({"counts": Counter({"answer, database there": 9, "feedback, database away": 1})}, "no answer"),
         ({"counts": Counter({"answer, database away": 1})}, "no feedback"),
-        ({"told_away": 0}, "/readyz never said"),
+        ({"reported_away": 0}, "/readyz never reported"),
         ({"caught_up_s": None}, "not everything was in SQL"),
         ({"caught_up_s": CAUGHT_UP_S + 1}, "not everything was in SQL"),
-        ({"heard": Heard({"c0": 0, "c1": 1}, {"f0": 0})}, "SQL has not: c1"),
-        ({"heard": Heard({"c0": 0}, {"f0": 0, "f1": 1})}, "SQL has not: f1"),
+        ({"received": AppLedger({"c0": 0, "c1": 1}, {"f0": 0})}, "SQL has not: c1"),
+        ({"received": AppLedger({"c0": 0}, {"f0": 0, "f1": 1})}, "SQL has not: f1"),
     ],
 )
-def test_an_outage_that_somebody_felt_is_told(right: Run, wrong: dict[str, Any], fault: str) -> None:
-    (told,) = faults_of(replace(right, **wrong), SAID)
-    assert fault in told
+def test_an_outage_that_apps_felt_is_a_fault(right: Run, wrong: dict[str, Any], fault: str) -> None:
+    (reported,) = faults_of(replace(right, **wrong), SQL)
+    assert fault in reported
 
 
-def test_what_was_caught_up_with_twice_is_told(right: Run) -> None:
-    (told,) = faults_of(right, replace(SAID, feedback=[("f0", 0), ("f1", 0)]))
-    assert "twice: 0" in told
+def test_feedback_that_was_written_twice_is_a_fault(right: Run) -> None:
+    (reported,) = faults_of(right, replace(SQL, feedback=[("f0", 0), ("f1", 0)]))
+    assert "twice: 0" in reported

@@ -38,10 +38,10 @@ def test_copies_are_whole_and_every_query_is_answered(tmp_path: Path) -> None:
         for ask in Queries(engine, BLOCKS, 0, loop).all().values():
             ask()
         with engine.connect() as connection:
-            open_ones = select(func.count()).where(
+            open_groups = select(func.count()).where(
                 schema.groups.c.project == PROJECT, schema.groups.c.state == "scored"
             )
-            assert connection.scalar(open_ones) == 20  # the claim was given back
+            assert connection.scalar(open_groups) == 20  # the claim was given back
 
 
 @pytest.mark.parametrize(("large_ms", "faults"), [(1.9, []), (2.5, ["claim"])])
@@ -49,9 +49,9 @@ def test_a_query_that_takes_more_than_twice_as_long_is_a_fault(large_ms: float, 
     assert slower({"claim": 1.0, "id": 0.1}, {"claim": large_ms, "id": 0.25}) == faults
 
 
-def test_sides_are_asked_in_turns() -> None:
-    asked: list[str] = []
-    sides = {side: {"query": lambda side=side: asked.append(side)} for side in ("small", "large")}
+def test_sides_are_queried_in_turns() -> None:
+    queried: list[str] = []
+    sides = {side: {"query": lambda side=side: queried.append(side)} for side in ("small", "large")}
     took = timed(sides)
-    assert asked[:4] == ["small", "large", "small", "large"]
+    assert queried[:4] == ["small", "large", "small", "large"]
     assert set(took["large"]) == {"query"}

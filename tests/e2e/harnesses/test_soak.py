@@ -17,7 +17,7 @@ import pytest
 from benchmarks.fakes.vllm import CHAT, Arrival, Fate, plan_of
 from benchmarks.kit.process import WHEN_QUIET, open_files, too_many, unhandled
 from benchmarks.soak.__main__ import MOST_GROWTH_BYTES, Sample, flat
-from benchmarks.soak.apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, Seen, ask_of, wrong_with
+from benchmarks.soak.apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, ReceivedAnswer, ask_of, wrong_with
 from benchmarks.soak.records import Record, wrong_with_records
 from benchmarks.soak.steady import Sample as Steady
 from benchmarks.soak.steady import files_not_flat, memory_not_flat
@@ -28,20 +28,20 @@ SEED, REQUESTS = 2, 1000
 CALL, COMPLETION = "call", "completion"
 
 
-def asked(fate: Fate = Fate.NORMAL) -> Ask:
-    """A streamed request of that fate, whose app stays; its first words are heard."""
+def request_of(fate: Fate = Fate.NORMAL) -> Ask:
+    """A streamed request of that fate, whose app stays and receives its first words."""
     plans = (plan_of(SEED, number, streamed=True) for number in range(10_000))
     plan = next(plan for plan in plans if plan.fate is fate and plan.cut > 3 and plan.words[0])
     return Ask(plan.number, DIALECTS["chat"], plan, None, None, 0.0, 0, {})
 
 
-def heard(ask: Ask, tokens: int) -> Seen:
-    """What an app got that heard so many tokens, and the end if those are all."""
+def received(ask: Ask, tokens: int) -> ReceivedAnswer:
+    """The answer of an app that received so many tokens, and the end if those are all."""
     events = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in ask.plan.words[:tokens]]
     if tokens == len(ask.plan.words):
         events.append("[DONE]")
     body = "".join(f"data: {event}\n\n" for event in events)
-    return Seen(ask, 200, {"x-completion-id": COMPLETION}, body.encode())
+    return ReceivedAnswer(ask, 200, {"x-completion-id": COMPLETION}, body.encode())
 
 
 def arrived(ask: Ask) -> list[Arrival]:
@@ -81,56 +81,56 @@ def test_the_short_form_meets_every_fault() -> None:
 
 
 def test_ledgers_that_agree_are_no_fault() -> None:
-    ask = asked()
-    seen = heard(ask, len(ask.plan.words))
+    ask = request_of()
+    seen = received(ask, len(ask.plan.words))
     assert wrong_with(seen) is None
     assert wrong_with_records(seen, arrived(ask), [recorded(ask, len(ask.plan.words))]) is None
 
 
 def test_a_missing_record_is_a_fault() -> None:
-    ask = asked()
-    assert wrong_with_records(heard(ask, len(ask.plan.words)), arrived(ask), []) == "no record"
+    ask = request_of()
+    assert wrong_with_records(received(ask, len(ask.plan.words)), arrived(ask), []) == "no record"
 
 
 def test_a_missing_record_is_a_fault_though_the_app_hung_up() -> None:
-    ask = replace(asked(), leaves="midway")
-    seen = replace(heard(ask, 2), left=True)
+    ask = replace(request_of(), leaves="midway")
+    seen = replace(received(ask, 2), left=True)
     assert wrong_with_records(seen, arrived(ask), []) == "no record"
     assert wrong_with_records(seen, arrived(ask), [recorded(ask, 3, "aborted")]) is None
 
 
-def test_a_record_of_less_than_the_app_heard_is_a_fault() -> None:
-    ask = replace(asked(), leaves="midway")
-    seen = replace(heard(ask, 2), left=True)
+def test_a_record_of_less_than_the_app_received_is_a_fault() -> None:
+    ask = replace(request_of(), leaves="midway")
+    seen = replace(received(ask, 2), left=True)
     fault = wrong_with_records(seen, arrived(ask), [recorded(ask, 0, "aborted")])
     assert fault is not None and "0 are recorded" in fault
 
 
 def test_a_record_of_half_an_answer_that_went_out_whole_is_a_fault() -> None:
-    ask = asked()
+    ask = request_of()
     tokens = len(ask.plan.words)
-    fault = wrong_with_records(heard(ask, tokens), arrived(ask), [recorded(ask, tokens - 1)])
+    fault = wrong_with_records(received(ask, tokens), arrived(ask), [recorded(ask, tokens - 1)])
     assert fault == f"{tokens - 1} of {tokens} sampled tokens"
 
 
-def test_a_record_of_what_another_app_was_told_is_a_fault() -> None:
-    ask = asked()
+def test_a_record_of_another_apps_answer_is_a_fault() -> None:
+    ask = request_of()
     tokens = len(ask.plan.words)
     record = recorded(ask, tokens)
     swapped = replace(record, logprobs=[logprob - 1 for logprob in record.logprobs or []])
-    fault = wrong_with_records(heard(ask, tokens), arrived(ask), [swapped])
+    fault = wrong_with_records(received(ask, tokens), arrived(ask), [swapped])
     assert fault == "other ids or logprobs than the model's"
 
 
 def test_two_records_of_one_request_are_a_fault() -> None:
-    ask = asked()
+    ask = request_of()
     record = recorded(ask, len(ask.plan.words))
-    assert wrong_with_records(heard(ask, len(ask.plan.words)), arrived(ask), [record, record]) is not None
+    assert wrong_with_records(received(ask, len(ask.plan.words)), arrived(ask), [record, record]) is not None
 
 
 def test_an_answer_that_broke_off_but_is_recorded_as_complete_is_a_fault() -> None:
-    ask = asked(Fate.DIES)
-    seen = replace(heard(ask, ask.plan.cut), broken=True)
+    ask = request_of(Fate.DIES)
+    seen = replace(received(ask, ask.plan.cut), broken=True)
     assert wrong_with(seen) is None
     assert wrong_with_records(seen, arrived(ask), [recorded(ask, ask.plan.cut, "error")]) is None
     fault = wrong_with_records(seen, arrived(ask), [recorded(ask, ask.plan.cut)])
@@ -138,20 +138,20 @@ def test_an_answer_that_broke_off_but_is_recorded_as_complete_is_a_fault() -> No
 
 
 def test_a_request_that_should_be_refused_and_was_served_is_a_fault() -> None:
-    ask = replace(asked(), refused="field")
-    seen = heard(ask, len(ask.plan.words))
+    ask = replace(request_of(), refused="field")
+    seen = received(ask, len(ask.plan.words))
     assert wrong_with(seen) == "400 was due, came 200"
     assert wrong_with_records(seen, arrived(ask), [recorded(ask, 1)]) is not None
 
 
-def test_an_app_that_is_told_something_else_than_the_model_said_is_a_fault() -> None:
-    ask = asked()
-    seen = heard(ask, len(ask.plan.words))
+def test_an_answer_that_is_not_the_models_text_is_a_fault() -> None:
+    ask = request_of()
+    seen = received(ask, len(ask.plan.words))
     assert wrong_with(replace(seen, body=b'data: {"choices":[{"delta":{"content":"lies"}}]}\n\n')) is not None
 
 
 def test_a_server_error_of_the_proxys_own_is_a_fault() -> None:
-    seen = Seen(asked(Fate.GARBAGE), 500, {}, b"Internal Server Error")
+    seen = ReceivedAnswer(request_of(Fate.GARBAGE), 500, {}, b"Internal Server Error")
     assert wrong_with(seen) == "503 or an answer that breaks off was due, came 500, whole: True"
 
 
@@ -161,7 +161,7 @@ def test_memory_that_grows_in_the_last_quarter_is_not_flat(grown_bytes: int, is_
     assert flat(samples)[2] is is_flat
 
 
-def test_an_exception_that_nobody_handled_is_found_in_the_log() -> None:
+def test_an_unhandled_exception_in_the_log_is_a_fault() -> None:
     assert unhandled("INFO the app hung up\n") == []
     log = "ERROR: Exception in ASGI application\nTraceback (most recent call last):\n  KeyError: 'choices'\n"
     assert "KeyError: 'choices'" in unhandled(log)[0]
@@ -184,8 +184,8 @@ def opened(folder: Path) -> Iterator[tuple[str, str, sqlite3.Connection, socket.
         yield f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", database, app
 
 
-def test_what_a_process_has_open_is_told_by_kind(tmp_path: Path) -> None:
-    # What the tests before this one have left open is none of it.
+def test_open_files_of_a_process_are_counted_by_kind(tmp_path: Path) -> None:
+    # Files that earlier tests have left open do not count.
     before = open_files(os.getpid(), "http://127.0.0.1:1", [])
     with opened(tmp_path) as (url, model_server, _, app):
         assert open_files(os.getpid(), url, [model_server]) - before == {
@@ -199,7 +199,7 @@ def test_what_a_process_has_open_is_told_by_kind(tmp_path: Path) -> None:
             "rest": 3,
         }
         app.close()
-        assert open_files(os.getpid(), url, [model_server])["clients"] == 1  # nobody has closed this end
+        assert open_files(os.getpid(), url, [model_server])["clients"] == 1  # this end is still open
 
 
 def test_a_pool_of_database_connections_that_was_full_is_no_leak(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_a_pool_of_database_connections_that_was_full_is_no_leak(tmp_path: Path)
         for one in [sqlite3.connect(database) for _ in range(14)]:
             one.execute("SELECT * FROM t").fetchall()
             one.close()
-        found = open_files(os.getpid(), url, [model_server]) - before
-        assert found["database"] > 5
-        assert too_many(found, WHEN_QUIET | {"rest": 3, "clients": 1}) == []
+        counts = open_files(os.getpid(), url, [model_server]) - before
+        assert counts["database"] > 5
+        assert too_many(counts, WHEN_QUIET | {"rest": 3, "clients": 1}) == []
 
 
 @pytest.mark.parametrize("kind", [*WHEN_QUIET, "rest"])

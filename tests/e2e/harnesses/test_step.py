@@ -30,7 +30,7 @@ def test_a_step_is_as_trls_and_several_times_as_fast_as_trl_fed_one_row_a_call(t
         for who in ("ours", "ours, whole step", "TRL, row per call", "TRL, merged rows")
     }
     read = {(one["turns"], one["who"]): one["read_tokens"] for one in results}
-    # 256 tokens of the prompt once; of each trajectory 32 said in each turn and 32 read before each but the first.
+    # 256 tokens of the prompt once; of each trajectory 32 sampled in each turn and 32 read before each but the first.
     assert read[2, "ours"] == 256 + 8 * (2 * 32 + 32)
     assert read[8, "ours"] == 256 + 8 * (8 * 32 + 7 * 32)
     assert read[8, "TRL, merged rows"] == 8 * (256 + 8 * 32 + 7 * 32)

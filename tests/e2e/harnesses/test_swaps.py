@@ -1,4 +1,4 @@
-"""Swaps under load in their short form, and that the proof can fail: each thing that is wrong is told."""
+"""Swaps under load in their short form, and that the proof can fail: each thing that is wrong is reported."""
 
 import math
 import socket
@@ -17,7 +17,7 @@ from benchmarks.swaps.figures import (
     AFTER_S,
     BEFORE_S,
     TOLERANCE_NATS,
-    Asked,
+    RequestOutcome,
     Swap,
     fits,
     gaps,
@@ -27,7 +27,7 @@ from benchmarks.swaps.figures import (
     stepped_back,
     waits,
 )
-from benchmarks.swaps.records import Spoken, judge, recorded
+from benchmarks.swaps.records import RecordedCompletion, judge, recorded
 from benchmarks.swaps.scene import kill, settings_of
 from migrations import schema
 from tests.conftest import Seed
@@ -65,9 +65,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
     return Sets(settings_of(data, 0), data / "sets", 0, (4, 4))
 
 
-def said(sets: Sets, speaker: int, version: int) -> Spoken:
+def completion(sets: Sets, speaker: int, version: int) -> RecordedCompletion:
     """A completion by one speaker, recorded as this version's."""
-    return Spoken("c", version, PROMPT, ANSWER, tuple(sets.logprobs(speaker, PROMPT, ANSWER)))
+    return RecordedCompletion("c", version, PROMPT, ANSWER, tuple(sets.logprobs(speaker, PROMPT, ANSWER)))
 
 
 def test_versions_alternate_between_the_two_sets() -> None:
@@ -75,21 +75,23 @@ def test_versions_alternate_between_the_two_sets() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 7, 50])
-def test_what_its_version_said_fits(sets: Sets, version: int) -> None:
-    verdict = judge([said(sets, Sets.speaker(version), version)], sets)
+def test_a_completion_by_its_version_fits(sets: Sets, version: int) -> None:
+    verdict = judge([completion(sets, Sets.speaker(version), version)], sets)
     assert (verdict.completions, verdict.tokens, verdict.misfits) == (1, len(ANSWER), ())
     assert verdict.worst_gap < TOLERANCE_NATS / 10
 
 
 @pytest.mark.parametrize(("speaker", "version"), [(0, 1), (1, 0), (2, 1), (1, 2)])
-def test_what_another_version_said_is_told(sets: Sets, speaker: int, version: int) -> None:
-    (misfit,) = judge([said(sets, speaker, version)], sets).misfits
+def test_a_completion_by_another_version_is_a_fault(sets: Sets, speaker: int, version: int) -> None:
+    (misfit,) = judge([completion(sets, speaker, version)], sets).misfits
     assert misfit.startswith(f"c: {len(ANSWER)} tokens, off by ")
 
 
 @pytest.mark.parametrize("switch", [4, 8, 12, 15])
-def test_a_completion_that_switched_on_the_way_is_told_whichever_version_is_recorded(sets: Sets, switch: int) -> None:
-    one, other = said(sets, 1, 1), said(sets, 2, 2)
+def test_a_completion_that_switched_on_the_way_is_a_fault_whichever_version_is_recorded(
+    sets: Sets, switch: int
+) -> None:
+    one, other = completion(sets, 1, 1), completion(sets, 2, 2)
     mixed = replace(one, logprobs=one.logprobs[:switch] + other.logprobs[switch:])
     assert judge([mixed], sets).misfits
     assert judge([replace(mixed, version=2)], sets).misfits
@@ -106,19 +108,19 @@ def test_what_cannot_be_compared_fits_nothing(computed: list[float]) -> None:
     assert not fits([], [])
 
 
-def asked(began_at: float, version: int | None = 1, **values: Any) -> Asked:
+def outcome(began_at: float, version: int | None = 1, **values: Any) -> RequestOutcome:
     """A whole stream that begins a trajectory: its first event after 10 ms, its end after 30."""
     events = [began_at + 0.01, began_at + 0.02]
     given = {"streamed": True, "new": True, "whole": True, "events_at": events, "ended_at": began_at + 0.03} | values
-    return Asked(began_at, version=version, **given)
+    return RequestOutcome(began_at, version=version, **given)
 
 
 SWAP = Swap(2, load_at=10.0, live_at=10.4)
 
 
 def test_waits_are_of_whole_streams_by_the_moment_they_were_sent() -> None:
-    slow = asked(10.2, events_at=[10.7, 10.8])
-    others = [asked(10.2, streamed=False), asked(10.2, whole=False), asked(9.0)]
+    slow = outcome(10.2, events_at=[10.7, 10.8])
+    others = [outcome(10.2, streamed=False), outcome(10.2, whole=False), outcome(9.0)]
     during, other = waits([slow, *others], [SWAP])
     assert during == [pytest.approx(0.5)] and other == [pytest.approx(0.01)]
 
@@ -128,13 +130,13 @@ def test_waits_are_of_whole_streams_by_the_moment_they_were_sent() -> None:
     [(10 - 2 * BEFORE_S, False), (10 - BEFORE_S / 2, True), (10.4 + AFTER_S / 2, True), (10.5 + AFTER_S, False)],
 )
 def test_a_swaps_window_is_from_just_before_its_load_until_after_the_switch(began_at: float, felt: bool) -> None:
-    during, other = waits([asked(began_at)], [SWAP])
+    during, other = waits([outcome(began_at)], [SWAP])
     assert (len(during), len(other)) == (felt, not felt)
 
 
 def test_a_stall_that_overlaps_a_swap_is_the_swaps() -> None:
-    across = asked(5.0, events_at=[5.1, 9.8, 11.5])
-    assert stalls([across, asked(20.0, events_at=[20.1, 20.4])], [SWAP]) == (pytest.approx(1.7), pytest.approx(4.7))
+    across = outcome(5.0, events_at=[5.1, 9.8, 11.5])
+    assert stalls([across, outcome(20.0, events_at=[20.1, 20.4])], [SWAP]) == (pytest.approx(1.7), pytest.approx(4.7))
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -143,19 +145,19 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def test_an_older_version_after_a_newer_one_had_answered_is_told() -> None:
-    assert stepped_back([asked(1, 1), asked(2, 2), asked(3, 2)]) == []
-    assert stepped_back([asked(1, 1), asked(2, 2), asked(3, 1)]) == [(1, 2)]
+def test_an_older_version_after_a_newer_one_had_answered_is_a_fault() -> None:
+    assert stepped_back([outcome(1, 1), outcome(2, 2), outcome(3, 2)]) == []
+    assert stepped_back([outcome(1, 1), outcome(2, 2), outcome(3, 1)]) == [(1, 2)]
 
 
-def test_an_older_version_of_a_request_that_was_already_asked_or_is_a_later_turn_is_none() -> None:
-    assert stepped_back([asked(1.0, 2), asked(1.02, 1)]) == []
-    assert stepped_back([asked(1.0, 2), asked(3.0, 1, new=False), asked(4.0, None, whole=False)]) == []
+def test_an_older_version_for_an_earlier_request_or_a_later_turn_is_no_fault() -> None:
+    assert stepped_back([outcome(1.0, 2), outcome(1.02, 1)]) == []
+    assert stepped_back([outcome(1.0, 2), outcome(3.0, 1, new=False), outcome(4.0, None, whole=False)]) == []
 
 
 def test_an_older_version_after_an_acknowledged_switch_is_late() -> None:
-    assert late([asked(10.3, 1), asked(10.5, 2), asked(10.5, 3), asked(10.5, 1, new=False)], [SWAP]) == 0
-    assert late([asked(10.5, 1), asked(11.0, 1)], [SWAP]) == 2
+    assert late([outcome(10.3, 1), outcome(10.5, 2), outcome(10.5, 3), outcome(10.5, 1, new=False)], [SWAP]) == 0
+    assert late([outcome(10.5, 1), outcome(11.0, 1)], [SWAP]) == 2
 
 
 def test_a_killed_process_is_gone_only_once_its_sockets_are_closed() -> None:

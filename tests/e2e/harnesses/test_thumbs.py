@@ -47,7 +47,7 @@ def test_learned_is_what_gained_enough_and_more_than_chance_gives() -> None:
     assert outcome(240, 180).learned(-1)
 
 
-def test_a_run_in_which_groups_had_a_part_or_somebody_was_refused_proves_nothing() -> None:
+def test_a_run_with_groups_or_failed_requests_proves_nothing() -> None:
     assert outcome(180, 240).clean
     assert not outcome(180, 240, trajectories=97).clean
     assert not outcome(180, 240, failed_requests=1).clean

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import pytest
 
-from benchmarks.learning.gate import Case, held, simulated
+from benchmarks.learning.gate import Case, bar_holds, simulated
 from trainer.domain.verdict import (
     FEWEST,
     LOOKS,
@@ -133,11 +133,11 @@ def test_the_watch_ends_where_the_parent_spoke_too_little_and_says_what_it_could
 )  # fmt: skip
 def test_five_points_are_caught_and_no_change_is_let_be(case: Case) -> None:
     none, five = (simulated(case, loss, RUNS, 0, GATE) for loss in (0.0, 0.05))
-    assert held(none, RUNS, GATE) and five.rejected + 2 * five.error >= GATE.power
+    assert bar_holds(none, RUNS, GATE) and five.rejected + 2 * five.error >= GATE.power
     assert none.undecided == five.undecided == 0
     assert none.used < 1.1 * none.most  # and within the documented number
 
 
 def test_prompts_that_both_versions_answered_tell_ten_points() -> None:
     none, ten = (simulated(Case("heldout", "coin"), loss, RUNS, 1, GATE) for loss in (0.0, 0.1))
-    assert held(none, RUNS, GATE) and ten.rejected > 0.8
+    assert bar_holds(none, RUNS, GATE) and ten.rejected > 0.8
