@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.faults.chaos.records import AppLedger, SqlLedger, read_ledger, words_of, wrong_with
 from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import Postgres
-from benchmarks.kit.process import ROOT, running_proxy
+from benchmarks.kit.process import ROOT, ready, running_proxy, until
 from migrations.run import upgrade
 from whetstone.config.settings import load
 from whetstone.database.engine import connect
@@ -179,13 +179,14 @@ async def drive(
     load = Load(run, url, seed, rate)
     timeout = aiohttp.ClientTimeout(total=WAITS_S)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        await _until(lambda: _ready(session, url), START_S)
+        if not await until(lambda: ready(session, url), START_S):
+            raise SystemExit("the proxy did not start")
         apps = [asyncio.ensure_future(load.app(session)) for _ in range(connections)]
         await asyncio.sleep(BEFORE_S)
         await asyncio.to_thread(postgres.stop)
         run.away = True
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        back_at = time.monotonic() + seconds
+        while time.monotonic() < back_at:
             await asyncio.sleep(min(1.0, seconds / 10))
             state = await _ready(session, url)
             run.reported_away += state is not None and state["database"] is False
@@ -212,12 +213,6 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | N
             return state if response.status == 200 else None
     except aiohttp.ClientError:
         return None
-
-
-async def _until(holds: Any, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not await holds():
-            await asyncio.sleep(0.1)
 
 
 def prove(data: Path, *, seconds: float, connections: int, rate: float, seed: int) -> tuple[Run, list[str]]:

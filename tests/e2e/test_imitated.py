@@ -37,12 +37,17 @@ class Teacher(Server):
 
 class TeacherHandler(Handler):
     def respond(self, body: dict[str, Any]) -> None:
-        asked = body["messages"][-1]["content"]
-        said: dict[str, Any] = {"role": "assistant", "content": f"{asked} {asked}", "refusal": None, "annotations": []}
+        question = body["messages"][-1]["content"]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": f"{question} {question}",
+            "refusal": None,
+            "annotations": [],
+        }
         if body.get("tools"):
-            said |= {"content": None, "tool_calls": [CALL]}
+            message |= {"content": None, "tool_calls": [CALL]}
         why = "tool_calls" if body.get("tools") else "stop"
-        choice = {"index": 0, "message": said, "finish_reason": why, "logprobs": None}
+        choice = {"index": 0, "message": message, "finish_reason": why, "logprobs": None}
         usage = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
         answer = {"id": "chatcmpl-far", "object": "chat.completion", "created": 1, "model": body["model"]}
         self.whole(200, answer | {"choices": [choice], "usage": usage})
@@ -59,27 +64,27 @@ class App:
 
     def chat(self, text: str, trajectory: str, model: str = "starter", **body: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": text}]
-        asked = {"model": model, "messages": messages, "max_tokens": 16} | body
-        response = self.http.post("/v1/chat/completions", json=asked, headers={"X-Trajectory-Id": trajectory})
+        request = {"model": model, "messages": messages, "max_tokens": 16} | body
+        response = self.http.post("/v1/chat/completions", json=request, headers={"X-Trajectory-Id": trajectory})
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
 
     def says(self, text: str) -> str:
-        """The policy's likeliest answer; nobody is to learn from it."""
+        """Return the policy's likeliest answer; no step trains on it."""
         body = {"messages": [{"role": "user", "content": text}], "model": "starter", "max_tokens": 16, "temperature": 0}
         response = self.http.post("/v1/chat/completions", json=body, headers={"X-No-Train": "true"})
         return str(response.json()["choices"][0]["message"]["content"])
 
-    def feedback(self, **said: Any) -> None:
-        """Posted, and applied."""
-        feedback_id = self.http.post("/v1/feedback", json=said).json()["id"]
+    def feedback(self, **fields: Any) -> None:
+        """Post feedback, and wait until it is applied."""
+        feedback_id = self.http.post("/v1/feedback", json=fields).json()["id"]
         until(lambda: self.http.get(f"/v1/feedback/{feedback_id}").json()["state"] == "applied")
 
-    def step(self, **asked: Any) -> dict[str, Any]:
-        """A step asked for by hand, over."""
+    def step(self, **fields: Any) -> dict[str, Any]:
+        """Request a step and return it once it has ended."""
         before = len(self.store.steps("default", "starter"))
-        response = self.http.post("/admin/policies/starter/step", json=asked)
+        response = self.http.post("/admin/policies/starter/step", json=fields)
         assert response.status_code == 202, response.text
         return self.ended(before)
 
@@ -122,8 +127,8 @@ def test_demonstrations_are_learned_until_the_policy_says_them(app: App) -> None
         trajectory_id="rolled", demonstration={"role": "assistant", "content": None, "tool_calls": [CALL]}, final=False
     )
     body = {"model": "starter", "max_tokens": 8, "messages": [{"role": "user", "content": "anthropic"}]}
-    said = app.http.post("/v1/messages", json=body, headers={"X-Trajectory-Id": "messages"})
-    assert said.status_code == 200, said.text
+    response = app.http.post("/v1/messages", json=body, headers={"X-Trajectory-Id": "messages"})
+    assert response.status_code == 200, response.text
     app.feedback(trajectory_id="messages", demonstration="By messages.", final=False)
 
     steps = [app.step(kind="sft", **{"from": "demonstrations"}) for _ in range(4)]
@@ -172,13 +177,13 @@ def test_another_servers_answers_are_rendered_as_our_vllm_reads_such_a_chat(app:
     for row in taken:
         if row["trajectory_id"] != "called":
             assert app.text_of(row["token_ids"]) == row["response_text"] + END
-    # The same chats, asked of our own policy: vLLM says itself what ids it reads.
+    # The same chats, sent to our own policy: vLLM returns the ids that it reads.
     app.chat("roll", "same-called", tools=TOOLS, max_tokens=1)
     app.chat("", "same-turns", messages=second, max_tokens=1)
     app.chat("word1", "same-taught-1", max_tokens=1)
-    asked = "SELECT trajectory_id, prompt_token_ids FROM admin_completions WHERE trajectory_id LIKE 'same-%'"
-    until(lambda: len(app.rows(asked)) == 3)  # recorded soon after they were answered
-    read = {row["trajectory_id"]: row["prompt_token_ids"] for row in app.rows(asked)}
+    query = "SELECT trajectory_id, prompt_token_ids FROM admin_completions WHERE trajectory_id LIKE 'same-%'"
+    until(lambda: len(app.rows(query)) == 3)  # recorded soon after they were answered
+    read = {row["trajectory_id"]: row["prompt_token_ids"] for row in app.rows(query)}
     rendered = {f"same-{row['trajectory_id']}": row["prompt_token_ids"] for row in taken}  # of a trajectory the last
     assert read == {name: rendered[name] for name in read}
 

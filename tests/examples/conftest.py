@@ -1,4 +1,4 @@
-"""What the examples talk to, a small server that keeps all it is told, and how their scripts are run and looked at."""
+"""What the examples talk to, a small server that records all requests, and how their scripts are run and looked at."""
 
 import ast
 import json

@@ -35,7 +35,7 @@ def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt
     return ids
 
 
-def spoken(message: dict[str, Any]) -> list[int]:
+def answer_ids(message: dict[str, Any]) -> list[int]:
     """What a model would have to sample to say the message: its content, its calls as hermes writes them, the end."""
     calls = [
         f'<tool_call>\n{{"name": "{call["function"]["name"]}", '
@@ -69,24 +69,24 @@ TOOLS = st.lists(st.sampled_from(formats.TOOLS), max_size=2)
 
 @settings(max_examples=150, deadline=None)
 @given(system=SYSTEM, turns=st.lists(TURN, min_size=1, max_size=6), tools=TOOLS)
-def test_a_prompt_and_what_was_said_to_it_begin_every_longer_conversation(
+def test_a_prompt_and_its_answer_begin_every_longer_conversation(
     system: list[dict[str, Any]], turns: list[dict[str, Any]], tools: list[dict[str, Any]]
 ) -> None:
     messages = [*system, *turns]
     whole = rendered(messages, tools, prompt=True)
     for k, message in enumerate(messages):
         if message["role"] == "assistant" and k > 0:
-            so_far = rendered(messages[:k], tools, prompt=True) + spoken(message)
+            so_far = rendered(messages[:k], tools, prompt=True) + answer_ids(message)
             assert whole[: len(so_far)] == so_far
 
 
 def test_arguments_read_the_same_as_text_and_as_an_object() -> None:
-    def asked(arguments: Any) -> list[int]:
+    def prompt_with(arguments: Any) -> list[int]:
         call = {"type": "function", "function": {"name": "get_weather", "arguments": arguments}}
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
         return rendered(messages, [formats.TOOLS[0]], prompt=False)
 
-    assert asked('{"city": "Paris"}') == asked({"city": "Paris"})
+    assert prompt_with('{"city": "Paris"}') == prompt_with({"city": "Paris"})
 
 
 def test_every_cell_of_a_board_is_one_token() -> None:
@@ -145,9 +145,9 @@ def say(model: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]])
 
 def test_the_starter_calls_a_tool_in_hermes_form_and_answers_from_its_result(model: Any) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    said = say(model, messages, [formats.TOOLS[0]])
-    assert said.startswith("<tool_call>\n") and said.endswith("\n</tool_call>")
-    call = json.loads(said.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    text = say(model, messages, [formats.TOOLS[0]])
+    assert text.startswith("<tool_call>\n") and text.endswith("\n</tool_call>")
+    call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
     assert call == {"name": "get_weather", "arguments": {"city": "Paris"}}
     messages += [
         {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},

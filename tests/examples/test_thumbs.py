@@ -106,7 +106,7 @@ def test_shuffled_thumbs_keep_their_share_and_say_nothing(server: Server) -> Non
 
 
 @pytest.mark.slow
-def test_a_failed_request_is_counted_and_not_asked_again(server: Server) -> None:
+def test_a_failed_request_is_counted_and_not_repeated(server: Server) -> None:
     server.refused = 3
     report = run(APP, server, "--questions", "20", "--split", "eval")
     assert (report["failed_requests"], report["questions"], len(report["each"])) == (3, 17, 20)
