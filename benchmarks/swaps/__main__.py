@@ -28,7 +28,7 @@ from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
 from benchmarks.swaps.figures import RequestOutcome, Swap, late, percentile, stalls, stepped_back, waits
 from benchmarks.swaps.load import Load, first_messages
 from benchmarks.swaps.records import judge, mixes, recorded, unmixed
-from benchmarks.swaps.scene import NONE, SETTLE_S, Scene, kill, scene, settings_of, unlike_servers, until
+from benchmarks.swaps.scene import NONE, SETTLE_S, Scene, kill, running_scene, settings_of, unlike_servers, until
 from whetstone.domain.ids import version_id
 
 PARTS = ("swaps", "killed", "two", "refused")
@@ -59,20 +59,20 @@ class Report:
             self.faults.append(f"{self.title}: {fault}")
 
 
-def plant(one: Scene, report: Report) -> None:
+def plant(scene: Scene, report: Report) -> None:
     """Measure the distance of the versions, and check that mixes of two are caught and nothing else is."""
-    control, base = next(iter(one.controls.values())), one.settings.served_name
+    control, base = next(iter(scene.controls.values())), scene.settings.served_name
     names = [base, "swaps-a", "swaps-b"]
-    rng = random.Random(one.settings.seed)
+    rng = random.Random(scene.settings.seed)
     prompts = [control.render(base, first_messages(rng), opened=True) for _ in range(MIXES)]
-    for name, folder in zip(names[1:], one.sets.folders, strict=True):
+    for name, folder in zip(names[1:], scene.sets.folders, strict=True):
         control.load(name, folder)
-    apart = one.sets.distances(control, names, prompts)
+    apart = scene.sets.distances(control, names, prompts)
     planted = mixes(control, names, prompts, MIXES)
-    alone = judge(unmixed(control, names, prompts, MIXES), one.sets)
+    alone = judge(unmixed(control, names, prompts, MIXES), scene.sets)
     for name in names[1:]:
         control.unload(name)
-    caught = [[bool(judge([completion], one.sets).misfits) for completion in pair] for pair in planted]
+    caught = [[bool(judge([completion], scene.sets).misfits) for completion in pair] for pair in planted]
     report.figure("nats a token between", ", ".join(f"{pair}: {nats:.2f}" for pair, nats in apart.items()))
     report.figure(
         "planted mixes of two versions",
@@ -84,19 +84,19 @@ def plant(one: Scene, report: Report) -> None:
     report.hold(not alone.misfits, f"completions of one version were flagged: {alone.misfits[:3]}")
 
 
-async def swapping(one: Scene, report: Report, swaps: int, every_s: float, connections: int, timed: bool) -> None:
+async def swapping(scene: Scene, report: Report, swaps: int, every_s: float, connections: int, timed: bool) -> None:
     """Promote one version after the other under load."""
-    apps, done, most_loaded = Load(one.url, one.settings.policy, connections, one.settings.seed), list[Swap](), 0
+    apps, done, most_loaded = Load(scene.url, scene.settings.policy, connections, scene.settings.seed), list[Swap](), 0
     async with apps.running():
         await asyncio.sleep(WARM_S)
         warm_at = time.monotonic()
         for version in range(1, swaps + 1):
-            swap, answer = await asyncio.to_thread(one.promote, version)
+            swap, answer = await asyncio.to_thread(scene.promote, version)
             if answer.status_code != 200:
                 report.hold(False, f"version {version} was not promoted: {answer.text[:300]}")
                 break
             done.append(swap)
-            most_loaded = max(most_loaded, await asyncio.to_thread(one.most_loaded))
+            most_loaded = max(most_loaded, await asyncio.to_thread(scene.most_loaded))
             await asyncio.sleep(every_s)
     _report_requests(apps.outcomes, report)
     report.hold(not any(outcome.failed for outcome in apps.outcomes), "requests failed")
@@ -112,19 +112,19 @@ async def swapping(one: Scene, report: Report, swaps: int, every_s: float, conne
         "swaps", f"{len(done)}; {_seconds(took)} each from the request to live; {most_loaded} models loaded at most"
     )
     _report_waits([outcome for outcome in apps.outcomes if outcome.began_at > warm_at], done, report, timed)
-    await _settled(one, apps.outcomes, report)
+    await _settled(scene, apps.outcomes, report)
 
 
-async def killing(one: Scene, report: Report, victim: str, connections: int, seed: int) -> None:
+async def killing(scene: Scene, report: Report, victim: str, connections: int, seed: int) -> None:
     """Kill a server under load, and continue until it is back with its adapters."""
-    live, apps = one.live(), Load(one.url, one.settings.policy, connections, seed)
-    before = one.pids[victim]
+    live, apps = scene.live(), Load(scene.url, scene.settings.policy, connections, seed)
+    before = scene.pids[victim]
     async with apps.running():
         await asyncio.sleep(WARM_S)
         in_flight, killed_at = apps.in_flight, time.monotonic()
         gone_at = await asyncio.to_thread(kill, before)
-        await until(lambda: one.pids[victim] != before, RESTART_S, f"{victim} was not started again")
-        await until(lambda: not one.lacking(), RESTART_S, f"{victim} has not the adapters that it should have")
+        await until(lambda: scene.pids[victim] != before, RESTART_S, f"{victim} was not started again")
+        await until(lambda: not scene.lacking(), RESTART_S, f"{victim} has not the adapters that it should have")
         back_at = time.monotonic()
         await asyncio.sleep(AFTER_S)
     _report_requests(apps.outcomes, report)
@@ -152,60 +152,64 @@ async def killing(one: Scene, report: Report, victim: str, connections: int, see
     )
     wrong = {outcome.version for outcome in apps.outcomes if outcome.new and outcome.version not in (None, live)}
     report.hold(not wrong, f"new trajectories were answered by versions {wrong}, live is {live}")
-    if len(one.controls) > 1:
+    if len(scene.controls) > 1:
         report.hold(bool(away), "no request was answered while one server was away")
         report.hold(longest_s < ELSEWHERE_S, f"a request waited {longest_s:.1f} s though a server was there")
-    await _settled(one, apps.outcomes, report)
+    await _settled(scene, apps.outcomes, report)
 
 
-async def refusing(one: Scene, report: Report, connections: int) -> None:
+async def refusing(scene: Scene, report: Report, connections: int) -> None:
     """Promote a version that one of two servers refuses, make it live anyway, then promote one that both load."""
-    apps, strict = Load(one.url, one.settings.policy, connections, one.settings.seed), list(one.controls)[1]
-    refused = {strict: version_id(one.settings.policy, 1)}
+    apps, strict = Load(scene.url, scene.settings.policy, connections, scene.settings.seed), list(scene.controls)[1]
+    refused = {strict: version_id(scene.settings.policy, 1)}
     async with apps.running():
         await asyncio.sleep(WARM_S)
-        attempt, answer = await asyncio.to_thread(one.promote, 1)
+        attempt, answer = await asyncio.to_thread(scene.promote, 1)
         report.hold(
-            answer.status_code >= 400 and one.live() == 0, f"promoted though one refuses it: {answer.text[:300]}"
+            answer.status_code >= 400 and scene.live() == 0, f"promoted though one refuses it: {answer.text[:300]}"
         )
         took_s = attempt.live_at - attempt.load_at
         report.figure(
-            "promote what one server refuses", f"{answer.status_code} after {took_s:.1f} s, live is {one.live()}"
+            "promote what one server refuses", f"{answer.status_code} after {took_s:.1f} s, live is {scene.live()}"
         )
-        first = await asyncio.to_thread(one.make_live, 1)
+        first = await asyncio.to_thread(scene.make_live, 1)
         await asyncio.sleep(max(0.0, first.live_at - time.monotonic()) + AFTER_S)
-        states = ", ".join(f"{url} {state}" for url, state in one.replicas().items())
-        report.figure("made live all the same", f"live is {one.live()}; {states}")
-        second, answer = await asyncio.to_thread(one.promote, 2)
+        states = ", ".join(f"{url} {state}" for url, state in scene.replicas().items())
+        report.figure("made live all the same", f"live is {scene.live()}; {states}")
+        second, answer = await asyncio.to_thread(scene.promote, 2)
         report.hold(answer.status_code == 200, f"a version that both take was not promoted: {answer.text[:300]}")
-        before = await asyncio.to_thread(one.sampled, strict)
+        before = await asyncio.to_thread(scene.sampled, strict)
         await asyncio.sleep(AFTER_S)
-        since = await asyncio.to_thread(one.sampled, strict) - before
+        since = await asyncio.to_thread(scene.sampled, strict) - before
         report.figure(
-            "then one that both take", f"live is {one.live()}; the server that refused sampled {since:.0f} tokens"
+            "then one that both take", f"live is {scene.live()}; the server that refused sampled {since:.0f} tokens"
         )
         report.hold(since > 0, "the server that refused a version answers no request after the next")
     _report_requests(apps.outcomes, report)
     report.hold(not any(outcome.failed for outcome in apps.outcomes), f"requests failed: {_why(apps.outcomes)}")
-    between = {one.version for one in apps.outcomes if one.new and first.live_at < one.began_at < second.load_at}
+    between = {
+        outcome.version
+        for outcome in apps.outcomes
+        if outcome.new and first.live_at < outcome.began_at < second.load_at
+    }
     report.hold(between == {1}, f"answered by {between} while 1 was live and one server had it")
     report.hold(not late(apps.outcomes, [first, second]), "a new trajectory began on an older version after a switch")
-    await _settled(one, apps.outcomes, report, refused)
+    await _settled(scene, apps.outcomes, report, refused)
 
 
 async def _settled(
-    one: Scene, outcomes: Sequence[RequestOutcome], report: Report, refused: Mapping[str, str] = NONE
+    scene: Scene, outcomes: Sequence[RequestOutcome], report: Report, refused: Mapping[str, str] = NONE
 ) -> None:
     """Check what must hold at the end of every part: records, versions of the answers, loaded adapters."""
     try:
-        await one.written()
-        await until(lambda: not one.lacking(refused), SETTLE_S, "the servers have not what the ledger says")
+        await scene.written()
+        await until(lambda: not scene.lacking(refused), SETTLE_S, "the servers have not what the ledger says")
     except TimeoutError as error:
-        report.hold(False, f"{error}: {one.lacking(refused)}")
+        report.hold(False, f"{error}: {scene.lacking(refused)}")
     back = stepped_back(outcomes)
     report.hold(not back, f"{len(back)} new trajectories met an older version than one that had answered: {back[:5]}")
-    completions = recorded(one.reader, one.settings)
-    verdict = await asyncio.to_thread(judge, completions, one.sets)
+    completions = recorded(scene.reader, scene.settings)
+    verdict = await asyncio.to_thread(judge, completions, scene.sets)
     report.figure(
         "computed again",
         f"{verdict.completions} completions, {verdict.tokens} tokens, {len(verdict.misfits)} not of their version; "
@@ -214,25 +218,25 @@ async def _settled(
     report.hold(
         not verdict.misfits, f"{len(verdict.misfits)} completions are not their version's: {verdict.misfits[:3]}"
     )
-    versions = {one.name: one.version for one in completions}
-    answered = [one for one in outcomes if one.whole]
-    missing = [one.completion_id for one in answered if one.completion_id not in versions]
+    versions = {completion.name: completion.version for completion in completions}
+    answered = [outcome for outcome in outcomes if outcome.whole]
+    missing = [outcome.completion_id for outcome in answered if outcome.completion_id not in versions]
     report.hold(not missing, f"{len(missing)} answers have no record, {missing[:1]} among them")
-    other = [one for one in answered if versions.get(one.completion_id, one.version) != one.version]
+    other = [outcome for outcome in answered if versions.get(outcome.completion_id, outcome.version) != outcome.version]
     report.hold(not other, f"{len(other)} answers name another version than their record")
 
 
 def _report_requests(outcomes: Sequence[RequestOutcome], report: Report) -> None:
-    streams = sum(one.streamed for one in outcomes)
-    turns = sum(not one.new for one in outcomes)
-    failed = [one for one in outcomes if one.failed]
+    streams = sum(outcome.streamed for outcome in outcomes)
+    turns = sum(not outcome.new for outcome in outcomes)
+    failed = [outcome for outcome in outcomes if outcome.failed]
     report.figure(
         "requests", f"{len(outcomes)}, {streams} streams, {turns} later turns; {len(failed)} failed {_why(failed)}"
     )
 
 
 def _why(outcomes: Sequence[RequestOutcome]) -> str:
-    errors = sorted({one.error for one in outcomes if one.failed})
+    errors = sorted({outcome.error for outcome in outcomes if outcome.failed})
     return f"({'; '.join(why[:80] for why in errors[:3])})" if errors else ""
 
 
@@ -281,29 +285,29 @@ def prove(
     settings = settings_of(data / "one", seed, **given)
     full = settings.trainer.lora_rank
     if {"swaps", "killed"}.intersection(parts):
-        with scene(settings, (full, full), console) as one:
+        with running_scene(settings, (full, full), console) as scene:
             if "swaps" in parts:
                 with reported("one server, swaps", faults, console) as report:
-                    plant(one, report)
-                    asyncio.run(swapping(one, report, args.swaps, every_s, connections, timed=not args.short))
+                    plant(scene, report)
+                    asyncio.run(swapping(scene, report, args.swaps, every_s, connections, timed=not args.short))
             if "killed" in parts:
                 with reported("one server, killed", faults, console) as report:
-                    asyncio.run(killing(one, report, "vllm", connections, seed + 1))
+                    asyncio.run(killing(scene, report, "vllm", connections, seed + 1))
     if "two" in parts:
-        with scene(settings_of(data / "two", seed, vllm__replicas=2), (full, full), console) as one:
+        with running_scene(settings_of(data / "two", seed, vllm__replicas=2), (full, full), console) as scene:
             with reported("two servers, swaps", faults, console) as report:
-                asyncio.run(swapping(one, report, max(2, args.swaps // 5), every_s, connections, timed=False))
+                asyncio.run(swapping(scene, report, max(2, args.swaps // 5), every_s, connections, timed=False))
             with reported("two servers, one killed", faults, console) as report:
-                asyncio.run(killing(one, report, "vllm-1", connections, seed + 1))
+                asyncio.run(killing(scene, report, "vllm-1", connections, seed + 1))
     if "refused" in parts:
         settings = settings_of(data / "refused", seed)
         with unlike_servers(settings, data / "refused" / "servers", console) as urls:
             theirs = settings_of(data / "refused", seed, vllm__urls=urls)
             with (
-                scene(theirs, (full, full // 2), console) as one,
+                running_scene(theirs, (full, full // 2), console) as scene,
                 reported("two servers, a load that fails on one", faults, console) as report,
             ):
-                asyncio.run(refusing(one, report, connections))
+                asyncio.run(refusing(scene, report, connections))
     return faults
 
 

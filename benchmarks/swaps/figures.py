@@ -79,9 +79,9 @@ def waits(outcomes: Iterable[RequestOutcome], swaps: Sequence[Swap]) -> tuple[li
     """Return seconds to the first token of whole streams: of those sent while a swap may be felt, and of all others."""
     during: list[float] = []
     else_: list[float] = []
-    for one in outcomes:
-        if one.streamed and one.whole and one.events_at:
-            (during if inside(one.began_at, swaps) else else_).append(one.events_at[0] - one.began_at)
+    for outcome in outcomes:
+        if outcome.streamed and outcome.whole and outcome.events_at:
+            (during if inside(outcome.began_at, swaps) else else_).append(outcome.events_at[0] - outcome.began_at)
     return during, else_
 
 
@@ -89,8 +89,8 @@ def stalls(outcomes: Iterable[RequestOutcome], swaps: Sequence[Swap]) -> tuple[f
     """Return the longest time between two events of a stream: where it overlaps a swap's window, and elsewhere."""
     during = else_ = 0.0
     windows = [swap.window for swap in swaps]
-    for one in outcomes:
-        for before, after in zip(one.events_at, one.events_at[1:], strict=False):
+    for outcome in outcomes:
+        for before, after in zip(outcome.events_at, outcome.events_at[1:], strict=False):
             if any(before <= end and after >= begin for begin, end in windows):
                 during = max(during, after - before)
             else:
@@ -110,14 +110,19 @@ def stepped_back(outcomes: Iterable[RequestOutcome]) -> list[tuple[int, int]]:
     Versions of these runs only increase, so each such trajectory was answered by a version that is no longer live.
     Returns pairs: the version that answered, and the newest one before it.
     """
-    ended = sorted((one.ended_at, one.version) for one in outcomes if one.new and one.version is not None)
+    ended = sorted(
+        (outcome.ended_at, outcome.version) for outcome in outcomes if outcome.new and outcome.version is not None
+    )
     back, newest, place = [], -1, 0
-    for one in sorted((one for one in outcomes if one.new and one.version is not None), key=lambda one: one.began_at):
-        while place < len(ended) and ended[place][0] < one.began_at:
+    for outcome in sorted(
+        (outcome for outcome in outcomes if outcome.new and outcome.version is not None),
+        key=lambda outcome: outcome.began_at,
+    ):
+        while place < len(ended) and ended[place][0] < outcome.began_at:
             newest = max(newest, ended[place][1])
             place += 1
-        if one.version is not None and one.version < newest:
-            back.append((one.version, newest))
+        if outcome.version is not None and outcome.version < newest:
+            back.append((outcome.version, newest))
     return back
 
 
@@ -125,7 +130,7 @@ def late(outcomes: Iterable[RequestOutcome], swaps: Iterable[Swap]) -> int:
     """Count new trajectories sent after a switch was acknowledged that an older version answered."""
     lives = [(swap.live_at, swap.version) for swap in swaps]
     return sum(
-        one.version < max((version for at, version in lives if at < one.began_at), default=0)
-        for one in outcomes
-        if one.new and one.version is not None
+        outcome.version < max((version for at, version in lives if at < outcome.began_at), default=0)
+        for outcome in outcomes
+        if outcome.new and outcome.version is not None
     )

@@ -70,14 +70,16 @@ def judge(recorded_completions: Iterable[RecordedCompletion], sets: Sets) -> Ver
     """Compute each completion again with its version."""
     completions = tokens = 0
     worst, misfits = 0.0, []
-    for one in recorded_completions:
-        computed = sets.logprobs(sets.speaker(one.version), one.prompt_ids, one.token_ids)
-        first, second = gaps(one.logprobs, computed)
-        completions, tokens = completions + 1, tokens + len(one.token_ids)
-        if fits(one.logprobs, computed):
+    for completion in recorded_completions:
+        computed = sets.logprobs(sets.speaker(completion.version), completion.prompt_ids, completion.token_ids)
+        first, second = gaps(completion.logprobs, computed)
+        completions, tokens = completions + 1, tokens + len(completion.token_ids)
+        if fits(completion.logprobs, computed):
             worst = max(worst, first, second)
         else:
-            misfits.append(f"{one.name}: {len(one.token_ids)} tokens, off by {first:.3f} and {second:.3f} nats")
+            misfits.append(
+                f"{completion.name}: {len(completion.token_ids)} tokens, off by {first:.3f} and {second:.3f} nats"
+            )
     return Verdict(completions, tokens, worst, tuple(misfits))
 
 

@@ -174,7 +174,7 @@ async def until(holds: Callable[[], Any], seconds: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def scene(settings: Settings, ranks: tuple[int, int], console: Console) -> Iterator[Scene]:
+def running_scene(settings: Settings, ranks: tuple[int, int], console: Console) -> Iterator[Scene]:
     """Start a stack on an empty folder, and watch it from a thread as `whetstone up` does."""
     sets = Sets(settings, settings.data / "sets", settings.seed, ranks)
     over, died = threading.Event(), list[str]()
@@ -190,13 +190,13 @@ def scene(settings: Settings, ranks: tuple[int, int], console: Console) -> Itera
     with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
         watcher = threading.Thread(target=watch, args=(stack,), daemon=True)
         watcher.start()
-        one = Scene(stack, sets)
+        scene = Scene(stack, sets)
         try:
-            yield one
+            yield scene
         finally:
             over.set()
             watcher.join()
-            one.close()
+            scene.close()
     if died:
         raise StartFailed(died[0])
 
