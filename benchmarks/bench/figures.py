@@ -68,12 +68,12 @@ class Figures:
         return self.by.get(what, {}).get(side, [])
 
     def median(self, what: str, side: str, figure: str) -> float | None:
-        """Return the median of an attribute of Measured."""
+        """Return the median of an attribute of Measurement."""
         values = [getattr(one, figure) for one in self.of(what, side)]
         return statistics.median(values) if values else None
 
     def ratio(self, what: str, side: str, other: str, own: str = "rate", others: str = "capacity") -> float | None:
-        """Return the median of the round-by-round ratios of two figures of Measured.
+        """Return the median of the round-by-round ratios of two figures of Measurement.
 
         A peer counts as if it used its core fully.
         """

@@ -125,7 +125,7 @@ async def closed_loop(target: Target, kind: str, connections: int, seconds: floa
 
 
 async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> LoadResult:
-    """Send requests at a fixed rate, even if earlier ones are unanswered. Times run from when each was due."""
+    """Send requests at a fixed rate, even if earlier requests are unanswered. Times run from when each was due."""
     asking = _Asking(target, kind)
     free: list[Client] = []
     waiting: deque[float] = deque()

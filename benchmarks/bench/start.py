@@ -37,7 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "capture off": {},
     SQL_OFF: {},
 }
-"""The proxy with everything on, and with one feature less each: settings in addition to the common ones."""
+"""The proxy with everything on, and with one feature less each: settings in addition to the common settings."""
 NGINX = """\
 daemon off; worker_processes 1; worker_rlimit_nofile 16384; error_log stderr crit; pid {folder}/nginx.pid; {user}
 events {{ worker_connections 8192; }}

@@ -1,4 +1,4 @@
-"""Adapters for `swaps`: random ones, far from one another and from the base, written as the trainer writes its own.
+"""Random adapters for `swaps`, far from one another and from the base, written as the trainer writes its own.
 
 Versions alternate between two sets of weights, so the answers of any version can be computed again from two learners.
 """

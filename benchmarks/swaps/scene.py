@@ -31,7 +31,7 @@ from whetstone.stack.supervisor import StartFailed
 from whetstone.vllm import client
 
 DRAIN_S = 2.0
-"""Setting `proxy.drain_s` of the runs: old versions must go while the next ones come."""
+"""Setting `proxy.drain_s` of the runs: old versions must go while the next versions come."""
 MAX_WAIT_S = 240.0
 """Setting `proxy.max_wait_s` of the runs: longer than a start of vLLM on a busy machine."""
 SETTLE_S, ADMIN_S = 60.0, 90.0

@@ -207,7 +207,7 @@ def _wrong_slots(ledger: Ledger, judgements: int) -> list[str]:
 
 
 def _wrong_calls(ledger: Ledger, slots: int, calls: int, may_be_lost: int) -> list[str]:
-    """Check that the calls at the judge, in the judgements and in the days are equal, except for lost ones."""
+    """Check that the calls at the judge, in the judgements and in the days are equal, except for lost calls."""
     days, faults = ledger.days, []
     stored = sum(one.calls for one in ledger.judgements)
     if not 0 <= calls - stored <= may_be_lost:
