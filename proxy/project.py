@@ -20,7 +20,7 @@ from proxy.api.admin import policies as admin
 from proxy.api.feedback_ingest import FeedbackIngest
 from proxy.api.version_moves import Ledger
 from proxy.background.evaluation_store import EvaluationTables
-from proxy.background.evaluations import Evaluating
+from proxy.background.evaluations import EvaluationSampler
 from proxy.background.sampler import BackgroundSampler
 from proxy.background.shadow_groups import Shadows
 from proxy.background.shadow_store import ShadowTables
@@ -128,7 +128,7 @@ class Tenant:
             settings.learning,
             datetime.now(UTC) - SHADOWS_LATE,
         )
-        self._evaluating = Evaluating(
+        self._evaluating = EvaluationSampler(
             project, EvaluationTables(engine, project, shared.store.changes), lambda: self.policies, drawing, record
         )
         self.api = self._routes(shared)
@@ -145,7 +145,7 @@ class Tenant:
                 recorder=shared.recorder,
                 ledger=ledger,
                 take=take,
-                step_asked=shared.step_asked,
+                on_step_requested=shared.step_asked,
             )
         )
         routes = api.build(

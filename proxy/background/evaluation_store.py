@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Engine, and_, select
 
 from migrations import schema
-from proxy.background.evaluations import Due
+from proxy.background.evaluations import DueAnswer
 from whetstone.database.change_detector import Changes
 
 SOME = 64
@@ -23,11 +23,11 @@ class EvaluationTables:
         self._project = project
         self._due = and_(e.project == project, e.drawn_at.is_(None), e.error.is_(None))
 
-    def due(self) -> list[Due]:
+    def due(self) -> list[DueAnswer]:
         """Return some due answers (`evaluations.Evaluations`)."""
         return self._changes.unless(("due", self._project), self._some_due)
 
-    def _some_due(self) -> list[Due]:
+    def _some_due(self) -> list[DueAnswer]:
         source = and_(c.project == e.project, c.id == e.source_id)
         trajectory = and_(t.project == c.project, t.id == c.trajectory_id)
         columns = (e.trajectory_id, e.group_id, e.policy, e.version, t.task, t.metadata, t.end_user)
@@ -39,7 +39,7 @@ class EvaluationTables:
         )
         with self._reader.connect() as connection:
             return [
-                Due(*row[:7], messages=row.new_messages, tools=row.tools, sampling=row.sampling or {})
+                DueAnswer(*row[:7], messages=row.new_messages, tools=row.tools, sampling=row.sampling or {})
                 for row in connection.execute(query)
             ]
 

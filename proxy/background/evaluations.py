@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proxy.background.sampler import BackgroundSampler, PromptRejected, SampleFailed, drawn
+from proxy.background.sampler import BackgroundSampler, PromptRejected, SampleFailed, to_call
 from proxy.domain.address import Address
 from proxy.domain.call import Call
 from proxy.domain.policies import Policies
@@ -27,7 +27,7 @@ from whetstone.domain.ids import new_id, version_id
 
 AT_ONCE = 4
 """Most answers sampled at the same time: a request of an app waits for few of them at most."""
-ANOTHER = frozenset({"stream", "stream_options", "n", "best_of", "model", "messages", "tools"})
+NOT_COPIED = frozenset({"stream", "stream_options", "n", "best_of", "model", "messages", "tools"})
 """Fields of the source's request that are not copied."""
 MOST_TRIES = 3
 """Most tries of a prompt on which vLLM fails; then it is given up, so that the test can end without it."""
@@ -37,7 +37,7 @@ BOTH = 2
 log = logging.getLogger(__name__)
 
 
-class Due(msgspec.Struct, frozen=True):
+class DueAnswer(msgspec.Struct, frozen=True):
     """An answer to be sampled, and what its prompt was sent with."""
 
     trajectory_id: str
@@ -55,7 +55,7 @@ class Due(msgspec.Struct, frozen=True):
 class Evaluations(Protocol):
     """The SQL of held-out prompts."""
 
-    def due(self) -> list[Due]:
+    def due(self) -> list[DueAnswer]:
         """Return some due answers."""
         ...
 
@@ -68,7 +68,7 @@ class Evaluations(Protocol):
         ...
 
 
-class Evaluating:
+class EvaluationSampler:
     """Samples the due answers of one project."""
 
     def __init__(
@@ -84,14 +84,14 @@ class Evaluating:
         self._policies = policies
         self._drawing = drawing
         self._record = record
-        self._stumbled: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
 
     async def draw(self) -> None:
         """Sample everything that is due."""
         while (due := await asyncio.to_thread(self._evaluations.due)) and await self._draw_all(due):
             pass
 
-    async def _draw_all(self, due: Sequence[Due]) -> bool:
+    async def _draw_all(self, due: Sequence[DueAnswer]) -> bool:
         """Sample these answers, some at once; return False if vLLM is not available now."""
         # In random order, so that several proxies do not all begin with the same answers.
         left = iter(random.sample(due, len(due)))
@@ -109,19 +109,19 @@ class Evaluating:
             raise errors.exceptions[0] from errors
         return all(one.result() for one in drawing)
 
-    async def _draw(self, due: Due) -> bool:
+    async def _draw(self, due: DueAnswer) -> bool:
         """Sample one answer; return False if that is not possible now."""
         created_at_s, began = time.time(), time.perf_counter()
         try:
-            speaker = self._policies().resolve(version_id(due.policy, due.version))
-            asked = _asked(due)
-            heard = await self._drawing.draw(asked, speaker, new_id())
+            served_version = self._policies().resolve(version_id(due.policy, due.version))
+            request = _request(due)
+            result = await self._drawing.draw(request, served_version, new_id())
         except (UnknownModel, UpstreamDown) as error:
             # Count only errors that this prompt may have caused, not that vLLM is unavailable or does not have the
             # version yet.
-            self._stumbled[due.trajectory_id] += isinstance(error, SampleFailed)
-            if self._stumbled[due.trajectory_id] < MOST_TRIES:
-                log.info("%s waits to be answered: %s", due.trajectory_id, type(error).__name__)
+            self._failures[due.trajectory_id] += isinstance(error, SampleFailed)
+            if self._failures[due.trajectory_id] < MOST_TRIES:
+                log.info("%s is sampled later: %s", due.trajectory_id, type(error).__name__)
             else:
                 why = f"given up after {MOST_TRIES} tries: {error}"
                 await asyncio.to_thread(self._evaluations.over, due.trajectory_id, why)
@@ -130,10 +130,10 @@ class Evaluating:
             await asyncio.to_thread(self._evaluations.over, due.trajectory_id, str(error))
             return True
         self._record(
-            drawn(
-                asked,
-                speaker,
-                heard,
+            to_call(
+                request,
+                served_version,
+                result,
                 project=self._project,
                 call_id=due.trajectory_id,
                 trajectory_id=due.trajectory_id,
@@ -141,7 +141,7 @@ class Evaluating:
                 address=Address(
                     group_id=due.group_id, group_size=BOTH, task=due.task, split="eval", metadata=due.metadata
                 ),
-                messages=asked.messages,
+                messages=request.messages,
                 end_user=due.end_user,
                 created_at_s=created_at_s,
                 total_ms=(time.perf_counter() - began) * 1000,
@@ -151,10 +151,10 @@ class Evaluating:
         return True
 
 
-def _asked(due: Due) -> ChatRequest:
+def _request(due: DueAnswer) -> ChatRequest:
     """Return the prompt's original request, sampling fields included, for one answer that is not streamed."""
-    kept = {name: value for name, value in due.sampling.items() if name not in ANOTHER}
-    values = {**kept, "model": due.policy, "messages": due.messages}
+    sampling = {name: value for name, value in due.sampling.items() if name not in NOT_COPIED}
+    values = {**sampling, "model": due.policy, "messages": due.messages}
     if due.tools is not None:
         values["tools"] = due.tools
     return ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, due.policy), captured=True)

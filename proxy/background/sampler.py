@@ -37,8 +37,8 @@ class BackgroundSampler:
         self._vllm = vllm
         self._takes_priority = True
 
-    async def draw(self, asked: DialectRequest, speaker: ServedVersion, call_id: str) -> PromptResult:
-        """Return the answer to the one prompt of `asked`.
+    async def draw(self, request: DialectRequest, served_version: ServedVersion, call_id: str) -> PromptResult:
+        """Return the answer to the single prompt of `request`.
 
         Raises:
             UpstreamDown: vLLM is not available now.
@@ -46,36 +46,36 @@ class BackgroundSampler:
             PromptRejected: vLLM rejects the prompt.
         """
         behind = self._takes_priority  # another sample may change it meanwhile
-        status, said = await self._post(asked, speaker, call_id, behind=behind)
+        status, content = await self._post(request, served_version, call_id, behind=behind)
         if status == 400 and behind:
             # A server without `--scheduling-policy priority` (first come, first served) rejects the field.
-            status, said = await self._post(asked, speaker, call_id, behind=False)
+            status, content = await self._post(request, served_version, call_id, behind=False)
             if status != 400:
                 self._takes_priority = False
         if status != 200:
-            why = f"the model server refuses: {status} {said[:MAX_WHY].decode('utf-8', 'replace')}"
+            why = f"the model server refuses: {status} {content[:MAX_WHY].decode('utf-8', 'replace')}"
             raise PromptRejected(why) if status in (400, 422) else SampleFailed(why)
         try:
-            return asked.read(said).results[0]
+            return request.read(content).results[0]
         except UNREADABLE as error:
-            raise SampleFailed(f"what the model server says cannot be read: {error}") from error
+            raise SampleFailed(f"the response of the model server cannot be read: {error}") from error
 
     async def _post(
-        self, asked: DialectRequest, speaker: ServedVersion, call_id: str, *, behind: bool
+        self, request: DialectRequest, served_version: ServedVersion, call_id: str, *, behind: bool
     ) -> tuple[int, bytes]:
-        body = asked.to_upstream_body(speaker.served_name, self._project)
+        body = request.to_upstream_body(served_version.served_name, self._project)
         if behind:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             body = msgspec.json.encode({**fields, "priority": raw(PRIORITY)})
-        request = Request(asked.path, body, call_id, speaker.served_name, call_id)
-        with await self._vllm.ask(lambda: request) as response:
+        upstream_request = Request(request.path, body, call_id, served_version.served_name, call_id)
+        with await self._vllm.ask(lambda: upstream_request) as response:
             return response.status, await response.read(MAX_BYTES)
 
 
-def drawn(
-    asked: DialectRequest,
-    speaker: ServedVersion,
-    heard: PromptResult,
+def to_call(
+    request: DialectRequest,
+    served_version: ServedVersion,
+    result: PromptResult,
     *,
     project: str,
     call_id: str,
@@ -87,13 +87,13 @@ def drawn(
     created_at_s: float,
     total_ms: float,
 ) -> Call:
-    """Return the sampled answers as a call to be recorded. `by`: the rule that found its trajectory."""
+    """Return the sampled answers as a call to be recorded. `by`: the rule that assigned its trajectory."""
     return Call(
         id=call_id,
         project=project,
-        policy=speaker.policy,
-        policy_version=speaker.version,
-        endpoint=asked.endpoint,
+        policy=served_version.policy,
+        policy_version=served_version.version,
+        endpoint=request.endpoint,
         streamed=False,
         status="complete",
         error=None,
@@ -102,12 +102,12 @@ def drawn(
         address=address,
         end_user=end_user,
         messages=messages,
-        tools_or_null=asked.tools_or_null,
-        sampling=msgspec.Raw(asked.sampling()),
-        bent=asked.why_not_trained(),
-        prompt_token_ids=heard.prompt_token_ids,
-        prompt_tokens=heard.prompt_tokens,
-        choices=heard.choices,
+        tools_or_null=request.tools_or_null,
+        sampling=msgspec.Raw(request.sampling()),
+        bent=request.why_not_trained(),
+        prompt_token_ids=result.prompt_token_ids,
+        prompt_tokens=result.prompt_tokens,
+        choices=result.choices,
         created_at_s=created_at_s,
         ttft_ms=None,
         total_ms=total_ms,

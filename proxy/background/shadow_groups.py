@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proxy.background.sampler import BackgroundSampler, PromptRejected, drawn
+from proxy.background.sampler import BackgroundSampler, PromptRejected, to_call
 from proxy.domain.address import Address
 from proxy.domain.call import Call, Choice
 from proxy.domain.policies import Policies
@@ -58,7 +58,7 @@ class Attempts(Protocol):
         sampled again."""
         ...
 
-    def drawn(self, group_id: str) -> bool:
+    def group_exists(self, group_id: str) -> bool:
         """Return whether this group exists."""
         ...
 
@@ -101,17 +101,17 @@ class Shadows:
         call."""
         mark = self._mark
         while self._quiet():
-            found = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
-            for place, attempt in found:
-                if attempt is not None and not await self._may_go_on(attempt):
+            attempts = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
+            for place, attempt in attempts:
+                if attempt is not None and not await self._try_attempt(attempt):
                     self._mark = mark
                     return
                 mark = place
-            if not found:
+            if not attempts:
                 break
         self._mark = mark
 
-    async def _may_go_on(self, attempt: Attempt) -> bool:
+    async def _try_attempt(self, attempt: Attempt) -> bool:
         """Sample the siblings of an attempt; return whether it is done with."""
         try:
             return await self._draw(attempt, self._learning[attempt.policy])
@@ -129,29 +129,29 @@ class Shadows:
         if not in_share(attempt.trajectory_id, learning.shadow_share):
             return True
         group_id = attempt.trajectory_id + SHADOW
-        asked = _asked(attempt, learning.shadow_size, self._max_model_len())
-        if asked is None or await asyncio.to_thread(self._attempts.drawn, group_id):
+        request = _request(attempt, learning.shadow_size, self._max_model_len())
+        if request is None or await asyncio.to_thread(self._attempts.group_exists, group_id):
             return True
         try:
-            speaker = self._policies().resolve(attempt.policy)
+            served_version = self._policies().resolve(attempt.policy)
         except UnknownModel:
             return True
         call_id, created_at_s, began = new_id(), time.time(), time.perf_counter()
         try:
-            heard = await self._unless_somebody_asks(self._drawing.draw(asked, speaker, call_id))
+            result = await self._unless_app_requests(self._drawing.draw(request, served_version, call_id))
         except UpstreamDown as error:
-            log.info("shadow siblings wait: %s", type(error).__name__)
+            log.info("shadow siblings are sampled later: %s", type(error).__name__)
             return False
         except PromptRejected:
             log.warning("%s gets no shadow siblings: the model server refuses its prompt", attempt.trajectory_id)
             return True
-        if heard is None:
+        if result is None:
             return False
         self._record(
-            drawn(
-                asked,
-                speaker,
-                msgspec.structs.replace(heard, choices=tuple(_as_message(choice) for choice in heard.choices)),
+            to_call(
+                request,
+                served_version,
+                msgspec.structs.replace(result, choices=tuple(_as_message(choice) for choice in result.choices)),
                 project=self._project,
                 call_id=call_id,
                 trajectory_id=new_id(),
@@ -163,12 +163,12 @@ class Shadows:
                 total_ms=(time.perf_counter() - began) * 1000,
             )
         )
-        log.info("drew %d shadow siblings of %s", len(heard.choices), attempt.trajectory_id)
+        log.info("sampled %d shadow siblings of %s", len(result.choices), attempt.trajectory_id)
         return True
 
-    async def _unless_somebody_asks(self, speaking: Awaitable[PromptResult | None]) -> PromptResult | None:
+    async def _unless_app_requests(self, sampling: Awaitable[PromptResult | None]) -> PromptResult | None:
         """Return the answers; None if a request of an app arrived meanwhile, which then has vLLM to itself."""
-        task = asyncio.ensure_future(speaking)
+        task = asyncio.ensure_future(sampling)
         try:
             while not task.done() and self._quiet_since_s() is not None:
                 await asyncio.wait((task,), timeout=0.02)
@@ -177,7 +177,7 @@ class Shadows:
             task.cancel()
 
 
-def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextRequest | None:
+def _request(attempt: Attempt, size: int, max_model_len: int | None) -> TextRequest | None:
     """Return a request for `size` answers to the attempt's last turn; None if its prompt leaves no room for an
     answer."""
     given = attempt.sampling
@@ -186,8 +186,8 @@ def _asked(attempt: Attempt, size: int, max_model_len: int | None) -> TextReques
         most = min(most, max_model_len - len(attempt.prompt_token_ids))
     if most < 1:
         return None
-    kept = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
-    values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | kept
+    sampling = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
+    values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | sampling
     return TextRequest(
         Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True
     )

@@ -45,7 +45,7 @@ class ShadowTables:
             rows = connection.execute(query).all()
             return [((row.ended_at, row.id), self._attempt(connection, row)) for row in rows]
 
-    def drawn(self, group_id: str) -> bool:
+    def group_exists(self, group_id: str) -> bool:
         """Return whether this group exists (`shadow_groups.Attempts`)."""
         with self._reader.connect() as connection:
             query = select(g.id).where(g.project == self._project, g.id == group_id)

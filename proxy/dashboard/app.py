@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy.dashboard import error_page, session
-from proxy.dashboard.executor import apart
-from proxy.dashboard.interfaces import Acting, Action, Asked, Page, Parts, Visitor
+from proxy.dashboard.executor import in_page_thread
+from proxy.dashboard.interfaces import Action, FormRequest, Page, PageRequest, Parts, Visitor
 from proxy.dashboard.middleware import VISITOR, address_of, check_csrf, read_form
 from proxy.dashboard.pages.registry import ACTIONS, NAV, PAGES
 from proxy.dashboard.rendering import renderer
@@ -59,13 +59,13 @@ async def _to_first(_request: Request) -> Response:
 
 async def _show(page: Page, parts: Parts, reader: Engine, request: Request) -> Response:
     started_s = time.perf_counter()
-    body = await apart(_rendered, page, parts, reader, request)
+    body = await in_page_thread(_rendered, page, parts, reader, request)
     taken_ms = 1000 * (time.perf_counter() - started_s)
     response = HTMLResponse(
         body, headers={"cache-control": "no-store", "server-timing": f"total;dur={taken_ms:.1f}", "vary": "cookie"}
     )
-    if session.SAID in request.cookies:  # it was shown
-        response.raw_headers.append(session.cookie(session.SAID, "", lives_s=0))
+    if session.NOTICE in request.cookies:  # it was shown
+        response.raw_headers.append(session.cookie(session.NOTICE, "", lives_s=0))
     return response
 
 
@@ -73,14 +73,14 @@ def _rendered(page: Page, parts: Parts, reader: Engine, request: Request) -> str
     visitor: Visitor = request.scope[VISITOR]
     now = datetime.now(UTC)
     if "\0" in "".join(request.query_params.values()):
-        raise BadRequest("no id and no label has a NUL")  # PostgreSQL's text cannot have one either
+        raise BadRequest("ids and labels must not contain a NUL character")  # PostgreSQL's text cannot have one either
     with reader.connect() as connection:
-        asked = Asked(
+        page_request = PageRequest(
             parts.settings.project, connection, request.path_params, dict(request.query_params), visitor, parts, now
         )
-        values = page.load(asked)
-    said = session.read_told(request.cookies.get(session.SAID, ""))
-    common = {"nav": NAV, "current": page.nav, "said": said, "address": address_of(request.scope)}
+        values = page.load(page_request)
+    notice = session.decode_notice(request.cookies.get(session.NOTICE, ""))
+    common = {"nav": NAV, "current": page.nav, "notice": notice, "address": address_of(request.scope)}
     return renderer().page(page.template, visitor, _here(request), now, common | dict(values))
 
 
@@ -92,20 +92,25 @@ async def _act(action: Action, parts: Parts, request: Request) -> Response:
     path = request.path_params
     back = _filled(action.back, path)
     try:
-        done = await action.act(Acting(parts.settings.project, path, form, fields, visitor, parts, datetime.now(UTC)))
+        result = await action.act(
+            FormRequest(parts.settings.project, path, form, fields, visitor, parts, datetime.now(UTC))
+        )
     except NotFound:
         raise
     except ProxyError as error:
-        return _go(back, session.told(error.message, wrong=True))
+        return _go(back, session.encode_notice(error.message, wrong=True))
     except SQLAlchemyError as error:
         log.error("%s: %s", request.url.path, error)
-        return _go(back, session.told("the database does not answer: nothing was done; try again soon", wrong=True))
-    return _go(done.to or back, session.told(done.said, wrong=False))
+        return _go(
+            back,
+            session.encode_notice("the database does not answer, so nothing was changed; try again soon", wrong=True),
+        )
+    return _go(result.to or back, session.encode_notice(result.message, wrong=False))
 
 
-def _go(to: str, said: str) -> Response:
+def _go(to: str, notice: str) -> Response:
     response = RedirectResponse(to, 303)
-    response.raw_headers.append(session.cookie(session.SAID, said, lives_s=session.SAID_LIFETIME_S))
+    response.raw_headers.append(session.cookie(session.NOTICE, notice, lives_s=session.NOTICE_LIFETIME_S))
     return response
 
 
@@ -122,9 +127,9 @@ def _here(request: Request) -> str:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
-    kept = {name.decode(): value.decode() for name, value in error.headers() if name == b"retry-after"}
-    page = error_page.page(error, request.scope.get(VISITOR, error_page.NOBODY), _here(request))
-    return HTMLResponse(page, error.status, kept | {"cache-control": "no-store"})
+    headers = {name.decode(): value.decode() for name, value in error.headers() if name == b"retry-after"}
+    page = error_page.page(error, request.scope.get(VISITOR, error_page.ANONYMOUS), _here(request))
+    return HTMLResponse(page, error.status, headers | {"cache-control": "no-store"})
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
@@ -138,5 +143,5 @@ async def _database_away(request: Request, error: Exception) -> Response:
 
 async def _fault(request: Request, _error: Exception) -> Response:
     return await _answer_error(
-        request, Unexpected("this page broke by a fault of Whetstone's own: the proxy's log has it")
+        request, Unexpected("Whetstone failed to build this page; the proxy's log has the error")
     )

@@ -26,8 +26,8 @@ class Asset:
 
 def read() -> dict[str, Asset]:
     """Return the served files by their name relative to the folder."""
-    found = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in KINDS)
-    return {path.relative_to(FOLDER).as_posix(): _asset(path) for path in found}
+    paths = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in KINDS)
+    return {path.relative_to(FOLDER).as_posix(): _asset(path) for path in paths}
 
 
 def _asset(path: Path) -> Asset:

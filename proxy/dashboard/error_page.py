@@ -8,13 +8,13 @@ from proxy.dashboard.rendering import renderer
 from proxy.errors import ProxyError
 from proxy.http.asgi import Header, Send, send_whole
 
-NOBODY = Visitor("", None, "", signed_in=False, may_look=False)
+ANONYMOUS = Visitor("", None, "", signed_in=False, may_look=False)
 HTML = b"text/html; charset=utf-8"
 NO_STORE: Header = (b"cache-control", b"no-store")
 """No cache may store what the dashboard shows."""
 
 
-def page(error: ProxyError, visitor: Visitor = NOBODY, here: str = "/ui") -> bytes:
+def page(error: ProxyError, visitor: Visitor = ANONYMOUS, here: str = "/ui") -> bytes:
     """Return the page of an error."""
     try:
         title = HTTPStatus(error.status).phrase
@@ -24,7 +24,7 @@ def page(error: ProxyError, visitor: Visitor = NOBODY, here: str = "/ui") -> byt
     return renderer().page("error.html", visitor, here, datetime.now(UTC), values).encode()
 
 
-async def answer(send: Send, error: ProxyError, visitor: Visitor = NOBODY, here: str = "/ui") -> None:
+async def answer(send: Send, error: ProxyError, visitor: Visitor = ANONYMOUS, here: str = "/ui") -> None:
     """Send the page of an error."""
-    kept = [header for header in error.headers() if header[0] in (b"retry-after", b"connection")]
-    await send_whole(send, error.status, [(b"content-type", HTML), NO_STORE, *kept], page(error, visitor, here))
+    headers = [header for header in error.headers() if header[0] in (b"retry-after", b"connection")]
+    await send_whole(send, error.status, [(b"content-type", HTML), NO_STORE, *headers], page(error, visitor, here))

@@ -15,7 +15,7 @@ R = TypeVar("R")
 _pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ui")
 
 
-async def apart(do: Callable[P, R], *args: P.args, **values: P.kwargs) -> R:
+async def in_page_thread(do: Callable[P, R], *args: P.args, **values: P.kwargs) -> R:
     """Run `do` in one of these threads, with the caller's context; return its result."""
     work: Callable[[], Any] = partial(copy_context().run, do, *args, **values)
     done: R = await asyncio.get_running_loop().run_in_executor(_pool, work)

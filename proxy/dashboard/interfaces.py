@@ -27,7 +27,7 @@ class Parts:
     ledger: Ledger
     take: Take
     """Store rows of feedback as `POST /v1/feedback` does: redacted, committed or journalled. Return their ids."""
-    step_asked: Callable[[], None]
+    on_step_requested: Callable[[], None]
     """Notify the trainer that a step was requested."""
 
 
@@ -47,7 +47,7 @@ class Visitor:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """The request of a page. `connection` is for reading; it is open while the page's values are loaded."""
 
     project: str
@@ -66,13 +66,13 @@ class Page:
 
     path: str
     template: str
-    load: Callable[[Asked], Mapping[str, Any]]
+    load: Callable[[PageRequest], Mapping[str, Any]]
     nav: str | None = None
     """Path of the page in the navigation that this page belongs to."""
 
 
 @dataclass(frozen=True)
-class Acting:
+class FormRequest:
     """A submitted form, its CSRF token checked."""
 
     project: str
@@ -87,10 +87,10 @@ class Acting:
 
 
 @dataclass(frozen=True)
-class Done:
-    """Result of an action. `said` is shown on the next page, which is `to`, or else the action's `back`."""
+class ActionResult:
+    """Result of an action. `message` is shown on the next page, which is `to`, or else the action's `back`."""
 
-    said: str
+    message: str
     to: str | None = None
 
 
@@ -99,5 +99,5 @@ class Action:
     """The address of a form. Errors of `act` (`ProxyError`) are shown on `back`, a path with the same placeholders."""
 
     path: str
-    act: Callable[[Acting], Awaitable[Done]]
+    act: Callable[[FormRequest], Awaitable[ActionResult]]
     back: str

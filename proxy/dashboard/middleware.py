@@ -17,7 +17,7 @@ from proxy.admission.api_keys import Keys
 from proxy.admission.concurrency import ConcurrencyLimit
 from proxy.dashboard import error_page, session
 from proxy.dashboard.assets import URL
-from proxy.dashboard.executor import apart
+from proxy.dashboard.executor import in_page_thread
 from proxy.dashboard.interfaces import Visitor
 from proxy.dashboard.queries import sessions as store_sessions
 from proxy.dashboard.queries.sessions import Session, SessionTables
@@ -34,7 +34,7 @@ FRESH = "whetstone.fresh"
 MOST_FORM_BYTES = 256 * 2**10
 MOST_FIELDS = 50
 FORM_TIMEOUT_S = 30.0
-CLOSED: list[Header] = [
+SECURITY_HEADERS: list[Header] = [
     # Nothing from other sites, nothing inline, no frames.
     (
         b"content-security-policy",
@@ -74,16 +74,16 @@ class DashboardDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: with a page of its project, or with an error page."""
-        send = with_headers(send, CLOSED)
+        send = with_headers(send, SECURITY_HEADERS)
         try:
             headers = headers_of(scope)
             origin.check(headers, keys_needed=self._keys.needed)
             origin.check_own(headers)
             if "\0" in scope["path"]:
-                raise NotFound("no path has a NUL")
+                raise NotFound("a path must not contain a NUL character")
             await self._in_flight.serve(self._serve, scope, receive, send)
         except ProxyError as error:
-            await error_page.answer(send, error, scope.get(VISITOR, error_page.NOBODY), _here(scope))
+            await error_page.answer(send, error, scope.get(VISITOR, error_page.ANONYMOUS), _here(scope))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -111,12 +111,12 @@ class DashboardDoor:
         """
         headers = headers_of(scope)
         with_key = b"authorization" in headers or b"x-api-key" in headers
-        held = session.token_of(headers, session.COOKIE)
-        if self._keys.needed and not with_key and held is not None:
-            signed_in = await self._signed_in(held)
+        session_token = session.token_of(headers, session.COOKIE)
+        if self._keys.needed and not with_key and session_token is not None:
+            signed_in = await self._signed_in(session_token)
             if signed_in is not None:
                 scope[PRINCIPAL] = signed_in
-                return Visitor(signed_in.project, signed_in.key_id, session.csrf_of(held), signed_in=True)
+                return Visitor(signed_in.project, signed_in.key_id, session.csrf_of(session_token), signed_in=True)
         token = session.token_of(headers, session.FORM)
         if token is None:
             token = scope[FRESH] = session.new_token()
@@ -134,10 +134,10 @@ class DashboardDoor:
     async def _signed_in(self, token: str) -> Principal | None:
         """Return the principal that signed in, as long as its key is valid and has the scope `admin`."""
         try:
-            found = await apart(self._sessions.find, session.hash_of(token), datetime.now(UTC))
+            stored = await in_page_thread(self._sessions.find, session.hash_of(token), datetime.now(UTC))
         except SQLAlchemyError as error:
             raise DatabaseAway("the database does not answer; try again soon") from error
-        principal = None if found is None else self._keys.by_id(found.project, found.key_id)
+        principal = None if stored is None else self._keys.by_id(stored.project, stored.key_id)
         return principal if principal is not None and principal.allows("admin") else None
 
     async def _sign_in(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,8 +148,8 @@ class DashboardDoor:
             form = await _form(receive, visitor)
             await self._try_key(scope, form, send)
         else:
-            asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-            await _show_sign_in(send, visitor, 200, asked.get("next", ""), None)
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            await _show_sign_in(send, visitor, 200, query.get("next", ""), None)
 
     async def _try_key(self, scope: Scope, form: dict[str, str], send: Send) -> None:
         after = session.own_path(form.get("next", ""))
@@ -196,7 +196,7 @@ async def read_form(receive: Receive) -> list[tuple[str, str]]:
     try:
         return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError as error:
-        raise BadRequest(f"a form of ours has at most {MOST_FIELDS} fields") from error
+        raise BadRequest(f"a form may have at most {MOST_FIELDS} fields") from error
 
 
 def check_csrf(form: dict[str, str], visitor: Visitor) -> None:
@@ -207,8 +207,8 @@ def check_csrf(form: dict[str, str], visitor: Visitor) -> None:
     """
     if not compare_digest(form.get("csrf", "").encode(), visitor.csrf.encode()):
         raise Forbidden(
-            "this form is not of your present session: it was open while you signed in or out, or cookies are "
-            "off for this site. Nothing was done; go back, reload the page and send it again"
+            "this form does not belong to your current session: it was open while you signed in or out, or cookies "
+            "are off for this site. Nothing was changed; go back, reload the page and send it again"
         )
 
 
@@ -233,14 +233,14 @@ async def _go(send: Send, to: str, *headers: Header) -> None:
 
 
 async def _send_file(scope: Scope, send: Send, name: str) -> None:
-    found = static().get(name)
-    if found is None or scope["method"] not in ("GET", "HEAD"):
+    asset = static().get(name)
+    if asset is None or scope["method"] not in ("GET", "HEAD"):
         raise NotFound(f"there is no file {name[:200]!r} here")
     # The URL contains the version, so its content never changes.
-    is_its = scope["query_string"] == f"v={found.version}".encode()
-    kept = b"public, max-age=31536000, immutable" if is_its else b"no-cache"
-    headers = [(b"content-type", found.kind), (b"cache-control", kept)]
-    await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else found.body)
+    is_current = scope["query_string"] == f"v={asset.version}".encode()
+    cache_control = b"public, max-age=31536000, immutable" if is_current else b"no-cache"
+    headers = [(b"content-type", asset.kind), (b"cache-control", cache_control)]
+    await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else asset.body)
 
 
 def _here(scope: Scope) -> str:

@@ -40,7 +40,7 @@ class Renderer:
 
     def page(self, template: str, visitor: Visitor, here: str, now: datetime, values: Mapping[str, Any]) -> str:
         """Return the page of this template. `here`: path and query of the request."""
-        common = {"visitor": visitor, "here": here, "now": now, "nav": None, "current": None, "said": None}
+        common = {"visitor": visitor, "here": here, "now": now, "nav": None, "current": None, "notice": None}
         return self._environment.get_template(template).render(common | dict(values))
 
 

@@ -20,12 +20,12 @@ COOKIE = "whetstone_ui"
 FORM = "whetstone_form"
 """Cookie from which forms get their CSRF token before the sign-in. It has its own name: a link from another site sends
 no session cookie, and must not replace that cookie."""
-SAID = "whetstone_said"
+NOTICE = "whetstone_said"
 """Cookie with the result of an action, for the next page."""
 PATH = DASHBOARD
 LIFETIME = timedelta(hours=12)
-SAID_LIFETIME_S = 60
-MOST_SAID = 1000
+NOTICE_LIFETIME_S = 60
+MOST_NOTICE = 1000
 """Characters: browsers drop a cookie over 4 KB."""
 SIGN_IN = f"{PATH}/sign-in"
 FIRST = f"{PATH}/policies"
@@ -53,11 +53,11 @@ def csrf_of(token: str) -> str:
 
 def cookies(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Return the request's cookies; if a name comes twice, the first one, which has the longer path."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for piece in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = piece.strip().partition("=")
-        found.setdefault(name, value)
-    return found
+        values.setdefault(name, value)
+    return values
 
 
 def token_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
@@ -69,17 +69,17 @@ def token_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
 def cookie(name: str, value: str, *, lives_s: int | None = None, secure: bool = False) -> Header:
     """Return the header that sets a dashboard cookie; without a lifetime the cookie ends with the browser's session."""
     lasts = "" if lives_s is None else f"; Max-Age={lives_s}"
-    told = f"{name}={value}; Path={PATH}; HttpOnly; SameSite=Strict{lasts}{'; Secure' if secure else ''}"
-    return (b"set-cookie", told.encode("latin-1"))
+    header = f"{name}={value}; Path={PATH}; HttpOnly; SameSite=Strict{lasts}{'; Secure' if secure else ''}"
+    return (b"set-cookie", header.encode("latin-1"))
 
 
-def told(text: str, *, wrong: bool) -> str:
+def encode_notice(text: str, *, wrong: bool) -> str:
     """Encode a message for the next page as a cookie value."""
     kind = "!" if wrong else "."
-    return base64.urlsafe_b64encode((kind + text[:MOST_SAID]).encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode((kind + text[:MOST_NOTICE]).encode()).decode().rstrip("=")
 
 
-def read_told(value: str) -> tuple[str, bool] | None:
+def decode_notice(value: str) -> tuple[str, bool] | None:
     """Decode a message and whether it is an error; None if it cannot be read."""
     try:
         text = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True).decode()

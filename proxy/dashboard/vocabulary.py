@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 FILE = "tokenizer.json"
-MOST_KEPT = 2
-"""Vocabularies in memory; large ones take some 20 MB each."""
+MOST_CACHED = 2
+"""Vocabularies in memory; a large one takes about 20 MB."""
 SPACE = "▁"
 """SentencePiece's spelling of a space (U+2581)."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -48,20 +48,20 @@ class _File(msgspec.Struct):
 class Vocabulary:
     """The bytes that each token id of one model spells."""
 
-    def __init__(self, told: _File) -> None:
+    def __init__(self, file: _File) -> None:
         """Read the pieces of a tokenizer file.
 
         Raises:
             ValueError: its decoder is not supported.
         """
-        kinds = _kinds(told.decoder)
+        kinds = _kinds(file.decoder)
         if not kinds & {"ByteLevel", "Metaspace", "ByteFallback", "Replace"}:
             raise ValueError(f"a decoder of the kinds {sorted(kinds)}")
         self._bytes_of = _of_bytes if "ByteLevel" in kinds else _of_words
-        vocab = told.model.vocab
+        vocab = file.model.vocab
         named = vocab.items() if isinstance(vocab, dict) else ((name, place) for place, (name, _) in enumerate(vocab))
         self._pieces = {place: name for name, place in named}
-        self._added = {one.id: one.content.encode() for one in told.added_tokens}
+        self._added = {one.id: one.content.encode() for one in file.added_tokens}
 
     def texts(self, token_ids: Sequence[int]) -> list[str] | None:
         """Return what each id adds to the text, special tokens included; a letter of several tokens is at its last
@@ -81,7 +81,7 @@ class Vocabularies:
     """The vocabularies that were read, by the model's path. Used from several threads."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Vocabulary | None] = OrderedDict()
+        self._cache: OrderedDict[str, Vocabulary | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def texts(self, model_path: str, token_ids: Sequence[int]) -> list[str] | None:
@@ -92,12 +92,12 @@ class Vocabularies:
 
     def _of(self, model_path: str) -> Vocabulary | None:
         with self._lock:  # several pages at once must not read the same file
-            if model_path not in self._kept:
-                self._kept[model_path] = _read(model_path)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(model_path)
-            return self._kept[model_path]
+            if model_path not in self._cache:
+                self._cache[model_path] = _read(model_path)
+                while len(self._cache) > MOST_CACHED:
+                    self._cache.popitem(last=False)
+            self._cache.move_to_end(model_path)
+            return self._cache[model_path]
 
 
 def _read(model_path: str) -> Vocabulary | None:
@@ -107,7 +107,7 @@ def _read(model_path: str) -> Vocabulary | None:
     try:
         return Vocabulary(msgspec.json.decode(path.read_bytes(), type=_File))
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        log.warning("%s does not tell what token ids spell: %s", path, error)
+        log.warning("the vocabulary in %s cannot be read: %s", path, error)
         return None
 
 
@@ -121,8 +121,8 @@ def _file(model_path: str) -> Path | None:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = hub / f"models--{model_path.replace('/', '--')}" / "snapshots"
-    found = sorted(snapshots.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    files = sorted(snapshots.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    return files[-1] if files else None
 
 
 def _kinds(decoder: Any) -> set[str]:
@@ -141,8 +141,8 @@ def _of_bytes(piece: str) -> bytes:
 
 
 def _of_words(piece: str) -> bytes:
-    found = _BYTE.fullmatch(piece)
-    return bytes.fromhex(found[1]) if found else piece.replace(SPACE, " ").encode()
+    match = _BYTE.fullmatch(piece)
+    return bytes.fromhex(match[1]) if match else piece.replace(SPACE, " ").encode()
 
 
 def _letters() -> dict[str, int]:

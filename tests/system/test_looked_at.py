@@ -76,9 +76,9 @@ def test_what_is_said_by_keyboard_is_feedback(look_at_own: Look, own: RunningPro
         page.get_by_role("button", name="Thumbs up").focus()
     page.keyboard.press("Enter")
     page.get_by_role("status").filter(
-        has_text="Noted: reward 0.75" if how == "reward" else "Noted: thumbs up"
+        has_text="Saved: reward 0.75" if how == "reward" else "Saved: thumbs up"
     ).wait_for()
-    page.get_by_role("heading", name="Nothing waits to be looked at").wait_for()
+    page.get_by_role("heading", name="No attempts wait for a review").wait_for()
     page.goto(looking.url + f"/ui/feedback?source={how}&state=waiting")
     row = page.get_by_role("row").filter(has_text="to-look-at")
     assert "short and right" in row.inner_text()

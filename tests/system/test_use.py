@@ -30,7 +30,7 @@ def test_what_happens_is_seen_without_a_reload(look_at_own: Look, own: RunningPr
     looking.settled()
     page.evaluate("() => { window.sameDocument = true; }")
     card = page.get_by_role("article", name="agent")
-    card.get_by_text("The same as a table").click()
+    card.get_by_text("View as table").click()
     plot = card.locator("[data-chart]")
     before = plot.locator("canvas").evaluate("(one) => one.toDataURL()")
     story = Story(own.engine, datetime.now(UTC), policy="agent")
@@ -91,7 +91,7 @@ def test_everything_can_be_done_with_the_keyboard(look: Look) -> None:
             break
         assert at["ring"] and at["seen"], at
         reached.append(at["name"])
-    assert {"agent", "Train", "Record only", "Pause", "The same as a table", "Step 24"} <= set(reached)
+    assert {"agent", "Train", "Record only", "Pause", "View as table", "Step 24"} <= set(reached)
     page.get_by_role("link", name="agent", exact=True).focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/ui/policies/agent")
@@ -155,7 +155,7 @@ def test_a_rollback_asks_first_and_says_where_it_went(look_at_own: Look, own: Ru
     looking.settled()
     page.get_by_text("Roll back", exact=True).first.click()
     page.get_by_label("To version").fill("0")
-    page.get_by_label("Why").first.fill("it swears")
+    page.get_by_label("Reason").first.fill("it swears")
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Roll back").click()
     page.get_by_role("status").filter(has_text="agent is back at version 0").wait_for()

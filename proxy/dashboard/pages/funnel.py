@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.interfaces import Action, Page, PageRequest
 from proxy.dashboard.queries import counts as store_counts
 from proxy.dashboard.queries import trajectories
 from proxy.dashboard.views.funnel import CLAIMED, ONGOING, funnel
@@ -14,32 +14,29 @@ WINDOWS = {"day": timedelta(days=1), "week": timedelta(days=7), "all": None}
 """Name in the URL -> how far back."""
 
 
-def why_not_trained(asked: Asked) -> Mapping[str, Any]:
+def why_not_trained(request: PageRequest) -> Mapping[str, Any]:
     """Load the funnel of one policy, or of all policies, over a time window."""
-    kept = pagination.filters(asked.query, "policy", "window")
-    window = kept.get("window") if kept.get("window") in WINDOWS else "week"
-    names = trajectories.policy_names(asked.connection, asked.project)
-    chosen = [name for name in names if kept.get("policy") in (None, name)]
-    lasts = WINDOWS[str(window)]
-    since = None if lasts is None else (asked.now - lasts).replace(minute=0, second=0, microsecond=0)
-    counts = store_counts.reasons(asked.connection, asked.project, chosen, since)
+    filters = pagination.filters(request.query, "policy", "window")
+    window, since = pagination.window(filters, WINDOWS, request.now)
+    names = trajectories.policy_names(request.connection, request.project)
+    chosen = [name for name in names if filters.get("policy") in (None, name)]
+    counts = store_counts.reasons(request.connection, request.project, chosen, since)
     by_policy = {name: [(state, why, n) for of, state, why, n in counts if of == name] for name in chosen}
 
     def examples(reason: str) -> str:
         by = {"state": reason} if reason in (ONGOING, CLAIMED) else {"why": reason}
         begun = f"{since:%Y-%m-%dT%H:%M}" if since is not None else None
-        return pagination.href("/ui/trajectories", {"policy": kept.get("policy"), **by, "since": begun})
+        return pagination.href("/ui/trajectories", {"policy": filters.get("policy"), **by, "since": begun})
 
     return {
         "stages": funnel((state, why, n) for _, state, why, n in counts),
         "each": {name: funnel(rows) for name, rows in by_policy.items() if rows},
         "since": since,
         "window": window,
-        "windows": list(WINDOWS),
-        "kept": kept,
+        "filters": filters,
         "policies": names,
         "examples": examples,
-        "at": lambda **changed: pagination.href("/ui/funnel", {**kept, **changed}),
+        "at": lambda **changed: pagination.href("/ui/funnel", {**filters, **changed}),
     }
 
 

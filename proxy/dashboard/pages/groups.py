@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.interfaces import Action, Page, PageRequest
 from proxy.dashboard.queries import groups as store_groups
 from proxy.dashboard.queries import trajectories
 from proxy.dashboard.queries.groups import Answer, Member
 from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.message_view import Message, messages_of
-from proxy.dashboard.views.text_diff import Compared, Comparing
-from proxy.dashboard.views.turn_view import said_of
+from proxy.dashboard.views.text_diff import Comparer, Comparison
+from proxy.dashboard.views.turn_view import answer_of
 from proxy.errors import NotFound
 from whetstone.domain.states import GroupState
 
@@ -41,35 +41,39 @@ class Attempt:
     member: Member
     meaning: str | None
     answer: Answer | None
-    said: Message | None
+    message: Message | None
     text: str
-    differs: Compared | None
+    differs: Comparison | None
     is_best: bool
     weighed: Mapping[str, Any] | None
     scores: tuple[Score, ...]
     feedback: tuple[Mapping[str, Any], ...]
 
 
-def groups(asked: Asked) -> Mapping[str, Any]:
+def groups(request: PageRequest) -> Mapping[str, Any]:
     """Load the newest groups."""
-    kept = pagination.filters(asked.query, "policy", "state")
-    found = store_groups.groups(
-        asked.connection, asked.project, kept.get("policy"), kept.get("state"), read_place(asked.query.get("before"))
+    filters = pagination.filters(request.query, "policy", "state")
+    page = store_groups.groups(
+        request.connection,
+        request.project,
+        filters.get("policy"),
+        filters.get("state"),
+        read_place(request.query.get("before")),
     )
-    open_ids = [row["id"] for row in found.rows if row["state"] == "open"]
+    open_ids = [row["id"] for row in page.rows if row["state"] == "open"]
     return {
-        "found": found,
-        "sizes": store_groups.sizes(asked.connection, asked.project, open_ids),
-        "kept": kept,
+        "page": page,
+        "sizes": store_groups.sizes(request.connection, request.project, open_ids),
+        "filters": filters,
         "states": tuple(GroupState),
-        "policies": trajectories.policy_names(asked.connection, asked.project),
-        **pagination.pages("/ui/groups", asked.query, kept, found),
+        "policies": trajectories.policy_names(request.connection, request.project),
+        **pagination.pages("/ui/groups", request.query, filters, page),
     }
 
 
-def group(asked: Asked) -> Mapping[str, Any]:
+def group(request: PageRequest) -> Mapping[str, Any]:
     """Load one group and its attempts."""
-    group_id, at, project = asked.path["group_id"], asked.connection, asked.project
+    group_id, at, project = request.path["group_id"], request.connection, request.project
     row = store_groups.group(at, project, group_id)
     if row is None:
         raise NotFound(f"there is no group {group_id[:200]!r} in this project")
@@ -82,7 +86,7 @@ def group(asked: Asked) -> Mapping[str, Any]:
         store_groups.answers(at, project, [one.tail_completion_id for one in shown if one.tail_completion_id]),
         store_groups.advantages(at, project, [row["policy"]], ids),
         judgements,
-        store_groups.said_of(at, project, ids),
+        store_groups.feedback_on(at, project, ids),
     )
     return {
         "group": row,
@@ -108,16 +112,16 @@ def _attempts(
 ) -> list[Attempt]:
     """Prepare the members. The first member is the best one, if any has a reward."""
     of_step = {one["trajectory_id"]: one for one in weighed}
-    said = {one.id: _said(answers.get(one.id)) for one in members}
-    texts = {name: _text(answers.get(name), message) for name, message in said.items()}
+    messages = {one.id: _message(answers.get(one.id)) for one in members}
+    texts = {name: _text(answers.get(name), message) for name, message in messages.items()}
     best = members[0] if members and members[0].reward is not None else None
-    compare = Comparing(texts[best.id]) if best is not None else None
+    compare = Comparer(texts[best.id]) if best is not None else None
     return [
         Attempt(
             member=one,
             meaning=funnel.meaning_of(one.why_not_trained),
             answer=answers.get(one.id),
-            said=said[one.id],
+            message=messages[one.id],
             text=texts[one.id],
             differs=None if compare is None or one is best else compare(texts[one.id]),
             is_best=one is best,
@@ -129,10 +133,10 @@ def _attempts(
     ]
 
 
-def _said(answer: Answer | None) -> Message | None:
+def _message(answer: Answer | None) -> Message | None:
     if answer is None:
         return None
-    return said_of({"response": answer.response, "response_text": answer.response_text}, MOST_ANSWER)
+    return answer_of({"response": answer.response, "response_text": answer.response_text}, MOST_ANSWER)
 
 
 def _text(answer: Answer | None, message: Message | None) -> str:
@@ -144,13 +148,13 @@ def _text(answer: Answer | None, message: Message | None) -> str:
 
 
 def _scores(trajectory_id: str, judgements: Sequence[Mapping[str, Any]]) -> list[Score]:
-    found = []
+    scores = []
     for one in judgements:
         entry = (one["scores"] or {}).get(trajectory_id)
         if one["state"] == "accepted" and isinstance(entry, Mapping):
-            score, told = entry.get("score"), str(entry.get("explanation") or "")
-            found.append(Score(one["judge"], score, told, one["purpose"]))
-    return found
+            score, explanation = entry.get("score"), str(entry.get("explanation") or "")
+            scores.append(Score(one["judge"], score, explanation, one["purpose"]))
+    return scores
 
 
 PAGES = [

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.interfaces import Action, Page, PageRequest
 from proxy.dashboard.queries import counts, trajectories
 from whetstone.registry import api_key_store
 
@@ -14,13 +14,11 @@ WINDOWS = {"day": timedelta(days=1), "week": timedelta(days=7), "month": timedel
 MOST_KEYS = 200
 
 
-def keys(asked: Asked) -> Mapping[str, Any]:
+def keys(request: PageRequest) -> Mapping[str, Any]:
     """Load the project's keys, the newest first, with their usage; and the cost of judging by day, policy and task."""
-    at, project = asked.connection, asked.project
-    kept = pagination.filters(asked.query, "window")
-    window = kept.get("window") if kept.get("window") in WINDOWS else "week"
-    lasts = WINDOWS[str(window)]
-    since = None if lasts is None else (asked.now - lasts).replace(minute=0, second=0, microsecond=0)
+    at, project = request.connection, request.project
+    filters = pagination.filters(request.query, "window")
+    window, since = pagination.window(filters, WINDOWS, request.now)
     rows = api_key_store.keys(at, project)
     usage = {row["key_id"]: row for row in counts.usage_by_key(at, project, since)}
     known = {row["key_id"] for row in rows}
@@ -28,7 +26,7 @@ def keys(asked: Asked) -> Mapping[str, Any]:
     calls, cost = counts.judged(at, project, since)
     policies = trajectories.policy_names(at, project)
     return {
-        "keys": [{**row, "state": _state(row, asked), "usage": usage.get(row["key_id"])} for row in rows[:MOST_KEYS]],
+        "keys": [{**row, "state": _state(row, request), "usage": usage.get(row["key_id"])} for row in rows[:MOST_KEYS]],
         "more_keys": max(0, len(rows) - MOST_KEYS),
         "keyless": usage.get(None),
         "gone": [row for name, row in usage.items() if name is not None and name not in known],
@@ -43,16 +41,15 @@ def keys(asked: Asked) -> Mapping[str, Any]:
         "newest_judgements": counts.NEWEST_JUDGEMENTS,
         "by_day": list(reversed(counts.usage_by_day(at, project, since)))[:60],
         "window": window,
-        "windows": list(WINDOWS),
         "since": since,
-        "at": lambda **changed: pagination.href("/ui/keys", {**kept, **changed}),
+        "at": lambda **changed: pagination.href("/ui/keys", {**filters, **changed}),
     }
 
 
-def _state(row: Mapping[str, Any], asked: Asked) -> str:
+def _state(row: Mapping[str, Any], request: PageRequest) -> str:
     if row["revoked_at"] is not None:
         return "revoked"
-    return "expired" if row["expires_at"] is not None and row["expires_at"] <= asked.now else "live"
+    return "expired" if row["expires_at"] is not None and row["expires_at"] <= request.now else "live"
 
 
 PAGES = [Page("/ui/keys", "keys.html", keys, nav="/ui/keys")]

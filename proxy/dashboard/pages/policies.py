@@ -7,10 +7,10 @@ from typing import Any
 
 from proxy.api.admin import store
 from proxy.api.admin.policies import known
-from proxy.dashboard.interfaces import Acting, Action, Asked, Done, Page
+from proxy.dashboard.interfaces import Action, ActionResult, FormRequest, Page, PageRequest
 from proxy.dashboard.queries import policies as store_policies
 from proxy.dashboard.queries import steps as store_steps
-from proxy.dashboard.queries.policies import PolicyRow, Recent
+from proxy.dashboard.queries.policies import PolicyRow, RecentTraffic
 from proxy.dashboard.views import chart_data
 from proxy.dashboard.views.chart_data import Point
 from proxy.errors import BadRequest, NotFound, StepRefused
@@ -24,12 +24,12 @@ FIGURED = 120
 """Most steps in the small charts of a policy."""
 RECENT_H = 24
 MOST_REASON = 500
-STATES = {"training": "trains from now on", "recording": "only records from now on", "paused": "is paused"}
+STATES = {"training": "trains from now on", "recording": "is only recorded from now on", "paused": "is paused"}
 NAV = "/ui/policies"
 
 
 @dataclass(frozen=True)
-class Shown:
+class PolicyCard:
     """A policy as its card shows it."""
 
     row: PolicyRow
@@ -40,12 +40,12 @@ class Shown:
     """Mean reward of the live version; None while none of its trajectories has a reward."""
     base: Point | None
     """Mean reward of version 0; None as above."""
-    worth: Mapping[int, Point]
+    rewards: Mapping[int, Point]
     """Mean reward of every version that has one."""
     candidate: int | None
     last_step: Mapping[str, Any] | None
-    recent: Recent
-    asked_ever: bool
+    recent: RecentTraffic
+    has_traffic: bool
 
     @property
     def gain(self) -> float | None:
@@ -55,67 +55,66 @@ class Shown:
         return None if self.live.mean is None or self.base.mean is None else self.live.mean - self.base.mean
 
 
-def show(asked: Asked, row: PolicyRow) -> Shown:
+def load_card(request: PageRequest, row: PolicyRow) -> PolicyCard:
     """Load what a policy's card shows."""
-    connection, project = asked.connection, asked.project
-    became = store_policies.states(connection, project, row.name, DRAWN)
-    worths = store_policies.worth(connection, project, row.name, 0)
-    points = chart_data.points(became, worths)
+    connection, project = request.connection, request.project
+    versions = store_policies.states(connection, project, row.name, DRAWN)
+    rewards = store_policies.rewards(connection, project, row.name, 0)
+    points = chart_data.points(versions, rewards)
     # All versions ever measured, including those that the curve no longer shows.
-    by_version = chart_data.measured(worths)
-    candidate = next((one.version for one in reversed(became) if one.state == "candidate"), None)
-    recent = store_policies.recent(connection, project, row.name, asked.now, RECENT_H)
+    by_version = chart_data.measured(rewards)
+    candidate = next((one.version for one in reversed(versions) if one.state == "candidate"), None)
+    recent = store_policies.recent(connection, project, row.name, request.now, RECENT_H)
     steps = store_steps.newest(connection, project, row.name, None, 1)
-    return Shown(
+    return PolicyCard(
         row=row,
         curve=chart_data.rewards(points, row.live_version, candidate),
         points=[point for point in reversed(points) if point.rewarded],
         live=by_version.get(row.live_version),
         base=by_version.get(0),
-        worth=by_version,
+        rewards=by_version,
         candidate=candidate,
         last_step=steps[0] if steps else None,
         recent=recent,
-        asked_ever=bool(worths or recent.trajectories) or store_policies.was_asked(connection, project, row.name),
+        has_traffic=bool(rewards or recent.trajectories) or store_policies.has_traffic(connection, project, row.name),
     )
 
 
-def policies(asked: Asked) -> dict[str, Any]:
+def policies(request: PageRequest) -> dict[str, Any]:
     """Load all policies that are served here, each with its curve."""
-    names = {one.name for one in asked.parts.policies()}
-    rows = [row for row in store_policies.policies(asked.connection, asked.project) if row.name in names]
+    names = {one.name for one in request.parts.policies()}
+    rows = [row for row in store_policies.policies(request.connection, request.project) if row.name in names]
     # Trainable policies first.
     rows.sort(key=lambda row: (row.upstream is not None, row.name))
-    return {"policies": [show(asked, row) for row in rows], "states": tuple(STATES)}
+    return {"policies": [load_card(request, row) for row in rows], "states": tuple(STATES)}
 
 
-def policy(asked: Asked) -> dict[str, Any]:
+def policy(request: PageRequest) -> dict[str, Any]:
     """Load one policy with its versions, decisions and steps."""
-    name = asked.path["policy"]
-    row = store_policies.policy(asked.connection, asked.project, name)
+    name = request.path["policy"]
+    row = store_policies.policy(request.connection, request.project, name)
     if row is None:
         raise NotFound(f"there is no policy {name[:200]!r} in this project")
-    before_version, before_step = number(asked.query, "versions_before"), number(asked.query, "steps_before")
-    told = (asked.connection, asked.project, name)
-    versions = store_policies.versions(*told, before_version, LISTED + 1)
-    steps = store_steps.newest(*told, before_step, LISTED + 1)
-    drawn = store_steps.newest(*told, None, FIGURED)[::-1]
-    shown = show(asked, row)
+    before_version, before_step = number(request.query, "versions_before"), number(request.query, "steps_before")
+    key = (request.connection, request.project, name)
+    versions = store_policies.versions(*key, before_version, LISTED + 1)
+    steps = store_steps.newest(*key, before_step, LISTED + 1)
+    drawn = store_steps.newest(*key, None, FIGURED)[::-1]
+    card = load_card(request, row)
     return {
-        "policy": shown,
+        "policy": card,
         "states": tuple(STATES),
         "versions": versions[:LISTED],
         "older_versions": versions[LISTED - 1]["version"] if len(versions) > LISTED else None,
         "before_version": before_version,
-        "worth": shown.worth,
         "steps": steps[:LISTED],
         "older_steps": steps[LISTED - 1]["number"] if len(steps) > LISTED else None,
         "before_step": before_step,
-        "decisions": store_policies.decisions(*told),
+        "decisions": store_policies.decisions(*key),
         "figures": [
             (column.name, chart_data.figure(drawn, column.name)) for column in store_steps.FIGURES if len(drawn) > 1
         ],
-        "keep": asked.parts.settings.trainer.keep_served,
+        "keep": request.parts.settings.trainer.keep_served,
     }
 
 
@@ -133,72 +132,72 @@ def number(fields: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-async def set_state(acting: Acting) -> Done:
+async def set_state(request: FormRequest) -> ActionResult:
     """Set a policy's state: train, only record, or pause."""
-    name, state = _known(acting), acting.form.get("state", "")
+    name, state = _known(request), request.form.get("state", "")
     if state not in STATES:
         raise BadRequest(f"state must be one of {', '.join(STATES)}, not {state[:50]!r}")
-    changed = await acting.parts.recorder.commit(
-        lambda connection: version_store.set_state(connection, acting.project, name, state), first=True
+    changed = await request.parts.recorder.commit(
+        lambda connection: version_store.set_state(connection, request.project, name, state), first=True
     )
     if not changed:
-        raise BadRequest(f"{name} is answered by another server: it only records")
-    return Done(f"{name} {STATES[state]}", acting.form.get("to") if acting.form.get("to") == NAV else None)
+        raise BadRequest(f"another server answers {name}, so it can only be recorded")
+    return ActionResult(f"{name} {STATES[state]}", request.form.get("to") if request.form.get("to") == NAV else None)
 
 
-async def promote(acting: Acting) -> Done:
+async def promote(request: FormRequest) -> ActionResult:
     """Make a version live from the next request on."""
-    name, version = _known(acting), _version(acting)
-    move = await acting.parts.ledger.promote(name, version, _reason(acting))
+    name, version = _known(request), _version(request)
+    move = await request.parts.ledger.promote(name, version, _reason(request))
     if move.before == move.live:
-        return Done(f"version {move.live} of {name} is live already")
-    return Done(f"version {move.live} of {name} is live; before it was {move.before}")
+        return ActionResult(f"version {move.live} of {name} is live already")
+    return ActionResult(f"version {move.live} of {name} is live; it replaced version {move.before}")
 
 
-async def roll_back(acting: Acting) -> Done:
+async def roll_back(request: FormRequest) -> ActionResult:
     """Roll back to an older version."""
-    name, to = _known(acting), number(acting.form, "to")
-    move = await acting.parts.ledger.roll_back(name, to, _reason(acting))
+    name, to = _known(request), number(request.form, "to")
+    move = await request.parts.ledger.roll_back(name, to, _reason(request))
     over = ", ".join(str(version) for version in move.rejected)
-    return Done(f"{name} is back at version {move.live}" + (f"; rejected: {over}" if over else ""))
+    return ActionResult(f"{name} is back at version {move.live}" + (f"; rejected: {over}" if over else ""))
 
 
-async def pin(acting: Acting) -> Done:
+async def pin(request: FormRequest) -> ActionResult:
     """Pin a version, so that it stays loaded, or unpin it."""
-    name, version = _known(acting), _version(acting)
-    pinned = acting.form.get("pinned") != "no"
-    await acting.parts.ledger.pin(name, version, pinned=pinned)
-    return Done(f"version {version} of {name} is {'pinned' if pinned else 'no longer pinned'}")
+    name, version = _known(request), _version(request)
+    pinned = request.form.get("pinned") != "no"
+    await request.parts.ledger.pin(name, version, pinned=pinned)
+    return ActionResult(f"version {version} of {name} is {'pinned' if pinned else 'no longer pinned'}")
 
 
-async def ask_step(acting: Acting) -> Done:
+async def request_step(request: FormRequest) -> ActionResult:
     """Request a policy-gradient step now, on the groups that exist."""
-    name = _known(acting)
-    why_not = await acting.parts.recorder.commit(
-        lambda connection: store.request_step(connection, acting.project, name, {"kind": "grpo"}, acting.now),
+    name = _known(request)
+    why_not = await request.parts.recorder.commit(
+        lambda connection: store.request_step(connection, request.project, name, {"kind": "grpo"}, request.now),
         first=True,
     )
     if why_not is not None:
         raise StepRefused(why_not)
-    acting.parts.step_asked()
-    return Done(f"a step of {name} is asked for; it begins as soon as the trainer is free")
+    request.parts.on_step_requested()
+    return ActionResult(f"a step of {name} was requested; it begins as soon as the trainer is free")
 
 
-def _known(acting: Acting) -> str:
-    name = acting.path["policy"]
-    known(acting.parts.policies(), name)
+def _known(request: FormRequest) -> str:
+    name = request.path["policy"]
+    known(request.parts.policies(), name)
     return name
 
 
-def _version(acting: Acting) -> int:
-    version = number(acting.form, "version")
+def _version(request: FormRequest) -> int:
+    version = number(request.form, "version")
     if version is None:
-        raise BadRequest("say which version")
+        raise BadRequest("enter a version")
     return version
 
 
-def _reason(acting: Acting) -> str | None:
-    return acting.form.get("reason", "").strip()[:MOST_REASON] or None
+def _reason(request: FormRequest) -> str | None:
+    return request.form.get("reason", "").strip()[:MOST_REASON] or None
 
 
 PAGES = (
@@ -210,5 +209,5 @@ ACTIONS = (
     Action("/ui/policies/{policy}/promote", promote, "/ui/policies/{policy}"),
     Action("/ui/policies/{policy}/rollback", roll_back, "/ui/policies/{policy}"),
     Action("/ui/policies/{policy}/pin", pin, "/ui/policies/{policy}"),
-    Action("/ui/policies/{policy}/step", ask_step, "/ui/policies/{policy}"),
+    Action("/ui/policies/{policy}/step", request_step, "/ui/policies/{policy}"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.dashboard.interfaces import Acting, Action, Asked, Done, Page
+from proxy.dashboard.interfaces import Action, ActionResult, FormRequest, Page, PageRequest
 from proxy.dashboard.queries import reviews as store_reviews
 from proxy.dashboard.views.message_view import messages_of
 from proxy.domain.feedback import read_feedback
@@ -21,11 +21,11 @@ MOST_MESSAGES = 8
 MOST_CHARACTERS = 3_000
 
 
-def reviews(asked: Asked) -> Mapping[str, Any]:
+def reviews(request: PageRequest) -> Mapping[str, Any]:
     """Load the queue, the longest waiting first."""
-    rows = store_reviews.waiting(asked.connection, asked.project)
+    rows = store_reviews.waiting(request.connection, request.project)
     names = [row["trajectory_id"] for row in rows]
-    scores = store_reviews.explanations(asked.connection, asked.project, {row["group_id"] for row in rows} - {None})
+    scores = store_reviews.explanations(request.connection, request.project, {row["group_id"] for row in rows} - {None})
     shown = []
     for row, name in zip(rows, names, strict=True):
         messages = messages_of(row["messages"], MOST_CHARACTERS)
@@ -38,31 +38,31 @@ def reviews(asked: Asked) -> Mapping[str, Any]:
     return {"rows": shown, "at_once": store_reviews.AT_ONCE}
 
 
-async def review(acting: Acting) -> Done:
+async def review(request: FormRequest) -> ActionResult:
     """Store the review of one attempt.
 
     Raises:
         BadRequest: the form has no reward, or an invalid one.
         NotRecorded: the feedback could not be stored.
     """
-    said: dict[str, Any] = {"trajectory_id": acting.path["trajectory_id"]}
-    if acting.form.get("thumbs") in ("up", "down"):
-        said["thumbs"] = acting.form["thumbs"]
+    body: dict[str, Any] = {"trajectory_id": request.path["trajectory_id"]}
+    if request.form.get("thumbs") in ("up", "down"):
+        body["thumbs"] = request.form["thumbs"]
     else:
-        said["reward"] = _reward(acting.form.get("reward", ""))
-    if comment := acting.form.get("comment", "").strip():
-        said["comment"] = comment
-    (feedback,), _ = read_feedback(msgspec.json.encode(said))
-    (feedback_id,) = await acting.parts.take([row_of(feedback, acting.project, acting.now)], acting.visitor.key_id)
-    told = f"thumbs {said['thumbs']}" if "thumbs" in said else f"reward {said['reward']:g}"
-    return Done(f"Noted: {told} for {said['trajectory_id']} (feedback {feedback_id}).")
+        body["reward"] = _reward(request.form.get("reward", ""))
+    if comment := request.form.get("comment", "").strip():
+        body["comment"] = comment
+    (feedback,), _ = read_feedback(msgspec.json.encode(body))
+    (feedback_id,) = await request.parts.take([row_of(feedback, request.project, request.now)], request.visitor.key_id)
+    summary = f"thumbs {body['thumbs']}" if "thumbs" in body else f"reward {body['reward']:g}"
+    return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {feedback_id}).")
 
 
 def _reward(text: str) -> float:
     try:
         reward = float(text.strip().replace(",", ".").replace("−", "-"))
     except ValueError as error:
-        raise BadRequest("say thumbs up or down, or give a reward: a number such as 0.5", param="reward") from error
+        raise BadRequest("choose thumbs up or down, or enter a reward: a number such as 0.5", param="reward") from error
     if not math.isfinite(reward):
         raise BadRequest("a reward must be a finite number", param="reward")
     return reward

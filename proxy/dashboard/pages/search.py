@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.interfaces import Action, Page, PageRequest
 from proxy.dashboard.queries import search as store_search
 from proxy.dashboard.queries import trajectories
 from proxy.dashboard.queries.newest import read_place
-from proxy.dashboard.queries.search import Wanted
+from proxy.dashboard.queries.search import SearchCriteria
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.message_view import shortened
 from whetstone.domain.states import TrajectoryStatus
@@ -28,57 +28,56 @@ AROUND = 90
 """Characters of an answer shown before and after a match."""
 
 
-def search(asked: Asked) -> Mapping[str, Any]:
+def search(request: PageRequest) -> Mapping[str, Any]:
     """Load the matches, the newest first; without a query the newest trajectories."""
-    kept = pagination.filters(asked.query, *FIELDS)
-    wanted, wrong = read_wanted(kept)
-    before = read_place(asked.query.get("before"))
+    filters = pagination.filters(request.query, *FIELDS)
+    criteria, wrong = read_criteria(filters)
+    before = read_place(request.query.get("before"))
     values: dict[str, Any] = {
-        "kept": kept,
+        "filters": filters,
         "wrong": wrong,
-        "advanced": any(name in kept for name in FIELDS if name not in ("id", "policy", "state", "task")),
-        "policies": trajectories.policy_names(asked.connection, asked.project),
+        "advanced": any(name in filters for name in FIELDS if name not in ("id", "policy", "state", "task")),
+        "policies": trajectories.policy_names(request.connection, request.project),
         "states": tuple(TrajectoryStatus),
         "reasons": [(one.value, one.meaning) for one in WhyNotTrained],
-        "meanings": {one.value: one.meaning for one in WhyNotTrained},
         "meaning_of": funnel.meaning_of,
         "by_id": None,
         "answers": None,
-        "found": None,
+        "page": None,
         "older": None,
         "newest": None,
     }
     if wrong:
         return values
-    if "id" in kept:
-        return {**values, "by_id": store_search.by_id(asked.connection, asked.project, kept["id"][:200])}
-    if wanted.text:
-        found = store_search.answers(asked.connection, asked.project, wanted, before)
-        answers = [{**row, "around": around(row["response_text"] or "", wanted.text)} for row in found.rows]
-        return {**values, "answers": answers, "found": found, **pagination.pages(PATH, asked.query, kept, found)}
-    found = store_search.trajectories(asked.connection, asked.project, wanted, before)
-    return {**values, "found": found, **pagination.pages(PATH, asked.query, kept, found)}
+    if "id" in filters:
+        return {**values, "by_id": store_search.by_id(request.connection, request.project, filters["id"][:200])}
+    if criteria.text:
+        page = store_search.answers(request.connection, request.project, criteria, before)
+        answers = [{**row, "around": around(row["response_text"] or "", criteria.text)} for row in page.rows]
+        return {**values, "answers": answers, "page": page, **pagination.pages(PATH, request.query, filters, page)}
+    page = store_search.trajectories(request.connection, request.project, criteria, before)
+    return {**values, "page": page, **pagination.pages(PATH, request.query, filters, page)}
 
 
-def read_wanted(kept: Mapping[str, str]) -> tuple[Wanted, dict[str, str]]:
+def read_criteria(filters: Mapping[str, str]) -> tuple[SearchCriteria, dict[str, str]]:
     """Return the query, and its errors: field -> message."""
     wrong: dict[str, str] = {}
 
     def read(name: str, reader: Any, why: str) -> Any:
         try:
-            return reader(kept[name]) if name in kept else None
+            return reader(filters[name]) if name in filters else None
         except (ValueError, OverflowError):
             wrong[name] = why
             return None
 
-    wanted = Wanted(
-        policy=kept.get("policy"),
+    criteria = SearchCriteria(
+        policy=filters.get("policy"),
         version=read("version", _version, "a version is a whole number: 3"),
-        task=kept.get("task"),
-        split=kept.get("split"),
-        state=kept.get("state"),
-        why_not_trained=kept.get("why"),
-        end_user=kept.get("user"),
+        task=filters.get("task"),
+        split=filters.get("split"),
+        state=filters.get("state"),
+        why_not_trained=filters.get("why"),
+        end_user=filters.get("user"),
         metadata=read("metadata", _metadata, "write metadata as key=value, for example customer=42"),
         reward_from=read("from", _number, "a reward is a number: 0.5"),
         reward_to=read("to", _number, "a reward is a number: 0.5"),
@@ -86,7 +85,7 @@ def read_wanted(kept: Mapping[str, str]) -> tuple[Wanted, dict[str, str]]:
         until=read("until", _time, "write the time as 2026-01-31 or 2026-01-31T12:00, in UTC"),
         text=read("text", _text, f"give at least {LEAST_TEXT} characters"),
     )
-    return wanted, wrong
+    return criteria, wrong
 
 
 def around(text: str, words: str) -> tuple[str, str, str]:

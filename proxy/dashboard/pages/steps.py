@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.interfaces import Action, Page, PageRequest
 from proxy.dashboard.queries import steps
 from proxy.dashboard.views import chart_data
 from proxy.errors import BadRequest, NotFound
@@ -15,27 +15,27 @@ LISTED = 100
 """Trajectories per page."""
 MEANINGS = {
     "reward_mean": "Mean reward over its trajectories",
-    "loss": "What the update lowers; only its size over steps tells anything",
-    "kl": "How far the policy is from the base model, nats a token (k3)",
-    "entropy": "How open its choices are, nats a token",
-    "mismatch_k3": "How far trainer and server disagree on the same tokens, nats a token",
-    "grad_norm": "Length of the gradient, before clipping",
+    "loss": "What the update lowers; only its change over the steps is meaningful",
+    "kl": "How far the policy is from the base model, nats per token (k3)",
+    "entropy": "How random the sampling is, nats per token",
+    "mismatch_k3": "How far trainer and server disagree on the same tokens, nats per token",
+    "grad_norm": "Norm of the gradient, before clipping",
     "tokens_per_s": "Sampled tokens per second of the whole step",
     "seconds": "From claim to promotion",
 }
 
 
-def step(asked: Asked) -> dict[str, Any]:
+def step(request: PageRequest) -> dict[str, Any]:
     """Load one step."""
-    policy, text = asked.path["policy"], asked.path["number"]
-    told = (asked.connection, asked.project, policy)
+    policy, text = request.path["policy"], request.path["number"]
+    key = (request.connection, request.project, policy)
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
-    row = None if number is None else steps.one(*told, number)
+    row = None if number is None else steps.by_number(*key, number)
     if row is None or number is None:
         raise NotFound(f"there is no step {text[:50]!r} of a policy {policy[:200]!r} in this project")
-    before, after = steps.neighbours(*told, number)
-    drawn = steps.newest(*told, None, DRAWN, up_to=number + AFTER)[::-1]
-    members = steps.members(asked.connection, asked.project, row["id"], _after(asked), LISTED + 1)
+    before, after = steps.neighbours(*key, number)
+    drawn = steps.newest(*key, None, DRAWN, up_to=number + AFTER)[::-1]
+    members = steps.members(request.connection, request.project, row["id"], _after(request), LISTED + 1)
     last = members[LISTED - 1] if len(members) > LISTED else None
     return {
         "policy": policy,
@@ -51,17 +51,17 @@ def step(asked: Asked) -> dict[str, Any]:
         "members": members[:LISTED],
         "largest": max((abs(one.advantage) for one in members if one.advantage is not None), default=0.0),
         "next_members": None if last is None else f"{last.group_id} {last.trajectory_id}",
-        "is_first": "after" not in asked.query,
+        "is_first": "after" not in request.query,
     }
 
 
-def _after(asked: Asked) -> tuple[str, str] | None:
-    text = asked.query.get("after")
+def _after(request: PageRequest) -> tuple[str, str] | None:
+    text = request.query.get("after")
     if text is None:
         return None
     group_id, _, trajectory_id = text.partition(" ")
     if not trajectory_id:
-        raise BadRequest("after must be a group's id and a trajectory's, as the page's own links have them")
+        raise BadRequest("after must be the id of a group and the id of a trajectory, as in the links of this page")
     return group_id, trajectory_id
 
 

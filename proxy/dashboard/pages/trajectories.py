@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from proxy.dashboard.interfaces import Action, Asked, Page
+from proxy.dashboard.interfaces import Action, Page, PageRequest
 from proxy.dashboard.queries import groups, trajectories
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.token_colours import TINTS, Tint
@@ -17,41 +17,41 @@ MORE_TURNS = 12
 _VOCABULARIES = Vocabularies()
 
 
-def trajectory(asked: Asked) -> Mapping[str, Any]:
+def trajectory(request: PageRequest) -> Mapping[str, Any]:
     """Load the trajectory, some of its turns, and its feedback."""
-    trajectory_id = asked.path["trajectory_id"]
-    row = trajectories.trajectory(asked.connection, asked.project, trajectory_id)
+    trajectory_id = request.path["trajectory_id"]
+    row = trajectories.trajectory(request.connection, request.project, trajectory_id)
     if row is None:
         raise NotFound(f"there is no trajectory {trajectory_id[:200]!r} in this project")
-    tint = cast(Tint, asked.query.get("tint")) if asked.query.get("tint") in TINTS else "logprob"
-    spans = _spans(row["completions"], asked.query)
-    alone = asked.query.get("whole") == "1" and len(spans) == 1
+    tint = cast(Tint, request.query.get("tint")) if request.query.get("tint") in TINTS else "logprob"
+    spans = _spans(row["completions"], request.query)
+    alone = request.query.get("whole") == "1" and len(spans) == 1
     rows = [
         turn
         for start, end in spans
-        for turn in trajectories.turns(asked.connection, asked.project, trajectory_id, start, end)
+        for turn in trajectories.turns(request.connection, request.project, trajectory_id, start, end)
     ]
     policies = sorted({row["policy"], *(turn["policy"] for turn in rows)})
-    weighed = groups.advantages(asked.connection, asked.project, policies, [trajectory_id])
-    turns = _turns(asked, rows, policies, weighed, tint, WHOLE if alone else Bounds())
+    weighed = groups.advantages(request.connection, request.project, policies, [trajectory_id])
+    turns = _turns(request, rows, policies, weighed, tint, WHOLE if alone else Bounds())
     ids = [turn.id for turn in turns]
-    continued = trajectories.went_on_in(asked.connection, asked.project, ids)
+    continued = trajectories.continued_in(request.connection, request.project, ids)
     origin = {row["continues"]} - {None}
-    before = trajectories.turn_of(asked.connection, asked.project, cast(set[str], origin))
+    before = trajectories.turn_of(request.connection, request.project, cast(set[str], origin))
     return {
         "trajectory": row,
         "meaning": funnel.meaning_of(row["why_not_trained"]),
         "remedy": funnel.remedy_of(row["why_not_trained"]),
         "meanings": {turn.why_not_trained: funnel.meaning_of(turn.why_not_trained) for turn in turns},
-        "items": _with_gaps(turns, spans, asked.query, row["completions"]),
+        "items": _with_gaps(turns, spans, request.query, row["completions"]),
         "spans": spans,
         "alone": alone,
         "tint": tint,
         "weighed": weighed,
-        "scored": _scored(asked, row),
-        "feedback": groups.said_of(asked.connection, asked.project, [trajectory_id]),
+        "scored": _scored(request, row),
+        "feedback": groups.feedback_on(request.connection, request.project, [trajectory_id]),
         "before": before.get(row["continues"]),
-        "went_on_in": continued,
+        "continued_in": continued,
     }
 
 
@@ -83,18 +83,18 @@ def _with_gaps(
 
 
 def _turns(
-    asked: Asked,
+    request: PageRequest,
     rows: Sequence[Mapping[str, Any]],
     policies: Sequence[str],
     weighed: Sequence[Mapping[str, Any]],
     tint: Tint,
     bounds: Bounds,
 ) -> list[Turn]:
-    paths = trajectories.model_paths(asked.connection, asked.project, policies)
+    paths = trajectories.model_paths(request.connection, request.project, policies)
     advantages = {one["policy"]: one["advantage"] for one in weighed}
     known = {row["id"]: (row["trajectory_id"], row["turn"]) for row in rows}
     unknown = {row["follows"] for row in rows} - known.keys() - {None}
-    places = known | trajectories.turn_of(asked.connection, asked.project, cast(set[str], unknown))
+    places = known | trajectories.turn_of(request.connection, request.project, cast(set[str], unknown))
 
     def spell(policy: str, ids: Sequence[int]) -> list[str] | None:
         return _VOCABULARIES.texts(paths[policy], ids) if policy in paths else None
@@ -102,16 +102,16 @@ def _turns(
     return turns_of(rows, spell=spell, tint=tint, advantages=advantages, bounds=bounds, places=places)
 
 
-def _scored(asked: Asked, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the judges' scores of it, the latest first."""
+def _scored(request: PageRequest, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the judges' scores of the trajectory, the latest first."""
     if row["group_id"] is None:
         return []
-    told = []
-    for one in groups.judgements(asked.connection, asked.project, row["group_id"]):
+    scores = []
+    for one in groups.judgements(request.connection, request.project, row["group_id"]):
         entry = (one["scores"] or {}).get(row["id"])
         if one["state"] == "accepted" and isinstance(entry, Mapping):
-            told.append({"parts": None, "score": None, "explanation": "", **one, **entry})
-    return told
+            scores.append({"parts": None, "score": None, "explanation": "", **one, **entry})
+    return scores
 
 
 def _number(text: str | None) -> int | None:

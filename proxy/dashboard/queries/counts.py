@@ -46,41 +46,28 @@ def reasons(
     return [(row[0], row[1], row[2], int(row[3])) for row in connection.execute(query)]
 
 
-def _is_asked(project: str) -> ColumnElement[bool]:
-    """Return the condition for completions that apps requested; an imported log is not usage."""
-    logs = select(p.id).where(p.project == project, p.upstream == IMPORTED_LOG)
-    return ch.policy.not_in(logs)
-
-
 def usage_by_key(connection: Connection, project: str, since: datetime | None) -> list[dict[str, Any]]:
     """Return the usage of each key since `since`; under None: usage without a key."""
-    completions = func.sum(ch.completions)
-    query = (
-        select(ch.key_id, completions.label("completions"))
-        .add_columns(
-            func.sum(ch.prompt_tokens).label("prompt_tokens"), func.sum(ch.sampled_tokens).label("sampled_tokens")
-        )
-        .where(ch.project == project, _is_asked(project), *_since(ch.hour, since))
-        .group_by(ch.key_id)
-        .having(completions > 0)
-    )
-    return [{**row._mapping, **_whole(row)} for row in connection.execute(query)]
+    return _usage(connection, ch.key_id, project, since)
 
 
 def usage_by_day(connection: Connection, project: str, since: datetime | None) -> list[dict[str, Any]]:
-    """Return completions and tokens of each day, the oldest first."""
-    completions = func.sum(ch.completions)
+    """Return the usage of each day, the oldest first."""
+    return _usage(connection, ch.day, project, since)
+
+
+def _usage(connection: Connection, by: Any, project: str, since: datetime | None) -> list[dict[str, Any]]:
+    """Return the completions and tokens that apps used, by a column and in its order. An imported log is not usage."""
+    logs = select(p.id).where(p.project == project, p.upstream == IMPORTED_LOG)
+    sums = {name: func.sum(ch[name]) for name in ("completions", "prompt_tokens", "sampled_tokens")}
     query = (
-        select(ch.day, completions.label("completions"))
-        .add_columns(
-            func.sum(ch.prompt_tokens).label("prompt_tokens"), func.sum(ch.sampled_tokens).label("sampled_tokens")
-        )
-        .where(ch.project == project, _is_asked(project), *_since(ch.hour, since))
-        .group_by(ch.day)
-        .having(completions > 0)
-        .order_by(ch.day)
+        select(by, *(total.label(name) for name, total in sums.items()))
+        .where(ch.project == project, ch.policy.not_in(logs), *_since(ch.hour, since))
+        .group_by(by)
+        .having(sums["completions"] > 0)
+        .order_by(by)
     )
-    return [{**row._mapping, **_whole(row)} for row in connection.execute(query)]
+    return [{**row._mapping, **{name: int(row._mapping[name]) for name in sums}} for row in connection.execute(query)]
 
 
 def feedback_states(connection: Connection, project: str, since: datetime | None) -> list[tuple[str, str, int]]:
@@ -151,7 +138,3 @@ def _tasks(connection: Connection, project: str, group_ids: Sequence[str]) -> di
 
 def _since(hour: ColumnElement[Any], since: datetime | None) -> list[ColumnElement[bool]]:
     return [] if since is None else [hour >= f"{since:%Y-%m-%d %H}:00"]
-
-
-def _whole(row: Any) -> dict[str, int]:
-    return {name: int(row._mapping[name]) for name in ("completions", "prompt_tokens", "sampled_tokens")}

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from migrations import schema
-from proxy.dashboard.queries.newest import Found, Place, newest
+from proxy.dashboard.queries.newest import Place, RowPage, equal, newest
 from proxy.recording.reason_store import WHY_NOT_TRAINED
 
 f, t = schema.feedback.c, schema.trajectories.c
@@ -20,13 +20,13 @@ _LISTED = (
 
 def feedback(
     connection: Connection, project: str, state: str | None, source: str | None, before: Place | None
-) -> Found:
+) -> RowPage:
     """Return the newest feedback."""
-    kept = [column == value for column, value in ((f.state, state), (f.source, source)) if value]
-    return newest(connection, schema.feedback, _LISTED, [f.project == project], kept, before)
+    filters = equal((f.state, state), (f.source, source))
+    return newest(connection, schema.feedback, _LISTED, [f.project == project], filters, before)
 
 
-def one(connection: Connection, project: str, feedback_id: str) -> dict[str, Any] | None:
+def by_id(connection: Connection, project: str, feedback_id: str) -> dict[str, Any] | None:
     """Return one feedback; None if the project has none with that id."""
     row = connection.execute(select(*_LISTED).where(f.project == project, f.id == feedback_id)).one_or_none()
     return None if row is None else dict(row._mapping)

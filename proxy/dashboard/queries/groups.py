@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from migrations import schema
-from proxy.dashboard.queries.newest import Found, Place, newest
+from proxy.dashboard.queries.newest import Place, RowPage, equal, newest
 from proxy.recording.reason_store import WHY_NOT_TRAINED
 
 MOST_MEMBERS = 1_000
 """Most attempts of a group that are read."""
-MOST_SAID = 200
+MOST_FEEDBACK = 200
 """Most feedback on a group's attempts that is read."""
 
 g, t, c = schema.groups.c, schema.trajectories.c, schema.completions.c
@@ -58,10 +58,12 @@ class Answer:
     redactions: int | None
 
 
-def groups(connection: Connection, project: str, policy: str | None, state: str | None, before: Place | None) -> Found:
+def groups(
+    connection: Connection, project: str, policy: str | None, state: str | None, before: Place | None
+) -> RowPage:
     """Return the newest groups."""
-    kept = [column == value for column, value in ((g.policy, policy), (g.state, state)) if value]
-    return newest(connection, schema.groups, _LISTED, [g.project == project], kept, before)
+    filters = equal((g.policy, policy), (g.state, state))
+    return newest(connection, schema.groups, _LISTED, [g.project == project], filters, before)
 
 
 def sizes(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, int]:
@@ -128,7 +130,7 @@ def judgements(connection: Connection, project: str, group_id: str) -> list[dict
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
-def said_of(connection: Connection, project: str, trajectory_ids: Sequence[str]) -> list[dict[str, Any]]:
+def feedback_on(connection: Connection, project: str, trajectory_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the feedback on attempts, the latest first."""
     if not trajectory_ids:
         return []
@@ -137,6 +139,6 @@ def said_of(connection: Connection, project: str, trajectory_ids: Sequence[str])
         .add_columns(f.reason, f.step, f.demonstration, f.created_at, f.withdrawn_at)
         .where(f.project == project, f.trajectory_id.in_(trajectory_ids))
         .order_by(f.created_at.desc(), f.id.desc())
-        .limit(MOST_SAID)
+        .limit(MOST_FEEDBACK)
     )
     return [dict(row._mapping) for row in connection.execute(query)]

@@ -43,7 +43,7 @@ def read_place(text: str | None) -> Place | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RowPage:
     """One page of rows."""
 
     rows: list[dict[str, Any]]
@@ -60,22 +60,22 @@ def newest(
     table: Table,
     columns: Sequence[ColumnElement[Any]],
     within: Sequence[ColumnElement[bool]],
-    kept: Sequence[ColumnElement[bool]],
+    filters: Sequence[ColumnElement[bool]],
     before: Place | None,
     rows_at_once: int = ROWS_AT_ONCE,
     most_s: float = WALK_S,
-) -> Found:
+) -> RowPage:
     """Return the newest rows before a place.
 
-    `within`: conditions that the index on project and time covers, the project first. `kept`: the other conditions.
+    `within`: conditions that the index on project and time covers, the project first. `filters`: the other conditions.
     `columns` must include `created_at` and `id`.
     """
     c = table.c
     newest_first = (c.created_at.desc(), c.id.desc())
-    if not kept:
+    if not filters:
         query = select(*columns).where(*within, *_before(table, before)).order_by(*newest_first)
         return _page(connection.execute(query.limit(rows_at_once + 1)), rows_at_once, 0)
-    found: list[dict[str, Any]] = []
+    matches: list[dict[str, Any]] = []
     looked_at, chunk, until_s = 0, FIRST_CHUNK, time.perf_counter() + most_s
     while True:
         began_s = time.perf_counter()
@@ -84,19 +84,24 @@ def newest(
         count, oldest = connection.execute(select(func.count(), func.min(walked.c.created_at))).one()
         looked_at += count
         if count:
-            query = select(*columns).where(*behind, c.created_at >= oldest, *kept).order_by(*newest_first)
-            rows = connection.execute(query.limit(rows_at_once + 1 - len(found)))
-            found += [dict(row._mapping) for row in rows]
-        if len(found) > rows_at_once:
-            return _page(found, rows_at_once, looked_at)
+            query = select(*columns).where(*behind, c.created_at >= oldest, *filters).order_by(*newest_first)
+            rows = connection.execute(query.limit(rows_at_once + 1 - len(matches)))
+            matches += [dict(row._mapping) for row in rows]
+        if len(matches) > rows_at_once:
+            return _page(matches, rows_at_once, looked_at)
         if count < chunk:
-            return Found(found, None, looked_at, stopped=False)
+            return RowPage(matches, None, looked_at, stopped=False)
         before, now_s = Place(oldest), time.perf_counter()
         # The next query is expected to take as long as this one.
         if 2 * now_s - began_s > until_s:
-            return Found(found, before, looked_at, stopped=True)
+            return RowPage(matches, before, looked_at, stopped=True)
         if now_s - began_s < most_s / 8:
             chunk = min(2 * chunk, MOST_CHUNK)
+
+
+def equal(*pairs: tuple[ColumnElement[Any], Any]) -> list[ColumnElement[bool]]:
+    """Return a condition for each column whose value is not None."""
+    return [column == value for column, value in pairs if value is not None]
 
 
 def _before(table: Table, place: Place | None) -> list[ColumnElement[bool]]:
@@ -109,9 +114,9 @@ def _before(table: Table, place: Place | None) -> list[ColumnElement[bool]]:
     return [c.created_at <= place.created_at, or_(c.created_at < place.created_at, c.id < place.id)]
 
 
-def _page(rows: Any, rows_at_once: int, looked_at: int) -> Found:
+def _page(rows: Any, rows_at_once: int, looked_at: int) -> RowPage:
     got = [row if isinstance(row, dict) else dict(row._mapping) for row in rows]
     shown = got[:rows_at_once]
     last = shown[-1] if len(got) > rows_at_once else None
     older = None if last is None else Place(last["created_at"], last["id"])
-    return Found(shown, older, looked_at, stopped=False)
+    return RowPage(shown, older, looked_at, stopped=False)

@@ -17,6 +17,7 @@ p, v, g = schema.policies.c, schema.policy_versions.c, schema.gate_results.c
 DECISIONS = 20
 """Most decisions shown for a policy, the newest."""
 
+_POLICY = (p.id, p.base_model, p.live_version, p.state, p.upstream, p.aliases, p.created_at, p.step_asked_at)
 _REWARDS = text("""
     SELECT version, SUM(rewarded) AS rewarded, SUM(reward_sum) AS reward_sum, SUM(reward_squares) AS reward_squares
     FROM admin_trajectory_hours
@@ -48,7 +49,7 @@ class PolicyRow:
 
 
 @dataclass(frozen=True)
-class Became:
+class VersionState:
     """The state of a version."""
 
     version: int
@@ -57,7 +58,7 @@ class Became:
 
 
 @dataclass(frozen=True)
-class Worth:
+class VersionRewards:
     """Rewards of the trajectories that began with a version."""
 
     version: int
@@ -67,7 +68,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentTraffic:
     """Recent traffic."""
 
     trajectories: int
@@ -76,17 +77,13 @@ class Recent:
 
 def policies(connection: Connection, project: str) -> list[PolicyRow]:
     """Return the policies, sorted by name."""
-    query = select(
-        p.id, p.base_model, p.live_version, p.state, p.upstream, p.aliases, p.created_at, p.step_asked_at
-    ).where(p.project == project)
-    return [_policy(row) for row in connection.execute(query.order_by(p.id))]
+    query = select(*_POLICY).where(p.project == project).order_by(p.id)
+    return [_policy(row) for row in connection.execute(query)]
 
 
 def policy(connection: Connection, project: str, name: str) -> PolicyRow | None:
     """Return one policy; None if it does not exist."""
-    query = select(
-        p.id, p.base_model, p.live_version, p.state, p.upstream, p.aliases, p.created_at, p.step_asked_at
-    ).where(p.project == project, p.id == name)
+    query = select(*_POLICY).where(p.project == project, p.id == name)
     row = connection.execute(query).one_or_none()
     return None if row is None else _policy(row)
 
@@ -102,30 +99,30 @@ def versions(connection: Connection, project: str, name: str, before: int | None
     return [dict(row._mapping) for row in connection.execute(query.order_by(v.version.desc()).limit(limit))]
 
 
-def states(connection: Connection, project: str, name: str, limit: int) -> list[Became]:
+def states(connection: Connection, project: str, name: str, limit: int) -> list[VersionState]:
     """Return the states of the newest versions, in order."""
     query = select(v.version, v.state, v.promoted_at).where(v.project == project, v.policy == name)
     rows = connection.execute(query.order_by(v.version.desc()).limit(limit))
-    return [Became(row.version, row.state, row.promoted_at is not None) for row in rows][::-1]
+    return [VersionState(row.version, row.state, row.promoted_at is not None) for row in rows][::-1]
 
 
-def worth(connection: Connection, project: str, name: str, since_version: int) -> list[Worth]:
+def rewards(connection: Connection, project: str, name: str, since_version: int) -> list[VersionRewards]:
     """Return the rewards of each version from `since_version` on, in order; versions without a reward are left out."""
-    told = {"project": project, "policy": name, "since": since_version}
+    parameters = {"project": project, "policy": name, "since": since_version}
     return [
-        Worth(row.version, int(row.rewarded), float(row.reward_sum), float(row.reward_squares))
-        for row in connection.execute(_REWARDS, told)
+        VersionRewards(row.version, int(row.rewarded), float(row.reward_sum), float(row.reward_squares))
+        for row in connection.execute(_REWARDS, parameters)
     ]
 
 
-def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> Recent:
+def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> RecentTraffic:
     """Return the number of trajectories that began in the last full hours, and how many of them have a reward."""
-    told = {"project": project, "policy": name, "since": f"{now - timedelta(hours=hours):%Y-%m-%d %H}:00"}
-    row = connection.execute(_RECENT, told).one()
-    return Recent(int(row.trajectories or 0), int(row.rewarded or 0))
+    parameters = {"project": project, "policy": name, "since": f"{now - timedelta(hours=hours):%Y-%m-%d %H}:00"}
+    row = connection.execute(_RECENT, parameters).one()
+    return RecentTraffic(int(row.trajectories or 0), int(row.rewarded or 0))
 
 
-def was_asked(connection: Connection, project: str, name: str) -> bool:
+def has_traffic(connection: Connection, project: str, name: str) -> bool:
     """Return whether any call of this policy was ever recorded."""
     return connection.execute(_EVER, {"project": project, "policy": name}).first() is not None
 
@@ -142,7 +139,5 @@ def decisions(connection: Connection, project: str, name: str) -> list[dict[str,
 
 
 def _policy(row: Any) -> PolicyRow:
-    return PolicyRow(
-        row.id, row.base_model, row.live_version, row.state, row.upstream, tuple(row.aliases or ()), row.created_at,
-        row.step_asked_at,
-    )  # fmt: skip
+    name, base_model, live_version, state, upstream, aliases, created_at, step_asked_at = row
+    return PolicyRow(name, base_model, live_version, state, upstream, tuple(aliases or ()), created_at, step_asked_at)

@@ -20,8 +20,8 @@ def waiting(connection: Connection, project: str) -> list[dict[str, Any]]:
         return []
     fresh = (f.project == project, f.trajectory_id.is_(None), f.state == "waiting", f.target_kind == "trajectory")
     query = select(f.target_id).where(*fresh, f.target_id.in_([row["trajectory_id"] for row in rows]))
-    told = set(connection.execute(query).scalars())
-    return [row for row in rows if row["trajectory_id"] not in told]
+    reviewed = set(connection.execute(query).scalars())
+    return [row for row in rows if row["trajectory_id"] not in reviewed]
 
 
 def explanations(
@@ -36,8 +36,8 @@ def explanations(
         .order_by(j.accepted_at.desc())
         .limit(200)
     )
-    told: dict[str, list[tuple[str, float | None, str]]] = {}
+    by_trajectory: dict[str, list[tuple[str, float | None, str]]] = {}
     for judge, scores in connection.execute(query):
         for name, entry in (scores or {}).items():
-            told.setdefault(name, []).append((judge, entry.get("score"), str(entry.get("explanation") or "")))
-    return told
+            by_trajectory.setdefault(name, []).append((judge, entry.get("score"), str(entry.get("explanation") or "")))
+    return by_trajectory

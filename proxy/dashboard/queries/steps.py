@@ -1,7 +1,6 @@
 """The dashboard's SQL for steps: their duration, metrics and training data. Reads only."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, and_, or_, select
@@ -44,7 +43,7 @@ def newest(
     return [dict(row._mapping) for row in connection.execute(query.order_by(s.number.desc()).limit(limit))]
 
 
-def one(connection: Connection, project: str, policy: str, number: int) -> dict[str, Any] | None:
+def by_number(connection: Connection, project: str, policy: str, number: int) -> dict[str, Any] | None:
     """Return all columns of a step; None if no step has that number."""
     query = select(schema.steps).where(s.project == project, s.policy == policy, s.number == number)
     row = connection.execute(query).one_or_none()
@@ -70,9 +69,3 @@ def members(
         query = query.where(or_(t.group_id > group_id, and_(t.group_id == group_id, t.trajectory_id > trajectory_id)))
     rows = connection.execute(query.order_by(t.group_id, t.trajectory_id).limit(limit))
     return [Member(*row) for row in rows]
-
-
-def last_started(connection: Connection, project: str, policy: str) -> datetime | None:
-    """Return when the policy's last step began."""
-    query = select(s.created_at).where(s.project == project, s.policy == policy).order_by(s.number.desc()).limit(1)
-    return connection.execute(query).scalar()

@@ -51,7 +51,7 @@ def turn_of(connection: Connection, project: str, completion_ids: Collection[str
     return {row.id: (row.trajectory_id, row.turn) for row in connection.execute(query)} if completion_ids else {}
 
 
-def went_on_in(connection: Connection, project: str, completion_ids: Collection[str]) -> list[tuple[str, str]]:
+def continued_in(connection: Connection, project: str, completion_ids: Collection[str]) -> list[tuple[str, str]]:
     """Return completion and trajectory, for each trajectory that continues one of these completions."""
     query = select(t.continues, t.id).where(t.project == project, t.continues.in_(completion_ids)).limit(20)
     return [(row.continues, row.id) for row in connection.execute(query)] if completion_ids else []

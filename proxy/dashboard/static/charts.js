@@ -11,17 +11,17 @@
   document.body.append(probe);
   function colour(name, alpha) {
     probe.style.color = "var(--" + name + ")";
-    const found = getComputedStyle(probe).color;
-    if (alpha === undefined) return found;
+    const resolved = getComputedStyle(probe).color;
+    if (alpha === undefined) return resolved;
     const canvas = document.createElement("canvas").getContext("2d");
-    canvas.fillStyle = found;
+    canvas.fillStyle = resolved;
     canvas.globalAlpha = alpha;
     canvas.fillRect(0, 0, 1, 1);
     const [r, g, b] = canvas.getImageData(0, 0, 1, 1).data;
     return "rgba(" + [r, g, b, alpha].join(",") + ")";
   }
 
-  function tell(value) {
+  function format(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
     if (size !== 0 && (size < 1e-3 || size >= 1e6)) return String(Number(value.toPrecision(3)).toExponential()).replace(/-/g, "−");
@@ -105,9 +105,9 @@
       if (!box.isConnected) u.over.append(box);
       const now = u.whetstone, i = u.cursor.idx;
       if (!now || i === null || i === undefined || u.cursor.left < 0) { box.hidden = true; return; }
-      let words = now.x_is + " " + now.x[i] + ": " + tell(now.y[i]);
+      let words = now.x_is + " " + now.x[i] + ": " + format(now.y[i]);
       if (now.kind === "rewards") {
-        if (now.low[i] !== null) words += " (" + tell(now.low[i]) + " to " + tell(now.high[i]) + ")";
+        if (now.low[i] !== null) words += " (" + format(now.low[i]) + " to " + format(now.high[i]) + ")";
         words += ", n " + now.n[i] + ", " + now.state[i];
       }
       box.textContent = words;
@@ -162,7 +162,7 @@
       axes: [
         { ...axis, incrs: WHOLE, size: 26, grid: { show: false }, space: 46,
           values: (u, ticks) => ticks.map((tick) => tick < 0 ? "" : String(tick)) },
-        { ...axis, size: wide, space: isSmall ? 34 : 40, values: (u, ticks) => ticks.map(tell) },
+        { ...axis, size: wide, space: isSmall ? 34 : 40, values: (u, ticks) => ticks.map(format) },
       ],
       series: isSmall ? [{}, curve] : [{}, edge, edge, curve, { ...edge, spanGaps: false }],
       bands: isSmall ? [] : [{ series: [1, 2], fill: colour("accent", 0.16) }],

@@ -4,9 +4,9 @@
   const EVERY_MS = 2000;
   const announce = document.querySelector("[data-announce]");
   function facts() {
-    const found = {};
-    for (const one of document.querySelectorAll("[data-fact]")) found[one.dataset.fact] = one.textContent.trim();
-    return found;
+    const facts = {};
+    for (const one of document.querySelectorAll("[data-fact]")) facts[one.dataset.fact] = one.textContent.trim();
+    return facts;
   }
   let known = facts();
   // A part stays as it is while somebody is writing in it, or chooses text.

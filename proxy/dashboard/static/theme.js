@@ -3,14 +3,14 @@
   "use strict";
   const order = ["auto", "light", "dark"];
   const root = document.documentElement;
-  function kept() {
+  function stored() {
     try { return localStorage.getItem("whetstone-theme"); } catch { return null; }
   }
   function apply(name) {
     if (name === "auto") root.removeAttribute("data-theme");
     else root.setAttribute("data-theme", name);
   }
-  let now = order.includes(kept()) ? kept() : "auto";
+  let now = order.includes(stored()) ? stored() : "auto";
   apply(now);
   document.addEventListener("DOMContentLoaded", function () {
     const button = document.querySelector("[data-theme-toggle]");

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.dashboard.queries.policies import Became, Worth
+from proxy.dashboard.queries.policies import VersionRewards, VersionState
 from whetstone.domain.stats import t_95
 
 DIGITS = 6
@@ -30,30 +30,30 @@ class Point:
     high: float | None
 
 
-def points(became: Sequence[Became], worths: Sequence[Worth]) -> list[Point]:
+def points(states: Sequence[VersionState], rewards: Sequence[VersionRewards]) -> list[Point]:
     """Return the versions, in order, each with the rewards of its trajectories."""
-    by_version = {worth.version: worth for worth in worths}
-    return [_point(one, by_version.get(one.version)) for one in became]
+    by_version = {version_rewards.version: version_rewards for version_rewards in rewards}
+    return [_point(one, by_version.get(one.version)) for one in states]
 
 
-def measured(worths: Sequence[Worth]) -> dict[int, Point]:
+def measured(rewards: Sequence[VersionRewards]) -> dict[int, Point]:
     """Return the mean rewards of all versions, however old."""
-    found = (_point(Became(one.version, "", was_live=False), one) for one in worths)
-    return {point.version: point for point in found if point.rewarded}
+    with_rewards = (_point(VersionState(one.version, "", was_live=False), one) for one in rewards)
+    return {point.version: point for point in with_rewards if point.rewarded}
 
 
-def _point(became: Became, worth: Worth | None) -> Point:
+def _point(version: VersionState, rewards: VersionRewards | None) -> Point:
     """Compute Student's interval: `mean ± t · s / √n`, s from the sample (n - 1). A few equal rewards do not show how
     much others differ, so they get no interval."""
-    if worth is None or worth.rewarded < 1:
-        return Point(became.version, became.state, became.was_live, 0, None, None, None)
-    n = worth.rewarded
-    mean = worth.reward_sum / n
-    variance = max(0.0, worth.reward_squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
+    if rewards is None or rewards.rewarded < 1:
+        return Point(version.version, version.state, version.was_live, 0, None, None, None)
+    n = rewards.rewarded
+    mean = rewards.reward_sum / n
+    variance = max(0.0, rewards.reward_squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
     if variance <= ROUNDING * mean * mean and n < LEAST_ALIKE:
-        return Point(became.version, became.state, became.was_live, n, mean, None, None)
+        return Point(version.version, version.state, version.was_live, n, mean, None, None)
     half = t_95(n - 1) * math.sqrt(variance / n)
-    return Point(became.version, became.state, became.was_live, n, mean, mean - half, mean + half)
+    return Point(version.version, version.state, version.was_live, n, mean, mean - half, mean + half)
 
 
 def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[str, Any]:

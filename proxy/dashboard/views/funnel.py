@@ -13,11 +13,11 @@ Stage = Literal["recorded", "usable", "ended", "rewarded", "grouped", "scored", 
 
 STAGES: tuple[tuple[Stage, str], ...] = (
     ("recorded", "Every trajectory that began in this time."),
-    ("usable", "May be trained on: captured exactly, and nobody asked not to."),
-    ("ended", "Over: by feedback, by an explicit end, or by idleness."),
-    ("rewarded", "Feedback, a reward function or a judge said what it was worth."),
-    ("grouped", "Has others, or a baseline, to be compared with."),
-    ("scored", "Differs from what it is compared with: there is something to learn."),
+    ("usable", "May be trained on: recorded exactly, and not excluded by the app or the settings."),
+    ("ended", "Ended by feedback, by an explicit end, or after it was idle."),
+    ("rewarded", "Has a reward from feedback, a reward function or a judge."),
+    ("grouped", "Can be compared with other attempts, or with a baseline."),
+    ("scored", "Its reward differs from what it is compared with, so there is something to learn."),
     ("trained", "A step has trained on it."),
 )
 """Name and meaning."""
@@ -29,7 +29,7 @@ CLAIMED = "claimed"
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
+class DropOut:
     """Trajectories that did not reach a stage, for one reason."""
 
     reason: str
@@ -41,75 +41,87 @@ class Fallen:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class FunnelStage:
     """A stage, and the trajectories that did not reach it."""
 
     stage: Stage
     meaning: str
     trajectories: int
-    fallen: tuple[Fallen, ...]
+    drop_outs: tuple[DropOut, ...]
     """The largest number first."""
 
     @property
     def lost(self) -> int:
         """Return how many reached the previous stage, but not this one."""
-        return sum(one.trajectories for one in self.fallen)
+        return sum(one.trajectories for one in self.drop_outs)
 
 
 _WAITS = frozenset({Why.NO_REWARD, Why.GROUP_OPEN, Why.NO_GROUP, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING})
 
 _FALLS: dict[Why, tuple[Stage, str]] = {
-    Why.SPLIT_EVAL: ("usable", "As asked: leave out `X-Split: eval` where it should be learned from."),
-    Why.NO_TRAIN: ("usable", "As asked: leave out `X-No-Train`, or `privacy.no_train` in the settings."),
-    Why.OTHER_POLICY: ("usable", "Give calls to other policies, auxiliary ones too, a trajectory of their own."),
-    Why.SUPERSEDED: ("usable", "Nothing: the retry took its place."),
+    Why.SPLIT_EVAL: ("usable", "Intended. To train on such calls, leave out `X-Split: eval`."),
+    Why.NO_TRAIN: (
+        "usable",
+        "Intended. To train on such calls, leave out `X-No-Train`, or `privacy.no_train` in the settings.",
+    ),
+    Why.OTHER_POLICY: ("usable", "Give calls to other policies, auxiliary calls too, a trajectory of their own."),
+    Why.SUPERSEDED: ("usable", "Nothing to do: the retry replaced it."),
     Why.TRAJECTORY_OVER: ("usable", "Post feedback after the last turn, or with `final: false`."),
     Why.DEMONSTRATION: ("usable", "A supervised step can imitate it: `whetstone step --imitate`."),
     Why.IMPORTED: ("usable", "A supervised step can imitate it: `whetstone step --imitate`."),
-    Why.EMPTY: ("usable", "Nothing was said in it."),
-    Why.GREEDY: ("usable", "Ask with a temperature above 0; 1.0 learns best."),
+    Why.EMPTY: ("usable", "Nothing to do: it has no completion."),
+    Why.GREEDY: ("usable", "Use a temperature above 0; 1.0 learns best."),
     Why.FIXED_SEED: ("usable", "Leave out seed, or vary it between attempts."),
-    Why.SAMPLING_BENT: ("usable", "Leave out the parameter it names: only plain sampling can be weighed exactly."),
+    Why.SAMPLING_BENT: (
+        "usable",
+        "Leave out the parameter that the reason names: only plain sampling can be trained on exactly.",
+    ),
     Why.ABORTED: ("usable", "The app hung up: read streams to their end, raise the client's timeout."),
     Why.ERROR: ("usable", "See the completion's error; vLLM's log has more."),
-    Why.NO_TOKEN_IDS: ("usable", "The server did not return ids: ask through chat or completions, without echo."),
+    Why.NO_TOKEN_IDS: ("usable", "The server did not return ids: use chat or completions, without echo."),
     Why.NO_LOGPROBS: ("usable", "The server did not return logprobs: leave out echo, check its version."),
     Why.REDACTED: ("usable", "`privacy.keep_redacted_ids` trains on such calls, and keeps their text in ids."),
-    Why.FAULT: ("usable", "Look into the judging worker's log and report it."),
+    Why.FAULT: ("usable", "Find the error in the judging worker's log and report it."),
     Why.NO_REWARD: ("rewarded", "Post feedback, name a reward function, or have a judge rank its group."),
-    Why.GROUP_OPEN: ("grouped", "Wait for its siblings; `X-Group-Size` or `POST /v1/groups/{id}/close` ends that."),
-    Why.NO_GROUP: ("grouped", "Send `X-Group-Id`, ask the same prompt several times, or keep a baseline."),
-    Why.TOO_FEW: ("grouped", "Reward more attempts at the same thing, or keep a `learning.<policy>.baseline`."),
+    Why.GROUP_OPEN: ("grouped", "Wait for its siblings; `X-Group-Size` or `POST /v1/groups/{id}/close` ends the wait."),
+    Why.NO_GROUP: ("grouped", "Send `X-Group-Id`, send the same prompt several times, or use a baseline."),
+    Why.TOO_FEW: ("grouped", "Reward more attempts at the same task, or use a `learning.<policy>.baseline`."),
     Why.LATE: ("grouped", "Post rewards sooner, or raise `groups.deadline_s`."),
-    Why.GROUP_UNIFORM: ("scored", "All did equally well: harder or easier tasks, finer rewards, more attempts."),
+    Why.GROUP_UNIFORM: (
+        "scored",
+        "All rewards are equal: try harder or easier tasks, finer rewards, or more attempts.",
+    ),
     Why.REWARD_TOO_LARGE: ("scored", "Keep rewards on one scale, such as 0 to 1."),
-    Why.JUDGE_NOISE: ("scored", "The attempts look alike to the judge: a sharper rubric, or a better judge."),
+    Why.JUDGE_NOISE: (
+        "scored",
+        "The judge cannot tell the attempts apart: use a more precise rubric, or a better judge.",
+    ),
     Why.WAITING_STEP: ("trained", "The next step takes it."),
-    Why.POLICY_NOT_TRAINING: ("trained", "Let it train: `whetstone policies train on`."),
+    Why.POLICY_NOT_TRAINING: ("trained", "Turn training on: `whetstone policies train on`."),
     Why.STEP_FAILED: ("trained", "See the step's error."),
-    Why.ALREADY_TRAINED: ("trained", "Nothing: a step has trained on it."),
+    Why.ALREADY_TRAINED: ("trained", "Nothing to do: a step has trained on it."),
     Why.TOO_LONG: ("trained", "Raise `trainer.max_row_tokens`, as far as memory allows."),
     Why.STALE: ("trained", "Post rewards sooner, or raise `trainer.max_staleness`."),
-    Why.OFF_LINEAGE: ("trained", "It was spoken by a version that was rolled back; nothing to do."),
+    Why.OFF_LINEAGE: ("trained", "Nothing to do: the version that sampled it was rolled back."),
 }
 """Reason -> the first stage that such a trajectory does not reach, and the remedy."""
 
 
-def funnel(counts: Iterable[tuple[str, str | None, int]]) -> list[Reached]:
+def funnel(counts: Iterable[tuple[str, str | None, int]]) -> list[FunnelStage]:
     """Return the stages. `counts`: state, `why_not_trained` (without the part after a colon) and number."""
-    fallen: dict[Stage, dict[str, int]] = {stage: {} for stage, _ in STAGES}
+    drop_outs: dict[Stage, dict[str, int]] = {stage: {} for stage, _ in STAGES}
     total = 0
     for state, reason, trajectories in counts:
         total += trajectories
         if state != "trained":
-            stage, named = _fell(state, reason)
-            fallen[stage][named] = fallen[stage].get(named, 0) + trajectories
-    reached, left = [], total
+            stage, named = _drop_out_stage(state, reason)
+            drop_outs[stage][named] = drop_outs[stage].get(named, 0) + trajectories
+    stages, left = [], total
     for stage, meaning in STAGES:
-        out = sorted((_fallen(name, count) for name, count in fallen[stage].items() if count > 0), key=_most_first)
+        out = sorted((_drop_out(name, count) for name, count in drop_outs[stage].items() if count > 0), key=_most_first)
         left -= sum(one.trajectories for one in out)
-        reached.append(Reached(stage, meaning, left, tuple(out)))
-    return reached
+        stages.append(FunnelStage(stage, meaning, left, tuple(out)))
+    return stages
 
 
 def remedy_of(reason: str | None) -> str | None:
@@ -124,7 +136,7 @@ def meaning_of(reason: str | None) -> str | None:
     return None if known is None else known.meaning
 
 
-def _fell(state: str, reason: str | None) -> tuple[Stage, str]:
+def _drop_out_stage(state: str, reason: str | None) -> tuple[Stage, str]:
     known = _known(reason)
     if state == "claimed":
         return "trained", CLAIMED
@@ -135,15 +147,21 @@ def _fell(state: str, reason: str | None) -> tuple[Stage, str]:
     return _FALLS[known][0], known.value
 
 
-def _fallen(reason: str, trajectories: int) -> Fallen:
+def _drop_out(reason: str, trajectories: int) -> DropOut:
     if reason == ONGOING:
-        return Fallen(reason, "It goes on.", "It ends by feedback, an explicit end, or idleness.", True, trajectories)
+        return DropOut(
+            reason,
+            "It has not ended yet.",
+            "It ends by feedback, by an explicit end, or after it is idle.",
+            True,
+            trajectories,
+        )
     if reason == CLAIMED:
-        return Fallen(reason, "A step has it now.", "Wait for the step's end.", True, trajectories)
+        return DropOut(reason, "A step is using it now.", "Wait for the step's end.", True, trajectories)
     known = _known(reason)
     if known is None:
-        return Fallen(reason, "Another version of Whetstone wrote this reason.", "", False, trajectories)
-    return Fallen(reason, known.meaning, _FALLS[known][1], known in _WAITS, trajectories)
+        return DropOut(reason, "Another version of Whetstone wrote this reason.", "", False, trajectories)
+    return DropOut(reason, known.meaning, _FALLS[known][1], known in _WAITS, trajectories)
 
 
 def _known(reason: str | None) -> Why | None:
@@ -151,5 +169,5 @@ def _known(reason: str | None) -> Why | None:
     return next((one for one in Why if one.value == name), None)
 
 
-def _most_first(one: Fallen) -> tuple[int, str]:
+def _most_first(one: DropOut) -> tuple[int, str]:
     return (-one.trajectories, one.reason)

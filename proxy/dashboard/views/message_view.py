@@ -6,7 +6,7 @@ page must not fetch an address that an app has sent.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,18 +75,13 @@ def messages_of(values: Any, most_characters: int = MOST_CHARACTERS) -> list[Mes
     return [_message(value, most_characters) for value in several]
 
 
-def text_of(messages: Sequence[Message]) -> str:
-    """Return all their text, for a line in a list."""
-    return " ".join(part.text for message in messages for part in message.parts if part.kind == "text")
-
-
 def marked(text: str) -> list[tuple[str, bool]]:
     """Return a text in pieces, each with whether it is a redaction mark."""
     pieces, at = [], 0
-    for found in REDACTED.finditer(text):
-        pieces += [(text[at : found.start()], False)] if found.start() > at else []
-        pieces.append((found[0], True))
-        at = found.end()
+    for match in REDACTED.finditer(text):
+        pieces += [(text[at : match.start()], False)] if match.start() > at else []
+        pieces.append((match[0], True))
+        at = match.end()
     return [*pieces, (text[at:], False)] if at < len(text) or not pieces else pieces
 
 
@@ -107,15 +102,15 @@ def _message(value: Any, most: int) -> Message:
     if kind == "reasoning" and "role" not in value:
         return Message("assistant", tuple(_thinking(value, most)))
     if "role" not in value:
-        told = value.get("prompt", value)
-        return Message("prompt", (_part("text" if isinstance(told, str) else "json", told, most),))
+        prompt = value.get("prompt", value)
+        return Message("prompt", (_part("text" if isinstance(prompt, str) else "json", prompt, most),))
     role = str(value["role"])
     role = _ROLES.get(role, role)[:MOST_NAME]
-    parts = tuple(part for part, _ in zip(_said(value, role, most), range(MOST_PARTS), strict=False))
+    parts = tuple(part for part, _ in zip(_role_parts(value, role, most), range(MOST_PARTS), strict=False))
     return Message(role, parts, str(value.get("name") or "")[:MOST_NAME])
 
 
-def _said(value: Mapping[str, Any], role: str, most: int) -> Iterator[Part]:
+def _role_parts(value: Mapping[str, Any], role: str, most: int) -> Iterator[Part]:
     for field in ("reasoning_content", "reasoning", "thinking"):
         if value.get(field):
             yield _part("thinking", value[field], most)
@@ -167,10 +162,10 @@ def _results(one: Mapping[str, Any], most: int) -> Iterator[Part]:
 
 
 def _thinking(one: Mapping[str, Any], most: int) -> Iterator[Part]:
-    told = one.get("thinking", one.get("text"))
-    if told is None and isinstance(one.get("summary"), list):
-        told = "\n".join(str(piece.get("text", "")) for piece in one["summary"] if isinstance(piece, Mapping))
-    yield _part("thinking", told or "(only its provider can read it)", most)
+    text = one.get("thinking", one.get("text"))
+    if text is None and isinstance(one.get("summary"), list):
+        text = "\n".join(str(piece.get("text", "")) for piece in one["summary"] if isinstance(piece, Mapping))
+    yield _part("thinking", text or "(only its provider can read it)", most)
 
 
 def _call(one: Any, most: int) -> Part:
@@ -178,8 +173,8 @@ def _call(one: Any, most: int) -> Part:
         return _part("json", one, most)
     made = one.get("function")
     made = made if isinstance(made, Mapping) else one
-    told = made.get("arguments", made.get("input", made.get("parameters")))
-    return _part("call", _read_json(told), most, str(made.get("name") or "a tool"))
+    arguments = made.get("arguments", made.get("input", made.get("parameters")))
+    return _part("call", _read_json(arguments), most, str(made.get("name") or "a tool"))
 
 
 def _media(one: Mapping[str, Any]) -> str:
@@ -192,10 +187,10 @@ def _media(one: Mapping[str, Any]) -> str:
         if isinstance(data, str):
             return f"{kind}, {_size(len(data))}".lstrip(", ")
         inner = inner.get("url") or inner.get("file_id") or inner.get("filename") or ""
-    told = str(inner)
-    if told.startswith("data:"):
-        return f"{told[5:60].split(';')[0].split(',')[0]}, {_size(len(told))}"
-    return told[:200] or "no address"
+    address = str(inner)
+    if address.startswith("data:"):
+        return f"{address[5:60].split(';')[0].split(',')[0]}, {_size(len(address))}"
+    return address[:200] or "no address"
 
 
 def _size(base64_characters: int) -> str:
@@ -223,11 +218,11 @@ def _part(kind: Kind, value: Any, most: int, name: str = "") -> Part:
 
 def indented(value: Any, most: int) -> str:
     """Return the beginning of a value as indented JSON: the whole may be a thousand times as long as the original."""
-    told: list[str] = []
+    pieces: list[str] = []
     size = 0
     for piece in _PRETTY.iterencode(value):
-        told.append(piece)
+        pieces.append(piece)
         size += len(piece)
         if size >= most:
             break
-    return "".join(told)[:most]
+    return "".join(pieces)[:most]

@@ -21,7 +21,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     """A text compared with the best one."""
 
     runs: tuple[Run, ...]
@@ -33,24 +33,24 @@ class Compared:
         return all(run.kind == "same" for run in self.runs)
 
 
-class Comparing:
+class Comparer:
     """Compares texts with the best one, within a total time: difflib takes long for some differences."""
 
     def __init__(self, best: str, most_s: float = 0.08) -> None:
         self._best = best
         self._until_s = time.perf_counter() + most_s
 
-    def __call__(self, other: str) -> Compared | None:
+    def __call__(self, other: str) -> Comparison | None:
         """Return how `other` differs from the best text; None if the texts are too long, or the time is over."""
         if self._best == other:
-            return Compared((Run("same", other),) if other else (), "words")
+            return Comparison((Run("same", other),) if other else (), "words")
         if time.perf_counter() > self._until_s:
             return None
         words = _WORD.findall(self._best), _WORD.findall(other)
         if max(map(len, words)) <= MOST_PIECES:
-            return Compared(_runs(*words), "words")
+            return Comparison(_runs(*words), "words")
         lines = self._best.splitlines(keepends=True), other.splitlines(keepends=True)
-        return Compared(_runs(*lines), "lines") if max(map(len, lines)) <= MOST_PIECES else None
+        return Comparison(_runs(*lines), "lines") if max(map(len, lines)) <= MOST_PIECES else None
 
 
 def _runs(best: Sequence[str], other: Sequence[str]) -> tuple[Run, ...]:

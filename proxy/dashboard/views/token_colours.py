@@ -31,7 +31,7 @@ class Token:
 
 
 def level(logprob: float) -> int:
-    """Return 0 for a likely token, up to 4 for the most surprising ones."""
+    """Return 0 for a likely token, up to 4 for the most surprising tokens."""
     probability = math.exp(min(0.0, logprob))
     return next((place for place, least in enumerate(LEAST_PROBABILITY) if probability >= least), 4)
 

@@ -14,7 +14,7 @@ from proxy.dashboard.views.message_view import MOST_CHARACTERS, Message, indente
 from proxy.dashboard.views.token_colours import Tint, Token, tinted
 
 MOST_MESSAGES = 30
-"""Most messages of a request; the first and the last ones are shown."""
+"""Most messages of a request; the first and the last messages are shown."""
 FIRST_MESSAGES = 5
 MOST_TOKENS = 8_000
 """Most tokens on a page, over all answers that are shown token by token."""
@@ -22,7 +22,7 @@ WHOLE_CHARACTERS = 200_000
 WHOLE_MESSAGES = 2_000
 WHOLE_TOKENS = 40_000
 """The bounds of a turn that is shown alone."""
-UNSAID = frozenset({"metadata", "user", "messages", "model"})
+SHOWN_ELSEWHERE = frozenset({"metadata", "user", "messages", "model"})
 """Fields of a request that are shown elsewhere on the page."""
 
 Spell = Callable[[str, Sequence[int]], Sequence[str] | None]
@@ -72,10 +72,10 @@ class Turn:
     """More details: name and value."""
     note: str | None
     """Set where its prompt does not continue the previous turn."""
-    asked: tuple[Message, ...]
+    request: tuple[Message, ...]
     left_out: int
     """Messages of the request that are not shown; they come after the first `FIRST_MESSAGES`."""
-    said: Message | None
+    answer: Message | None
     tools: tuple[tuple[str, str], ...]
     """Name and definition, if the request's tools differ from the previous turn's."""
     redactions: int
@@ -131,7 +131,7 @@ def _turn(
     # Token ids that the settings keep (`privacy.keep_redacted_ids`) would spell the redacted text.
     is_redacted = bool(row["redactions"])
     texts = spell(row["policy"], ids) if wanted and not is_redacted else None
-    asked, left_out = _asked(row["new_messages"], bounds)
+    request, left_out = _request_messages(row["new_messages"], bounds)
     return Turn(
         id=row["id"],
         number=row["turn"],
@@ -150,9 +150,9 @@ def _turn(
         created_at=row["created_at"],
         about=_about(row),
         note=_note(row, places),
-        asked=asked,
+        request=request,
         left_out=left_out,
-        said=said_of(row, bounds.characters),
+        answer=answer_of(row, bounds.characters),
         tools=_tools(row["tools"], bounds.characters),
         redactions=row["redactions"] or 0,
         tokens=tuple(tinted(texts, ids, logprobs, tint, advantage)) if wanted else (),
@@ -163,7 +163,7 @@ def _turn(
     )
 
 
-def said_of(row: Mapping[str, Any], most_characters: int = MOST_CHARACTERS) -> Message | None:
+def answer_of(row: Mapping[str, Any], most_characters: int = MOST_CHARACTERS) -> Message | None:
     """Return the answer: the message, else the text of a text completion."""
     response = row["response"]
     if isinstance(response, dict) and response:
@@ -176,7 +176,7 @@ def said_of(row: Mapping[str, Any], most_characters: int = MOST_CHARACTERS) -> M
     return None
 
 
-def _asked(values: Any, bounds: Bounds) -> tuple[tuple[Message, ...], int]:
+def _request_messages(values: Any, bounds: Bounds) -> tuple[tuple[Message, ...], int]:
     several = values if isinstance(values, list) else [] if values is None else [values]
     left_out = max(0, len(several) - bounds.messages)
     if left_out:
@@ -185,21 +185,21 @@ def _asked(values: Any, bounds: Bounds) -> tuple[tuple[Message, ...], int]:
 
 
 def _tools(values: Any, most: int) -> tuple[tuple[str, str], ...]:
-    told = []
+    tools = []
     for tool in values if isinstance(values, list) else []:
         inner = tool.get("function", tool) if isinstance(tool, dict) else tool
         name = inner.get("name") or inner.get("type") if isinstance(inner, dict) else None
-        told.append((str(name or "a tool")[:most], indented(inner, most)))
-    return tuple(told)
+        tools.append((str(name or "a tool")[:most], indented(inner, most)))
+    return tuple(tools)
 
 
 def _note(row: Mapping[str, Any], places: Mapping[str, tuple[str, int]]) -> str | None:
     if row["follows"] is None:
-        return "The app sent a new prompt: nothing of the turns before stands in it." if row["turn"] else None
+        return "The app sent a new prompt that contains none of the earlier turns." if row["turn"] else None
     trajectory, turn = places.get(row["follows"], (None, None))
     if turn is None or turn == row["turn"] - 1:
         return None
-    return f"Goes on from turn {turn + 1}." if trajectory is not None else None
+    return f"Continues turn {turn + 1}." if trajectory is not None else None
 
 
 def _least(logprobs: Sequence[float] | None, texts: Sequence[str] | None) -> Least | None:
@@ -210,14 +210,14 @@ def _least(logprobs: Sequence[float] | None, texts: Sequence[str] | None) -> Lea
 
 
 def _about(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    sampling = {name: value for name, value in (row["sampling"] or {}).items() if name not in UNSAID}
+    sampling = {name: value for name, value in (row["sampling"] or {}).items() if name not in SHOWN_ELSEWHERE}
     named = (
         ("completion", row["id"]),
-        ("the app's id", row["upstream_id"]),
-        ("asked with", msgspec.json.encode(sampling).decode()[:2_000] if sampling else None),
+        ("id in the response", row["upstream_id"]),
+        ("parameters", msgspec.json.encode(sampling).decode()[:2_000] if sampling else None),
         ("key", row["key_id"]),
         ("end user", row["end_user"]),
-        ("repeats", row["retry_of"]),
+        ("retry of", row["retry_of"]),
         ("choice", str(row["choice"]) if row["choice"] else None),
         ("redactions", str(row["redactions"]) if row["redactions"] else None),
     )

@@ -119,7 +119,7 @@ def test_a_conversation_is_shown_as_it_was(filled: RunningProxy) -> None:
     said = words(page)
     assert "When does this one arrive?" in said and "image/png, 2 KiB" in said
     assert "look_up" in said and '"train": "ICE 17"' in said and "I need the timetable." in said
-    assert '<mark class="redacted" title="taken out before it was written">[email]</mark>' in page
+    assert '<mark class="redacted" title="removed before it was stored">[email]</mark>' in page
     assert "aborted" in said and "no_reward" in said and "Post feedback" in said
 
 
@@ -208,13 +208,13 @@ def test_what_people_say_is_feedback(
     answer = filled.client.post(f"/ui/reviews/{name}", data=form | {"csrf": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/reviews")
     assert said_of(filled, name) == [kept]
-    assert "Noted" in words(get(filled, "/ui/reviews"))
+    assert "Saved" in words(get(filled, "/ui/reviews"))
 
 
 def test_what_was_told_of_is_asked_no_more(looked_at: RunningProxy) -> None:
     assert "to-look-at" in words(get(looked_at, "/ui/reviews"))
     looked_at.client.post("/v1/feedback", json={"trajectory_id": "to-look-at", "thumbs": "up"})
-    assert "Nothing waits to be looked at" in words(get(looked_at, "/ui/reviews"))
+    assert "No attempts wait for a review" in words(get(looked_at, "/ui/reviews"))
 
 
 @pytest.mark.parametrize("reward", ["", "much", "nan", "inf", "1e300"])
@@ -268,7 +268,7 @@ def test_trajectories_are_found_by_what_is_told_of_them(looked_at: RunningProxy)
     for query, found in FOUND:
         page = get(looked_at, f"/ui/trajectories?{query}")
         assert (set(ids_in(page, "trajectories")) if found else set()) == found, query
-        assert ("Nothing is like that" in page) == (not found), query
+        assert ("No matching trajectories" in page) == (not found), query
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_anything_is_found_by_its_whole_id(filled: RunningProxy, name: str, kind
     page = get(filled, f"/ui/trajectories?id={name}")
     rows = re.findall(r"<tr><td>(\w+)</td>", page)
     assert rows == kinds
-    assert ("Nothing here has that id" in page) == (not kinds)
+    assert ("Nothing has this id" in page) == (not kinds)
 
 
 def test_answers_are_found_by_their_words(filled: RunningProxy) -> None:
     page = get(filled, "/ui/trajectories?text=TIMETABLE&state=trained")
     assert "<mark>timetable</mark>" in page and "trains-17-4" in page
-    assert "No answer has these words" in get(filled, "/ui/trajectories?text=%25%25%25")
+    assert "No answer contains this text" in get(filled, "/ui/trajectories?text=%25%25%25")
 
 
 def test_a_list_goes_on_where_it_ended_and_skips_nothing(looked_at: RunningProxy) -> None:

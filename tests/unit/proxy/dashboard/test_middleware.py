@@ -198,7 +198,7 @@ def test_no_form_is_taken_that_is_not_ours(plain_proxy: RunningProxy, person: Pe
     for path in (re.sub(r"\{[^}]+\}", "starter", action.path) for action in ACTIONS):
         for fields in ({}, {"csrf": ""}, {"csrf": foreign}):
             answer = person.client.post(path, data={"state": "paused", **fields})
-            assert answer.status_code == 403 and "this form is not of your present session" in answer.text
+            assert answer.status_code == 403 and "this form does not belong to your current session" in answer.text
         assert person.get(path).status_code in (404, 200), "a link does nothing"
     (row,) = plain_proxy.rows(schema.policies)
     assert row.state == "recording"
@@ -240,7 +240,7 @@ def test_what_an_action_says_is_read_once_and_never_as_html(person: Person) -> N
 
 @pytest.mark.parametrize("value", ["", "x", "!!!", "gICA", "\x00"])
 def test_a_spoilt_word_of_the_last_page_is_nothing(value: str) -> None:
-    assert session.read_told(value) is None
+    assert session.decode_notice(value) is None
 
 
 def test_only_assets_are_served(person: Person) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from proxy.dashboard.pages.search import around, read_wanted
+from proxy.dashboard.pages.search import around, read_criteria
 from proxy.dashboard.queries.newest import Place, read_place
 from proxy.dashboard.views import funnel
-from proxy.dashboard.views.funnel import STAGES, Fallen
-from proxy.dashboard.views.text_diff import MOST_PIECES, Comparing, Run
+from proxy.dashboard.views.funnel import STAGES, DropOut
+from proxy.dashboard.views.text_diff import MOST_PIECES, Comparer, Run
 from proxy.dashboard.views.token_colours import MOST_ALONE, level, look_of, tinted
 from proxy.dashboard.vocabulary import Vocabularies
 from tests.unit.proxy.ui_scene import ids_of
@@ -22,7 +22,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def test_words_that_differ_stand_beside_each_other() -> None:
-    compared = Comparing("It arrives at 12:15 sharp.")("It arrives at 12:05 sharp.")
+    compared = Comparer("It arrives at 12:15 sharp.")("It arrives at 12:05 sharp.")
     assert compared is not None and compared.by == "words" and not compared.alike
     assert compared.runs == (
         Run("same", "It arrives at"),
@@ -36,27 +36,27 @@ def test_words_that_differ_stand_beside_each_other() -> None:
     ("best", "other"), [("a b", "b c"), ("", "x"), ("x", ""), ("one\ntwo", "one\n\ntwo "), ("é 漢", "漢")]
 )
 def test_what_is_shown_is_all_of_both(best: str, other: str) -> None:
-    compared = Comparing(best)(other)
+    compared = Comparer(best)(other)
     assert compared is not None
     assert "".join(run.text for run in compared.runs if run.kind != "missing") == other
     assert "".join(run.text for run in compared.runs if run.kind != "own") == best or best.split() == other.split()
 
 
 def test_equal_answers_are_alike() -> None:
-    compared = Comparing("x y")("x y")
+    compared = Comparer("x y")("x y")
     assert compared is not None and compared.alike
 
 
 def test_long_texts_are_compared_by_lines_and_very_long_ones_not_at_all() -> None:
     lines = [f"line {number} " + "word " * 20 for number in range(100)]
-    compared = Comparing("\n".join(lines))("\n".join([*lines[:50], "another", *lines[50:]]))
+    compared = Comparer("\n".join(lines))("\n".join([*lines[:50], "another", *lines[50:]]))
     assert compared is not None and compared.by == "lines"
     assert [run.text for run in compared.runs if run.kind == "own"] == ["another\n"]
-    assert Comparing("x\n" * (MOST_PIECES + 1))("y\n" * (MOST_PIECES + 1)) is None
+    assert Comparer("x\n" * (MOST_PIECES + 1))("y\n" * (MOST_PIECES + 1)) is None
 
 
 def test_what_takes_too_long_is_left() -> None:
-    compare = Comparing("a b c", most_s=0.0)
+    compare = Comparer("a b c", most_s=0.0)
     assert compare("a b d") is None
     assert compare("a b c") is not None, "equal texts cost nothing"
 
@@ -178,10 +178,10 @@ def test_an_id_that_the_vocabulary_does_not_know_leaves_all_unspelled() -> None:
 def test_each_reason_has_a_stage_and_a_remedy() -> None:
     names = [stage for stage, _ in STAGES]
     for reason in WhyNotTrained:
-        (told,) = [one for one in funnel.funnel([("rewarded", reason.value, 3)]) if one.fallen]
+        (told,) = [one for one in funnel.funnel([("rewarded", reason.value, 3)]) if one.drop_outs]
         assert told.stage in names[1:]
-        assert told.fallen[0].meaning == reason.meaning
-        assert told.fallen[0].remedy == funnel.remedy_of(reason.value) != ""
+        assert told.drop_outs[0].meaning == reason.meaning
+        assert told.drop_outs[0].remedy == funnel.remedy_of(reason.value) != ""
         assert told.lost == 3
 
 
@@ -206,14 +206,19 @@ def test_a_trajectory_falls_out_once_at_the_first_thing_it_lacks() -> None:
         )
     }
     assert [stages[name].trajectories for name, _ in STAGES] == [41, 29, 27, 20, 14, 10, 5]
-    assert [(one.reason, one.trajectories) for one in stages["usable"].fallen] == [
+    assert [(one.reason, one.trajectories) for one in stages["usable"].drop_outs] == [
         ("greedy", 9),
         ("sampling_bent", 2),
         ("of_tomorrow", 1),
     ]
-    assert [(one.reason, one.waits) for one in stages["trained"].fallen] == [("waiting_step", True), ("claimed", True)]
-    assert stages["ended"].fallen == (
-        Fallen("open", "It goes on.", "It ends by feedback, an explicit end, or idleness.", True, 2),
+    assert [(one.reason, one.waits) for one in stages["trained"].drop_outs] == [
+        ("waiting_step", True),
+        ("claimed", True),
+    ]
+    assert stages["ended"].drop_outs == (
+        DropOut(
+            "open", "It has not ended yet.", "It ends by feedback, by an explicit end, or after it is idle.", True, 2
+        ),
     )
 
 
@@ -248,12 +253,12 @@ def test_a_place_that_is_none_is_none(text: str | None) -> None:
     ],
 )
 def test_a_field_that_cannot_be_read_says_what_would_be_right(field: str, value: str) -> None:
-    _, wrong = read_wanted({field: value})
+    _, wrong = read_criteria({field: value})
     assert list(wrong) == [field] and wrong[field]
 
 
 def test_fields_are_read_as_people_write_them() -> None:
-    wanted, wrong = read_wanted(
+    wanted, wrong = read_criteria(
         {"version": "v3", "metadata": " customer = 42 ", "from": "0,5", "since": "2026-01-31"}
         | {"until": "2026-01-31T12:00+01:00"}
     )

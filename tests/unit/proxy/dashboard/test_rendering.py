@@ -6,7 +6,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from proxy.dashboard import rendering
-from proxy.dashboard.error_page import NOBODY
+from proxy.dashboard.error_page import ANONYMOUS
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -50,4 +50,4 @@ def test_a_moment_is_told_from_now(elapsed: timedelta, told: str) -> None:
 
 def test_what_a_template_does_not_get_is_an_error() -> None:
     with pytest.raises(UndefinedError):
-        rendering.renderer().page("error.html", NOBODY, "/ui", NOW, {})
+        rendering.renderer().page("error.html", ANONYMOUS, "/ui", NOW, {})

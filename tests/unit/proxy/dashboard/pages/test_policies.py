@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from migrations import schema
-from proxy.dashboard.queries.policies import Became, Worth
+from proxy.dashboard.queries.policies import VersionRewards, VersionState
 from proxy.dashboard.views import chart_data
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.unit.proxy.dashboard.test_middleware import Person
@@ -80,7 +80,7 @@ def test_a_page_shows_and_what_is_hostile_stays_words(learned: RunningProxy, per
 def test_the_overview_tells_what_the_live_version_is_worth(reader: Person) -> None:
     told = shown(reader.get("/ui/policies"))
     assert "starter training" in told and "Live version 24" in told
-    assert re.search(r"Over version 0 \+0\.\d", told) and "Step 30 promoted" in told
+    assert re.search(r"Gain over version 0 \+0\.\d", told) and "Step 30 promoted" in told
 
 
 def test_a_curve_has_every_version_and_what_became_of_it(reader: Person) -> None:
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_a_page_that_says_so(reader: Person, path: str) -> 
 def test_a_link_that_was_tampered_with_says_what_is_wrong(reader: Person, query: str) -> None:
     answer = reader.get(f"/ui/policies/starter?{query}")
     assert answer.status_code == 400
-    assert "must be a whole number" in answer.text or "no id and no label has a NUL" in answer.text
+    assert "must be a whole number" in answer.text or "ids and labels must not contain a NUL character" in answer.text
 
 
 def test_a_policy_of_which_nothing_is_recorded_teaches_what_to_do(proxy: RunningProxy, person: Person) -> None:
@@ -140,7 +140,7 @@ def test_a_policy_that_only_records_says_how_it_would_train(proxy: RunningProxy,
 def test_a_policy_trains_records_and_pauses(learned: RunningProxy, person: Person) -> None:
     for state, said in (
         ("paused", "is paused"),
-        ("recording", "only records from"),
+        ("recording", "is only recorded from now on"),
         ("training", "trains from now on"),
     ):
         answer = person.send("/ui/policies/starter/state", state=state, to="/ui/policies")
@@ -182,21 +182,21 @@ def test_what_is_refused_is_said_on_the_page_it_came_from(learned: RunningProxy,
 
 def test_a_step_is_asked_for_once(learned: RunningProxy, person: Person) -> None:
     person.send("/ui/policies/starter/step")
-    assert "a step of starter is asked for" in shown(person.get("/ui/policies/starter"))
+    assert "a step of starter was requested" in shown(person.get("/ui/policies/starter"))
     person.send("/ui/policies/starter/step")
     assert "is asked for already" in shown(person.get("/ui/policies/starter"))
 
 
 def test_the_interval_is_that_of_the_mean() -> None:
     """Rewards 0, 1, 1, 2: mean 1, sample variance 2/3, standard error sqrt(2/3/4)."""
-    (point,) = chart_data.points([Became(3, "live", True)], [Worth(3, 4, 4.0, 6.0)])
+    (point,) = chart_data.points([VersionState(3, "live", True)], [VersionRewards(3, 4, 4.0, 6.0)])
     half = 3.1824 * (2 / 3 / 4) ** 0.5
     assert (point.mean, point.low, point.high) == (1.0, pytest.approx(1 - half), pytest.approx(1 + half))
 
 
 def test_one_reward_has_no_interval_and_none_no_mean() -> None:
-    became = [Became(0, "retired", True), Became(1, "live", True)]
-    none, one = chart_data.points(became, [Worth(1, 1, 0.5, 0.25)])
+    states = [VersionState(0, "retired", True), VersionState(1, "live", True)]
+    none, one = chart_data.points(states, [VersionRewards(1, 1, 0.5, 0.25)])
     assert (none.mean, none.low, none.rewarded) == (None, None, 0)
     assert (one.mean, one.low, one.high) == (0.5, None, None)
 

@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 
 from migrations import schema
 from proxy.dashboard.queries import newest as store_newest
-from proxy.dashboard.queries.newest import Found, Place, newest
+from proxy.dashboard.queries.newest import Place, RowPage, newest
 from tests.conftest import Seed
 
 ROWS = 90
@@ -23,9 +23,9 @@ def walked(seed: Seed) -> Engine:
     return seed.engine
 
 
-def pages(engine: Engine, *kept: str, rows_at_once: int = 4, most_s: float = 60.0) -> list[Found]:
+def pages(engine: Engine, *kept: str, rows_at_once: int = 4, most_s: float = 60.0) -> list[RowPage]:
     """All pages of the list, the first first."""
-    found: list[Found] = []
+    found: list[RowPage] = []
     before: Place | None = None
     with engine.connect() as connection:
         while not found or before is not None:
@@ -38,7 +38,7 @@ def pages(engine: Engine, *kept: str, rows_at_once: int = 4, most_s: float = 60.
     return found
 
 
-def ids(found: list[Found]) -> list[str]:
+def ids(found: list[RowPage]) -> list[str]:
     return [row["id"] for page in found for row in page.rows]
 
 

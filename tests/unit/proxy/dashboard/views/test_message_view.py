@@ -13,7 +13,6 @@ from proxy.dashboard.views.message_view import (
     marked,
     messages_of,
     shortened,
-    text_of,
 )
 from tests.unit.proxy.ui_scene import HOSTILE
 
@@ -140,7 +139,6 @@ def test_a_line_in_a_list_is_short() -> None:
     assert shortened("a  b\nc", 10) == "a b c"
     assert shortened("word " * 50, 20).endswith("…")
     assert len(shortened(HOSTILE * 20, 30)) <= 30
-    assert text_of(messages_of([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])) == "a b"
 
 
 def test_no_message_is_none() -> None:
