@@ -28,13 +28,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 def browser() -> "Iterator[Browser]":
     from playwright.sync_api import sync_playwright
 
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    browser_path = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if browser_path is None:
         pytest.fail("these tests did not run: no Chromium here; `apt-get install chromium` brings one", pytrace=False)
     # A container has no sandbox of its own to give.
     sandbox = [] if os.geteuid() else ["--no-sandbox"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=sandbox)
+        browser = playwright.chromium.launch(executable_path=browser_path, args=sandbox)
         yield browser
         browser.close()
 

@@ -85,8 +85,8 @@ def test_axe_finds_nothing_wrong(look: Look, visit: Visit, scheme: str) -> None:
     looking.settled()
     page.evaluate("() => document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.evaluate(AXE)
-    found: Any = page.evaluate("(tags) => axe.run(document, { runOnly: { type: 'tag', values: tags } })", list(RULES))
-    assert [_wrong(one) for one in found["violations"]] == []
+    results: Any = page.evaluate("(tags) => axe.run(document, { runOnly: { type: 'tag', values: tags } })", list(RULES))
+    assert [_wrong(one) for one in results["violations"]] == []
 
 
 def _wrong(violation: dict[str, Any]) -> str:
@@ -109,11 +109,11 @@ def test_a_page_is_built_as_it_was(look: Look, visit: Visit) -> None:
     page = looking.go(visit.url)
     looking.settled()
     built = page.evaluate(STRUCTURE)
-    kept = STRUCTURES / (re.sub(r"[^a-z0-9]+", "-", visit.url.removeprefix("/ui/")) + ".json")
+    path = STRUCTURES / (re.sub(r"[^a-z0-9]+", "-", visit.url.removeprefix("/ui/")) + ".json")
     if os.environ.get("WHETSTONE_KEEP"):
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(built, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert built == json.loads(kept.read_text(encoding="utf-8")), "if it is meant: WHETSTONE_KEEP=1 keeps it"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(built, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert built == json.loads(path.read_text(encoding="utf-8")), "if it is meant: WHETSTONE_KEEP=1 keeps it"
 
 
 def test_hostile_words_are_only_words(look: Look) -> None:

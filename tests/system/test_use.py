@@ -179,10 +179,10 @@ def test_with_keys_one_signs_in_and_out(look_at_own: Look, own: RunningProxy) ->
     page = looking.page
     page.goto(looking.url + "/ui/policies/agent")
     assert page.url.endswith("/ui/sign-in?next=/ui/policies/agent")
-    for key, said in (("wsk_no", "opens nothing here"), (app, "needs a key with the scope admin")):
+    for key, message in (("wsk_no", "opens nothing here"), (app, "needs a key with the scope admin")):
         page.get_by_label("API key").fill(key)
         page.keyboard.press("Enter")
-        page.get_by_role("alert").filter(has_text=said).wait_for()
+        page.get_by_role("alert").filter(has_text=message).wait_for()
     # A browser notes answers of 401 and 403 by itself.
     looking.wrong[:] = [one for one in looking.wrong if not re.search("status of 40[13]", one)]
     page.get_by_label("API key").fill(admin)

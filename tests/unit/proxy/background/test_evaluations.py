@@ -44,9 +44,9 @@ def ask(proxy: RunningProxy, source_id: str, name: str = "e", version: int = 1) 
 
 
 def written_tokens(proxy: RunningProxy) -> float:
-    told = re.search(r"^whetstone_recorded_tokens_total (\S+)$", proxy.client.get("/metrics").text, re.MULTILINE)
-    assert told is not None
-    return float(told[1])
+    match = re.search(r"^whetstone_recorded_tokens_total (\S+)$", proxy.client.get("/metrics").text, re.MULTILINE)
+    assert match is not None
+    return float(match[1])
 
 
 def evaluation(proxy: RunningProxy, name: str = "e") -> Any:
@@ -66,12 +66,12 @@ def test_a_prompt_is_answered_by_the_version_that_is_meant_as_it_was_asked(
     proxy: RunningProxy, fake_vllm: FakeVllm
 ) -> None:
     candidate(proxy, fake_vllm)
-    asked = {"temperature": 0.7, "max_tokens": 9, "tools": TOOLS, "user": "ada"}
-    ask(proxy, source(proxy, stream=True, **asked))
+    sampling = {"temperature": 0.7, "max_tokens": 9, "tools": TOOLS, "user": "ada"}
+    ask(proxy, source(proxy, stream=True, **sampling))
     (row,) = proxy.recorded(1, trajectory_id="e")
     body = fake_vllm.requests[-1]
     assert (body["model"], body["priority"], body.get("stream")) == ("starter@v1", PRIORITY, None)
-    assert {name: body[name] for name in asked} == asked
+    assert {name: body[name] for name in sampling} == sampling
     assert (row.policy_version, row.threaded_by, row.token_ids, row.tools) == (1, "evaluation", ANSWER_IDS, TOOLS)
     assert row.new_messages == [{"role": "user", "content": "hi"}]
     (trajectory,) = proxy.rows(schema.trajectories, id="e")
@@ -194,10 +194,10 @@ def test_two_proxies_that_draw_the_same_one_leave_one_answer(
     candidate(proxy, fake_vllm)
     source_id = source(proxy)
 
-    asked_twice = threading.Barrier(2)
+    both_requested = threading.Barrier(2)
 
     def both_at_once(handler: FakeHandler, body: dict[str, Any]) -> None:
-        asked_twice.wait(30)
+        both_requested.wait(30)
         handler.speak(body)
 
     fake_vllm.script = both_at_once

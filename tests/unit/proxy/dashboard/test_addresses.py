@@ -62,14 +62,16 @@ def test_no_forwarded_header_changes_the_address(plain_proxy: RunningProxy, pers
 def test_a_host_with_markup_stays_words(plain_proxy: RunningProxy) -> None:
     key = make_key(plain_proxy, "admin")
     for path in EMPTY:
-        page = asked(plain_proxy, f'GET {path} HTTP/1.1\r\nHost: a"><script>alert(1)</script>\r\nX-Api-Key: {key}\r\n')
+        page = raw_response(
+            plain_proxy, f'GET {path} HTTP/1.1\r\nHost: a"><script>alert(1)</script>\r\nX-Api-Key: {key}\r\n'
+        )
         assert page.startswith("HTTP/1.1 200 ")
         assert "<script>alert" not in page
 
 
 def test_without_a_host_it_names_the_socket_that_was_reached(plain_proxy: RunningProxy) -> None:
     key = make_key(plain_proxy, "admin")
-    page = asked(plain_proxy, f"GET /ui/policies HTTP/1.0\r\nX-Api-Key: {key}\r\n")
+    page = raw_response(plain_proxy, f"GET /ui/policies HTTP/1.0\r\nX-Api-Key: {key}\r\n")
     assert f'base_url="{plain_proxy.url}/v1"' in named(page)
 
 
@@ -79,7 +81,7 @@ def test_a_foreign_host_without_keys_is_never_shown(person: Person) -> None:
         assert answer.status_code == 403 and "OpenAI(" not in answer.text
 
 
-def asked(proxy: RunningProxy, head: str) -> str:
+def raw_response(proxy: RunningProxy, head: str) -> str:
     """What comes back for a head that no client would write."""
     parts = urlsplit(proxy.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:

@@ -104,9 +104,9 @@ def test_attempts_stand_side_by_side_the_best_first(filled: RunningProxy) -> Non
     assert order == [f"trains-17-{place}" for place in range(5)]
     assert "<del> 12:15, for 9:40 plus two hours is 11:40, and 35 minutes more make</del>" in page
     assert "<ins> 12:05.</ins>" in page
-    said = words(page)
-    assert "+1.21" in said and "−0.93" in said and "right, and says why" in said and "strong 0.25 Attempt 3" in said
-    assert "step 1" in said and "Right answers first" in said
+    text = words(page)
+    assert "+1.21" in text and "−0.93" in text and "right, and says why" in text and "strong 0.25 Attempt 3" in text
+    assert "step 1" in text and "Right answers first" in text
 
 
 def test_an_open_group_tells_how_many_members_it_has(filled: RunningProxy) -> None:
@@ -116,11 +116,11 @@ def test_an_open_group_tells_how_many_members_it_has(filled: RunningProxy) -> No
 
 def test_a_conversation_is_shown_as_it_was(filled: RunningProxy) -> None:
     page = get(filled, "/ui/trajectories/agent")
-    said = words(page)
-    assert "When does this one arrive?" in said and "image/png, 2 KiB" in said
-    assert "look_up" in said and '"train": "ICE 17"' in said and "I need the timetable." in said
+    text = words(page)
+    assert "When does this one arrive?" in text and "image/png, 2 KiB" in text
+    assert "look_up" in text and '"train": "ICE 17"' in text and "I need the timetable." in text
     assert '<mark class="redacted" title="removed before it was stored">[email]</mark>' in page
-    assert "aborted" in said and "no_reward" in said and "Post feedback" in said
+    assert "aborted" in text and "no_reward" in text and "Post feedback" in text
 
 
 def test_tokens_are_tinted_as_asked(filled: RunningProxy) -> None:
@@ -137,9 +137,9 @@ def test_tokens_are_tinted_as_asked(filled: RunningProxy) -> None:
 def test_tokens_never_spell_what_redaction_took_out(filled: RunningProxy) -> None:
     scene = Scene(filled.engine, datetime.now(UTC) - timedelta(days=30))
     scene.attempt("kept-ids", None)
-    told = {"role": "assistant", "content": "I am [email]"}
-    said = "I am alice@example.com"
-    scene.says("kept-ids", 0, [{"role": "user", "content": "who?"}], said, redactions=1, response=told)
+    redacted = {"role": "assistant", "content": "I am [email]"}
+    original = "I am alice@example.com"
+    scene.says("kept-ids", 0, [{"role": "user", "content": "who?"}], original, redactions=1, response=redacted)
     page = get(filled, "/ui/trajectories/kept-ids")
     assert "alice" not in words(page) and "[email]</mark>" in page and 'class="tokens ticks"' in page
 
@@ -173,19 +173,19 @@ def test_the_funnel_tells_where_trajectories_fall_out(filled: RunningProxy) -> N
 
 
 def test_feedback_tells_what_became_of_it(filled: RunningProxy) -> None:
-    said = words(get(filled, "/ui/feedback"))
-    assert "step 1 trained on it" in said and "no such trajectory in this project" in said and "2 rewards" in said
+    text = words(get(filled, "/ui/feedback"))
+    assert "step 1 trained on it" in text and "no such trajectory in this project" in text and "2 rewards" in text
     assert "trains-17" not in words(get(filled, "/ui/feedback?state=failed"))
     assert "helpful" in words(get(filled, "/ui/feedback/f000003"))
 
 
 def csrf(page: str) -> str:
-    found = re.search(r'name="csrf" value="([^"]+)"', page)
-    assert found is not None
-    return found[1]
+    match = re.search(r'name="csrf" value="([^"]+)"', page)
+    assert match is not None
+    return match[1]
 
 
-def said_of(proxy: RunningProxy, trajectory_id: str) -> list[tuple[object, ...]]:
+def feedback_on(proxy: RunningProxy, trajectory_id: str) -> list[tuple[object, ...]]:
     f = schema.feedback.c
     query = select(f.source, f.reward, f.comment, f.final).where(f.target_id == trajectory_id)
     with proxy.engine.connect() as connection:
@@ -193,7 +193,7 @@ def said_of(proxy: RunningProxy, trajectory_id: str) -> list[tuple[object, ...]]
 
 
 @pytest.mark.parametrize(
-    ("form", "kept"),
+    ("form", "stored"),
     [
         ({"thumbs": "up", "comment": " short and right ", "reward": ""}, ("thumbs", 1.0, "short and right", True)),
         ({"thumbs": "down", "comment": ""}, ("thumbs", 0.0, None, True)),
@@ -202,12 +202,12 @@ def said_of(proxy: RunningProxy, trajectory_id: str) -> list[tuple[object, ...]]
     ],
 )
 def test_what_people_say_is_feedback(
-    filled: RunningProxy, form: dict[str, str], kept: tuple[str, float, str | None, bool]
+    filled: RunningProxy, form: dict[str, str], stored: tuple[str, float, str | None, bool]
 ) -> None:
-    token, name = csrf(get(filled, "/ui/reviews")), f"reviewed.{kept[0]}.{kept[1]:g}"
+    token, name = csrf(get(filled, "/ui/reviews")), f"reviewed.{stored[0]}.{stored[1]:g}"
     answer = filled.client.post(f"/ui/reviews/{name}", data=form | {"csrf": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/reviews")
-    assert said_of(filled, name) == [kept]
+    assert feedback_on(filled, name) == [stored]
     assert "Saved" in words(get(filled, "/ui/reviews"))
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_reward_is_refused_in_words(filled: RunningProxy, reward: str
     answer = filled.client.post("/ui/reviews/to-look-at", data={"reward": reward, "csrf": token})
     assert answer.status_code == 303
     assert 'role="alert"' in get(filled, "/ui/reviews")
-    assert said_of(filled, "to-look-at") == []
+    assert feedback_on(filled, "to-look-at") == []
 
 
 def test_without_its_token_a_form_does_nothing(filled: RunningProxy) -> None:
@@ -233,7 +233,7 @@ def test_without_its_token_a_form_does_nothing(filled: RunningProxy) -> None:
     with httpx.Client(base_url=filled.url, trust_env=False) as stranger:
         token = csrf(get(filled, "/ui/reviews"))
         assert stranger.post("/ui/reviews/to-look-at", data={"thumbs": "up", "csrf": token}).status_code == 403
-    assert said_of(filled, "to-look-at") == []
+    assert feedback_on(filled, "to-look-at") == []
 
 
 def test_keys_are_told_without_their_hashes(looked_at: RunningProxy) -> None:
@@ -244,13 +244,13 @@ def test_keys_are_told_without_their_hashes(looked_at: RunningProxy) -> None:
     )  # fmt: skip
     answer = looked_at.client.get("/ui/keys")
     if answer.status_code == 200:  # a key was made: the next look may need one
-        said = words(answer.text)
-        assert "the app" in said and "revoked" in said and "60 requests, 90k tokens" in said
+        text = words(answer.text)
+        assert "the app" in text and "revoked" in text and "60 requests, 90k tokens" in text
         assert "f00d" not in answer.text
-        assert "$1.14" in said and "arithmetic" in said and "without a key" in said
+        assert "$1.14" in text and "arithmetic" in text and "without a key" in text
 
 
-FOUND = [
+SEARCHES = [
     ("task=arithmetic&state=trained", {f"trains-17-{place}" for place in range(5)}),
     ("metadata=customer%3D42&from=0.5", {"trains-17-0", "trains-17-1"}),
     ("metadata=beta%3Dtrue&to=0.1", {"trains-17-3", "trains-17-4"}),
@@ -265,10 +265,10 @@ FOUND = [
 
 
 def test_trajectories_are_found_by_what_is_told_of_them(looked_at: RunningProxy) -> None:
-    for query, found in FOUND:
+    for query, expected in SEARCHES:
         page = get(looked_at, f"/ui/trajectories?{query}")
-        assert (set(ids_in(page, "trajectories")) if found else set()) == found, query
-        assert ("No matching trajectories" in page) == (not found), query
+        assert (set(ids_in(page, "trajectories")) if expected else set()) == expected, query
+        assert ("No matching trajectories" in page) == (not expected), query
 
 
 @pytest.mark.parametrize(

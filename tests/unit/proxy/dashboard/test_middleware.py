@@ -46,9 +46,9 @@ class Person:
         return self.client.get(path, headers=headers)
 
     def csrf(self, page: str = "/ui/policies") -> str:
-        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.client.get(page, follow_redirects=True).text)
-        assert found
-        return found[1]
+        match = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.client.get(page, follow_redirects=True).text)
+        assert match
+        return match[1]
 
     def send(self, path: str, page: str = "/ui/policies", **fields: str) -> httpx.Response:
         headers = {"origin": str(self.client.base_url).rstrip("/")}
@@ -72,10 +72,10 @@ def sessions(proxy: RunningProxy) -> list[Any]:
 
 def test_every_answer_is_closed_off(person: Person) -> None:
     for path in ("/ui/policies", "/ui/nosuch", "/ui/static/app.css", "/ui", "/ui/sign-in"):
-        told = person.get(path).headers
-        assert {name: told[name] for name in CLOSED} == CLOSED
-        assert "unsafe" not in told["content-security-policy"]
-        assert told["cache-control"] in ("no-store", "no-cache"), path
+        headers = person.get(path).headers
+        assert {name: headers[name] for name in CLOSED} == CLOSED
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["cache-control"] in ("no-store", "no-cache"), path
 
 
 def test_on_loopback_without_keys_nobody_signs_in(person: Person) -> None:
@@ -97,13 +97,13 @@ def test_with_keys_a_page_asks_to_sign_in_and_comes_back(plain_proxy: RunningPro
 def test_the_cookie_is_a_random_token_of_which_only_a_hash_is_kept(plain_proxy: RunningProxy, person: Person) -> None:
     key = make_key(plain_proxy, "admin")
     before = person.client.cookies.get(session.COOKIE)
-    told = person.sign_in(key).headers["set-cookie"]
+    cookie = person.sign_in(key).headers["set-cookie"]
     token = person.client.cookies.get(session.COOKIE)
     assert token is not None and token != before
-    assert re.fullmatch(rf"{session.COOKIE}={token}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age=43200", told)
+    assert re.fullmatch(rf"{session.COOKIE}={token}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age=43200", cookie)
     (row,) = sessions(plain_proxy)
     assert row.id == session.hash_of(token) and token not in str(row)
-    assert key not in str(row) and key.split("_")[2] not in told
+    assert key not in str(row) and key.split("_")[2] not in cookie
     assert row.expires_at - row.created_at == timedelta(hours=12)
 
 

@@ -178,11 +178,11 @@ def test_an_id_that_the_vocabulary_does_not_know_leaves_all_unspelled() -> None:
 def test_each_reason_has_a_stage_and_a_remedy() -> None:
     names = [stage for stage, _ in STAGES]
     for reason in WhyNotTrained:
-        (told,) = [one for one in funnel.funnel([("rewarded", reason.value, 3)]) if one.drop_outs]
-        assert told.stage in names[1:]
-        assert told.drop_outs[0].meaning == reason.meaning
-        assert told.drop_outs[0].remedy == funnel.remedy_of(reason.value) != ""
-        assert told.lost == 3
+        (stage,) = [one for one in funnel.funnel([("rewarded", reason.value, 3)]) if one.drop_outs]
+        assert stage.stage in names[1:]
+        assert stage.drop_outs[0].meaning == reason.meaning
+        assert stage.drop_outs[0].remedy == funnel.remedy_of(reason.value) != ""
+        assert stage.lost == 3
 
 
 def test_a_trajectory_falls_out_once_at_the_first_thing_it_lacks() -> None:
@@ -269,7 +269,7 @@ def test_fields_are_read_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "told"),
+    ("text", "words", "expected"),
     [
         ("It arrives at 12:15.", "ARRIVES", ("It ", "arrives", " at 12:15.")),
         ("x" * 200 + " found it " + "y" * 200, "found", ("…" + "x" * 89 + " ", "found", " it " + "y" * 86 + "…")),
@@ -277,5 +277,7 @@ def test_fields_are_read_as_people_write_them() -> None:
         ("found", "found", ("", "found", "")),
     ],
 )
-def test_what_was_found_is_shown_with_what_stands_around_it(text: str, words: str, told: tuple[str, str, str]) -> None:
-    assert around(text, words) == told
+def test_what_was_found_is_shown_with_what_stands_around_it(
+    text: str, words: str, expected: tuple[str, str, str]
+) -> None:
+    assert around(text, words) == expected

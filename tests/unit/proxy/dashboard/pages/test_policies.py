@@ -78,9 +78,9 @@ def test_a_page_shows_and_what_is_hostile_stays_words(learned: RunningProxy, per
 
 
 def test_the_overview_tells_what_the_live_version_is_worth(reader: Person) -> None:
-    told = shown(reader.get("/ui/policies"))
-    assert "starter training" in told and "Live version 24" in told
-    assert re.search(r"Gain over version 0 \+0\.\d", told) and "Step 30 promoted" in told
+    text = shown(reader.get("/ui/policies"))
+    assert "starter training" in text and "Live version 24" in text
+    assert re.search(r"Gain over version 0 \+0\.\d", text) and "Step 30 promoted" in text
 
 
 def test_a_curve_has_every_version_and_what_became_of_it(reader: Person) -> None:
@@ -103,9 +103,9 @@ def test_versions_and_steps_are_paged_without_a_gap(reader: Person) -> None:
 def test_a_step_leads_to_what_it_trained_on(reader: Person) -> None:
     text = reader.get("/ui/policies/starter/steps/12").text
     assert 'href="/ui/groups/starter-g12-0"' in text and 'href="/ui/trajectories/starter-g12-2-3"' in text
-    told = shown(reader.get("/ui/policies/starter/steps/12"))
-    assert "version 11 → 12" in told and "mismatch k3" in told and "train 14.2 s" in told
-    assert "← Step 11" in told and "Step 13 →" in told
+    text = shown(reader.get("/ui/policies/starter/steps/12"))
+    assert "version 11 → 12" in text and "mismatch k3" in text and "train 14.2 s" in text
+    assert "← Step 11" in text and "Step 13 →" in text
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ def test_a_link_that_was_tampered_with_says_what_is_wrong(reader: Person, query:
 
 
 def test_a_policy_of_which_nothing_is_recorded_teaches_what_to_do(proxy: RunningProxy, person: Person) -> None:
-    told = shown(person.get("/ui/policies"))
-    assert "Nothing recorded yet" in told and 'model="starter"' in told and "POST /v1/feedback" in told
+    text = shown(person.get("/ui/policies"))
+    assert "Nothing recorded yet" in text and 'model="starter"' in text and "POST /v1/feedback" in text
 
 
 def test_a_policy_that_only_records_says_how_it_would_train(proxy: RunningProxy, person: Person) -> None:
     proxy.chat()
     proxy.recorded()
-    told = shown(person.get("/ui/policies"))
-    assert "whetstone policies train on starter" in told and "No trajectory has a reward yet" in told
+    text = shown(person.get("/ui/policies"))
+    assert "whetstone policies train on starter" in text and "No trajectory has a reward yet" in text
 
 
 def test_a_policy_trains_records_and_pauses(learned: RunningProxy, person: Person) -> None:
-    for state, said in (
+    for state, message in (
         ("paused", "is paused"),
         ("recording", "is only recorded from now on"),
         ("training", "trains from now on"),
@@ -147,7 +147,7 @@ def test_a_policy_trains_records_and_pauses(learned: RunningProxy, person: Perso
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/policies")
         (row,) = learned.rows(schema.policies)
         assert row.state == state
-        assert f"starter {said}" in shown(person.get("/ui/policies"))
+        assert f"starter {message}" in shown(person.get("/ui/policies"))
 
 
 def test_the_admin_route_does_the_same(learned: RunningProxy) -> None:
@@ -163,8 +163,8 @@ def test_a_rollback_takes_effect_on_the_next_request(learned: RunningProxy, pers
     answer = person.send("/ui/policies/starter/rollback", to="0", reason="it swears")
     assert answer.headers["location"] == "/ui/policies/starter"
     assert learned.chat().headers["x-policy-version"] == "0"
-    told = shown(person.get("/ui/policies/starter"))
-    assert "starter is back at version 0" in told and "it swears" in told
+    text = shown(person.get("/ui/policies/starter"))
+    assert "starter is back at version 0" in text and "it swears" in text
 
 
 def test_what_is_refused_is_said_on_the_page_it_came_from(learned: RunningProxy, person: Person) -> None:

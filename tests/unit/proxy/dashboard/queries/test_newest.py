@@ -23,23 +23,23 @@ def walked(seed: Seed) -> Engine:
     return seed.engine
 
 
-def pages(engine: Engine, *kept: str, rows_at_once: int = 4, most_s: float = 60.0) -> list[RowPage]:
+def pages(engine: Engine, *tasks: str, rows_at_once: int = 4, most_s: float = 60.0) -> list[RowPage]:
     """All pages of the list, the first first."""
-    found: list[RowPage] = []
+    pages_read: list[RowPage] = []
     before: Place | None = None
     with engine.connect() as connection:
-        while not found or before is not None:
-            wanted = [t.task == name for name in kept]
+        while not pages_read or before is not None:
+            wanted = [t.task == name for name in tasks]
             columns, within = [t.id, t.created_at], [t.project == "default"]
             page = newest(connection, schema.trajectories, columns, within, wanted, before, rows_at_once, most_s)
             assert len(page.rows) <= rows_at_once
-            found.append(page)
+            pages_read.append(page)
             before = page.older
-    return found
+    return pages_read
 
 
-def ids(found: list[RowPage]) -> list[str]:
-    return [row["id"] for page in found for row in page.rows]
+def ids(pages_read: list[RowPage]) -> list[str]:
+    return [row["id"] for page in pages_read for row in page.rows]
 
 
 def test_all_rows_come_once_the_newest_first(walked: Engine) -> None:
@@ -47,19 +47,19 @@ def test_all_rows_come_once_the_newest_first(walked: Engine) -> None:
 
 
 def test_all_that_is_wanted_comes_once(walked: Engine) -> None:
-    found = pages(walked, "wanted")
-    assert ids(found) == [f"t{place:02}" for place in range(80, -1, -10)]
-    assert not any(page.stopped for page in found)
+    pages_read = pages(walked, "wanted")
+    assert ids(pages_read) == [f"t{place:02}" for place in range(80, -1, -10)]
+    assert not any(page.stopped for page in pages_read)
 
 
 def test_a_walk_that_has_no_time_left_stops_and_goes_on_from_there(
     walked: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_newest, "FIRST_CHUNK", 7)
-    found = pages(walked, "wanted", most_s=0.0)
-    assert ids(found) == [f"t{place:02}" for place in range(80, -1, -10)]
-    assert len(found) > 9 and found[0].stopped and found[0].looked_at == 7
-    assert not found[-1].stopped
+    pages_read = pages(walked, "wanted", most_s=0.0)
+    assert ids(pages_read) == [f"t{place:02}" for place in range(80, -1, -10)]
+    assert len(pages_read) > 9 and pages_read[0].stopped and pages_read[0].looked_at == 7
+    assert not pages_read[-1].stopped
 
 
 def test_what_is_not_there_is_looked_for_to_the_end(walked: Engine) -> None:

@@ -86,7 +86,7 @@ def test_arguments_that_are_no_json_stand_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "expected"),
     [
         (
             {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}},
@@ -103,9 +103,9 @@ def test_arguments_that_are_no_json_stand_as_they_are() -> None:
         ({"type": "image_url"}, ("image", "image_url")),
     ],
 )
-def test_media_are_named_and_never_fetched(part: Any, told: tuple[str, str]) -> None:
+def test_media_are_named_and_never_fetched(part: Any, expected: tuple[str, str]) -> None:
     (message,) = messages_of({"role": "user", "content": [part]})
-    assert [(one.kind, one.name, one.text) for one in message.parts] == [("media", *told)]
+    assert [(one.kind, one.name, one.text) for one in message.parts] == [("media", *expected)]
 
 
 def test_a_long_text_is_cut_and_says_by_how_much() -> None:
