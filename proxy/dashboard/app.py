@@ -27,7 +27,7 @@ from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError
 log = logging.getLogger(__name__)
 
 
-class Unexpected(ProxyError):
+class InternalError(ProxyError):
     """An internal error; the log has its trace."""
 
     code = "fault"
@@ -143,5 +143,5 @@ async def _database_away(request: Request, error: Exception) -> Response:
 
 async def _fault(request: Request, _error: Exception) -> Response:
     return await _answer_error(
-        request, Unexpected("Whetstone failed to build this page; the proxy's log has the error")
+        request, InternalError("Whetstone failed to build this page; the proxy's log has the error")
     )

@@ -28,7 +28,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 log = logging.getLogger(__name__)
 
 
-class _Added(msgspec.Struct):
+class _AddedToken(msgspec.Struct):
     id: int
     content: str
 
@@ -42,7 +42,7 @@ class _File(msgspec.Struct):
 
     model: _Model
     decoder: Any = None
-    added_tokens: list[_Added] = []
+    added_tokens: list[_AddedToken] = []
 
 
 class Vocabulary:

@@ -42,7 +42,7 @@ WHOLE = Bounds(WHOLE_CHARACTERS, WHOLE_MESSAGES, WHOLE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class LeastLikelyToken:
     """The most surprising token of an answer."""
 
     text: str
@@ -85,7 +85,7 @@ class Turn:
     """Whether the tokens have their texts."""
     too_many_tokens: bool
     mean_logprob: float | None
-    least: Least | None
+    least_likely: LeastLikelyToken | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def _turn(
         spelled=texts is not None,
         too_many_tokens=tint != "none" and not fits,
         mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
-        least=_least(logprobs, texts),
+        least_likely=_least_likely(logprobs, texts),
     )
 
 
@@ -202,11 +202,11 @@ def _note(row: Mapping[str, Any], places: Mapping[str, tuple[str, int]]) -> str 
     return f"Continues turn {turn + 1}." if trajectory is not None else None
 
 
-def _least(logprobs: Sequence[float] | None, texts: Sequence[str] | None) -> Least | None:
+def _least_likely(logprobs: Sequence[float] | None, texts: Sequence[str] | None) -> LeastLikelyToken | None:
     if not logprobs:
         return None
     place = min(range(len(logprobs)), key=logprobs.__getitem__)
-    return Least("" if texts is None or place >= len(texts) else texts[place].strip(), logprobs[place])
+    return LeastLikelyToken("" if texts is None or place >= len(texts) else texts[place].strip(), logprobs[place])
 
 
 def _about(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
