@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Engine
 
 from whetstone.config.settings import Settings
-from whetstone.privacy.eraser import erasing, going_on, old_of, run
+from whetstone.privacy.eraser import erasing, old_of, resume, run
 from whetstone.privacy.store import Target, find, unfinished
 
 LEFT_ALONE = timedelta(minutes=1)
@@ -41,7 +41,7 @@ class Retention:
         # repeated.
         known = [one for one in erasures if one.kind != "user" or one.waits_for is not None]
         for erasure in known:
-            run(self._engine, going_on(erasure, now))
+            run(self._engine, resume(erasure, now))
         return len(known)
 
     def _too_old(self, project: str, now: datetime) -> int:

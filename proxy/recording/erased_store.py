@@ -12,7 +12,7 @@ from whetstone.config.privacy import pseudonym
 from whetstone.database.bulk_sqlite import utc_text
 from whetstone.database.engine import run_sqlite
 from whetstone.database.sanitize import storable
-from whetstone.privacy.store import announce_writer, asked_since
+from whetstone.privacy.store import announce_writer, requested_since
 
 _ANY = "SELECT 1 FROM erasures WHERE asked_at >= ? LIMIT 1"
 """Whether there is any erasure to read: nearly always there is none."""
@@ -46,7 +46,7 @@ def _requests_since(connection: Connection, first_came_at: datetime) -> _Request
     if connection.dialect.name == "sqlite" and not run_sqlite(connection, _ANY, (utc_text(first_came_at),)).fetchone():
         return {}
     announce_writer(connection)
-    return asked_since(connection, first_came_at)
+    return requested_since(connection, first_came_at)
 
 
 def _covers(requests: _Requests, project: str, names: Iterable[str], came_at: datetime) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from proxy.domain.call import Call, Choice, empty_choice
 from proxy.recording.prefix_delta import RequestMessages, TurnDelta
 from whetstone.database.bulk import raw_ids
-from whetstone.database.sanitize import storable_json, storable_text, told_storable
+from whetstone.database.sanitize import storable_encoded, storable_json, storable_text
 from whetstone.database.types import as_json_bytes
 from whetstone.domain.states import GroupState, TrajectoryStatus
 
@@ -240,7 +240,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         new.follows,
         call.end_user and storable_text(call.end_user),
         call.key_id,
-        told_storable(new.messages_json),
+        storable_encoded(new.messages_json),
         None if new.tools is None else _compact(new.tools),
         storable_json(choice.message) if choice.message else None,
         storable_text(choice.text_beside),

@@ -12,7 +12,7 @@ from tests.conftest import Seed
 from whetstone.config.settings import STARTER
 from whetstone.database.engine import connect
 from whetstone.transfer.exporting import files
-from whetstone.transfer.exporting.exporter import Wanted, run
+from whetstone.transfer.exporting.exporter import ExportOptions, run
 from whetstone.transfer.exporting.store import Filter
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def test_datasets_loads_it_and_trl_renders_it(
 ) -> None:
     path = tmp_path / f"out.{end}"
     with files.opened(str(path), kind, ids=False) as rows:
-        assert run(database_url, Wanted(kind, Filter("default")), rows, lambda _: None).rows == 1
+        assert run(database_url, ExportOptions(kind, Filter("default")), rows, lambda _: None).rows == 1
     python = ROOT / ".venv-trl" / "bin" / "python"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
     command = [python, "-W", "ignore", "-c", LOADS, kind, str(path), str(STARTER)]

@@ -39,9 +39,9 @@ from whetstone.cli.options import (
     errors,
     has_database,
     policy_names,
+    print_json,
     refusals,
     store_of,
-    told_json,
 )
 from whetstone.cli.tables.sql_query import QueryFailed
 from whetstone.config.settings import Settings, SettingsError, as_environment, load
@@ -139,7 +139,7 @@ def demo(
         bool, typer.Option("--shuffle-rewards", help="The control: rewards of other games, nothing to learn")
     ] = False,
     untagged: Annotated[
-        bool, typer.Option("--untagged", help="The agent names neither games nor groups; both are found")
+        bool, typer.Option("--untagged", help="The agent names neither games nor groups; the proxy infers both")
     ] = False,
 ) -> None:
     """Watch a stock OpenAI agent get better at tic-tac-toe because its base_url points at us.
@@ -194,7 +194,7 @@ def doctor(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Show the last test, made at the start or since")] = False,
-    log: Annotated[bool, typer.Option("--log", help="Only look at what was logged; no vLLM is asked")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Only check the log; send nothing to vLLM")] = False,
 ) -> None:
     """Check whether training can rely on the stack's vLLM, and whether the log contains anything to learn from.
 
@@ -212,11 +212,11 @@ def doctor(
     """
     settings = of_running(load(config, data=data))
     if log:
-        found = examine_log(engine_of(settings), settings)
+        checks = examine_log(engine_of(settings), settings)
         if as_json:
-            typer.echo(msgspec.json.encode(found).decode())
+            typer.echo(msgspec.json.encode(checks).decode())
         else:
-            console.print(log_shown(found, settings.policy))
+            console.print(log_shown(checks, settings.policy))
         return
     test = last_test(settings, store_of(settings)) if stored else examine(settings, launch_arguments(settings.data))
     logged = examine_log(engine_of(settings), settings) if has_database(settings) else ()
@@ -248,7 +248,7 @@ def step(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to imitate [64]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask for it and leave")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Request it and do not wait")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what a step now would take and teach; nothing is written")
     ] = False,
@@ -275,21 +275,20 @@ def step(
     if imitate is None and (min_reward is not None or limit is not None):
         raise typer.BadParameter("--min-reward and --limit go with --imitate")
     given = {"from": imitate, "min_reward": min_reward, "limit": limit}
-    asked = {name: value for name, value in given.items() if value is not None}
-    body = {"kind": "sft" if imitate else "grpo"} | asked
+    body = {"kind": "sft" if imitate else "grpo"} | {name: value for name, value in given.items() if value is not None}
     name = policy or settings.policy
     with refusals():
-        asked_at = ask_step(settings.data, name, body)
+        requested_at = ask_step(settings.data, name, body)
         if no_wait:
             if as_json:
-                told_json({"policy": name, "asked_at": asked_at})
+                print_json({"policy": name, "asked_at": requested_at})
             else:
-                console.print(f'asked for a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it')
+                console.print(f'requested a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it')
             return
         store = Store(connect(settings.database_url))
-        ended = watch(settings.of_policy(name), store, name, asked_at, errors if as_json else console)
+        ended = watch(settings.of_policy(name), store, name, requested_at, errors if as_json else console)
     if as_json:
-        told_json(ended)
+        print_json(ended)
     else:
         console.print(step_shown(ended))
     if ended["state"] != "promoted":
@@ -348,8 +347,8 @@ def main() -> None:
         errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except DBAPIError as error:
-        told = f"the database does not answer: {str(error.orig).strip()}"
-        errors.print(f"[red]whetstone:[/red] {escape(told)}", highlight=False, soft_wrap=True)
+        message = f"the database does not answer: {str(error.orig).strip()}"
+        errors.print(f"[red]whetstone:[/red] {escape(message)}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except (ArgumentError, UnicodeEncodeError, OverflowError) as error:
         # A number, text or URL that no database or terminal can process.

@@ -86,9 +86,9 @@ def has_database(settings: Settings) -> bool:
     return settings.database is not None or (settings.data / "whetstone.db").exists()
 
 
-def told_json(told: Any) -> None:
+def print_json(value: Any) -> None:
     """Print a value as JSON, on one line."""
-    typer.echo(msgspec.json.encode(told).decode())
+    typer.echo(msgspec.json.encode(value).decode())
 
 
 @contextmanager

@@ -105,8 +105,8 @@ def insert_absent(
         numbers = _insert_sqlite(connection, table, rows, keys, pause)
         if len(numbers) == len(rows):
             return set(_values(rows, keys))
-        found = f"SELECT {', '.join(keys)} FROM {table.name} WHERE rowid BETWEEN ? AND ?"
-        return set(read_sqlite(connection, found, (numbers.start, numbers.stop - 1)))
+        new_keys = f"SELECT {', '.join(keys)} FROM {table.name} WHERE rowid BETWEEN ? AND ?"
+        return set(read_sqlite(connection, new_keys, (numbers.start, numbers.stop - 1)))
     sql = f"{_insert(table, _names(rows[0]))} {_nothing(())} RETURNING {', '.join(keys)}"
     inserted = connection.exec_driver_sql(sql, _array(table, rows))
     return {tuple(row) for row in inserted}
@@ -120,10 +120,11 @@ def update_many(connection: Connection, table: Table, rows: Sequence[Row], only_
     if not rows:
         return
     keys = tuple(column.name for column in table.primary_key)
-    told = tuple(name for name in _names(rows[0]) if name not in keys)
-    sql = _update(connection.dialect.name, table, told, keys, only_null)
+    changed = tuple(name for name in _names(rows[0]) if name not in keys)
+    sql = _update(connection.dialect.name, table, changed, keys, only_null)
     if connection.dialect.name == "sqlite":
-        run_sqlite(connection, sql, all_as_sqlite_takes(table, told + keys, _values(rows, told + keys)), many=True)
+        values = _values(rows, changed + keys)
+        run_sqlite(connection, sql, all_as_sqlite_takes(table, changed + keys, values), many=True)
     else:
         connection.exec_driver_sql(sql, _array(table, rows))
 
@@ -131,8 +132,8 @@ def update_many(connection: Connection, table: Table, rows: Sequence[Row], only_
 def among(dialect: str, column: Column[Any], ids: str = "ids") -> ColumnElement[bool]:
     """Return the condition that a column is in a list, the parameter `ids` (`listed`): one statement for any length."""
     if dialect == "postgresql":
-        told: BindParameter[Any] = bindparam(ids, type_=ARRAY(Text))
-        return column == any_(told)
+        listed: BindParameter[Any] = bindparam(ids, type_=ARRAY(Text))
+        return column == any_(listed)
     return column.in_(select_(func.json_each(bindparam(ids, type_=Text)).table_valued("value").c.value))
 
 
@@ -162,12 +163,12 @@ def _insert(table: Table, columns: tuple[str, ...]) -> str:
 def _of_rows(table: Table, plan: Plan, on: tuple[str, ...], room: int) -> str:
     """Return SQLite's INSERT with capacity for `room` rows. Its parameters: the shared values, then the rows, then, if
     `room` is above 1, the number of rows."""
-    marks = f"({', '.join('?' * len(plan.told))})"
+    marks = f"({', '.join('?' * len(plan.varying))})"
     if room > 1:
         rows = f"SELECT {'?, ' * len(plan.same)}* FROM (VALUES {', '.join([marks] * room)}) LIMIT ?"
     else:
-        rows = f"VALUES ({', '.join('?' * len(plan.same + plan.told))})"
-    return f"INSERT INTO {table.name} ({', '.join(plan.same + plan.told)}) {rows} {_nothing(on)}"
+        rows = f"VALUES ({', '.join('?' * len(plan.same + plan.varying))})"
+    return f"INSERT INTO {table.name} ({', '.join(plan.same + plan.varying)}) {rows} {_nothing(on)}"
 
 
 def _nothing(on: tuple[str, ...]) -> str:
@@ -175,12 +176,12 @@ def _nothing(on: tuple[str, ...]) -> str:
 
 
 @cache
-def _update(dialect: str, table: Table, told: tuple[str, ...], keys: tuple[str, ...], only_null: str | None) -> str:
+def _update(dialect: str, table: Table, changed: tuple[str, ...], keys: tuple[str, ...], only_null: str | None) -> str:
     and_null = f" AND {table.name}.{only_null} IS NULL" if only_null else ""
     if dialect == "sqlite":
-        changes, here = ", ".join(f"{one} = ?" for one in told), " AND ".join(f"{one} = ?" for one in keys)
+        changes, here = ", ".join(f"{one} = ?" for one in changed), " AND ".join(f"{one} = ?" for one in keys)
         return f"UPDATE {table.name} SET {changes} WHERE {here}{and_null}"
-    changes = ", ".join(f"{one} = n.{one}" for one in told)
+    changes = ", ".join(f"{one} = n.{one}" for one in changed)
     here = " AND ".join(f"{table.name}.{one} = n.{one}" for one in keys)
     return f"UPDATE {table.name} SET {changes} FROM {_rows_of(table)} AS n WHERE {here}{and_null}"
 
@@ -208,8 +209,8 @@ def _array(table: Table, rows: Sequence[Row]) -> tuple[str]:
         for instant in _of_column(rows, column):
             check_zone(instant)
     documents = [column for column in documents if any(_of_column(rows, column))]
-    told = [_as_json(row, binary, documents) for row in rows] if binary or documents else rows
-    return (_encode(told).decode(),)
+    encodable = [_as_json(row, binary, documents) for row in rows] if binary or documents else rows
+    return (_encode(encodable).decode(),)
 
 
 def _of_column(rows: Sequence[Row], column: str) -> Iterable[Any]:
@@ -227,11 +228,11 @@ def _to_look_at(table: Table, names: tuple[str, ...]) -> tuple[list[str], list[s
 
 
 def _as_json(row: Row, binary: Sequence[str], documents: Sequence[str]) -> Mapping[str, Any]:
-    told = asdict(row) if isinstance(row, msgspec.Struct) else dict(row)
+    values = asdict(row) if isinstance(row, msgspec.Struct) else dict(row)
     for column in binary:
-        if told[column] is not None:
-            told[column] = f"\\x{told[column].hex()}"
+        if values[column] is not None:
+            values[column] = f"\\x{values[column].hex()}"
     for column in documents:
-        if told[column] is not None:
-            told[column] = msgspec.Raw(told[column])
-    return told
+        if values[column] is not None:
+            values[column] = msgspec.Raw(values[column])
+    return values

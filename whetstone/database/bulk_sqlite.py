@@ -28,14 +28,14 @@ class Plan(msgspec.Struct, frozen=True):
 
     same: tuple[str, ...]
     """Columns that are bound once for all rows."""
-    told: tuple[str, ...]
+    varying: tuple[str, ...]
     """Columns that are bound row by row; at least one."""
     of_nothing: Picker
     of_same: Picker
-    of_told: Picker
+    of_varying: Picker
     """Pick from all columns, or from a row's values: those left out, those shared, those bound row by row."""
     same_forms: list[tuple[int, Form]]
-    told_forms: list[tuple[int, Form]]
+    varying_forms: list[tuple[int, Form]]
     """Positions among the picked columns whose values must be converted, with the conversions."""
     statements: dict[tuple[tuple[str, ...], int], str] = {}
     """INSERT statements for such rows, by unique constraint and row capacity."""
@@ -61,14 +61,14 @@ def as_sqlite_takes(table: Table, names: tuple[str, ...], rows: list[Values]) ->
     several, columns = len(rows) > 1, list(zip(*rows, strict=True))
     plan = _plans.get((table, names, several))
     if plan is None or not _holds(plan, columns):
-        plan = _plans[table, names, several] = _learned(table, names, columns)
+        plan = _plans[table, names, several] = _make_plan(table, names, columns)
     same = list(plan.of_same(rows[0]))
     for place, form in plan.same_forms:
         same[place] = form((same[place],))[0]
-    told = list(plan.of_told(columns))
-    for place, form in plan.told_forms:
-        told[place] = form(told[place])
-    return plan, tuple(same), list(zip(*told, strict=True))
+    varying = list(plan.of_varying(columns))
+    for place, form in plan.varying_forms:
+        varying[place] = form(varying[place])
+    return plan, tuple(same), list(zip(*varying, strict=True))
 
 
 def all_as_sqlite_takes(table: Table, names: tuple[str, ...], rows: Iterable[Values]) -> list[Values]:
@@ -88,12 +88,12 @@ def _holds(plan: Plan, columns: list[Values]) -> bool:
     return not filled and not varied
 
 
-def _learned(table: Table, names: tuple[str, ...], columns: list[Values]) -> Plan:
+def _make_plan(table: Table, names: tuple[str, ...], columns: list[Values]) -> Plan:
     filled, varied = _filled.setdefault(table, set()), _varied.setdefault(table, {_key(table)})
     forms, count = _forms(table, names), len(columns[0])
     nothing: list[int] = []
     same: list[int] = []
-    told: list[int] = []
+    varying: list[int] = []
     for place, values in enumerate(columns):
         name, (_, may_go) = names[place], forms[place]
         if values.count(None) < count:
@@ -103,15 +103,15 @@ def _learned(table: Table, names: tuple[str, ...], columns: list[Values]) -> Pla
         if may_go and name not in filled:
             nothing.append(place)
         else:
-            (same if count > 1 and name not in varied else told).append(place)
+            (same if count > 1 and name not in varied else varying).append(place)
     return Plan(
         same=tuple([names[place] for place in same]),
-        told=tuple([names[place] for place in told]),
+        varying=tuple([names[place] for place in varying]),
         of_nothing=_picker(nothing),
         of_same=_picker(same),
-        of_told=_picker(told),
+        of_varying=_picker(varying),
         same_forms=_formed(forms, same),
-        told_forms=_formed(forms, told),
+        varying_forms=_formed(forms, varying),
     )
 
 
@@ -199,7 +199,7 @@ def _utc_texts(instants: Sequence[datetime | None]) -> list[str | None]:
     if instants == known:
         return texts
     texts = []
-    second, told = _seconds[0]
+    second, text = _seconds[0]
     for instant in instants:
         if instant is None:
             texts.append(None)
@@ -210,8 +210,8 @@ def _utc_texts(instants: Sequence[datetime | None]) -> list[str | None]:
         since = instant - second
         if since.seconds or since.days:
             second = instant.astimezone(UTC).replace(microsecond=0)
-            told, since = second.isoformat(" ")[:19], instant - second
-            _seconds[0] = second, told
-        texts.append(f"{told}.{since.microseconds:06d}")
+            text, since = second.isoformat(" ")[:19], instant - second
+            _seconds[0] = second, text
+        texts.append(f"{text}.{since.microseconds:06d}")
     _instants[0] = instants, texts
     return texts

@@ -19,7 +19,7 @@ BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours take milliseconds; a slow disk may take seconds."""
 ASK_AGAIN_S = 0.001
 """How soon a waiting writer retries. SQLite itself retries ever less often, in the end every 100 ms: of two busy
-writers, one would sleep while nobody writes, and would lose for seconds against a writer that begins again at once."""
+writers, one would sleep while no transaction is open, and would lose for seconds against a writer that begins again at once."""
 UNDER_WAY_S = 0.1
 """How long `elsewhere` waits for a transaction: several times the duration of one that does not wait itself."""
 LEAST_GIVEN_S = 0.005
@@ -80,7 +80,7 @@ def connect(url: str | URL) -> Engine:
         connect_args=_SQLITE_ARGUMENTS if sqlite else _POSTGRESQL_ARGUMENTS,
         **(_SQLITE_POOL if sqlite else {}),
     )
-    event.listen(engine, "handle_error", _quote_nothing)
+    event.listen(engine, "handle_error", _remove_quoted_rows)
     if sqlite:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
@@ -109,7 +109,7 @@ class Transactions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kept: tuple[Connection, Pool] | None = None
+        self._open_connection: tuple[Connection, Pool] | None = None
         self._lent = 0
         """How many connections were checked out, one after the other."""
         self._under_way = threading.Lock()
@@ -126,12 +126,12 @@ class Transactions:
         pool = self._engine.pool
         with self._under_way:
             self._began_s = time.monotonic()
-            if self._kept is not None and self._kept[1] is not pool:
+            if self._open_connection is not None and self._open_connection[1] is not pool:
                 self._give_back()
-            if self._kept is None:
-                self._kept = self._engine.connect(), pool
+            if self._open_connection is None:
+                self._open_connection = self._engine.connect(), pool
                 self._lent += 1
-            connection = self._kept[0]
+            connection = self._open_connection[0]
             try:
                 with connection.begin():
                     yield connection
@@ -145,9 +145,9 @@ class Transactions:
         if not self._under_way.acquire(timeout=max(0.0, self._began_s + UNDER_WAY_S - time.monotonic())):
             return None
         try:
-            if self._kept is None:
+            if self._open_connection is None:
                 return None
-            driver: Any = self._kept[0].connection.dbapi_connection
+            driver: Any = self._open_connection[0].connection.dbapi_connection
             # It counts the commits of all other connections.
             return self._lent, driver.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.Error:
@@ -161,9 +161,9 @@ class Transactions:
             self._give_back()
 
     def _give_back(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept[0].close()
+        connected, self._open_connection = self._open_connection, None
+        if connected is not None:
+            connected[0].close()
 
 
 def run_sqlite(connection: Connection, sql: str, values: Sequence[Any] = (), *, many: bool = False) -> sqlite3.Cursor:
@@ -238,7 +238,7 @@ def giving_way(engine: Engine) -> Iterator[None]:
 
 def without_password(url: str) -> str:
     """Return a database or broker URL without its password."""
-    return _PASSWORDS.sub(lambda found: f"{found[2]}=***" if found[2] else f"{found[1]}:***@", url)
+    return _PASSWORDS.sub(lambda match: f"{match[2]}=***" if match[2] else f"{match[1]}:***@", url)
 
 
 def chunks(ids: Collection[str]) -> Iterator[list[str]]:
@@ -270,14 +270,14 @@ def _insert_new(dialect: str, table: Table, on: tuple[str, ...] | None) -> postg
     return insert(table).on_conflict_do_nothing(index_elements=None if on is None else list(on))
 
 
-def _quote_nothing(context: ExceptionContext) -> None:
+def _remove_quoted_rows(context: ExceptionContext) -> None:
     """Reduce a PostgreSQL error to its primary message: the rest quotes the row, with the content of calls."""
     error, wrapped = context.original_exception, context.sqlalchemy_exception
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     if primary is not None:
-        said, error.args = str(error), (_QUOTED.sub(": …", primary),)
+        message, error.args = str(error), (_QUOTED.sub(": …", primary),)
         if wrapped is not None:
-            wrapped.args = tuple(str(one).replace(said, str(error)) for one in wrapped.args)
+            wrapped.args = tuple(str(one).replace(message, str(error)) for one in wrapped.args)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -307,7 +307,7 @@ def _begin_immediate(connection: Connection) -> None:
 
 
 def _begin(driver: Any) -> None:
-    """Begin a transaction as soon as nobody else writes.
+    """Begin a transaction as soon as no other connection writes.
 
     Raises:
         sqlite3.Error: another writer takes too long, or any other error.

@@ -22,26 +22,26 @@ def insert_storable(connection: Connection, table: Table, row: Mapping[str, Any]
 
 def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row in a form that both databases can store."""
-    held = dict(row)
+    stored = dict(row)
     for column, value in row.items():
         if isinstance(value, str):
             if "\x00" in value:
-                held[column] = storable(value)
+                stored[column] = storable(value)
         elif isinstance(value, list | dict) and column not in NUMBERS:
-            held[column] = storable(value)
-    return held
+            stored[column] = storable(value)
+    return stored
 
 
 def storable_json(value: Any) -> bytes:
     """Encode a value as JSON that both databases can store."""
-    return told_storable(_encode(value))
+    return storable_encoded(_encode(value))
 
 
-def told_storable(told: bytes) -> bytes:
+def storable_encoded(encoded: bytes) -> bytes:
     """Return compact JSON in a form that both databases can store."""
     # Searching for one character is cheap: many texts have no escapes.
-    escaped = told.find(b"\\")
-    return told if escaped < 0 or told.find(_NUL, escaped) < 0 else _encode(storable(_decode(told)))
+    escaped = encoded.find(b"\\")
+    return encoded if escaped < 0 or encoded.find(_NUL, escaped) < 0 else _encode(storable(_decode(encoded)))
 
 
 def storable_text(text: str | None) -> str | None:

@@ -26,14 +26,14 @@ def as_json(value: Any) -> str:
 
 def as_json_bytes(value: Any) -> bytes:
     """Encode a value as compact JSON in UTF-8; raises like `as_json`."""
-    told = _encode(value)
+    encoded = _encode(value)
     # msgspec encodes NaN as null. Only if the result contains null is the strict encoder needed. Numbers contain no n.
-    return _strict(value).encode() if _has(told, _N) and _has(told, _NULL) else told
+    return _strict(value).encode() if _has(encoded, _N) and _has(encoded, _NULL) else encoded
 
 
-def _has(told: bytes, piece: bytes) -> bool:
+def _has(encoded: bytes, piece: bytes) -> bool:
     """Whether the bytes contain a piece. `in` first tries to read the piece as a number, which is slower."""
-    return told.find(piece) >= 0
+    return encoded.find(piece) >= 0
 
 
 class Utc(TypeDecorator[datetime]):

@@ -1,6 +1,6 @@
 """Run deletions as a series of short transactions, which any process can continue after an interruption.
 
-`erasing` and `going_on` yield the transactions one after the other; the caller (`run`, or the proxy through its writer)
+`erasing` and `resume` yield the transactions one after the other; the caller (`run`, or the proxy through its writer)
 runs each and sends its result back. `store` and `rows` contain the SQL.
 """
 
@@ -53,39 +53,39 @@ def erasing(target: Target, now: datetime) -> Transactions:
     yield store.await_writers
     if target.kind == "user":
         yield partial(rows.forget_user, target=target)
-    return (yield from _going_on(erasure, target, now))
+    return (yield from _resume(erasure, target, now))
 
 
-def going_on(erasure: Erasure, now: datetime) -> Transactions:
+def resume(erasure: Erasure, now: datetime) -> Transactions:
     """Continue a deletion that was interrupted or that waited."""
-    # A user's name is no longer available, only the trajectories that were found for it.
+    # A user's name is no longer available, only its trajectories.
     target = None if erasure.kind == "user" else Target(erasure.project, erasure.kind, erasure.target)
-    return (yield from _going_on(erasure, target, now))
+    return (yield from _resume(erasure, target, now))
 
 
-def _going_on(erasure: Erasure, target: Target | None, now: datetime) -> Transactions:
+def _resume(erasure: Erasure, target: Target | None, now: datetime) -> Transactions:
     waiting: frozenset[str] = frozenset()
     if target is not None and target.kind == "age":
         while True:
-            found = yield partial(store.find, target=target, asked_at=erasure.asked_at)
-            ids = [one for one in found if one not in waiting]
+            matching = yield partial(store.find, target=target, requested_at=erasure.requested_at)
+            ids = [one for one in matching if one not in waiting]
             if not ids:
                 break
-            waiting |= yield from _deleting(erasure, ids, now)
+            waiting |= yield from _delete(erasure, ids, now)
         while (yield partial(rows.forget_old_feedback, target=target)):
             pass
     else:
         ids = list(erasure.waits_for or ())
         if erasure.waits_for is None and target is not None:
-            ids = yield partial(store.find, target=target, asked_at=erasure.asked_at)
+            ids = yield partial(store.find, target=target, requested_at=erasure.requested_at)
             # From here on any process can continue without knowing the name.
             yield partial(store.note_waiting, erasure=erasure, ids=ids)
-        waiting = yield from _deleting(erasure, ids, now)
+        waiting = yield from _delete(erasure, ids, now)
     row: dict[str, Any] = yield partial(store.close_erasure, erasure=erasure, waits_for=sorted(waiting), now=now)
     return row
 
 
-def _deleting(erasure: Erasure, ids: Collection[str], now: datetime) -> Generator[Transaction, Any, frozenset[str]]:
+def _delete(erasure: Erasure, ids: Collection[str], now: datetime) -> Generator[Transaction, Any, frozenset[str]]:
     """Delete these trajectories; return those that must wait."""
     waiting: frozenset[str] = frozenset()
     todo, looks = sorted(ids), 0
@@ -93,11 +93,11 @@ def _deleting(erasure: Erasure, ids: Collection[str], now: datetime) -> Generato
         busy: list[str] = []
         for some in _parts(todo):
             # Delete files first: without their rows nothing would refer to them.
-            for file in (yield partial(store.kept_files, project=erasure.project, ids=some)):
+            for file in (yield partial(store.failed_row_files, project=erasure.project, ids=some)):
                 file.unlink(missing_ok=True)
-            left = yield partial(rows.delete_some, erasure=erasure, ids=some, now=now)
-            waiting |= left.waiting
-            busy += left.busy
+            remainder = yield partial(rows.delete_some, erasure=erasure, ids=some, now=now)
+            waiting |= remainder.waiting
+            busy += remainder.busy
         looks = looks + 1 if len(busy) == len(todo) else 0
         todo = busy
     return waiting | frozenset(todo)

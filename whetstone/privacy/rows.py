@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, or_, sele
 
 from migrations import schema
 from whetstone.database.engine import chunks
-from whetstone.privacy.store import MOST_FOUND, Erasure, Target, add, learned, taken
+from whetstone.privacy.store import SEARCH_LIMIT, Erasure, Target, add, learned, taken
 
 UNCLAIMED = ("open", "closed", "scored")
 """States of a group that the judge still decides on."""
@@ -23,7 +23,7 @@ e, x, j, s = schema.evaluations.c, schema.examples.c, schema.judgements.c, schem
 
 
 @dataclass(frozen=True)
-class Left:
+class Remainder:
     """Trajectories of a deletion that were not deleted."""
 
     waiting: frozenset[str]
@@ -32,7 +32,7 @@ class Left:
     """In use by another writer."""
 
 
-def delete_some(connection: Connection, erasure: Erasure, ids: Collection[str], now: datetime) -> Left:
+def delete_some(connection: Connection, erasure: Erasure, ids: Collection[str], now: datetime) -> Remainder:
     """Delete trajectories and everything that contains their content; those claimed by a step wait for its end."""
     if connection.dialect.name == "sqlite":
         # Otherwise the old content stays in the file until something else overwrites it.
@@ -45,7 +45,7 @@ def delete_some(connection: Connection, erasure: Erasure, ids: Collection[str], 
     connection.execute(locked.with_for_update(key_share=True)).all()
     waiting = frozenset(taken(connection, project, ids))
     groups = _groups(connection, project, ids)
-    for which in (_said_of(project, ids), _said_of_groups(project, groups)):
+    for which in (_feedback_on(project, ids), _feedback_on_groups(project, groups)):
         _lock(connection, schema.feedback, which)
     _lock(connection, schema.groups, and_(g.project == project, g.id.in_(groups)))
     free = select(t.id).where(*here, t.id.not_in(waiting)).order_by(t.id).with_for_update(skip_locked=True)
@@ -55,11 +55,11 @@ def delete_some(connection: Connection, erasure: Erasure, ids: Collection[str], 
         _forget_judgements(connection, project, groups, gone)
         _forget_feedback(connection, project, groups, gone)
         _forget_copies(connection, project, gone)
-        spoken = connection.execute(delete(schema.completions).where(c.project == project, c.trajectory_id.in_(gone)))
+        deleted = connection.execute(delete(schema.completions).where(c.project == project, c.trajectory_id.in_(gone)))
         connection.execute(delete(schema.trajectories).where(t.project == project, t.id.in_(gone)))
         _look_again(connection, project, groups, now)
-        add(connection, erasure, len(gone), spoken.rowcount, versions)
-    return Left(waiting, frozenset(connection.scalars(select(t.id).where(*here))) - waiting)
+        add(connection, erasure, len(gone), deleted.rowcount, versions)
+    return Remainder(waiting, frozenset(connection.scalars(select(t.id).where(*here))) - waiting)
 
 
 def forget_user(connection: Connection, target: Target) -> None:
@@ -70,12 +70,12 @@ def forget_user(connection: Connection, target: Target) -> None:
 
 def forget_old_feedback(connection: Connection, target: Target) -> int:
     """Delete feedback older than the target whose trajectory is deleted or never arrived. Returns how many rows; at
-    most MOST_FOUND per call."""
+    most SEARCH_LIMIT per call."""
     before = datetime.fromisoformat(target.name)
     there = select(t.id).where(t.project == f.project, t.id == f.trajectory_id).exists()
     members = select(t.id).where(t.project == f.project, t.group_id == f.target_id).exists()
     gone = and_(~there, or_(f.target_kind != "group", ~members))
-    old = select(f.id).where(f.project == target.project, f.created_at < before, gone).limit(MOST_FOUND)
+    old = select(f.id).where(f.project == target.project, f.created_at < before, gone).limit(SEARCH_LIMIT)
     ids = connection.scalars(old).all()
     for some in chunks(ids):
         connection.execute(delete(schema.feedback).where(f.project == target.project, f.id.in_(some)))
@@ -88,7 +88,7 @@ def _groups(connection: Connection, project: str, ids: Collection[str]) -> list[
     return sorted({one for row in rows for one in row if one is not None})
 
 
-def _said_of(project: str, ids: Collection[str]) -> ColumnElement[bool]:
+def _feedback_on(project: str, ids: Collection[str]) -> ColumnElement[bool]:
     """Return the condition for feedback on these trajectories and their completions, matched or still waiting."""
     here = (c.project == project, c.trajectory_id.in_(ids))
     named = or_(
@@ -103,7 +103,7 @@ def _said_of(project: str, ids: Collection[str]) -> ColumnElement[bool]:
     )
 
 
-def _said_of_groups(project: str, groups: Collection[str]) -> ColumnElement[bool]:
+def _feedback_on_groups(project: str, groups: Collection[str]) -> ColumnElement[bool]:
     return and_(f.project == project, f.target_kind == "group", f.target_id.in_(groups))
 
 
@@ -113,8 +113,8 @@ def _lock(connection: Connection, table: Table, which: ColumnElement[bool]) -> N
 
 def _forget_feedback(connection: Connection, project: str, groups: Collection[str], ids: Collection[str]) -> None:
     """Delete feedback on these trajectories; in feedback on their groups, keep only the other members' numbers."""
-    connection.execute(delete(schema.feedback).where(_said_of(project, ids)))
-    for row in connection.execute(select(f.id, f.rewards).where(_said_of_groups(project, groups))).all():
+    connection.execute(delete(schema.feedback).where(_feedback_on(project, ids)))
+    for row in connection.execute(select(f.id, f.rewards).where(_feedback_on_groups(project, groups))).all():
         rewards = row.rewards and {name: number for name, number in row.rewards.items() if name not in ids}
         values = {"rewards": rewards, "comment": None, "metadata": None}
         connection.execute(schema.feedback.update().where(f.project == project, f.id == row.id).values(values))
@@ -125,7 +125,7 @@ def _forget_judgements(connection: Connection, project: str, groups: Collection[
     of_groups = and_(j.project == project, j.group_id.in_(groups))
     connection.execute(delete(schema.judgements).where(of_groups, j.state == "waiting"))
     for row in connection.execute(select(j.id, j.scores).where(of_groups)).all():
-        scores = {name: said | {"explanation": None} for name, said in (row.scores or {}).items() if name not in ids}
+        scores = {name: score | {"explanation": None} for name, score in (row.scores or {}).items() if name not in ids}
         values = {"scores": scores, "error": None, "cache_key": None}
         connection.execute(schema.judgements.update().where(j.project == project, j.id == row.id).values(values))
 
@@ -139,8 +139,8 @@ def _forget_copies(connection: Connection, project: str, ids: Collection[str]) -
     connection.execute(schema.evaluations.update().where(*drawn).values(error="deleted"))
     m = schema.step_trajectories.c
     took = select(m.step_id).where(m.project == project, m.trajectory_id.in_(ids))
-    kept = (s.project == project, s.kept.is_not(None), s.id.in_(took))
-    connection.execute(schema.steps.update().where(*kept).values(kept=None))
+    with_file = (s.project == project, s.kept.is_not(None), s.id.in_(took))
+    connection.execute(schema.steps.update().where(*with_file).values(kept=None))
 
 
 def _look_again(connection: Connection, project: str, groups: Collection[str], now: datetime) -> None:
@@ -150,7 +150,7 @@ def _look_again(connection: Connection, project: str, groups: Collection[str], n
     connection.execute(schema.groups.update().where(*of_groups).values(judge_waits=None))
     connection.execute(schema.groups.update().where(*unclaimed).values(due_at=now))
     # A judge that is reading the group at this moment loses its lease on it.
-    held = (*unclaimed, g.judge_due_at.is_not(None))
-    connection.execute(schema.groups.update().where(*held).values(judge_due_at=now))
+    leased = (*unclaimed, g.judge_due_at.is_not(None))
+    connection.execute(schema.groups.update().where(*leased).values(judge_due_at=now))
     left = select(t.id).where(t.project == g.project, t.group_id == g.id).exists()
     connection.execute(schema.groups.update().where(*of_groups, ~left).values(prompt_hash=None))

@@ -18,7 +18,7 @@ from whetstone.database.engine import chunks
 from whetstone.domain.ids import SHADOW, new_id, version_id
 
 Kind = Literal["trajectory", "user", "age"]
-MOST_FOUND = 10_000
+SEARCH_LIMIT = 10_000
 """Trajectories that one search by age returns; the next search returns more."""
 
 t, c, e, g, x = (
@@ -31,7 +31,7 @@ t, c, e, g, x = (
 s, m, r, v = schema.steps.c, schema.step_trajectories.c, schema.erasures.c, schema.policy_versions.c
 
 # Built once: it runs in every transaction that writes calls.
-_ASKED_SINCE = (
+_REQUESTED_SINCE = (
     select(r.project, r.target, r.asked_at)
     .where(r.asked_at >= bindparam("since"), r.kind != "age")
     .order_by(r.asked_at)
@@ -70,7 +70,7 @@ class Erasure:
     kind: Kind
     target: str
     """As stored in the table."""
-    asked_at: datetime
+    requested_at: datetime
     waits_for: tuple[str, ...] | None
     """Trajectories still to be deleted; None until they are known."""
 
@@ -81,9 +81,9 @@ def open_erasure(connection: Connection, target: Target, now: datetime) -> Erasu
     An unfinished request for the same target is continued.
     """
     same = (r.project == target.project, r.kind == target.kind, r.target == target.stored, r.finished_at.is_(None))
-    found = connection.execute(select(r.id).where(*same).order_by(r.asked_at).limit(1)).scalar()
-    erasure_id = str(found or new_id())
-    if found is None:
+    existing_id = connection.execute(select(r.id).where(*same).order_by(r.asked_at).limit(1)).scalar()
+    erasure_id = str(existing_id or new_id())
+    if existing_id is None:
         row = {"project": target.project, "id": erasure_id, "kind": target.kind, "target": target.stored}
         counts = {"trajectories": 0, "completions": 0, "versions": {}, "asked_at": now}
         connection.execute(schema.erasures.insert().values(row | counts))
@@ -108,9 +108,9 @@ def announce_writer(connection: Connection) -> None:
         connection.execute(text("LOCK TABLE completions IN ROW EXCLUSIVE MODE"))
 
 
-def asked_since(connection: Connection, since: datetime) -> dict[tuple[str, str], datetime]:
+def requested_since(connection: Connection, since: datetime) -> dict[tuple[str, str], datetime]:
     """Return project and target of the deletions requested since then, with the times; not those by age."""
-    return {(row.project, row.target): row.asked_at for row in connection.execute(_ASKED_SINCE, {"since": since})}
+    return {(row.project, row.target): row.asked_at for row in connection.execute(_REQUESTED_SINCE, {"since": since})}
 
 
 def unfinished(connection: Connection, project: str, before: datetime) -> list[Erasure]:
@@ -121,24 +121,24 @@ def unfinished(connection: Connection, project: str, before: datetime) -> list[E
     return [Erasure(*row[:-1], None if row.waits_for is None else tuple(row.waits_for)) for row in rows]
 
 
-def find(connection: Connection, target: Target, asked_at: datetime, limit: int | None = MOST_FOUND) -> list[str]:
+def find(connection: Connection, target: Target, requested_at: datetime, limit: int | None = SEARCH_LIMIT) -> list[str]:
     """Return the trajectories to delete, with those derived from them (`_made_of`); by age, the oldest `limit`.
 
     A trajectory that began after the request is another one, even under the same id.
     """
-    here = (t.project == target.project, t.created_at <= asked_at)
+    here = (t.project == target.project, t.created_at <= requested_at)
     if target.kind == "age":
         before = datetime.fromisoformat(target.name)
         # No trajectory was last seen before it began, and they are sorted by beginning.
         old = (*here, t.created_at < before, t.last_seen_at < before)
-        found = connection.scalars(select(t.id).where(*old).order_by(t.created_at).limit(limit)).all()
+        ids = connection.scalars(select(t.id).where(*old).order_by(t.created_at).limit(limit)).all()
     elif target.kind == "user":
-        spoke = select(c.trajectory_id).where(c.project == target.project, c.end_user.in_(target.users))
+        by_calls = select(c.trajectory_id).where(c.project == target.project, c.end_user.in_(target.users))
         begun = select(t.id).where(*here, t.end_user.in_(target.users))
-        found = connection.scalars(union_all(begun, spoke.where(c.created_at <= asked_at))).all()
+        ids = connection.scalars(union_all(begun, by_calls.where(c.created_at <= requested_at))).all()
     else:
-        found = connection.scalars(select(t.id).where(*here, t.id == target.name)).all()
-    return _made_of(connection, target.project, found, copies_only=target.kind == "age")
+        ids = connection.scalars(select(t.id).where(*here, t.id == target.name)).all()
+    return _made_of(connection, target.project, ids, copies_only=target.kind == "age")
 
 
 def note_waiting(connection: Connection, erasure: Erasure, ids: Sequence[str]) -> None:
@@ -227,15 +227,15 @@ def descended(connection: Connection, project: str, versions: Versions) -> dict[
     while len(seen) > before:
         before = len(seen)
         seen |= {row.id for row in rows if row.origin in seen or version_id(row.policy, row.parent or 0) in seen}
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    by_policy: defaultdict[str, list[int]] = defaultdict(list)
     for row in rows:
         if row.id in seen:
-            found[row.policy].append(row.version)
-    return dict(found)
+            by_policy[row.policy].append(row.version)
+    return dict(by_policy)
 
 
-def kept_files(connection: Connection, project: str, ids: Collection[str]) -> list[Path]:
-    """Return files that contain their rows, kept by steps whose numbers were not finite."""
+def failed_row_files(connection: Connection, project: str, ids: Collection[str]) -> list[Path]:
+    """Return files that contain their rows, written by steps whose numbers were not finite."""
     of_step = and_(m.project == s.project, m.step_id == s.id, m.trajectory_id.in_(ids))
     rows = select(s.kept).join(schema.step_trajectories, of_step).where(s.project == project, s.kept.is_not(None))
     return [Path(one) for one in sorted(set(connection.scalars(rows)))]
@@ -249,11 +249,11 @@ def _made_of(connection: Connection, project: str, ids: Collection[str], *, copi
     """
     known, new = set(ids), set(ids)
     while new:
-        found: set[str] = set()
+        related: set[str] = set()
         for some in chunks(new):
             for query in _relatives(project, some, copies_only=copies_only):
-                found.update(connection.scalars(query))
-        new = found - known
+                related.update(connection.scalars(query))
+        new = related - known
         known |= new
     return sorted(known)
 

@@ -26,9 +26,9 @@ def mismatched() -> tuple[str, ...]:
     torch = _version("torch")
     if torch is None:
         return ()
-    installed = {name: found for name in PACKAGES if (found := _version(name)) is not None}
-    others = {name: found for name, found in installed.items() if _build(found) != _build(torch)}
-    return () if all(map(_imports, others)) else tuple(f"{name} {found}" for name, found in others.items())
+    installed = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    others = {name: version for name, version in installed.items() if _build(version) != _build(torch)}
+    return () if all(map(_imports, others)) else tuple(f"{name} {version}" for name, version in others.items())
 
 
 def environment(python: Path | None = None) -> dict[str, str]:

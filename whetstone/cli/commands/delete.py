@@ -20,9 +20,9 @@ from whetstone.privacy.store import Target
 
 def delete(
     trajectory: Annotated[list[str] | None, typer.Option("--trajectory", help="Its id; once for each")] = None,
-    user: Annotated[str | None, typer.Option("--user", help="Whom calls were for, as their app named them")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="End user of the calls, as their app named them")] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="What was last heard of so long ago: 12h, 90d, 2w")
+        str | None, typer.Option("--older-than", help="What had its last call this long ago: 12h, 90d, 2w")
     ] = None,
     project: Annotated[str | None, typer.Option("--project", help="Whose [the home project's]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; nothing is written")] = False,
@@ -77,10 +77,10 @@ def _targets(
 def _plan(engine: Engine, target: Target, now: datetime) -> dict[str, Any]:
     """Return what a deletion would remove, in the form of its row."""
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        found = store_privacy.find(connection, target, now, limit=None)
-        completions, waiting, versions = store_privacy.count(connection, target.project, found)
+        trajectory_ids = store_privacy.find(connection, target, now, limit=None)
+        completions, waiting, versions = store_privacy.count(connection, target.project, trajectory_ids)
     row = {"project": target.project, "kind": target.kind, "target": target.stored}
-    counted = {"trajectories": len(found), "completions": completions, "versions": versions}
+    counted = {"trajectories": len(trajectory_ids), "completions": completions, "versions": versions}
     return row | counted | {"waits_for": waiting or None}
 
 
@@ -92,8 +92,8 @@ def _show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, begins: str) -> N
         what = f"{row['kind']} {row['target']}"
         console.print(f"{escape(what)}: {begins} {row['trajectories']} trajectories, {row['completions']} completions")
         if waiting := row["waits_for"]:
-            told = f"{len(waiting)} trajectories wait for the step that has them; the judging worker deletes them then"
-            errors.print(told, style="yellow")
+            message = "trajectories wait for the step that has them; the judging worker deletes them then"
+            errors.print(f"{len(waiting)} {message}", style="yellow")
         for policy, versions in row["versions"].items():
             names = ", ".join(f"{policy}@v{version}" for version in versions)
             errors.print(f"adapters that have learned from it: {escape(names)}", style="yellow", soft_wrap=True)

@@ -14,13 +14,13 @@ from whetstone.cli.options import ConfigOption, DataOption, PolicyOption, databa
 from whetstone.config.settings import load
 from whetstone.doctor.vllm_checks import of_running
 from whetstone.transfer.exporting import files
-from whetstone.transfer.exporting.exporter import Kind, Wanted, run
+from whetstone.transfer.exporting.exporter import ExportOptions, Kind, run
 from whetstone.transfer.exporting.rows import Tally
 from whetstone.transfer.exporting.store import Filter
 
 
-class Included(StrEnum):
-    """What `--include` can include; the values of `transfer.exporting.rows.ASKED_FOR`."""
+class Inclusion(StrEnum):
+    """What `--include` can include; the values of `transfer.exporting.rows.INCLUDABLE`."""
 
     EVAL = "eval"
     NO_TRAIN = "no_train"
@@ -43,7 +43,7 @@ def export(
         Literal["train", "eval"] | None, typer.Option("--split", help="Only this one; eval includes it")
     ] = None,
     include: Annotated[
-        list[Included] | None, typer.Option("--include", help="What is left out otherwise; once for each")
+        list[Inclusion] | None, typer.Option("--include", help="What is left out otherwise; once for each")
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="trajectories: with token ids and logprobs")] = False,
     min_reward: Annotated[
@@ -86,17 +86,17 @@ def export(
     settings = of_running(load(config, data=data))
     own = settings.of_project(project) if project else settings.of_policy(policy)
     upgrade(database_of(settings))
-    asked = frozenset(one.value for one in include or ()) | ({"eval"} if split == "eval" else frozenset())
+    included = frozenset(one.value for one in include or ()) | ({"eval"} if split == "eval" else frozenset())
     matching = Filter(own.project, policy, split, task, where, query)
-    wanted = Wanted(kind, matching, asked, ids, min_reward, source, min_gap, pairs == "all", limit)
-    tally = _run(settings.database_url, wanted, to)
+    options = ExportOptions(kind, matching, included, ids, min_reward, source, min_gap, pairs == "all", limit)
+    tally = _run(settings.database_url, options, to)
     size = Path(to).stat().st_size if tally.rows and to != files.STDOUT else None
     if as_json:
-        told = {"file": to, "kind": kind, "rows": tally.rows, "bytes": size, "left_out": dict(tally.left_out)}
+        summary = {"file": to, "kind": kind, "rows": tally.rows, "bytes": size, "left_out": dict(tally.left_out)}
         # On stderr if the rows go to stdout.
-        typer.echo(msgspec.json.encode(told).decode(), err=to == files.STDOUT)
+        typer.echo(msgspec.json.encode(summary).decode(), err=to == files.STDOUT)
     else:
-        _tell(tally, to, size)
+        _print_summary(tally, to, size)
     if not tally.rows:
         raise typer.Exit(1)
 
@@ -114,29 +114,29 @@ def _check(kind: str, *, ids: bool, source: str, min_gap: float, pairs: str, min
             raise typer.BadParameter(why)
 
 
-def _run(url: str, wanted: Wanted, to: str) -> Tally:
+def _run(url: str, options: ExportOptions, to: str) -> Tally:
     """Write the file; without any row, no file is created."""
     with errors.status("reading") as status:
         try:
-            with files.opened(to, wanted.kind, ids=wanted.ids) as rows:
-                tally = run(url, wanted, rows, lambda count: status.update(f"{count:,} rows"))
+            with files.opened(to, options.kind, ids=options.ids) as rows:
+                tally = run(url, options, rows, lambda count: status.update(f"{count:,} rows"))
                 if not tally.rows:
-                    raise _Nothing
-        except _Nothing:
+                    raise _NothingMatched
+        except _NothingMatched:
             pass
     return tally
 
 
-class _Nothing(Exception):
+class _NothingMatched(Exception):
     """There are no rows."""
 
 
-def _tell(tally: Tally, to: str, size: int | None) -> None:
+def _print_summary(tally: Tally, to: str, size: int | None) -> None:
     # stdout may contain the rows.
     out = errors if to == files.STDOUT else Console()
     if tally.rows:
-        told = "" if size is None else f", {files.told(size)}"
-        out.print(f"{tally.rows:,} rows in {escape(to)}{told}", highlight=False, soft_wrap=True)
+        with_size = "" if size is None else f", {files.format_size(size)}"
+        out.print(f"{tally.rows:,} rows in {escape(to)}{with_size}", highlight=False, soft_wrap=True)
     else:
         out.print("nothing to write: no row came of what the filter matches", highlight=False, soft_wrap=True)
     for why, count in tally.left_out.most_common():

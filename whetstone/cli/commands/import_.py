@@ -14,7 +14,7 @@ from whetstone.config.proxy import POLICY_NAME
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.doctor.vllm_checks import of_running
-from whetstone.transfer.importing.importer import Outcome, Wanted, check, run
+from whetstone.transfer.importing.importer import ImportOptions, Outcome, check, run
 
 DEFAULT_POLICY = "imported"
 
@@ -23,7 +23,9 @@ def import_log(
     file: Annotated[Path, typer.Argument(help="JSON lines: conversations, or requests with their responses")],
     policy: Annotated[
         str,
-        typer.Option("--policy", help="What they are kept under: no policy that answers", autocompletion=policy_names),
+        typer.Option(
+            "--policy", help="Policy to store them under; it must not answer calls", autocompletion=policy_names
+        ),
     ] = DEFAULT_POLICY,
     reward_field: Annotated[
         str, typer.Option("--reward-field", help="Field of a line with its reward; dots lead into objects")
@@ -52,17 +54,17 @@ def import_log(
     own = settings.of_project(project or settings.home)
     _check_policy(settings, policy)
     normalise = (own.proxy.normalise, own.proxy.normalise_timeout_s)
-    wanted = Wanted(file, own.project, policy, reward_field, task, own.privacy.no_train, *normalise)
+    options = ImportOptions(file, own.project, policy, reward_field, task, own.privacy.no_train, *normalise)
     with errors.status("checking") as status:
-        found = check(wanted, lambda count: status.update(f"checked {count:,} lines"))
-    if reward_field != "reward" and not found.rewarded:
+        outcome = check(options, lambda count: status.update(f"checked {count:,} lines"))
+    if reward_field != "reward" and not outcome.rewarded:
         raise typer.BadParameter(f"no line has a {reward_field!r}", param_hint="--reward-field")
     if not dry_run:
-        _write(settings, wanted, found)
+        _write(settings, options, outcome)
     if as_json:
-        typer.echo(msgspec.json.encode(_facts(found, wanted, dry_run=dry_run)).decode())
+        typer.echo(msgspec.json.encode(_facts(outcome, options, dry_run=dry_run)).decode())
     else:
-        _tell(found, wanted, dry_run=dry_run)
+        _print_summary(outcome, options, dry_run=dry_run)
 
 
 def _check_policy(settings: Settings, policy: str) -> None:
@@ -71,44 +73,44 @@ def _check_policy(settings: Settings, policy: str) -> None:
     served = {*settings.all_trained, *(name for one in settings.upstreams.values() for name in one.models)}
     if policy in served:
         raise typer.BadParameter(
-            f"{policy} answers apps: what others said would be counted as its own; name another, and "
+            f"{policy} answers apps: imported answers would be counted as its own; name another, and "
             f"`whetstone step {policy} --imitate NAME` learns from it",
             param_hint="--policy",
         )
 
 
-def _write(settings: Settings, wanted: Wanted, found: Outcome) -> None:
+def _write(settings: Settings, options: ImportOptions, outcome: Outcome) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     upgrade(settings.database_url)
     engine = connect(settings.database_url)
     try:
         with errors.status("writing") as status:
-            run(engine, wanted, found, lambda line: status.update(f"wrote {line:,} lines"))
+            run(engine, options, outcome, lambda line: status.update(f"wrote {line:,} lines"))
     finally:
         engine.dispose()
 
 
-def _facts(found: Outcome, wanted: Wanted, *, dry_run: bool) -> dict[str, Any]:
+def _facts(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -> dict[str, Any]:
     names = ("trajectories", "completions", "there", "taken", "erased")
-    told = {"file": str(wanted.file), "policy": wanted.policy, "lines": found.lines, "rewarded": found.rewarded}
-    told |= {"conversations": found.conversations, "unanswered": found.unanswered, "dry_run": dry_run}
-    return told | {name: found.counted[name] for name in names}
+    facts = {"file": str(options.file), "policy": options.policy, "lines": outcome.lines, "rewarded": outcome.rewarded}
+    facts |= {"conversations": outcome.conversations, "unanswered": outcome.unanswered, "dry_run": dry_run}
+    return facts | {name: outcome.counted[name] for name in names}
 
 
-def _tell(found: Outcome, wanted: Wanted, *, dry_run: bool) -> None:
+def _print_summary(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -> None:
     out = Console()
-    counted = found.counted
+    counted = outcome.counted
     if dry_run:
-        said = f"{found.lines:,} lines, all can be imported: {found.conversations:,} answered conversations"
+        summary = f"{outcome.lines:,} lines, all can be imported: {outcome.conversations:,} answered conversations"
     else:
-        said = f"{counted['trajectories']:,} trajectories with {counted['completions']:,} completions are kept under "
-        said += f"the policy {wanted.policy}"
-    out.print(escape(f"{said}; {found.rewarded:,} lines have a reward"), highlight=False, soft_wrap=True)
+        summary = f"{counted['trajectories']:,} trajectories with {counted['completions']:,} completions are stored "
+        summary += f"under the policy {options.policy}"
+    out.print(escape(f"{summary}; {outcome.rewarded:,} lines have a reward"), highlight=False, soft_wrap=True)
     notes = {
         "were there already": counted["there"],
         "have the id of a trajectory that an app made: left out": counted["taken"],
         "were to be deleted (docs/privacy.md): left out": counted["erased"],
-        "calls have no answer: left out": found.unanswered,
+        "calls have no answer: left out": outcome.unanswered,
     }
     for what, count in notes.items():
         if count:

@@ -130,8 +130,8 @@ def revoke_key(
     """
     settings, key_id = of_running(load(config, data=data)), id_of(key)
     with _opened(engine_of(settings)) as engine, engine.begin() as connection:
-        found = api_key_store.revoke(connection, key_id, datetime.now(UTC))
-    if not found:
+        revoked = api_key_store.revoke(connection, key_id, datetime.now(UTC))
+    if not revoked:
         errors.print(
             f"[red]whetstone:[/red] there is no key {escape(repr(key_id))}; `whetstone keys list` shows them",
             highlight=False,

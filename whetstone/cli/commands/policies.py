@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from whetstone.cli.options import ConfigOption, DataOption, JsonOption, PolicyArgument, console, store_of, told_json
+from whetstone.cli.options import ConfigOption, DataOption, JsonOption, PolicyArgument, console, print_json, store_of
 from whetstone.config.settings import load
 from whetstone.doctor.vllm_checks import of_running
 from whetstone.terminal.fitting import Fitting
@@ -24,15 +24,15 @@ def list_policies(as_json: JsonOption = False, data: DataOption = None, config: 
     settings = of_running(load(config, data=data))
     store = store_of(settings)
     if as_json:
-        told_json([_facts(row) for own in settings.of_projects() for row in store.policies(own.project)])
+        print_json([_facts(row) for own in settings.of_projects() for row in store.policies(own.project)])
         return
     table = Table("project", "policy", "other names", "base model", "answered by", "live version", "in test", "state")
     for own in settings.of_projects():
         tested = store.tested(own.project)
         for row in store.policies(own.project):
             aliases, server, live = ", ".join(row["aliases"] or ()), row["upstream"] or "vLLM", str(row["live_version"])
-            said = (row["base_model"], server, live, tested.get(row["id"], ""), row["state"])
-            table.add_row(own.project, row["id"], aliases, *said)
+            cells = (row["base_model"], server, live, tested.get(row["id"], ""), row["state"])
+            table.add_row(own.project, row["id"], aliases, *cells)
     console.print(Fitting(table))
 
 

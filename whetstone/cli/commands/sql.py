@@ -66,17 +66,17 @@ def sql(
     """
     if as_csv + as_json + as_jsonl > 1:
         raise typer.BadParameter("choose one of --csv, --json and --jsonl")
-    asked = _query(query, file)
-    if asked is None or asked in BY_NAME:
+    statement = _query(query, file)
+    if statement is None or statement in BY_NAME:
         with _until_enough():
-            _tell(None if asked is None else BY_NAME[asked], as_json=as_json or as_jsonl)
+            _print_views(None if statement is None else BY_NAME[statement], as_json=as_json or as_jsonl)
         return
     settings = load(config, data=data)
     given_s = settings.sql.timeout_s if timeout_s is None else timeout_s
     lines: Lines | None = None
     if as_csv or as_json or as_jsonl:
         lines = table_formats.csv_lines if as_csv else table_formats.json_array if as_json else table_formats.json_lines
-    with _until_enough(), asking(database_of(settings), asked, given_s or None) as answer:
+    with _until_enough(), asking(database_of(settings), statement, given_s or None) as answer:
         if lines is None:
             _show(answer, limit or ROWS_OF_TABLE)
         else:
@@ -96,7 +96,7 @@ def _until_enough() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _said(*lines: RenderableType, on: Console = console) -> None:
+def _print(*lines: RenderableType, on: Console = console) -> None:
     # Written by us: rich itself would end the program when the pipe is closed.
     with on.capture() as captured:
         on.print(*lines, sep="\n", highlight=False)
@@ -129,7 +129,7 @@ def _show(answer: Answer, limit: int) -> None:
     rows = list(table_formats.first(answer.rows, limit))
     more = next(answer.rows, None) is not None
     wide = console if console.is_terminal else Console(width=100_000)
-    _said(table_formats.table(answer.columns, rows, console.width if console.is_terminal else None), on=wide)
+    _print(table_formats.table(answer.columns, rows, console.width if console.is_terminal else None), on=wide)
     count = f"the first {len(rows)} rows; --limit gives more, --csv and --json all" if more else _counted(len(rows))
     errors.print(count, style="dim", highlight=False)
 
@@ -138,10 +138,10 @@ def _counted(rows: int) -> str:
     return "1 row" if rows == 1 else f"{rows} rows"
 
 
-def _tell(view: View | None, *, as_json: bool) -> None:
+def _print_views(view: View | None, *, as_json: bool) -> None:
     if as_json:
-        told = _described(VIEWS if view is None else (view,))
-        sys.stdout.writelines(table_formats.json_array(("view", "purpose", "columns"), told))
+        rows = _described(VIEWS if view is None else (view,))
+        sys.stdout.writelines(table_formats.json_array(("view", "purpose", "columns"), rows))
         return
     shown = Table(show_edge=False, box=None, pad_edge=False)
     if view is None:
@@ -150,14 +150,14 @@ def _tell(view: View | None, *, as_json: bool) -> None:
         for one in VIEWS:
             shown.add_row(one.name, escape(one.purpose))
         more = '\nwhetstone sql admin_steps lists its columns; whetstone sql "SELECT …" asks; docs/sql.md has queries'
-        _said(Fitting(shown), more)
+        _print(Fitting(shown), more)
         return
     for name in ("column", "on SQLite", "on PostgreSQL"):
         shown.add_column(name, no_wrap=True)
     shown.add_column("meaning", overflow="fold")
     for column in view.columns:
         shown.add_row(column.name, *column.kind.value, escape(column.meaning))
-    _said(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", Fitting(shown))
+    _print(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", Fitting(shown))
 
 
 def _described(views: Sequence[View]) -> Iterator[tuple[Any, ...]]:
@@ -177,7 +177,7 @@ def sql_role(
     ] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Take the role away")] = False,
     show: Annotated[
-        bool, typer.Option("--print", help="Only print the SQL, for whoever may make roles; nothing is changed")
+        bool, typer.Option("--print", help="Only print the SQL, for a role that may create roles; change nothing")
     ] = False,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -196,7 +196,9 @@ def sql_role(
     """
     url = database_of(load(config, data=data))
     if make_url(url).get_backend_name() != "postgresql":
-        raise QueryFailed("SQLite has no roles: whoever can read the file can read it all. Roles need PostgreSQL")
+        raise QueryFailed(
+            "SQLite has no roles: every user who can read the file can read all of it. Roles need PostgreSQL"
+        )
     if not readers.NAME.fullmatch(name):
         raise typer.BadParameter("a role's name has 1 to 63 of a-z, 0-9 and _, a letter first", param_hint="NAME")
     timeout_s = load(config, data=data).sql.timeout_s
@@ -211,7 +213,9 @@ def sql_role(
     except readers.RoleRefused as error:
         _refuse(str(error))
     except DBAPIError as error:
-        _refuse(f"{error.orig}; who may make roles can: `whetstone sql-role {name} --print` prints the SQL")
+        _refuse(
+            f"{error.orig}; a role that may create roles can do it: `whetstone sql-role {name} --print` prints the SQL"
+        )
     if drop:
         errors.print(f"the role {name} is gone")
     elif password_file is None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from whetstone.cli.options import ConfigOption, DataOption, JsonObjectOption, console, database_of, told_json
+from whetstone.cli.options import ConfigOption, DataOption, JsonObjectOption, console, database_of, print_json
 from whetstone.cli.tables.status_report import examine, shown
 from whetstone.config.settings import load
 from whetstone.doctor.vllm_checks import of_running
@@ -24,7 +24,7 @@ def status(as_json: JsonObjectOption = False, data: DataOption = None, config: C
     now = datetime.now(UTC)
     facts = examine(settings, now)
     if as_json:
-        told_json(facts)
+        print_json(facts)
     else:
         console.print(shown(facts, now))
     if facts["problems"]:

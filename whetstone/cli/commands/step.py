@@ -29,7 +29,7 @@ FIGURES = (
 """Columns of a step that are shown if they are not NULL."""
 
 
-class _Asked(msgspec.Struct):
+class _StepResponse(msgspec.Struct):
     """The fields of the proxy's answer that are used here."""
 
     policy: str
@@ -45,19 +45,19 @@ def ask(data: Path, policy: str, body: dict[str, Any]) -> datetime:
     """
     path = f"/admin/policies/{quote(policy, safe='')}/step"
     answer = admin_client.ask(data, path, body, look='`whetstone sql "SELECT * FROM admin_steps"`')
-    return msgspec.json.decode(answer, type=_Asked).asked_at
+    return msgspec.json.decode(answer, type=_StepResponse).asked_at
 
 
-def watch(settings: Settings, store: Store, policy: str, asked_at: datetime, console: Console) -> dict[str, Any]:
+def watch(settings: Settings, store: Store, policy: str, requested_at: datetime, console: Console) -> dict[str, Any]:
     """Show the progress of the step until it has ended; return its row.
 
     Raises:
         RefusedByProxy: the stack was stopped meanwhile.
     """
     began = time.monotonic()
-    with console.status("asked for; waits for the training worker") as status:
+    with console.status("requested; waiting for the training worker") as status:
         while True:
-            step = store.step_asked_at(settings.project, policy, asked_at)
+            step = store.step_asked_at(settings.project, policy, requested_at)
             waited_s = time.monotonic() - began
             if step is not None:
                 if step["ended_at"] is not None:

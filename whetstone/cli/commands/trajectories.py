@@ -16,8 +16,8 @@ from whetstone.cli.options import (
     console,
     database_of,
     errors,
+    print_json,
     refusals,
-    told_json,
 )
 from whetstone.cli.tables import trajectory_store, trajectory_tables
 from whetstone.cli.tables.trajectory_tables import NotFound
@@ -75,15 +75,16 @@ def trajectories(
     """
     settings, own = _settings(data, config, project, policy)
     if trajectory_id is not None:
-        found = _read(
+        trajectory = _read(
             settings, lambda one: _one(one, own.project, trajectory_id, trajectory_store.TRAJECTORIES, ids=ids)
         )
         if as_json:
-            told_json(
-                found | {"conversations": [_conversation(one) for one in trajectory_tables.conversations_of(found)]}
+            print_json(
+                trajectory
+                | {"conversations": [_conversation(one) for one in trajectory_tables.conversations_of(trajectory)]}
             )
         else:
-            console.print(trajectory_tables.trajectory_shown(found))
+            console.print(trajectory_tables.trajectory_shown(trajectory))
         return
     given: dict[str, Any] = {
         "policy": policy,
@@ -94,11 +95,11 @@ def trajectories(
         "why_not_trained": why,
     }
     given |= {"last_version": version, "trained_in_step": step}
-    asked = {name: value for name, value in given.items() if value is not None}
+    filters = {name: value for name, value in given.items() if value is not None}
     rewards, began = (min_reward, max_reward), _since(since)
     rows = _read(
         settings,
-        lambda one: trajectory_store.trajectories(one, own.project, asked, since=began, rewards=rewards, limit=limit),
+        lambda one: trajectory_store.trajectories(one, own.project, filters, since=began, rewards=rewards, limit=limit),
     )
     _show(rows, trajectory_tables.trajectories_table, limit, as_json=as_json)
 
@@ -130,24 +131,24 @@ def groups(
     """
     settings, own = _settings(data, config, project, policy)
     if group_id is not None:
-        found = _read(settings, lambda one: _one(one, own.project, group_id, trajectory_store.GROUPS))
+        group = _read(settings, lambda one: _one(one, own.project, group_id, trajectory_store.GROUPS))
         if as_json:
-            told_json(found)
+            print_json(group)
         else:
-            console.print(trajectory_tables.group_shown(found, datetime.now(UTC)))
+            console.print(trajectory_tables.group_shown(group, datetime.now(UTC)))
         return
     given = {"policy": policy, "state": state, "formed_by": formed_by, "reason": reason}
-    asked = {name: value for name, value in given.items() if value is not None}
+    filters = {name: value for name, value in given.items() if value is not None}
     began = _since(since)
-    rows = _read(settings, lambda one: trajectory_store.groups(one, own.project, asked, since=began, limit=limit))
+    rows = _read(settings, lambda one: trajectory_store.groups(one, own.project, filters, since=began, limit=limit))
     _show(rows, trajectory_tables.groups_table, limit, as_json=as_json)
 
 
 def _show(rows: list[dict[str, Any]], table: Callable[..., Any], limit: int, *, as_json: bool) -> None:
     if as_json:
-        told_json(rows)
+        print_json(rows)
     elif not rows:
-        errors.print("none is there", style="dim")
+        errors.print("nothing matches", style="dim")
     else:
         console.print(table(rows, datetime.now(UTC), wide=console.width >= WIDE))
         if len(rows) == limit:
@@ -155,20 +156,20 @@ def _show(rows: list[dict[str, Any]], table: Callable[..., Any], limit: int, *, 
 
 
 def _conversation(one: Any) -> dict[str, Any]:
-    return {"messages": one.messages, "tools": one.tools, "completion_ids": [said.id for said in one.line]}
+    return {"messages": one.messages, "tools": one.tools, "completion_ids": [completion.id for completion in one.line]}
 
 
 def _one(connection: Connection, project: str, its_id: str, of: TableClause, *, ids: bool = False) -> dict[str, Any]:
     if of is trajectory_store.GROUPS:
-        found = trajectory_store.group(connection, project, its_id)
+        row = trajectory_store.group(connection, project, its_id)
     else:
-        found = trajectory_store.trajectory(connection, project, its_id, ids=ids)
-    if found is None:
+        row = trajectory_store.trajectory(connection, project, its_id, ids=ids)
+    if row is None:
         what = "group" if of is trajectory_store.GROUPS else "trajectory"
         alike = trajectory_store.named_like(connection, project, its_id, of, 5)
-        told = f"; there are: {', '.join(alike)}" if alike else ""
-        raise NotFound(f"there is no {what} {its_id!r} in project {project}{told}")
-    return found
+        suggestion = f"; there are: {', '.join(alike)}" if alike else ""
+        raise NotFound(f"there is no {what} {its_id!r} in project {project}{suggestion}")
+    return row
 
 
 def _settings(data: Any, config: Any, project: str | None, policy: str | None) -> tuple[Settings, Settings]:

@@ -109,8 +109,8 @@ def import_version(
     _, line = _open(data, config, policy)
     with refusals():
         number, imported = line.bring_in(folder, policy)
-    told = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
-    console.print(told, highlight=False, soft_wrap=True)
+    message = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
+    console.print(message, highlight=False, soft_wrap=True)
     if imported.why_no_step:
         console.print(f"no step can go on from it: {imported.why_no_step}", highlight=False, soft_wrap=True)
 
@@ -136,8 +136,8 @@ def fork(
         )
     with refusals():
         number = line.fork(source, version, policy)
-    told = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
-    console.print(told, highlight=False, soft_wrap=True)
+    message = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
+    console.print(message, highlight=False, soft_wrap=True)
 
 
 def promote(
@@ -220,10 +220,10 @@ def _open(data: Path | None, config: Path | None, policy: str | None) -> tuple[S
 
 
 def _version(named: str) -> tuple[str, int]:
-    found = NAMED.fullmatch(named)
-    if found is None:
+    match = NAMED.fullmatch(named)
+    if match is None:
         raise typer.BadParameter(f"{named!r} names no version; write POLICY@vN, as in starter@v3")
-    return found["policy"], int(found["version"])
+    return match["policy"], int(match["version"])
 
 
 def _say(policy: str, move: Move) -> None:

@@ -55,14 +55,14 @@ def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[Answe
             if connection.dialect.name == "sqlite":
                 with _only_reads(dbapi):
                     clock = _Clock(timeout_s, dbapi.interrupt)
-                    yield _told(sql, *_from_sqlite(dbapi, sql, clock), clock)
+                    yield _answer(sql, *_from_sqlite(dbapi, sql, clock), clock)
             else:
                 # Times then look as they do in SQLite.
                 connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
                 columns, clock = _described(dbapi, sql), _Clock(timeout_s, dbapi.cancel_safe)
                 # Always closed: it holds the connection, and closing cancels a running query.
                 with closing(dbapi.cursor().stream(sql, size=_chunk())) as rows:
-                    yield _told(sql, columns, _batches(rows), clock)
+                    yield _answer(sql, columns, _batches(rows), clock)
     except (SQLAlchemyError, sqlite3.Error, sqlite3.Warning, psycopg.Error) as error:
         raise QueryFailed(_why(error, sql)) from error
 
@@ -77,7 +77,7 @@ def ask(url: str, sql: str, timeout_s: float | None = None) -> tuple[list[str], 
         return list(answer.columns), list(answer.rows)
 
 
-def _told(sql: str, columns: Sequence[str], batches: Iterator[Sequence[tuple[Any, ...]]], clock: "_Clock") -> Answer:
+def _answer(sql: str, columns: Sequence[str], batches: Iterator[Sequence[tuple[Any, ...]]], clock: "_Clock") -> Answer:
     def rows() -> Iterator[tuple[Any, ...]]:
         try:
             while True:
@@ -87,7 +87,7 @@ def _told(sql: str, columns: Sequence[str], batches: Iterator[Sequence[tuple[Any
                     return
                 yield from batch
         except (sqlite3.Error, psycopg.Error) as error:
-            raise QueryFailed(clock.said or _why(error, sql)) from error
+            raise QueryFailed(clock.timed_out or _why(error, sql)) from error
 
     return Answer(tuple(columns), rows())
 
@@ -98,7 +98,7 @@ def _from_sqlite(dbapi: sqlite3.Connection, sql: str, clock: "_Clock") -> tuple[
         with clock.running():
             cursor.execute(sql)  # up to its first row
     except sqlite3.Error as error:
-        raise QueryFailed(clock.said or _why(error, sql)) from error
+        raise QueryFailed(clock.timed_out or _why(error, sql)) from error
     if cursor.description is None:
         raise QueryFailed(REFUSED)
     return [one[0] for one in cursor.description], iter(lambda: cursor.fetchmany(ROWS_AT_ONCE), [])
@@ -106,14 +106,14 @@ def _from_sqlite(dbapi: sqlite3.Connection, sql: str, clock: "_Clock") -> tuple[
 
 def _described(dbapi: "psycopg.Connection[Any]", sql: str) -> list[str]:
     """Return the column names before the query runs: an empty result would not have them. Refuse a second statement."""
-    told = dbapi.pgconn.prepare(b"", sql.encode())
-    if told.status == ExecStatus.COMMAND_OK:
-        told = dbapi.pgconn.describe_prepared(b"")
-    if told.status != ExecStatus.COMMAND_OK:
-        raise psycopg.errors.error_from_result(told)
-    if not told.nfields:
+    prepared = dbapi.pgconn.prepare(b"", sql.encode())
+    if prepared.status == ExecStatus.COMMAND_OK:
+        prepared = dbapi.pgconn.describe_prepared(b"")
+    if prepared.status != ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(prepared)
+    if not prepared.nfields:
         raise QueryFailed(REFUSED)
-    return [(told.fname(place) or b"").decode() for place in range(told.nfields)]
+    return [(prepared.fname(place) or b"").decode() for place in range(prepared.nfields)]
 
 
 def _chunk() -> int:
@@ -143,7 +143,7 @@ class _Clock:
     """Stops the database when it has worked for too long. Time in which the caller processes rows does not count."""
 
     def __init__(self, timeout_s: float | None, stop: Callable[[], None]) -> None:
-        self.said: str | None = None
+        self.timed_out: str | None = None
         """Why the database was stopped; None if it was not."""
         self._left_s = timeout_s
         self._timeout_s, self._stop = timeout_s, stop
@@ -164,7 +164,7 @@ class _Clock:
             self._left_s -= time.monotonic() - begun
 
     def _end(self) -> None:
-        self.said = f"that took longer than {self._timeout_s:g} s: --timeout gives it more (setting sql.timeout_s)"
+        self.timed_out = f"that took longer than {self._timeout_s:g} s: --timeout gives it more (setting sql.timeout_s)"
         # The query may have just ended.
         with suppress(sqlite3.Error, psycopg.Error):
             self._stop()
@@ -173,9 +173,9 @@ class _Clock:
 def _why(error: Exception, sql: str) -> str:
     own = getattr(error, "orig", None) or error
     diagnosis = getattr(own, "diag", None)
-    said = str(getattr(diagnosis, "message_primary", None) or own).strip()
-    if isinstance(own, ReadOnlySqlTransaction) or said in ("not authorized", "attempt to write a readonly database"):
-        return f"{REFUSED}; the database says: {said}"
+    message = str(getattr(diagnosis, "message_primary", None) or own).strip()
+    if isinstance(own, ReadOnlySqlTransaction) or message in ("not authorized", "attempt to write a readonly database"):
+        return f"{REFUSED}; the database says: {message}"
     if isinstance(own, QueryCanceled):
-        return f"{said}: --timeout gives it more, unless the database itself has a limit"
-    return said.rstrip(".") + advice(said, sql)
+        return f"{message}: --timeout gives it more, unless the database itself has a limit"
+    return message.rstrip(".") + advice(message, sql)

@@ -11,13 +11,13 @@ _UNKNOWN_COLUMN = re.compile(r'no such column: (\S+)|column "?([^"\s]+)"? does n
 _SECOND = re.compile(r"only execute one statement|multiple commands|one statement at a time")
 
 
-def advice(said: str, sql: str) -> str:
-    """Return advice to append to the database's error message `said`; empty if there is none."""
-    if found := _UNKNOWN_TABLE.search(said):
-        return _of_table(_bare(found[1] or found[2]))
-    if found := _UNKNOWN_COLUMN.search(said):
-        return _of_column(_bare(found[1] or found[2]), sql)
-    if _SECOND.search(said):
+def advice(message: str, sql: str) -> str:
+    """Return advice to append to the database's error `message`; empty if there is none."""
+    if match := _UNKNOWN_TABLE.search(message):
+        return _of_table(_bare(match[1] or match[2]))
+    if match := _UNKNOWN_COLUMN.search(message):
+        return _of_column(_bare(match[1] or match[2]), sql)
+    if _SECOND.search(message):
         return "; ask one query at a time"
     return ""
 
@@ -33,15 +33,15 @@ def _of_table(name: str) -> str:
 
 
 def _of_column(name: str, sql: str) -> str:
-    asked = [view for view in BY_NAME if re.search(rf"\b{view}\b", sql, re.IGNORECASE)]
-    if not asked:
+    views = [view for view in BY_NAME if re.search(rf"\b{view}\b", sql, re.IGNORECASE)]
+    if not views:
         return ""
-    columns = list(dict.fromkeys(column.name for view in asked for column in BY_NAME[view].columns))
+    columns = list(dict.fromkeys(column.name for view in views for column in BY_NAME[view].columns))
     if name in columns:
-        return f"; it is one of {', '.join(asked)}: is its name in front of it right, or the database older?"
+        return f"; it is one of {', '.join(views)}: is its name in front of it right, or the database older?"
     nearest = _nearest(name, columns)
     meant = f". Did you mean {nearest[0]}?" if nearest else "."
-    return f"{meant} `whetstone sql {asked[0]}` lists its columns"
+    return f"{meant} `whetstone sql {views[0]}` lists its columns"
 
 
 def _nearest(name: str, among: list[str]) -> list[str]:

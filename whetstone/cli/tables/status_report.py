@@ -70,7 +70,7 @@ def examine(settings: Settings, now: datetime) -> Facts:
 
 def shown(facts: Facts, now: datetime) -> RenderableType:
     """Format the facts for people."""
-    told: list[RenderableType] = [_head(facts), Text()]
+    parts: list[RenderableType] = [_head(facts), Text()]
     policies = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("policy", "state", "live", "in test"):
         policies.add_column(name, overflow="fold")
@@ -85,12 +85,12 @@ def shown(facts: Facts, now: datetime) -> RenderableType:
         tested = "" if row["candidate"] is None else f"v{row['candidate']}"
         counts = "/".join(str(queue[name]) for name in status_store.QUEUE)
         policies.add_row(escape(row["policy"]), escape(state), f"v{row['live_version']}", tested, last, counts)
-    told.append(Fitting(policies) if facts["policies"] else Text("no policy yet", style="dim"))
-    told.append(Text())
-    told += [Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}") for one in facts["problems"]]
+    parts.append(Fitting(policies) if facts["policies"] else Text("no policy yet", style="dim"))
+    parts.append(Text())
+    parts += [Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}") for one in facts["problems"]]
     if not facts["problems"]:
-        told.append(Text("nothing is wrong", style="green"))
-    return Group(*told)
+        parts.append(Text("nothing is wrong", style="green"))
+    return Group(*parts)
 
 
 def _head(facts: Facts) -> RenderableType:
@@ -198,7 +198,7 @@ def _of_completeness(facts: Facts) -> Iterator[tuple[str, str]]:
         return
     yield (
         f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
-        'let nobody ask vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
+        'send no call to vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
         "counted yet",
     )
 
@@ -242,11 +242,11 @@ def _proxy(url: str) -> Facts:
     facts: Facts = {"url": url, "answers": False, "ready": False}
     try:
         answer = httpx.get(f"{url}/readyz", headers=key(), timeout=TIMEOUT_S, trust_env=False)
-        told = msgspec.json.decode(answer.content, type=dict[str, Any])
+        fields = msgspec.json.decode(answer.content, type=dict[str, Any])
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError):
         return facts
-    told.pop("status", None)
-    return facts | {"answers": True, "ready": answer.status_code == 200} | told
+    fields.pop("status", None)
+    return facts | {"answers": True, "ready": answer.status_code == 200} | fields
 
 
 def _figures(url: str) -> Facts:

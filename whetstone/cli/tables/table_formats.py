@@ -87,23 +87,23 @@ def _cell(name: str, value: Any, widest: int) -> Text:
         return Text("NULL", style="dim italic")
     if value in ("", "NULL"):
         return Text(f"'{value}'")
-    told = _text(value)
-    if len(told) > 2 * widest:
-        told = told[: 2 * widest]
+    text = _text(value)
+    if len(text) > 2 * widest:
+        text = text[: 2 * widest]
     # Text from apps must not move the reader's cursor.
-    told = "".join(one if one.isprintable() else "↵" if one == "\n" else "·" for one in told)
-    return Text(told if cell_len(told) <= widest else set_cell_size(told, widest - 1) + "…")
+    text = "".join(one if one.isprintable() else "↵" if one == "\n" else "·" for one in text)
+    return Text(text if cell_len(text) <= widest else set_cell_size(text, widest - 1) + "…")
 
 
 def _objects(columns: Sequence[str], rows: Rows) -> Iterator[str]:
     names = list(_distinct(columns))
     as_boolean, as_value = [n in _BOOLEANS for n in columns], [n in _LISTS_AND_OBJECTS for n in columns]
     for row in rows:
-        told = {
+        values = {
             name: _value(_alike(value, boolean), is_value)
             for name, value, boolean, is_value in zip(names, row, as_boolean, as_value, strict=True)
         }
-        yield as_json(told)
+        yield as_json(values)
 
 
 def _distinct(columns: Sequence[str]) -> Iterator[str]:
@@ -156,10 +156,10 @@ def _text(value: Any) -> str:
 def _field(value: Any) -> str:
     if value is None:
         return ""
-    told = value if isinstance(value, str) else _text(value)
-    if told == "" or any(one in told for one in ',"\r\n') or told[0] == " " or told[-1] == " ":
-        return '"' + told.replace('"', '""') + '"'
-    return told
+    text = value if isinstance(value, str) else _text(value)
+    if text == "" or any(one in text for one in ',"\r\n') or text[0] == " " or text[-1] == " ":
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
 def first(rows: Iterator[Any], most: int) -> Iterator[Any]:

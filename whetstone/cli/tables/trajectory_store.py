@@ -59,23 +59,23 @@ def groups(
 
 def group(connection: Connection, project: str, group_id: str) -> dict[str, Any] | None:
     """Return one group with its `members`; None if there is none."""
-    found = _rows(connection, GROUPS, [g.project == project, g.group_id == group_id], 1)
-    if not found:
+    rows = _rows(connection, GROUPS, [g.project == project, g.group_id == group_id], 1)
+    if not rows:
         return None
     of_it = [t.project == project, t.group_id == group_id]
-    return found[0] | {"members": _rows(connection, TRAJECTORIES, of_it, None, t.created_at, t.trajectory_id)}
+    return rows[0] | {"members": _rows(connection, TRAJECTORIES, of_it, None, t.created_at, t.trajectory_id)}
 
 
 def trajectory(connection: Connection, project: str, trajectory_id: str, *, ids: bool) -> dict[str, Any] | None:
     """Return one trajectory with its `turns` and `feedback`, or None; `ids`: include token ids and logprobs."""
-    found = _rows(connection, TRAJECTORIES, [t.project == project, t.trajectory_id == trajectory_id], 1)
-    if not found:
+    rows = _rows(connection, TRAJECTORIES, [t.project == project, t.trajectory_id == trajectory_id], 1)
+    if not rows:
         return None
     columns = [one for one in c if ids or one.name not in LONG]
     turns = select(*columns).where(c.project == project, c.trajectory_id == trajectory_id).order_by(c.turn)
-    said = and_(f.project == project, f.trajectory_id == trajectory_id)
-    feedback = select(*f).where(said).order_by(f.created_at, f.feedback_id)
-    return found[0] | {
+    of_trajectory = and_(f.project == project, f.trajectory_id == trajectory_id)
+    feedback = select(*f).where(of_trajectory).order_by(f.created_at, f.feedback_id)
+    return rows[0] | {
         "turns": [dict(row._mapping) for row in connection.execute(turns)],
         "feedback": [dict(row._mapping) for row in connection.execute(feedback)],
     }

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from whetstone.domain.ids import version_id
 from whetstone.terminal.fitting import Fitting
-from whetstone.transfer.exporting.rows import Conversation, Said, conversations
+from whetstone.transfer.exporting.rows import Completion, Conversation, build_conversations
 
 COLOURS = {"system": "dim", "developer": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 Row = Mapping[str, Any]
@@ -26,9 +26,9 @@ class NotFound(Exception):
 
 def conversations_of(trajectory: Row) -> list[Conversation]:
     """Return the conversations of a trajectory's `turns`."""
-    names = {field.name for field in fields(Said)}
-    return conversations(
-        Said(**{"id": turn["completion_id"]}, **{name: value for name, value in turn.items() if name in names})
+    names = {field.name for field in fields(Completion)}
+    return build_conversations(
+        Completion(**{"id": turn["completion_id"]}, **{name: value for name, value in turn.items() if name in names})
         for turn in trajectory["turns"]
     )
 
@@ -87,20 +87,20 @@ def trajectory_shown(trajectory: Row) -> RenderableType:
         "group_id", "policy", "task", "split", "state", "reward", "reward_source", "why_not_trained",
         "trained_in_step", "metadata", "created_at", "ended_at",
     )  # fmt: skip
-    told: list[RenderableType] = [facts(trajectory, "trajectory_id", names)]
-    held = conversations_of(trajectory)
-    for place, one in enumerate(held):
-        if len(held) > 1:
-            told.append(Text(f"\nconversation {place + 1} of {len(held)}", style="bold"))
-        told += _said(one)
-    shown = {said.id for one in held for said in one.line}
+    parts: list[RenderableType] = [facts(trajectory, "trajectory_id", names)]
+    conversations = conversations_of(trajectory)
+    for place, one in enumerate(conversations):
+        if len(conversations) > 1:
+            parts.append(Text(f"\nconversation {place + 1} of {len(conversations)}", style="bold"))
+        parts += _render_messages(one)
+    shown = {completion.id for one in conversations for completion in one.line}
     for turn in trajectory["turns"]:
         if turn["completion_id"] not in shown:
             why = _plain(turn["error"] or turn["why_not_trained"] or turn["status"])
-            told.append(Text(f"\nturn {turn['turn']} is no part of it: {why}", style="red"))
+            parts.append(Text(f"\nturn {turn['turn']} is in no conversation: {why}", style="red"))
     for row in trajectory["feedback"]:
-        told.append(Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta"))
-    return Group(*told)
+        parts.append(Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta"))
+    return Group(*parts)
 
 
 def facts(row: Row, title: str, names: Sequence[str]) -> RenderableType:
@@ -115,13 +115,13 @@ def facts(row: Row, title: str, names: Sequence[str]) -> RenderableType:
     return table
 
 
-def _said(one: Conversation) -> Iterator[RenderableType]:
-    spoken = dict(zip(one.answers, one.line, strict=False))
+def _render_messages(one: Conversation) -> Iterator[RenderableType]:
+    by_position = dict(zip(one.answers, one.line, strict=False))
     for place, message in enumerate(one.messages):
         role = str(message.get("role", "prompt")) if isinstance(message, Mapping) else "prompt"
         head = Text(f"\n{role}", style=f"bold {COLOURS.get(role, '')}".strip())
-        if (said := spoken.get(place)) is not None:
-            about = [f"v{said.policy_version}", said.finish_reason, said.why_not_trained]
+        if (completion := by_position.get(place)) is not None:
+            about = [f"v{completion.policy_version}", completion.finish_reason, completion.why_not_trained]
             head.append(f"  {' · '.join(part for part in about if part)}", style="dim")
         yield head
         yield Padding(Text(_content(message)), (0, 0, 0, 2))
@@ -134,10 +134,10 @@ def _plain(text: str) -> str:
 
 def _content(message: Any) -> str:
     """Return a message's text, with its tool calls below."""
-    return _plain(_said_in(message))
+    return _plain(_text_with_calls(message))
 
 
-def _said_in(message: Any) -> str:
+def _text_with_calls(message: Any) -> str:
     if not isinstance(message, Mapping):
         return _text(message)
     content = message.get("content", message.get("prompt"))
@@ -161,8 +161,8 @@ def _why(row: Row) -> str:
 
 
 def _value(row: Row) -> str:
-    told = [number(row["reward"]) if row["reward"] is not None else "", row["comment"] or ""]
-    return _plain(" ".join(part for part in told if part))
+    parts = [number(row["reward"]) if row["reward"] is not None else "", row["comment"] or ""]
+    return _plain(" ".join(part for part in parts if part))
 
 
 def _text(value: Any) -> str:

@@ -41,7 +41,7 @@ NAMED = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 T = TypeVar("T")
 
 
-class _Moved(msgspec.Struct):
+class _MoveResult(msgspec.Struct):
     """The fields of the proxy's answer that are used here."""
 
     before: int
@@ -49,7 +49,7 @@ class _Moved(msgspec.Struct):
     rejected: tuple[int, ...]
 
 
-class Imported(msgspec.Struct):
+class ImportResult(msgspec.Struct):
     """The output of `trainer.adopt`."""
 
     manifest_sha256: str
@@ -83,9 +83,9 @@ class Versions:
             ProxyUnreachable: the running proxy cannot be called.
             UnknownPolicy: there is no such policy.
         """
-        asked = self._ask(policy, "promote", {"version": version, "reason": reason})
-        if asked is not None:
-            return _move(asked)
+        response = self._ask(policy, "promote", {"version": version, "reason": reason})
+        if response is not None:
+            return _move(response)
         self._whole(policy, version)
         return self._directly(
             policy,
@@ -100,9 +100,9 @@ class Versions:
             ProxyUnreachable: the running proxy cannot be called.
             UnknownPolicy: there is no such policy.
         """
-        asked = self._ask(policy, "rollback", {"to": to, "reason": reason})
-        if asked is not None:
-            return _move(asked)
+        response = self._ask(policy, "rollback", {"to": to, "reason": reason})
+        if response is not None:
+            return _move(response)
         self._policy(policy)
         with self._reader.connect() as connection:
             target = versions.step_back(connection, self._settings.project, policy, to)
@@ -171,7 +171,7 @@ class Versions:
         self._add(new_policy, number, folder, source.manifest_sha256, origin=source.id)
         return number
 
-    def bring_in(self, source: Path, policy: str) -> tuple[int, Imported]:
+    def bring_in(self, source: Path, policy: str) -> tuple[int, ImportResult]:
         """Import an adapter that peft wrote as a version of the policy. Return its number, and the findings about it.
 
         Raises:
@@ -184,8 +184,8 @@ class Versions:
             )
         model = self._policy(policy)["model_path"]
         number, folder = self._number(policy)
-        told = self._trainer(model, "trainer.adopt", str(source.resolve()), str(folder))
-        imported = msgspec.json.decode(told.splitlines()[-1], type=Imported)
+        output = self._trainer(model, "trainer.adopt", str(source.resolve()), str(folder))
+        imported = msgspec.json.decode(output.splitlines()[-1], type=ImportResult)
         self._add(policy, number, folder, imported.manifest_sha256, origin=str(source.resolve()))
         return number, imported
 
@@ -208,9 +208,9 @@ class Versions:
         manual_moves.check_files(row)
         return row
 
-    def _ask(self, policy: str, move: str, asked: dict[str, Any]) -> bytes | None:
+    def _ask(self, policy: str, move: str, fields: dict[str, Any]) -> bytes | None:
         """Return the running proxy's answer; None if no stack runs, and only then the move is made here."""
-        body = {name: value for name, value in asked.items() if value is not None}
+        body = {name: value for name, value in fields.items() if value is not None}
         path = f"/admin/policies/{quote(policy, safe='')}/{move}"
         try:
             return admin_client.ask(self._settings.data, path, body, look=f"`whetstone versions {policy}`")
@@ -234,12 +234,12 @@ class Versions:
     def _add(self, policy: str, number: int, folder: Path, manifest_sha256: str, origin: str) -> None:
         """Add the version's row, and remove the folder if that fails. If the process is killed, the folder stays, but
         no version ever refers to it: its number is used up."""
-        told: dict[str, Any] = {"folder": folder, "manifest_sha256": manifest_sha256, "origin": origin}
+        columns: dict[str, Any] = {"folder": folder, "manifest_sha256": manifest_sha256, "origin": origin}
         try:
             self._directly(
                 policy,
                 lambda connection, now: version_store.add(
-                    connection, self._settings.project, policy, number, now=now, **told
+                    connection, self._settings.project, policy, number, now=now, **columns
                 ),
             )
         except BaseException:
@@ -256,10 +256,10 @@ class Versions:
         python = self._settings.trainer.python
         settings = self._settings.model_copy(update={"model": model})
         # The environment contains all settings; a whetstone.toml in the working directory must not add to them.
-        told = {**as_environment(settings, config=Path(os.devnull)), **torch_builds.environment(python)}
+        environment = {**as_environment(settings, config=Path(os.devnull)), **torch_builds.environment(python)}
         # -P: the working directory, which may be a foreign adapter, must not be imported from.
         command = [str(python or sys.executable), "-P", "-m", module, *arguments]
-        ended = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         if ended.returncode:
             raise RefusedByProxy(ended.stderr.strip().rpartition("\n")[2] or f"{module} ended with {ended.returncode}")
         return ended.stdout
@@ -290,5 +290,5 @@ def _loaded(row: dict[str, Any]) -> str:
 
 
 def _move(answer: bytes) -> Move:
-    moved = msgspec.json.decode(answer, type=_Moved)
+    moved = msgspec.json.decode(answer, type=_MoveResult)
     return Move(moved.before, moved.live_version, moved.rejected)

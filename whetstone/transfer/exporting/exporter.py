@@ -15,19 +15,19 @@ from whetstone.transfer.exporting.rows import (
     Conversation,
     LeftOut,
     Tally,
-    conversation,
-    conversations,
+    build_conversation,
+    build_conversations,
     pair,
     sft_row,
     trajectory_rows,
     why_left_out,
     why_no_example,
 )
-from whetstone.transfer.exporting.store import Filter, Reading
+from whetstone.transfer.exporting.store import ExportReader, Filter
 
 Kind = Literal["trajectories", "preferences", "sft"]
 Row = dict[str, Any]
-Told = Iterator[Row | LeftOut]
+Output = Iterator[Row | LeftOut]
 """Rows, and reasons for items that are left out."""
 
 
@@ -36,13 +36,13 @@ class FilterRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportOptions:
     """What to export."""
 
     kind: Kind
     matching: Filter
     include: frozenset[str] = frozenset()
-    """Items to include that are left out by default; see `rows.ASKED_FOR`."""
+    """Items to include that are left out by default; see `rows.INCLUDABLE`."""
     ids: bool = False
     min_reward: float | None = None
     source: Literal["best", "demonstrations", "both"] = "both"
@@ -51,7 +51,7 @@ class Wanted:
     limit: int | None = None
 
 
-def run(url: str, wanted: Wanted, rows: Rows, progress: Callable[[int], None]) -> Tally:
+def run(url: str, options: ExportOptions, rows: Rows, progress: Callable[[int], None]) -> Tally:
     """Write what is wanted; `progress` is called from time to time with the number of rows.
 
     Raises:
@@ -61,7 +61,7 @@ def run(url: str, wanted: Wanted, rows: Rows, progress: Callable[[int], None]) -
     tally = Tally()
     try:
         with snapshot(url) as connection:
-            for one in _told(Reading(connection, wanted.matching), wanted):
+            for one in _output(ExportReader(connection, options.matching), options):
                 if isinstance(one, LeftOut):
                     tally.left_out[one] += 1
                 elif not rows.add(one):
@@ -70,99 +70,101 @@ def run(url: str, wanted: Wanted, rows: Rows, progress: Callable[[int], None]) -
                     tally.rows += 1
                     if tally.rows % 100 == 0:
                         progress(tally.rows)
-                    if tally.rows == wanted.limit:
+                    if tally.rows == options.limit:
                         break
     except SQLAlchemyError as error:
         raise FilterRefused(str(getattr(error, "orig", None) or error).strip()) from error
     return tally
 
 
-def _told(reading: Reading, wanted: Wanted) -> Told:
-    if wanted.kind == "trajectories":
-        yield from _trajectories(reading, wanted)
-    elif wanted.kind == "preferences":
-        yield from _preferences(reading, wanted)
+def _output(reader: ExportReader, options: ExportOptions) -> Output:
+    if options.kind == "trajectories":
+        yield from _trajectories(reader, options)
+    elif options.kind == "preferences":
+        yield from _preferences(reader, options)
     else:
-        if wanted.source != "demonstrations":
-            yield from _best(reading, wanted) if wanted.min_reward is None else _worth_it(reading, wanted)
-        if wanted.source != "best":
-            yield from _demonstrations(reading, wanted)
+        if options.source != "demonstrations":
+            yield from _best(reader, options) if options.min_reward is None else _good_enough(reader, options)
+        if options.source != "best":
+            yield from _demonstrations(reader, options)
 
 
-def _trajectories(reading: Reading, wanted: Wanted) -> Told:
-    for some in reading.in_order(min_reward=wanted.min_reward):
-        said = reading.said([one.trajectory_id for one in some], ids=wanted.ids)
+def _trajectories(reader: ExportReader, options: ExportOptions) -> Output:
+    for some in reader.in_order(min_reward=options.min_reward):
+        completions = reader.completions([one.trajectory_id for one in some], ids=options.ids)
         for attempt in some:
-            held = conversations(said[attempt.trajectory_id])
-            if why := why_left_out(attempt, held, wanted.include):
+            conversations = build_conversations(completions[attempt.trajectory_id])
+            if why := why_left_out(attempt, conversations, options.include):
                 yield why
             else:
-                yield from trajectory_rows(attempt, held, ids=wanted.ids)
+                yield from trajectory_rows(attempt, conversations, ids=options.ids)
 
 
-def _worth_it(reading: Reading, wanted: Wanted) -> Told:
-    for some in reading.in_order(min_reward=wanted.min_reward):
-        said = reading.said([one.trajectory_id for one in some])
+def _good_enough(reader: ExportReader, options: ExportOptions) -> Output:
+    for some in reader.in_order(min_reward=options.min_reward):
+        completions = reader.completions([one.trajectory_id for one in some])
         for attempt in some:
-            yield from _examples(attempt, conversations(said[attempt.trajectory_id]), wanted)
+            yield from _examples(attempt, build_conversations(completions[attempt.trajectory_id]), options)
 
 
-def _best(reading: Reading, wanted: Wanted) -> Told:
+def _best(reader: ExportReader, options: ExportOptions) -> Output:
     """Yield the best attempt of each group if it beats another; otherwise a failure would be imitated."""
-    for of_group in _groups(reading, wanted):
-        told = [one for one in of_group if isinstance(one, LeftOut)]
-        yield from told
+    for of_group in _groups(reader, options):
+        yield from (one for one in of_group if isinstance(one, LeftOut))
         members = [one for one in of_group if not isinstance(one, LeftOut)]
         if len(members) < 2:
             yield LeftOut.ALONE
         elif not _gap(members[0], members[-1]) > 0:
             yield LeftOut.GAP
         else:
-            yield from _examples(*members[0], wanted)
+            yield from _examples(*members[0], options)
 
 
-def _examples(attempt: Attempt, held: Sequence[Conversation], wanted: Wanted) -> Told:
-    if why := why_left_out(attempt, held, wanted.include):
+def _examples(attempt: Attempt, conversations: Sequence[Conversation], options: ExportOptions) -> Output:
+    if why := why_left_out(attempt, conversations, options.include):
         yield why
         return
-    for one in held:
-        yield why_no_example(one, wanted.include) or sft_row(attempt, one.messages, one.tools, "best")
+    for one in conversations:
+        yield why_no_example(one, options.include) or sft_row(attempt, one.messages, one.tools, "best")
 
 
-def _demonstrations(reading: Reading, wanted: Wanted) -> Told:
-    for some in reading.demonstrations():
+def _demonstrations(reader: ExportReader, options: ExportOptions) -> Output:
+    for some in reader.demonstrations():
         ids = {one.trajectory_id for one in some}
-        attempts, said = reading.attempts(ids), reading.said(ids)
-        for shown in some:
-            by_id = {one.id: one for one in said[shown.trajectory_id]}
-            held = conversation(by_id, shown.completion_id)
-            if why := why_left_out(attempts[shown.trajectory_id], [held] if held.line else [], wanted.include):
+        attempts, completions = reader.attempts(ids), reader.completions(ids)
+        for demonstration in some:
+            attempt, answer = attempts[demonstration.trajectory_id], demonstration.message
+            by_id = {one.id: one for one in completions[demonstration.trajectory_id]}
+            conversation = build_conversation(by_id, demonstration.completion_id)
+            if why := why_left_out(attempt, [conversation] if conversation.line else [], options.include):
                 yield why
-            elif any(one.endpoint != CHAT for one in held.line) or not isinstance(shown.message, Mapping):
+            elif any(one.endpoint != CHAT for one in conversation.line) or not isinstance(answer, Mapping):
                 yield LeftOut.NOT_A_CHAT
             else:
-                answered = held.answers[-1] if held.last.answer is not None else len(held.messages)
-                messages = [*held.messages[:answered], {"role": "assistant", **shown.message}]
-                yield sft_row(attempts[shown.trajectory_id], messages, held.tools, "demonstration")
+                before = conversation.messages
+                if conversation.last.answer is not None:
+                    before = before[: conversation.answers[-1]]
+                messages = [*before, {"role": "assistant", **answer}]
+                yield sft_row(attempt, messages, conversation.tools, "demonstration")
 
 
 Member = tuple[Attempt, Sequence[Conversation]]
 
 
-def _groups(reading: Reading, wanted: Wanted) -> Iterator[list[Member | LeftOut]]:
+def _groups(reader: ExportReader, options: ExportOptions) -> Iterator[list[Member | LeftOut]]:
     """Yield each group's members, the best first, and the reasons why others are left out."""
-    for some in reading.in_groups():
-        said = reading.said([one.trajectory_id for of_group in some for one in of_group])
+    for some in reader.in_groups():
+        completions = reader.completions([one.trajectory_id for of_group in some for one in of_group])
         for of_group in some:
             members: list[Member | LeftOut] = []
             for attempt in of_group:
-                held = conversations(said[attempt.trajectory_id])
-                members.append(why_left_out(attempt, held, wanted.include) or (attempt, held))
+                conversations = build_conversations(completions[attempt.trajectory_id])
+                members.append(why_left_out(attempt, conversations, options.include) or (attempt, conversations))
             yield members
 
 
-def _preferences(reading: Reading, wanted: Wanted) -> Told:
-    for of_group in _groups(reading, wanted):
+def _preferences(reader: ExportReader, options: ExportOptions) -> Output:
+    for of_group in _groups(reader, options):
         members: list[tuple[Attempt, Conversation]] = []
         for one in of_group:
             if isinstance(one, LeftOut):
@@ -172,23 +174,23 @@ def _preferences(reading: Reading, wanted: Wanted) -> Told:
             else:
                 # Of several conversations use the last: the attempt ended with it.
                 members.append((one[0], one[1][-1]))
-        yield from _pairs(members, wanted)
+        yield from _pairs(members, options)
 
 
-def _pairs(members: Sequence[tuple[Attempt, Conversation]], wanted: Wanted) -> Told:
+def _pairs(members: Sequence[tuple[Attempt, Conversation]], options: ExportOptions) -> Output:
     """Yield the best paired with the worst; or each member paired with each that is worse."""
     if len(members) < 2:
         yield LeftOut.ALONE
         return
     both = [(members[0], members[-1])]
-    if wanted.all_pairs:
+    if options.all_pairs:
         both = [(one, other) for place, one in enumerate(members) for other in members[place + 1 :]]
-    least = max(wanted.min_gap, math.ulp(0.0))
+    least = max(options.min_gap, math.ulp(0.0))
     apart = [(one, other) for one, other in both if _gap(one, other) >= least]
     if not apart:
         yield LeftOut.GAP
     for better, worse in apart:
-        yield why_no_example(better[1], wanted.include) or pair(better, worse)
+        yield why_no_example(better[1], options.include) or pair(better, worse)
 
 
 def _gap(better: tuple[Attempt, Any], worse: tuple[Attempt, Any]) -> float:

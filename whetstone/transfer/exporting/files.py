@@ -148,12 +148,12 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
             os.fsync(file.fileno())
         new.replace(path)
     except OSError as error:
-        raise CannotWrite(f"{to} cannot be written: {error.strerror or error}; nothing of it was kept") from error
+        raise CannotWrite(f"{to} cannot be written: {error.strerror or error}; no part of it is left") from error
     finally:
         new.unlink(missing_ok=True)
 
 
-def told(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """Format a size with its unit."""
     size = float(size_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -31,14 +31,14 @@ class Columns:
         Raises:
             NotTabular: a message contains more than text.
         """
-        held = dict(row)
+        columns = dict(row)
         for name in _LISTS_OF_MESSAGES:
-            if held.get(name) is not None:
-                held[name] = [_message(one) for one in held[name]]
+            if columns.get(name) is not None:
+                columns[name] = [_message(one) for one in columns[name]]
         for name in _AS_JSON:
-            if held.get(name) is not None:
-                held[name] = as_json(held[name])
-        return held
+            if columns.get(name) is not None:
+                columns[name] = as_json(columns[name])
+        return columns
 
 
 def columns(kind: str, *, ids: bool) -> Columns:
@@ -79,14 +79,15 @@ def columns(kind: str, *, ids: bool) -> Columns:
 def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise NotTabular
-    held: dict[str, Any] = {name: message.get(name) for name in ("role", "name", "tool_call_id", "reasoning_content")}
-    if not all(value is None or isinstance(value, str) for value in held.values()):
+    texts = ("role", "name", "tool_call_id", "reasoning_content")
+    columns: dict[str, Any] = {name: message.get(name) for name in texts}
+    if not all(value is None or isinstance(value, str) for value in columns.values()):
         raise NotTabular
-    held["content"] = _text(message.get("content"))
-    held["tool_calls"] = _calls(message.get("tool_calls"))
+    columns["content"] = _text(message.get("content"))
+    columns["tool_calls"] = _calls(message.get("tool_calls"))
     others = {name: value for name, value in message.items() if name not in MESSAGE and value is not None}
-    held["others"] = as_json(others) if others else None
-    return held
+    columns["others"] = as_json(others) if others else None
+    return columns
 
 
 def _text(content: Any) -> str | None:
@@ -106,7 +107,7 @@ def _calls(calls: Any) -> list[dict[str, Any]] | None:
     if calls is None:
         return None
     try:
-        held = [
+        converted = [
             {
                 "id": call.get("id"),
                 "type": call.get("type"),
@@ -116,7 +117,7 @@ def _calls(calls: Any) -> list[dict[str, Any]] | None:
         ]
     except (AttributeError, KeyError, TypeError) as error:
         raise NotTabular from error
-    texts = [text for call in held for text in (call["id"], call["type"], *call["function"].values())]
+    texts = [text for call in converted for text in (call["id"], call["type"], *call["function"].values())]
     if not all(text is None or isinstance(text, str) for text in texts):
         raise NotTabular
-    return held
+    return converted

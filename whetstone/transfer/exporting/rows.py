@@ -34,14 +34,14 @@ class LeftOut(StrEnum):
     CUT_OFF = "cut_off", "its answer did not end by itself"
     SUPERSEDED = "superseded", "a retry took its place"
     EMPTY = "empty", "no answer in it is complete"
-    NOT_A_CHAT = "not_a_chat", "said in another dialect than chat"
+    NOT_A_CHAT = "not_a_chat", "its calls are not chat completions"
     NOT_TABULAR = "not_tabular", "a message that Parquet's columns cannot hold: media; JSONL can"
     ALONE = "alone", "a group with fewer than two members that can be compared"
     GAP = "gap", "a group whose rewards lie too close together"
-    PROMPTS_DIFFER = "prompts_differ", "a pair that was not asked the same, or had other tools"
+    PROMPTS_DIFFER = "prompts_differ", "a pair whose prompts or tools differ"
 
 
-ASKED_FOR = (LeftOut.EVAL, LeftOut.NO_TRAIN, LeftOut.REDACTED, LeftOut.CUT_OFF)
+INCLUDABLE = (LeftOut.EVAL, LeftOut.NO_TRAIN, LeftOut.REDACTED, LeftOut.CUT_OFF)
 """Reasons that `--include` can override."""
 
 
@@ -69,7 +69,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Completion:
     """The fields of a completion that exports use, named as in the table."""
 
     id: str
@@ -93,8 +93,8 @@ class Said:
         """The answer's message without null fields; None if there is no answer."""
         if not self.response and self.response_text is None:
             return None
-        said = {"role": "assistant", "content": self.response_text} | dict(self.response or {})
-        return {name: value for name, value in said.items() if name == "content" or (value is not None and value != [])}
+        message = {"role": "assistant", "content": self.response_text} | dict(self.response or {})
+        return {name: value for name, value in message.items() if name == "content" or value not in (None, [])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,10 @@ class Conversation:
     answers: list[int]
     """Positions of the answers among all messages."""
     tools: Sequence[Any] | None
-    line: Sequence[Said]
+    line: Sequence[Completion]
 
     @property
-    def last(self) -> Said:
+    def last(self) -> Completion:
         """The last completion of the line."""
         return self.line[-1]
 
@@ -137,12 +137,12 @@ class Tally:
     left_out: Counter[LeftOut] = field(default_factory=Counter)
 
 
-def conversations(said: Iterable[Said]) -> list[Conversation]:
+def build_conversations(completions: Iterable[Completion]) -> list[Conversation]:
     """Return a trajectory's conversations, by their last turns: one, unless its app continued from several places.
 
     An incomplete or superseded completion never ends a conversation.
     """
-    by_id = {one.id: one for one in said}
+    by_id = {one.id: one for one in completions}
     usable = [
         one
         for one in by_id.values()
@@ -150,12 +150,12 @@ def conversations(said: Iterable[Said]) -> list[Conversation]:
     ]
     extended = {one.follows for one in usable}
     ends = sorted((one for one in usable if one.id not in extended), key=lambda one: one.turn)
-    return [conversation(by_id, one.id) for one in ends]
+    return [build_conversation(by_id, one.id) for one in ends]
 
 
-def conversation(by_id: Mapping[str, Said], completion_id: str) -> Conversation:
+def build_conversation(by_id: Mapping[str, Completion], completion_id: str) -> Conversation:
     """Return the conversation that ends with this completion."""
-    line: list[Said] = []
+    line: list[Completion] = []
     at = by_id.get(completion_id)
     while at is not None:
         line.append(at)
@@ -172,30 +172,30 @@ def conversation(by_id: Mapping[str, Said], completion_id: str) -> Conversation:
     return Conversation(messages, answers, tools, line)
 
 
-def why_left_out(attempt: Attempt, held: Sequence[Conversation], include: Iterable[str]) -> LeftOut | None:
+def why_left_out(attempt: Attempt, conversations: Sequence[Conversation], include: Iterable[str]) -> LeftOut | None:
     """Return why a trajectory is left out as a whole; None if it is not."""
-    asked = frozenset(include)
-    if attempt.split == "eval" and LeftOut.EVAL not in asked:
+    included = frozenset(include)
+    if attempt.split == "eval" and LeftOut.EVAL not in included:
         return LeftOut.EVAL
-    if attempt.no_train and LeftOut.NO_TRAIN not in asked:
+    if attempt.no_train and LeftOut.NO_TRAIN not in included:
         return LeftOut.NO_TRAIN
     if attempt.why_not_trained == WhyNotTrained.SUPERSEDED:
         return LeftOut.SUPERSEDED
-    if not held:
+    if not conversations:
         return LeftOut.EMPTY
-    redacted = any(one.why_not_trained == WhyNotTrained.REDACTED for each in held for one in each.line)
-    return LeftOut.REDACTED if redacted and LeftOut.REDACTED not in asked else None
+    redacted = any(one.why_not_trained == WhyNotTrained.REDACTED for each in conversations for one in each.line)
+    return LeftOut.REDACTED if redacted and LeftOut.REDACTED not in included else None
 
 
-def trajectory_rows(attempt: Attempt, held: Sequence[Conversation], *, ids: bool) -> Iterator[dict[str, Any]]:
+def trajectory_rows(attempt: Attempt, conversations: Sequence[Conversation], *, ids: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each conversation of a trajectory; `ids` adds what was sampled, token by token."""
-    told = {name: getattr(attempt, name) for name in Attempt.__slots__}
-    for place, one in enumerate(held):
-        row = told | {
+    attempt_columns = {name: getattr(attempt, name) for name in Attempt.__slots__}
+    for place, one in enumerate(conversations):
+        row = attempt_columns | {
             "conversation": place,
             "endpoint": one.last.endpoint,
-            "versions": [said.policy_version for said in one.line],
-            "completion_ids": [said.id for said in one.line],
+            "versions": [completion.policy_version for completion in one.line],
+            "completion_ids": [completion.id for completion in one.line],
             "messages": one.messages,
             "tools": one.tools,
         }
@@ -216,11 +216,11 @@ def sft_row(attempt: Attempt, messages: list[Message], tools: Sequence[Any] | No
     }
 
 
-def why_no_example(held: Conversation, include: Iterable[str]) -> LeftOut | None:
+def why_no_example(conversation: Conversation, include: Iterable[str]) -> LeftOut | None:
     """Return why a conversation cannot be imitated as text; None if it can."""
-    if any(one.endpoint != CHAT for one in held.line):
+    if any(one.endpoint != CHAT for one in conversation.line):
         return LeftOut.NOT_A_CHAT
-    whole = held.last.finish_reason in WHOLE or LeftOut.CUT_OFF in include
+    whole = conversation.last.finish_reason in WHOLE or LeftOut.CUT_OFF in include
     return None if whole else LeftOut.CUT_OFF
 
 

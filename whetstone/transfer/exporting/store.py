@@ -12,13 +12,13 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, and_, func, sele
 
 from migrations import schema
 from whetstone.database.engine import chunks
-from whetstone.transfer.exporting.rows import Attempt, Said
+from whetstone.transfer.exporting.rows import Attempt, Completion
 
 AT_ONCE = 200
 """Trajectories whose completions one query reads."""
 GROUPS_AT_ONCE = 25
 STANDING = ("applied", "used", "unused")
-"""States of feedback whose target was found and that no later feedback replaces."""
+"""States of feedback that has a target and that no later feedback replaces."""
 _IDS = ("prompt_token_ids", "token_ids", "inference_logprobs")
 
 c, f, t = schema.completions.c, schema.feedback.c, schema.trajectories.c
@@ -39,7 +39,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Demonstration:
     """An answer that feedback gave as the right one."""
 
     trajectory_id: str
@@ -48,7 +48,7 @@ class Shown:
     message: Any
 
 
-class Reading:
+class ExportReader:
     """Reads the trajectories that a filter matches, in one snapshot of the database."""
 
     def __init__(self, connection: Connection, matching: Filter) -> None:
@@ -72,11 +72,11 @@ class Reading:
         while some := list(islice(members, GROUPS_AT_ONCE)):
             yield some
 
-    def demonstrations(self) -> Iterator[Sequence[Shown]]:
+    def demonstrations(self) -> Iterator[Sequence[Demonstration]]:
         """Yield the last demonstration that feedback gave for each completion of matching trajectories, in chunks."""
         answered = func.coalesce(f.completion_id, t.tail_completion_id)
         place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
-        said = (
+        ranked = (
             select(f.trajectory_id, answered.label("completion_id"), f.demonstration, f.created_at, f.id)
             .add_columns(place.label("place"))
             .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
@@ -84,27 +84,29 @@ class Reading:
             .where(f.state.in_(STANDING), *self._matches)
             .subquery()
         )
-        last = select(said.c.trajectory_id, said.c.completion_id, said.c.demonstration)
-        query = last.where(said.c.place == 1, said.c.completion_id.is_not(None)).order_by(said.c.created_at, said.c.id)
+        last = select(ranked.c.trajectory_id, ranked.c.completion_id, ranked.c.demonstration)
+        query = last.where(ranked.c.place == 1, ranked.c.completion_id.is_not(None)).order_by(
+            ranked.c.created_at, ranked.c.id
+        )
         rows = self._connection.execute(query, execution_options={"yield_per": AT_ONCE})
         for some in rows.partitions():
-            yield [Shown(*row) for row in some]
+            yield [Demonstration(*row) for row in some]
 
     def attempts(self, trajectory_ids: Collection[str]) -> dict[str, Attempt]:
         """Return these trajectories by id."""
         queries = (_attempts((t.project == self._project, t.id.in_(some))) for some in chunks(trajectory_ids))
         return {row.id: Attempt(*row) for query in queries for row in self._connection.execute(query)}
 
-    def said(self, trajectory_ids: Collection[str], *, ids: bool = False) -> dict[str, list[Said]]:
+    def completions(self, trajectory_ids: Collection[str], *, ids: bool = False) -> dict[str, list[Completion]]:
         """Return the completions of each of these trajectories by turn; `ids`: include token ids and logprobs."""
-        names = [field.name for field in fields(Said) if ids or field.name not in _IDS]
+        names = [field.name for field in fields(Completion) if ids or field.name not in _IDS]
         columns = select(c.trajectory_id, *(c[name] for name in names)).where(c.project == self._project)
-        found: dict[str, list[Said]] = {trajectory_id: [] for trajectory_id in trajectory_ids}
+        by_trajectory: dict[str, list[Completion]] = {trajectory_id: [] for trajectory_id in trajectory_ids}
         for some in chunks(trajectory_ids):
             query = columns.where(c.trajectory_id.in_(some)).order_by(c.trajectory_id, c.turn)
             for trajectory_id, *values in self._connection.execute(query):
-                found[trajectory_id].append(Said(**dict(zip(names, values, strict=True))))
-        return found
+                by_trajectory[trajectory_id].append(Completion(**dict(zip(names, values, strict=True))))
+        return by_trajectory
 
     def _some(self, query: Select[Any]) -> Iterator[list[Attempt]]:
         rows = self._connection.execute(query, execution_options={"yield_per": AT_ONCE})

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from whetstone.transfer.importing.rows import One
-from whetstone.transfer.importing.schema import BadLine, Logged, NoAnswer, read_line
+from whetstone.transfer.importing.rows import KeyedEntry
+from whetstone.transfer.importing.schema import BadLine, LogEntry, NoAnswer, read_line
 from whetstone.transfer.importing.store import prepare, write
 from whetstone.transfer.importing.threads import Histories, digest
 
@@ -30,7 +30,7 @@ class InvalidLog(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImportOptions:
     """What to import, and how to read its lines."""
 
     file: Path
@@ -59,45 +59,47 @@ class Outcome:
     """Written `trajectories` and `completions`; conversations that were `there` already, `erased` or `taken`."""
 
 
-def check(wanted: Wanted, progress: Callable[[int], None]) -> Outcome:
+def check(options: ImportOptions, progress: Callable[[int], None]) -> Outcome:
     """Check the whole file and return counts of its content.
 
     Raises:
         InvalidLog: it cannot be read, or a line cannot be imported.
     """
-    if wanted.file.exists() and not wanted.file.is_file():
-        raise InvalidLog(f"{wanted.file} is no file that can be read twice: write what it says to one first")
-    found, problems = Outcome(), Counter[str]()
-    told: list[str] = []
-    for number, line in _lines(wanted.file):
-        found.lines += 1
+    if options.file.exists() and not options.file.is_file():
+        raise InvalidLog(f"{options.file} cannot be read twice: copy its content to a regular file first")
+    outcome, problems = Outcome(), Counter[str]()
+    messages: list[str] = []
+    for number, line in _lines(options.file):
+        outcome.lines += 1
         try:
-            some = read_line(line, wanted.reward_field, wanted.task)
+            some = read_line(line, options.reward_field, options.task)
         except NoAnswer:
-            found.unanswered += 1
+            outcome.unanswered += 1
         except BadLine as error:
             problems["bad"] += 1
-            if len(told) < MAX_PROBLEMS:
-                told.append(f"line {number}: {error}")
+            if len(messages) < MAX_PROBLEMS:
+                messages.append(f"line {number}: {error}")
         else:
-            found.conversations += len(some)
-            found.rewarded += any(one.tags.reward is not None for one in some)
-        if found.lines % 1000 == 0:
-            progress(found.lines)
+            outcome.conversations += len(some)
+            outcome.rewarded += any(one.tags.reward is not None for one in some)
+        if outcome.lines % 1000 == 0:
+            progress(outcome.lines)
     if bad := problems["bad"]:
-        more = f"\n... and {bad - len(told)} more" if bad > len(told) else ""
+        more = f"\n... and {bad - len(messages)} more" if bad > len(messages) else ""
         raise InvalidLog(
-            f"{bad} of {found.lines} lines of {wanted.file} cannot be imported, so nothing was:\n"
-            + "\n".join(told)
+            f"{bad} of {outcome.lines} lines of {options.file} cannot be imported, so nothing was:\n"
+            + "\n".join(messages)
             + more
         )
-    if not found.conversations:
-        raise InvalidLog(f"{wanted.file} has no answer to import: {found.lines} lines, {found.unanswered} without one")
-    return found
+    if not outcome.conversations:
+        raise InvalidLog(
+            f"{options.file} has no answer to import: {outcome.lines} lines, {outcome.unanswered} without one"
+        )
+    return outcome
 
 
-def run(engine: Engine, wanted: Wanted, found: Outcome, progress: Callable[[int], None]) -> Outcome:
-    """Write what `check` has found.
+def run(engine: Engine, options: ImportOptions, outcome: Outcome, progress: Callable[[int], None]) -> Outcome:
+    """Write the file that `check` has accepted.
 
     Raises:
         NotImportable: the policy serves apps.
@@ -105,45 +107,47 @@ def run(engine: Engine, wanted: Wanted, found: Outcome, progress: Callable[[int]
     """
     now = datetime.now(UTC)
     with engine.begin() as connection:
-        prepare(connection, wanted.project, wanted.policy, now)
+        prepare(connection, options.project, options.policy, now)
     gone: set[bytes] = set()
-    histories = Histories(wanted.normalise, wanted.normalise_timeout_s)
-    for number, some in _some(_ones(wanted)):
+    histories = Histories(options.normalise, options.normalise_timeout_s)
+    for number, some in _batches(_keyed_entries(options)):
         with engine.begin() as connection:
-            found.counted += write(connection, wanted.project, wanted.policy, some, now, gone, histories)
+            outcome.counted += write(connection, options.project, options.policy, some, now, gone, histories)
         progress(number)
-    return found
+    return outcome
 
 
-def _ones(wanted: Wanted) -> Iterator[One]:
+def _keyed_entries(options: ImportOptions) -> Iterator[KeyedEntry]:
     """Yield every conversation with its key; lines with equal content are numbered to keep them apart."""
     seen: Counter[bytes] = Counter()
-    for number, line in _lines(wanted.file):
+    for number, line in _lines(options.file):
         try:
-            some = read_line(line, wanted.reward_field, wanted.task)
+            some = read_line(line, options.reward_field, options.task)
         except NoAnswer:
             continue
         except BadLine as error:
-            raise InvalidLog(f"{wanted.file} has changed since it was checked: line {number}: {error}") from error
-        key = _key(wanted.policy, some[0], seen)
-        for logged in some:
-            tags = replace(logged.tags, no_train=logged.tags.no_train or wanted.no_train)
-            yield One(number, key, replace(logged, tags=tags))
+            raise InvalidLog(f"{options.file} has changed since it was checked: line {number}: {error}") from error
+        key = _key(options.policy, some[0], seen)
+        for entry in some:
+            tags = replace(entry.tags, no_train=entry.tags.no_train or options.no_train)
+            yield KeyedEntry(number, key, replace(entry, tags=tags))
 
 
-def _key(policy: str, logged: Logged, seen: Counter[bytes]) -> str:
-    if logged.response_id is not None:
-        return digest(policy, "response", logged.response_id)
-    said = digest(policy, logged.messages, logged.tools, logged.tags.trajectory_id, logged.is_call and logged.sampling)
-    short = hashlib.blake2b(said.encode(), digest_size=8).digest()
+def _key(policy: str, entry: LogEntry, seen: Counter[bytes]) -> str:
+    if entry.response_id is not None:
+        return digest(policy, "response", entry.response_id)
+    content_digest = digest(
+        policy, entry.messages, entry.tools, entry.tags.trajectory_id, entry.is_call and entry.sampling
+    )
+    short = hashlib.blake2b(content_digest.encode(), digest_size=8).digest()
     seen[short] += 1
-    return digest(said, seen[short]) if seen[short] > 1 else said
+    return digest(content_digest, seen[short]) if seen[short] > 1 else content_digest
 
 
-def _some(ones: Iterator[One]) -> Iterator[tuple[int, Sequence[One]]]:
+def _batches(entries: Iterator[KeyedEntry]) -> Iterator[tuple[int, Sequence[KeyedEntry]]]:
     """Yield chunks, with the answers of one call together, and the number of the last line."""
-    waiting: list[One] = []
-    for one in ones:
+    waiting: list[KeyedEntry] = []
+    for one in entries:
         if len(waiting) >= AT_ONCE and waiting[-1].place != one.place:
             yield waiting[-1].place, waiting
             waiting = []

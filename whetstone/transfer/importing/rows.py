@@ -10,26 +10,26 @@ from typing import Any
 
 from whetstone.domain.conversation_hash import Turn
 from whetstone.domain.why_not_trained import WhyNotTrained
-from whetstone.transfer.importing.schema import Logged, Message
-from whetstone.transfer.importing.threads import Read, digest
+from whetstone.transfer.importing.schema import LogEntry, Message
+from whetstone.transfer.importing.threads import ConversationHashes, digest
 
 IMPORTED = WhyNotTrained.IMPORTED.value
 """Also stored as the source of their reward, and as the reason why their groups are not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
-class One:
+class KeyedEntry:
     """A conversation to import."""
 
     place: int
     """Number of its line."""
     key: str
     """Distinguishes it from others with the same text: the same log produces the same keys."""
-    logged: Logged
+    entry: LogEntry
 
 
 @dataclass(slots=True)
-class Standing:
+class PendingTrajectory:
     """A trajectory, with what will be written to it."""
 
     completions: int
@@ -51,11 +51,11 @@ class Chunk:
     project: str
     policy: str
     now: datetime
-    trajectories: dict[str, Standing] = field(default_factory=dict)
+    trajectories: dict[str, PendingTrajectory] = field(default_factory=dict)
     completions: set[str] = field(default_factory=set)
     """Ids that exist already."""
     heads: dict[bytes, list[tuple[str, str]]] = field(default_factory=dict)
-    """Keys by which completions are found, by conversation and by tool calls -> ids of completion and trajectory, the
+    """Continuation keys of completions, by conversation and by tool calls -> ids of completion and trajectory, the
     oldest first."""
     taken: set[str] = field(default_factory=set)
     """Completions that have a continuation."""
@@ -66,71 +66,73 @@ class Chunk:
     counted: Counter[str] = field(default_factory=Counter)
 
 
-def place(chunk: Chunk, one: One, read: Read) -> None:
+def place(chunk: Chunk, keyed: KeyedEntry, hashes: ConversationHashes) -> None:
     """Assign a conversation to a trajectory and add its completions, unless they exist already."""
-    logged, tags = one.logged, one.logged.tags
-    first = f"imported-{one.key}"
-    completion_id = f"{first}.{logged.choice}" if logged.choice else first
-    if logged.is_call and completion_id in chunk.completions:
+    entry, tags = keyed.entry, keyed.entry.tags
+    first = f"imported-{keyed.key}"
+    completion_id = f"{first}.{entry.choice}" if entry.choice else first
+    if entry.is_call and completion_id in chunk.completions:
         chunk.counted["there"] += 1
         return
     extends, continues, by = None, None, "metadata"
     trajectory_id = tags.trajectory_id
-    if trajectory_id is not None and logged.choice:
-        trajectory_id = f"{trajectory_id}.{logged.choice}"
+    if trajectory_id is not None and entry.choice:
+        trajectory_id = f"{trajectory_id}.{entry.choice}"
     if trajectory_id is None:
-        trajectory_id, extends, continues, by = _found(chunk, one, read, completion_id)
-    standing = chunk.trajectories.get(trajectory_id)
-    if standing is not None and not standing.ours:
+        trajectory_id, extends, continues, by = _find_trajectory(chunk, keyed, hashes, completion_id)
+    pending = chunk.trajectories.get(trajectory_id)
+    if pending is not None and not pending.ours:
         chunk.counted["taken"] += 1
         return
     before = len(chunk.rows)
-    if standing is None:
-        row = _trajectory(chunk, one, trajectory_id, continues)
-        standing = chunk.trajectories[trajectory_id] = Standing(0, 0, None, row=row)
+    if pending is None:
+        row = _trajectory(chunk, keyed, trajectory_id, continues)
+        pending = chunk.trajectories[trajectory_id] = PendingTrajectory(0, 0, None, row=row)
     at: tuple[int, str] | None = None
-    if logged.is_call:
-        at = _followed(chunk, trajectory_id, read, logged.answers[0])
+    if entry.is_call:
+        at = _find_followed(chunk, trajectory_id, hashes, entry.answers[0])
         extends = extends or (at and at[1])
-    for answer in logged.answers:
-        its_id = completion_id if logged.is_call else f"imported-{digest(trajectory_id, read.exact[answer].hex())}"
+    for answer in entry.answers:
+        its_id = completion_id if entry.is_call else f"imported-{digest(trajectory_id, hashes.exact[answer].hex())}"
         if its_id not in chunk.completions:
-            _add(chunk, one, (trajectory_id, standing), its_id, answer, at, extends, read.turns[answer], by)
+            _add(chunk, keyed, (trajectory_id, pending), its_id, answer, at, extends, hashes.turns[answer], by)
         at, extends = (answer, its_id), its_id
     if len(chunk.rows) == before:
         chunk.counted["there"] += 1
     elif tags.reward is not None:
-        standing.reward, standing.changed = tags.reward, True
+        pending.reward, pending.changed = tags.reward, True
 
 
-def _found(chunk: Chunk, one: One, read: Read, own: str) -> tuple[str, str | None, str | None, str]:
+def _find_trajectory(
+    chunk: Chunk, keyed: KeyedEntry, hashes: ConversationHashes, own: str
+) -> tuple[str, str | None, str | None, str]:
     """Find the trajectory of a conversation without a trajectory id. Return its id; the completion in it that it
     extends, or the completion elsewhere that a new trajectory continues; and the rule that matched."""
-    logged = one.logged
-    if not logged.is_call:
-        return f"imported-{one.key}", None, None, "new"
-    histories = read.found_by(logged.answers[0])
-    by_tool_calls = read.tool_calls(logged.answers[0])
+    entry = keyed.entry
+    if not entry.is_call:
+        return f"imported-{keyed.key}", None, None, "new"
+    histories = hashes.continuation_keys(entry.answers[0])
+    by_tool_calls = hashes.tool_calls(entry.answers[0])
     for history in histories:
         heads = chunk.heads.get(history, ())
         if not heads:
             continue
         free = next((head for head in heads if head[0] not in chunk.taken), None)
-        if free is not None and not logged.choice:
+        if free is not None and not entry.choice:
             return free[1], free[0], None, "tool_calls" if history == by_tool_calls else "content"
         return own, None, heads[0][0], "fork"
     return own, None, None, "new"
 
 
-def _followed(chunk: Chunk, trajectory_id: str, read: Read, until: int) -> tuple[int, str] | None:
+def _find_followed(chunk: Chunk, trajectory_id: str, hashes: ConversationHashes, until: int) -> tuple[int, str] | None:
     """Return the completion of this trajectory whose conversation a call repeats, and the position of its answer.
 
     A following completion is stored without the messages of the one that it follows. So the messages must be equal even
     without `proxy.normalise`.
     """
     for place in range(until - 1, -1, -1):
-        history = read.turns[place].history
-        if history is None or not read.is_exact(place):
+        history = hashes.turns[place].history
+        if history is None or not hashes.is_exact(place):
             continue
         for completion_id, its in chunk.heads.get(history, ()):
             if its == trajectory_id and completion_id not in chunk.taken:
@@ -140,8 +142,8 @@ def _followed(chunk: Chunk, trajectory_id: str, read: Read, until: int) -> tuple
 
 def _add(
     chunk: Chunk,
-    one: One,
-    to: tuple[str, Standing],
+    keyed: KeyedEntry,
+    to: tuple[str, PendingTrajectory],
     completion_id: str,
     answer: int,
     at: tuple[int, str] | None,
@@ -151,33 +153,33 @@ def _add(
 ) -> None:
     """Add the row of an answer. `at`: position in the conversation of the answer that it follows, and that completion's
     id. `extends`: the completion that it continues, whether or not its messages are repeated."""
-    logged, (trajectory_id, standing) = one.logged, to
-    message, follows = logged.messages[answer], at and at[1]
-    created_at = logged.tags.created_at or chunk.now
+    entry, (trajectory_id, pending) = keyed.entry, to
+    message, follows = entry.messages[answer], at and at[1]
+    created_at = entry.tags.created_at or chunk.now
     chunk.rows[completion_id] = {
         "project": chunk.project,
         "id": completion_id,
-        "upstream_id": logged.response_id or f"chatcmpl-{completion_id}",
-        "call_id": f"imported-{one.key}" if logged.is_call else completion_id,
-        "choice": logged.choice,
+        "upstream_id": entry.response_id or f"chatcmpl-{completion_id}",
+        "call_id": f"imported-{keyed.key}" if entry.is_call else completion_id,
+        "choice": entry.choice,
         "trajectory_id": trajectory_id,
-        "turn": standing.completions,
+        "turn": pending.completions,
         "policy": chunk.policy,
         "policy_version": 0,
         "endpoint": "chat.completions",
         "streamed": False,
         "status": "complete",
         "follows": follows,
-        "end_user": logged.tags.end_user,
-        "new_messages": list(logged.messages[at[0] + 1 if at else 0 : answer]),
+        "end_user": entry.tags.end_user,
+        "new_messages": list(entry.messages[at[0] + 1 if at else 0 : answer]),
         # In a completion that follows another, NULL means "unchanged".
-        "tools": None if follows else logged.tools,
+        "tools": None if follows else entry.tools,
         "response": message,
         "response_text": _text_of_parts(message),
-        "sampling": dict(logged.sampling) or None,
-        "finish_reason": logged.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop"),
-        "prompt_tokens": logged.prompt_tokens,
-        "completion_tokens": logged.completion_tokens,
+        "sampling": dict(entry.sampling) or None,
+        "finish_reason": entry.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop"),
+        "prompt_tokens": entry.prompt_tokens,
+        "completion_tokens": entry.completion_tokens,
         "threaded_by": by,
         "why_not_trained": IMPORTED,
         "created_at": created_at,
@@ -195,16 +197,16 @@ def _add(
             chunk.rows[extends]["continued_by"] = completion_id
         else:
             chunk.continued[extends] = completion_id
-    standing.completions += 1
-    standing.sampled_tokens += logged.completion_tokens or 0
-    standing.tail, standing.changed = completion_id, True
-    standing.last_seen_at = max(standing.last_seen_at or created_at, created_at)
+    pending.completions += 1
+    pending.sampled_tokens += entry.completion_tokens or 0
+    pending.tail, pending.changed = completion_id, True
+    pending.last_seen_at = max(pending.last_seen_at or created_at, created_at)
 
 
-def _trajectory(chunk: Chunk, one: One, trajectory_id: str, continues: str | None) -> dict[str, Any]:
-    tags, logged = one.logged.tags, one.logged
+def _trajectory(chunk: Chunk, keyed: KeyedEntry, trajectory_id: str, continues: str | None) -> dict[str, Any]:
+    tags, entry = keyed.entry.tags, keyed.entry
     created_at = tags.created_at or chunk.now
-    group_id = tags.group_id or (f"imported-{one.key}.choices" if logged.choices > 1 else None)
+    group_id = tags.group_id or (f"imported-{keyed.key}.choices" if entry.choices > 1 else None)
     return {
         "project": chunk.project,
         "id": trajectory_id,
@@ -223,24 +225,24 @@ def _trajectory(chunk: Chunk, one: One, trajectory_id: str, continues: str | Non
         "created_at": created_at,
         "last_seen_at": created_at,
         "ended_at": created_at,
-        # No group has to be found for it.
+        # It needs no group.
         "placed_at": chunk.now,
         "continues": continues,
         "end_user": tags.end_user,
     }
 
 
-def figures(standing: Standing) -> dict[str, Any]:
+def figures(pending: PendingTrajectory) -> dict[str, Any]:
     """Return the totals of a trajectory's turns."""
-    figures = {"completions": standing.completions, "sampled_tokens": standing.sampled_tokens}
-    seen_at = standing.last_seen_at
-    seen = {} if standing.row is None or seen_at is None else {"last_seen_at": seen_at, "ended_at": seen_at}
-    return figures | {"tail_completion_id": standing.tail} | seen
+    figures = {"completions": pending.completions, "sampled_tokens": pending.sampled_tokens}
+    seen_at = pending.last_seen_at
+    seen = {} if pending.row is None or seen_at is None else {"last_seen_at": seen_at, "ended_at": seen_at}
+    return figures | {"tail_completion_id": pending.tail} | seen
 
 
-def reward(standing: Standing) -> dict[str, Any]:
+def reward(pending: PendingTrajectory) -> dict[str, Any]:
     """Return its reward, if a line gave one."""
-    return {"reward": standing.reward, "reward_source": None if standing.reward is None else IMPORTED}
+    return {"reward": pending.reward, "reward_source": None if pending.reward is None else IMPORTED}
 
 
 def _text_of_parts(message: Message) -> str | None:

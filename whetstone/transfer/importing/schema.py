@@ -49,7 +49,7 @@ class Tags:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogEntry:
     """A conversation with its answers."""
 
     messages: Sequence[Message]
@@ -71,7 +71,7 @@ class Logged:
     """The messages including NUL, which no database can store but which counts in their hashes; None without NUL."""
 
 
-def read_line(line: bytes, reward_field: str = "reward", task: str | None = None) -> list[Logged]:
+def read_line(line: bytes, reward_field: str = "reward", task: str | None = None) -> list[LogEntry]:
     """Return a line's conversation, or one per answer of a call. `task`: the label of lines without one.
 
     Raises:
@@ -85,12 +85,12 @@ def read_line(line: bytes, reward_field: str = "reward", task: str | None = None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine(f"no JSON: {error}") from error
     if stored is None:
-        return _logged(row, reward_field, task)
-    pairs = zip(_logged(stored, reward_field, task), _logged(row, reward_field, task), strict=True)
+        return _entries(row, reward_field, task)
+    pairs = zip(_entries(stored, reward_field, task), _entries(row, reward_field, task), strict=True)
     return [replace(one, as_logged=original.messages) for one, original in pairs]
 
 
-def _logged(row: Any, reward_field: str, task: str | None) -> list[Logged]:
+def _entries(row: Any, reward_field: str, task: str | None) -> list[LogEntry]:
     if not isinstance(row, dict):
         raise BadLine("a line must be a JSON object")
     if "request" in row or "response" in row:
@@ -103,10 +103,10 @@ def _logged(row: Any, reward_field: str, task: str | None) -> list[Logged]:
         raise BadLine("the last message must be the assistant's")
     plain = [{name: value for name, value in one.items() if name != "weight"} for one in messages]
     tags = _tags(row, {}, reward_field, task, None)
-    return [Logged(plain, answers, _tools(row.get("tools")), tags, {})]
+    return [LogEntry(plain, answers, _tools(row.get("tools")), tags, {})]
 
 
-def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterator[Logged]:
+def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterator[LogEntry]:
     request, response = _body(row, "request"), _body(row, "response")
     choices = response.get("choices")
     if not choices:
@@ -128,7 +128,7 @@ def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterat
         if answer["role"] != "assistant":
             raise BadLine(f"response.choices[{place}].message must be the assistant's")
         finish_reason = choice.get("finish_reason")
-        yield Logged(
+        yield LogEntry(
             messages=[*before, answer],
             answers=[len(before)],
             tools=_tools(request.get("tools")),
@@ -147,20 +147,20 @@ def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterat
 
 def _body(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a request or response; some logs wrap it: `{"body": {...}}`."""
-    found = row.get(name)
-    if isinstance(found, dict) and isinstance(found.get("body"), dict):
-        found = found["body"]
-    if name == "response" and found is None:
+    body = row.get(name)
+    if isinstance(body, dict) and isinstance(body.get("body"), dict):
+        body = body["body"]
+    if name == "response" and body is None:
         raise NoAnswer
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise BadLine(f'"{name}" must be an object')
-    return found
+    return body
 
 
-def _messages(found: Any, name: str) -> list[Message]:
-    if not isinstance(found, list) or not found:
+def _messages(value: Any, name: str) -> list[Message]:
+    if not isinstance(value, list) or not value:
         raise BadLine(f"{name} must be a list of messages")
-    return [_message(one, f"{name}[{place}]") for place, one in enumerate(found)]
+    return [_message(one, f"{name}[{place}]") for place, one in enumerate(value)]
 
 
 def _message(one: Any, name: str) -> Message:
@@ -177,32 +177,32 @@ def _message(one: Any, name: str) -> Message:
     return one
 
 
-def _tools(found: Any) -> list[Any] | None:
-    if found is None or found == []:
+def _tools(value: Any) -> list[Any] | None:
+    if value is None or value == []:
         return None
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         raise BadLine("tools must be a list")
-    return found
+    return value
 
 
 def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: str | None, created: Any) -> Tags:
     """Return the tags of the line, else those of the request's `metadata`."""
-    asked = request.get("metadata") if isinstance(request.get("metadata"), dict) else {}
+    request_metadata = request.get("metadata") if isinstance(request.get("metadata"), dict) else {}
     own = row.get("metadata")
     if own is not None and not isinstance(own, dict):
         raise BadLine("metadata must be an object")
-    said = {**(asked or {}), **row}
+    fields = {**(request_metadata or {}), **row}
     named = {"trajectory_id", "group_id", "task", "split", "no_train"}
-    metadata = {name: value for name, value in (asked or {}).items() if name not in named} | (own or {})
-    split = said.get("split") or "train"
+    metadata = {name: value for name, value in (request_metadata or {}).items() if name not in named} | (own or {})
+    split = fields.get("split") or "train"
     if split not in ("train", "eval"):
         raise BadLine(f"split must be train or eval, not {split!r}"[:200])
     return Tags(
-        trajectory_id=_id(said, "trajectory_id"),
-        group_id=_id(said, "group_id"),
-        task=_text(said, "task") or task,
+        trajectory_id=_id(fields, "trajectory_id"),
+        group_id=_id(fields, "group_id"),
+        task=_text(fields, "task") or task,
         split=split,
-        no_train=_flag(said, "no_train"),
+        no_train=_flag(fields, "no_train"),
         reward=_reward(row, field),
         metadata=metadata or None,
         end_user=_text(row, "end_user") or _text(request, "user"),
@@ -218,8 +218,8 @@ def _with_model(tags: Tags, model: str) -> Tags:
     return Tags(**(values | {"metadata": {**(tags.metadata or {}), "model": model}}))
 
 
-def _id(said: Mapping[str, Any], name: str) -> str | None:
-    value = said.get(name)
+def _id(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
     if value is None:
         return None
     if not isinstance(value, str) or not ID.fullmatch(value):
@@ -227,8 +227,8 @@ def _id(said: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _text(said: Mapping[str, Any], name: str) -> str | None:
-    value = said.get(name)
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
     if value is not None and not isinstance(value, str):
         raise BadLine(f"{name} must be text")
     return value
@@ -245,9 +245,9 @@ def _reward(row: Mapping[str, Any], field: str) -> float | None:
     return float(value)
 
 
-def _flag(said: Mapping[str, Any], name: str) -> bool:
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
     """Parse a flag strictly: a marked line must never count as unmarked, however the flag is spelled."""
-    value = said.get(name)
+    value = fields.get(name)
     text = str(value).strip().lower()
     if value is None or text in ("false", "0"):
         return False
@@ -267,7 +267,7 @@ def _instant(value: Any) -> datetime | None:
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value / 1000 if value > MILLISECONDS else value, UTC)
-        told = datetime.fromisoformat(value)
-        return (told if told.tzinfo else told.replace(tzinfo=UTC)).astimezone(UTC)
+        instant = datetime.fromisoformat(value)
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).astimezone(UTC)
     except (TypeError, ValueError, OverflowError, OSError) as error:
         raise BadLine(f"{value!r} is no time: write seconds since 1970, or 2026-01-31T12:00:00Z"[:200]) from error

@@ -16,9 +16,9 @@ from migrations import schema
 from whetstone.config.privacy import pseudonym
 from whetstone.database.engine import chunks, insert_all_new, insert_new
 from whetstone.domain.ids import IMPORTED_LOG, version_id
-from whetstone.privacy.store import announce_writer, asked_since
-from whetstone.transfer.importing.rows import IMPORTED, Chunk, One, Standing, figures, place, reward
-from whetstone.transfer.importing.threads import Histories, Read, digest
+from whetstone.privacy.store import announce_writer, requested_since
+from whetstone.transfer.importing.rows import IMPORTED, Chunk, KeyedEntry, PendingTrajectory, figures, place, reward
+from whetstone.transfer.importing.threads import ConversationHashes, Histories, digest
 
 c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.trajectories.c
 
@@ -49,7 +49,7 @@ def prepare(connection: Connection, project: str, policy: str, now: datetime) ->
     upstream = connection.execute(select(p.upstream).where(p.project == project, p.id == policy)).scalar_one()
     if upstream != IMPORTED_LOG:
         raise NotImportable(
-            f"the policy {policy!r} answers apps: what others said would be counted as its own. Name another with "
+            f"the policy {policy!r} answers apps: imported answers would be counted as its own. Name another with "
             f"--policy; `whetstone step {policy} --imitate NAME` learns from it"
         )
 
@@ -58,7 +58,7 @@ def write(
     connection: Connection,
     project: str,
     policy: str,
-    some: Sequence[One],
+    some: Sequence[KeyedEntry],
     now: datetime,
     gone: set[bytes],
     histories: Histories,
@@ -70,21 +70,21 @@ def write(
     `gone`: the histories of this import's deleted conversations; their continuations are left out too, and added to it.
     """
     chunk = Chunk(project, policy, now)
-    spoken = _not_erased(connection, chunk, [(one, histories.of(one.logged)) for one in some], gone)
-    _look(connection, chunk, spoken)
-    for one, read in spoken:
-        place(chunk, one, read)
-    new = (standing for standing in chunk.trajectories.values() if standing.row is not None)
-    begun = [(standing.row or {}) | figures(standing) | reward(standing) for standing in new]
+    remaining = _not_erased(connection, chunk, [(one, histories.of(one.entry)) for one in some], gone)
+    _look(connection, chunk, remaining)
+    for one, hashes in remaining:
+        place(chunk, one, hashes)
+    new = (pending for pending in chunk.trajectories.values() if pending.row is not None)
+    begun = [(pending.row or {}) | figures(pending) | reward(pending) for pending in new]
     _apart(connection, chunk, begun)
     group_ids = _write_groups(connection, chunk, begun)
     if begun:
         insert_all_new(connection, schema.trajectories, begun)
     if chunk.rows:
         insert_all_new(connection, schema.completions, list(chunk.rows.values()), on=["project", "id"])
-    for trajectory_id, standing in sorted(chunk.trajectories.items()):
-        if standing.changed and standing.row is None:
-            _update(connection, chunk, trajectory_id, standing)
+    for trajectory_id, pending in sorted(chunk.trajectories.items()):
+        if pending.changed and pending.row is None:
+            _update(connection, chunk, trajectory_id, pending)
     if chunk.continued:
         its = [{"its_project": project, "its_id": one, "by": by} for one, by in sorted(chunk.continued.items())]
         connection.execute(_CONTINUE, its)
@@ -94,16 +94,16 @@ def write(
     return chunk.counted
 
 
-def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Read]]) -> None:
+def _look(connection: Connection, chunk: Chunk, keyed_hashes: Iterable[tuple[KeyedEntry, ConversationHashes]]) -> None:
     """Read the existing trajectories, completions and histories that these conversations refer to."""
     named: set[str] = set()
     wanted: set[bytes] = set()
-    for one, read in spoken:
-        logged, name = one.logged, one.logged.tags.trajectory_id
-        suffix = f".{logged.choice}" if logged.choice else ""
+    for one, hashes in keyed_hashes:
+        entry, name = one.entry, one.entry.tags.trajectory_id
+        suffix = f".{entry.choice}" if entry.choice else ""
         named |= {f"imported-{one.key}{suffix}", *((f"{name}{suffix}",) if name else ())}
-        if logged.is_call:
-            before = read.turns[: logged.answers[0]]
+        if entry.is_call:
+            before = hashes.turns[: entry.answers[0]]
             wanted |= {one for turn in before for one in (turn.history, turn.tool_history) if one is not None}
     its_policy = (c.project == chunk.project, c.policy == chunk.policy)
     its_columns = (c.id, c.trajectory_id, c.history, c.tool_history, c.continued_by, c.created_at)
@@ -115,7 +115,7 @@ def _look(connection: Connection, chunk: Chunk, spoken: Iterable[tuple[One, Read
         of_ids = select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained)
         for there in connection.execute(of_ids.where(t.project == chunk.project, t.id.in_(some))):
             its_id, completions, tokens, tail, why = there
-            chunk.trajectories[its_id] = Standing(completions, tokens, tail, ours=why == IMPORTED)
+            chunk.trajectories[its_id] = PendingTrajectory(completions, tokens, tail, ours=why == IMPORTED)
         heads += connection.execute(columns.where(c.trajectory_id.in_(some)))
         its_ids = select(c.id).where(c.project == chunk.project, c.id.in_(some))
         chunk.completions |= set(connection.execute(its_ids).scalars())
@@ -133,35 +133,35 @@ def _some(wanted: Sequence[bytes], at_once: int = 5000) -> Iterable[Sequence[byt
 
 
 def _not_erased(
-    connection: Connection, chunk: Chunk, some: Sequence[tuple[One, Read]], gone: set[bytes]
-) -> list[tuple[One, Read]]:
+    connection: Connection, chunk: Chunk, some: Sequence[tuple[KeyedEntry, ConversationHashes]], gone: set[bytes]
+) -> list[tuple[KeyedEntry, ConversationHashes]]:
     """Return the conversations that no deletion request covers. Continuations of a covered one are left out too: each
     later call of a conversation repeats its text."""
     announce_writer(connection)
-    asked = asked_since(connection, min(one.logged.tags.created_at or chunk.now for one, _ in some))
-    kept = []
-    for one, read in some:
-        tags = one.logged.tags
+    erased_at = requested_since(connection, min(one.entry.tags.created_at or chunk.now for one, _ in some))
+    remaining = []
+    for one, hashes in some:
+        tags = one.entry.tags
         user = (tags.end_user, pseudonym(tags.end_user)) if tags.end_user is not None else ()
         ids = [name for name in (tags.trajectory_id, f"imported-{one.key}") if name is not None]
-        siblings = [f"{name}.{one.logged.choice}" for name in ids if one.logged.choice]
+        siblings = [f"{name}.{one.entry.choice}" for name in ids if one.entry.choice]
         named = [*ids, *siblings, *user]
-        at = [asked[chunk.project, name] for name in named if (chunk.project, name) in asked]
-        before = (turn.history for turn in read.turns[: one.logged.answers[0]] if turn.history is not None)
-        goes_on = one.logged.is_call and not gone.isdisjoint(before)
+        at = [erased_at[chunk.project, name] for name in named if (chunk.project, name) in erased_at]
+        before = (turn.history for turn in hashes.turns[: one.entry.answers[0]] if turn.history is not None)
+        goes_on = one.entry.is_call and not gone.isdisjoint(before)
         if goes_on or any(when >= (tags.created_at or chunk.now) for when in at):
-            answered = (read.turns[place].history for place in one.logged.answers)
+            answered = (hashes.turns[place].history for place in one.entry.answers)
             gone.update(history for history in answered if history is not None)
             chunk.counted["erased"] += 1
         else:
-            kept.append((one, read))
-    return kept
+            remaining.append((one, hashes))
+    return remaining
 
 
-def _update(connection: Connection, chunk: Chunk, trajectory_id: str, standing: Standing) -> None:
+def _update(connection: Connection, chunk: Chunk, trajectory_id: str, pending: PendingTrajectory) -> None:
     """Update an existing trajectory."""
-    values = figures(standing) | (reward(standing) if standing.reward is not None else {})
-    if (seen_at := standing.last_seen_at) is not None:
+    values = figures(pending) | (reward(pending) if pending.reward is not None else {})
+    if (seen_at := pending.last_seen_at) is not None:
         later = case((t.last_seen_at < seen_at, literal(seen_at, t.last_seen_at.type)), else_=t.last_seen_at)
         values |= {"last_seen_at": later, "ended_at": later}
     is_it = (t.project == chunk.project, t.id == trajectory_id)

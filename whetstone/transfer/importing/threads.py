@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from whetstone.domain.conversation_hash import HASH_BYTES, MessageReader, Turn, found_by
-from whetstone.transfer.importing.schema import Logged
+from whetstone.transfer.importing.schema import LogEntry
 
 _KIND = b"whetstone import"
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Read(msgspec.Struct, frozen=True, gc=False):
+class ConversationHashes(msgspec.Struct, frozen=True, gc=False):
     """The hashes of a conversation of a log, message by message."""
 
     turns: Sequence[Turn]
@@ -21,8 +21,8 @@ class Read(msgspec.Struct, frozen=True, gc=False):
     """For each message, the hash of the conversation up to and including it, with all text that `proxy.normalise`
     matches: what is imported must not depend on that setting."""
 
-    def found_by(self, answer: int) -> list[bytes]:
-        """Return all keys by which the completion that this answer continues can be found, the most reliable first."""
+    def continuation_keys(self, answer: int) -> list[bytes]:
+        """Return the continuation keys of the completion that this answer continues, the most reliable first."""
         return found_by(self.turns[:answer])
 
     def tool_calls(self, answer: int) -> bytes | None:
@@ -43,13 +43,13 @@ class Histories:
         self._reader = MessageReader(patterns, timeout_s)
         self._exact = MessageReader()
 
-    def of(self, logged: Logged) -> Read:
+    def of(self, entry: LogEntry) -> ConversationHashes:
         """Hash a line's conversation. It belongs to its end user: an imported call has no key, and other callers do not
         find it."""
-        messages = logged.messages if logged.as_logged is None else logged.as_logged
-        turns = self._reader.turns(messages, logged.tags.end_user)
+        messages = entry.messages if entry.as_logged is None else entry.as_logged
+        turns = self._reader.turns(messages, entry.tags.end_user)
         exact = self._exact.turns(messages, None) if self._reader.has_patterns else turns
-        return Read(turns, [turn.whole for turn in exact])
+        return ConversationHashes(turns, [turn.whole for turn in exact])
 
 
 def digest(*parts: Any) -> str:

@@ -20,7 +20,7 @@ from proxy.trajectories.conversation_hash import ConversationHasher, prompt_hash
 from proxy.trajectories.resolver import Placement, TrajectoryResolver
 from proxy.trajectories.store import ThreadTables
 from tests.unit.proxy.conftest import make_call, make_choice, raw
-from whetstone.transfer.importing.importer import Wanted, check, run
+from whetstone.transfer.importing.importer import ImportOptions, check, run
 
 IDLE_S = 1800.0
 pytestmark = pytest.mark.anyio
@@ -646,7 +646,7 @@ async def test_what_goes_on_from_an_imported_conversation_is_a_trajectory_linked
 ) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"messages": [user("hi"), echo()], "end_user": "ann"}), encoding="utf-8")
-    wanted = Wanted(log, "default", "imported")
+    wanted = ImportOptions(log, "default", "imported")
     run(engine, wanted, check(wanted, lambda _: None), lambda _: None)
     with engine.connect() as connection:
         imported_id = connection.execute(select(schema.completions.c.id)).scalar_one()

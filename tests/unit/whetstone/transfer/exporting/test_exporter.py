@@ -11,7 +11,7 @@ import pytest
 from migrations import schema
 from tests.conftest import Seed
 from whetstone.transfer.exporting import files
-from whetstone.transfer.exporting.exporter import FilterRefused, Wanted, run
+from whetstone.transfer.exporting.exporter import ExportOptions, FilterRefused, run
 from whetstone.transfer.exporting.files import CannotWrite
 from whetstone.transfer.exporting.rows import Tally
 from whetstone.transfer.exporting.store import Filter
@@ -28,7 +28,7 @@ def exported(seed: Seed, database_url: str, tmp_path: Path) -> Exporting:
         matching = Filter("default", **{name: given.pop(name) for name in names if name in given})
         to = tmp_path / "out.jsonl"
         with files.opened(str(to), kind, ids=given.get("ids", False)) as rows:
-            tally = run(database_url, Wanted(kind, matching, **given), rows, lambda _: None)
+            tally = run(database_url, ExportOptions(kind, matching, **given), rows, lambda _: None)
         return [json.loads(line) for line in to.read_text(encoding="utf-8").splitlines()], tally
 
     return run_it
@@ -253,7 +253,7 @@ def test_parquet_has_the_same_types_whatever_its_rows_hold(seed: Seed, database_
     schemas = []
     for where in ("1 = 1", "trajectory_id = 'nobody'"):
         to = tmp_path / "out.parquet"
-        wanted = Wanted("trajectories", Filter("default", where=where), ids=True)
+        wanted = ExportOptions("trajectories", Filter("default", where=where), ids=True)
         with files.opened(str(to), wanted.kind, ids=True) as rows:
             tally = run(database_url, wanted, rows, lambda _: None)
         table = parquet.read_table(to)

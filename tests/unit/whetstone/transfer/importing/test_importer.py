@@ -28,10 +28,10 @@ from whetstone.privacy.eraser import run as erase
 from whetstone.privacy.store import Target
 from whetstone.registry.projects import Store
 from whetstone.transfer.exporting import files
-from whetstone.transfer.exporting.exporter import Wanted as Exported
+from whetstone.transfer.exporting.exporter import ExportOptions
 from whetstone.transfer.exporting.exporter import run as export
 from whetstone.transfer.exporting.store import Filter
-from whetstone.transfer.importing.importer import InvalidLog, Outcome, Wanted, check, run
+from whetstone.transfer.importing.importer import ImportOptions, InvalidLog, Outcome, check, run
 from whetstone.transfer.importing.schema import BadLine, read_line
 from whetstone.transfer.importing.store import NotImportable
 
@@ -56,7 +56,7 @@ def imported(engine: Engine, tmp_path: Path) -> Importing:
         file = tmp_path / "log.jsonl"
         told = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         file.write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
-        wanted = Wanted(file, "default", **({"policy": "imported"} | given))
+        wanted = ImportOptions(file, "default", **({"policy": "imported"} | given))
         return run(engine, wanted, check(wanted, lambda _: None), lambda _: None)
 
     return run_it
@@ -271,7 +271,7 @@ def test_what_was_exported_comes_in_again_as_it_was(
     seed.completion("b", 2, follows="b-0")
 
     def exported(to: Path) -> dict[tuple[str, int], Row]:
-        wanted = Exported("trajectories", Filter("default"), frozenset({"eval", "no_train"}))
+        wanted = ExportOptions("trajectories", Filter("default"), frozenset({"eval", "no_train"}))
         with files.opened(str(to), "trajectories", ids=False) as sink:
             export(database_url, wanted, sink, lambda _: None)
         found = [json.loads(line) for line in to.read_text(encoding="utf-8").splitlines()]
@@ -283,7 +283,7 @@ def test_what_was_exported_comes_in_again_as_it_was(
     with engine.begin() as connection:
         for table in (schema.completions, schema.trajectories, schema.groups):
             connection.execute(table.delete())
-    wanted = Wanted(tmp_path / "before.jsonl", "default", "imported")
+    wanted = ImportOptions(tmp_path / "before.jsonl", "default", "imported")
     outcome = run(engine, wanted, check(wanted, lambda _: None), lambda _: None)
     assert (outcome.counted["trajectories"], outcome.counted["completions"]) == (2, 6)
     assert exported(tmp_path / "after.jsonl") == before
@@ -365,7 +365,7 @@ def test_a_group_of_an_apps_takes_none_of_a_log(engine: Engine, seed: Seed, impo
 def test_what_can_be_read_only_once_is_no_log(engine: Engine, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidLog, match="read twice"):
-        check(Wanted(tmp_path / "pipe", "default", "imported"), lambda _: None)
+        check(ImportOptions(tmp_path / "pipe", "default", "imported"), lambda _: None)
 
 
 def test_one_bad_line_keeps_the_whole_file_out(engine: Engine, imported: Importing) -> None:
