@@ -18,7 +18,7 @@ from trainer.domain.rows import Row
 from trainer.errors import TrainerError
 from trainer.learner.learner import Learner
 from whetstone.config.gate import GateSettings
-from whetstone.vllm.client import Sampled, Vllm, VllmDown, VllmRefused
+from whetstone.vllm.client import SampledTokens, Vllm, VllmDown, VllmRefused
 
 PROMPTS = 4
 TOKENS = 16
@@ -76,7 +76,7 @@ class _ProbedVersions:
         self._candidate = claim.name_out
         self.tokens = 0
 
-    def sample(self, prompts: Sequence[Sequence[int]], *, parent: bool) -> list[Sampled]:
+    def sample(self, prompts: Sequence[Sequence[int]], *, parent: bool) -> list[SampledTokens]:
         """Return an answer to each prompt."""
         name = self._parent if parent else self._candidate
         answers = []
@@ -174,7 +174,7 @@ def _out_of_bounds(figures: Mapping[str, float], gate: GateSettings) -> str | No
     return None
 
 
-def _distance(prompts: Sequence[Sequence[int]], answers: Sequence[Sampled], learner: Learner) -> float:
+def _distance(prompts: Sequence[Sequence[int]], answers: Sequence[SampledTokens], learner: Learner) -> float:
     """Return the mean k3 from vLLM's logprobs to the trainer's; not finite where a logprob is not."""
     inference = [logprob for one in answers for logprob in one.logprobs]
     trainer = [

@@ -4,12 +4,14 @@
 from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
+from whetstone.errors import WhetstoneError
+
 SUFFIX = "_FILE"
 MOST_BYTES = 64 * 2**10
 """A longer file is not a secret: the path is probably wrong."""
 
 
-class SecretUnreadable(Exception):
+class SecretUnreadable(WhetstoneError):
     """A secret file cannot be used. The message names the file and the reason, and never quotes its content."""
 
 

@@ -23,6 +23,7 @@ from whetstone.config.secret_files import SUFFIX, SecretUnreadable, take_up
 from whetstone.config.trainer import TrainerSettings
 from whetstone.domain.ids import ID
 from whetstone.domain.suggestions import keys_of, suggestion
+from whetstone.errors import WhetstoneError
 
 PREFIX = "WHETSTONE_"
 CONFIG_VARIABLE = "WHETSTONE_CONFIG"
@@ -38,7 +39,7 @@ NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
 STARTER = Path(__file__).resolve().parent.parent / "starter"
 
 
-class SettingsError(Exception):
+class SettingsError(WhetstoneError):
     """The settings cannot be used; the message names the setting, the reason and a valid value."""
 
 

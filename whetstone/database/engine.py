@@ -19,7 +19,8 @@ BUSY_TIMEOUT_MS = 20_000
 """How long a writer waits for another process's transaction. Ours take milliseconds; a slow disk may take seconds."""
 ASK_AGAIN_S = 0.001
 """How soon a waiting writer retries. SQLite itself retries ever less often, in the end every 100 ms: of two busy
-writers, one would sleep while no transaction is open, and would lose for seconds against a writer that begins again at once."""
+writers, one would sleep while the file is free, and would lose for seconds against a writer that begins again at
+once."""
 UNDER_WAY_S = 0.1
 """How long `elsewhere` waits for a transaction: several times the duration of one that does not wait itself."""
 LEAST_GIVEN_S = 0.005

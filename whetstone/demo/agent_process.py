@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from whetstone.errors import WhetstoneError
 from whetstone.stack.stack import Stack
 
 
-class AppFailed(Exception):
+class AppFailed(WhetstoneError):
     """The app ended without a report; the message gives its exit code."""
 
 

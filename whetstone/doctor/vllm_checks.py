@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.config.settings import Settings
 from whetstone.database.engine import without_password
+from whetstone.errors import WhetstoneError
 from whetstone.registry.projects import Store
 from whetstone.terminal.fitting import Fitting
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
@@ -25,7 +26,7 @@ from whetstone.vllm.self_test.questions import OF_THE_MODEL, Check, knowing
 from whetstone.vllm.self_test.run import SelfTest
 
 
-class NothingToTest(Exception):
+class NothingToTest(WhetstoneError):
     """No vLLM serves the policy's model, or no test is stored; the message says where, and what to do."""
 
 

@@ -10,12 +10,14 @@ import secrets
 import shutil
 from pathlib import Path
 
+from whetstone.errors import WhetstoneError
+
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 TEMPORARY = ".tmp-"
 """Prefix of unfinished folders; the training worker removes those that are left behind."""
 
 
-class NotCopied(Exception):
+class NotCopied(WhetstoneError):
     """An adapter's folder was not copied; the message says why."""
 
 

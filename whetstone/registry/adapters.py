@@ -10,6 +10,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+from whetstone.errors import WhetstoneError
 from whetstone.vllm.client import Vllm, VllmRefused
 
 MANIFEST = "manifest.json"
@@ -19,7 +20,7 @@ FORMAT = 1
 log = logging.getLogger(__name__)
 
 
-class AdapterDamaged(Exception):
+class AdapterDamaged(WhetstoneError):
     """A file is missing or differs from the manifest. The message names it."""
 
 

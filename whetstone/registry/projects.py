@@ -16,6 +16,7 @@ from migrations import schema
 from whetstone.config.settings import Settings, SettingsError
 from whetstone.database.engine import insert_new
 from whetstone.domain.ids import IMPORTED_LOG, version_id
+from whetstone.errors import WhetstoneError
 from whetstone.registry.version_store import set_state, tested
 from whetstone.vllm.self_test.run import SelfTest
 
@@ -30,7 +31,7 @@ class Rewards:
     trajectories: int
 
 
-class UnknownPolicy(Exception):
+class UnknownPolicy(WhetstoneError):
     """The project has no policy of that name; the message lists the existing ones."""
 
 

@@ -15,11 +15,12 @@ from sqlalchemy import Connection, Row, and_, func, select
 from migrations import schema
 from whetstone.domain.ids import new_id, version_id
 from whetstone.domain.lineage import lineage
+from whetstone.errors import WhetstoneError
 
 p, v = schema.policies.c, schema.policy_versions.c
 
 
-class LedgerError(Exception):
+class LedgerError(WhetstoneError):
     """The move is not possible with these versions; the message says why, and what is possible."""
 
 

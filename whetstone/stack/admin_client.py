@@ -11,20 +11,21 @@ import httpx
 import msgspec
 
 from whetstone.config.settings import API_KEY_VARIABLE
+from whetstone.errors import WhetstoneError
 from whetstone.stack.data_lock import is_locked
 
 TIMEOUT_S = 60.0
 
 
-class StackNotRunning(Exception):
+class StackNotRunning(WhetstoneError):
     """No stack runs; the message says where it was looked for, and what to do."""
 
 
-class ProxyUnreachable(Exception):
+class ProxyUnreachable(WhetstoneError):
     """A stack runs, but its proxy could not be called, so nothing was done; the message says what to do."""
 
 
-class RefusedByProxy(Exception):
+class RefusedByProxy(WhetstoneError):
     """The proxy refused, or it is unknown whether it did the work; the message says why."""
 
 

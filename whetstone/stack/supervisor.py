@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from whetstone.errors import WhetstoneError
 from whetstone.observability.log_setup import Format, line
 
 STOP_TIMEOUT_S = 15.0
@@ -25,7 +26,7 @@ _LIBC = ctypes.CDLL(None)
 """Loaded before any fork: another thread may hold the loader's lock then (the demo's display has one)."""
 
 
-class StartFailed(Exception):
+class StartFailed(WhetstoneError):
     """A part did not start; the message has the end of its log and the remedy."""
 
 

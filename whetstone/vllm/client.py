@@ -15,6 +15,7 @@ import msgspec
 
 from whetstone.config.settings import Settings
 from whetstone.domain.ids import version_id
+from whetstone.errors import WhetstoneError
 from whetstone.vllm.parsers import parsers_of
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's --max-lora-rank accepts; an adapter may have any rank up to it."""
 
 
-class VllmError(Exception):
+class VllmError(WhetstoneError):
     """A request to vLLM failed.
 
     VllmError
@@ -55,7 +56,7 @@ class VllmRefused(VllmError):
         self.status = status
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class SampledTokens(msgspec.Struct, frozen=True):
     """Tokens that vLLM sampled, and their logprobs in nats."""
 
     token_ids: list[int]
@@ -200,27 +201,27 @@ class Vllm:
         try:
             if self._http.get("/health", timeout=LIFE_TIMEOUT_S).is_error:
                 return False
-            if self._says_something(name) or self._sleeps():
+            if self._generates_token(name) or self._sleeps():
                 return True
             self._steps = STEPS.findall(self._http.get("/metrics", timeout=LIFE_TIMEOUT_S).text)
         except httpx.TransportError:
             return None
         return True if before is not None and before != self._steps else None
 
-    def _says_something(self, name: str) -> bool:
+    def _generates_token(self, name: str) -> bool:
         body = {"model": name, "prompt": [0], "max_tokens": 1}
         try:
-            said = self._http.post("/v1/completions", json=body, timeout=TOKEN_TIMEOUT_S)
+            response = self._http.post("/v1/completions", json=body, timeout=TOKEN_TIMEOUT_S)
         except httpx.ReadTimeout:
             return False
-        self.probed_tokens += said.is_success
+        self.probed_tokens += response.is_success
         return True
 
     def _sleeps(self) -> bool:
         """Return whether the engine sleeps; False if the server has no such route or answers in another form."""
-        said = self._http.get("/is_sleeping", timeout=LIFE_TIMEOUT_S)
+        response = self._http.get("/is_sleeping", timeout=LIFE_TIMEOUT_S)
         with contextlib.suppress(msgspec.MsgspecError):
-            return said.is_success and msgspec.json.decode(said.content, type=_Sleeping).is_sleeping
+            return response.is_success and msgspec.json.decode(response.content, type=_Sleeping).is_sleeping
         return False
 
     def sleep(self, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
@@ -287,7 +288,7 @@ class Vllm:
         """
         self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def sample(self, name: str, prompt_token_ids: Sequence[int], max_tokens: int, seed: int) -> Sampled:
+    def sample(self, name: str, prompt_token_ids: Sequence[int], max_tokens: int, seed: int) -> SampledTokens:
         """Sample a continuation of token ids at temperature 1.
 
         Raises:
@@ -307,7 +308,7 @@ class Vllm:
         token_ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
         if not token_ids or len(token_ids) != len(logprobs):
             raise VllmRefused(f"{name}: {len(token_ids)} token ids and {len(logprobs)} logprobs came back")
-        return Sampled(token_ids, logprobs)
+        return SampledTokens(token_ids, logprobs)
 
     def render(
         self,

@@ -28,11 +28,11 @@ def lines(settings: Settings) -> list[str]:
     return [*variables, shlex.join(["python3", "-m", "vllm.entrypoints.openai.api_server", *arguments(settings)])]
 
 
-def main(told: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the lines; return 2 if the settings cannot be used."""
-    if told:
+    if arguments:
         sys.stdout.write(f"{__doc__}\nSettings come from whetstone.toml and WHETSTONE_…; it takes no argument.\n")
-        return 0 if told[0] in ("-h", "--help") else 2
+        return 0 if arguments[0] in ("-h", "--help") else 2
     try:
         settings = load()
     except SettingsError as error:

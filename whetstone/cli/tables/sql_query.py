@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.cli.tables.sql_suggestions import advice
 from whetstone.database.engine import snapshot
+from whetstone.errors import WhetstoneError
 
 ROWS_AT_ONCE = 500
 """Rows in memory at once; a result may be larger."""
@@ -29,7 +30,7 @@ LOOKS = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "ind
 REFUSED = "that is no query: `whetstone sql` only reads (SELECT, WITH, VALUES, EXPLAIN)"
 
 
-class QueryFailed(Exception):
+class QueryFailed(WhetstoneError):
     """The query failed; the message is the database's own, plus a suggestion."""
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whetstone.domain.ids import version_id
+from whetstone.errors import WhetstoneError
 from whetstone.terminal.fitting import Fitting
 from whetstone.transfer.exporting.rows import Completion, Conversation, build_conversations
 
@@ -20,7 +21,7 @@ COLOURS = {"system": "dim", "developer": "dim", "user": "cyan", "assistant": "gr
 Row = Mapping[str, Any]
 
 
-class NotFound(Exception):
+class NotFound(WhetstoneError):
     """There is no group or trajectory of that id; the message lists similar ids."""
 
 

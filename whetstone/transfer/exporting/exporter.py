@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.database.engine import snapshot
+from whetstone.errors import WhetstoneError
 from whetstone.transfer.exporting.files import Rows
 from whetstone.transfer.exporting.rows import (
     CHAT,
@@ -31,7 +32,7 @@ Output = Iterator[Row | LeftOut]
 """Rows, and reasons for items that are left out."""
 
 
-class FilterRefused(Exception):
+class FilterRefused(WhetstoneError):
     """The database rejects the filter, or is unavailable; the message is the database's own."""
 
 

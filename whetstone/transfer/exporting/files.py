@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
+from whetstone.errors import WhetstoneError
 from whetstone.transfer.exporting.parquet_columns import Columns, NotTabular, columns
 
 ROWS_AT_ONCE = 500
@@ -20,7 +21,7 @@ BUFFER_BYTES = 2**20
 STDOUT = "-"
 
 
-class CannotWrite(Exception):
+class CannotWrite(WhetstoneError):
     """The file cannot be written; the message says what to do. No part of the file remains."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whetstone.database.types import as_json
+from whetstone.errors import WhetstoneError
 
 MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """Fields of a message that have columns; all others go into `others`, as JSON text."""
@@ -14,7 +15,7 @@ _AS_JSON = ("tools", "metadata")
 _LISTS_OF_MESSAGES = ("messages", "prompt", "chosen", "rejected")
 
 
-class NotTabular(Exception):
+class NotTabular(WhetstoneError):
     """The columns cannot store this message."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from whetstone.errors import WhetstoneError
 from whetstone.transfer.importing.rows import KeyedEntry
 from whetstone.transfer.importing.schema import BadLine, LogEntry, NoAnswer, read_line
 from whetstone.transfer.importing.store import prepare, write
@@ -25,7 +26,7 @@ MAX_PROBLEMS = 10
 """Most invalid lines that are listed; the others are only counted."""
 
 
-class InvalidLog(Exception):
+class InvalidLog(WhetstoneError):
     """The file cannot be imported, and no part of it was; the message says which lines are invalid."""
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from whetstone.domain.ids import ID
 from whetstone.domain.reward_bounds import MAX_REWARD
+from whetstone.errors import WhetstoneError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 NO_SAMPLING = ("model", "messages", "tools", "metadata", "user")
@@ -25,11 +26,11 @@ _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 Message = dict[str, Any]
 
 
-class BadLine(Exception):
+class BadLine(WhetstoneError):
     """The line cannot be imported; the message says why."""
 
 
-class NoAnswer(Exception):
+class NoAnswer(WhetstoneError):
     """The line is a call without an answer: there is nothing to import."""
 
 

@@ -16,6 +16,7 @@ from migrations import schema
 from whetstone.config.privacy import pseudonym
 from whetstone.database.engine import chunks, insert_all_new, insert_new
 from whetstone.domain.ids import IMPORTED_LOG, version_id
+from whetstone.errors import WhetstoneError
 from whetstone.privacy.store import announce_writer, requested_since
 from whetstone.transfer.importing.rows import IMPORTED, Chunk, KeyedEntry, PendingTrajectory, figures, place, reward
 from whetstone.transfer.importing.threads import ConversationHashes, Histories, digest
@@ -30,7 +31,7 @@ NEXT_TO_NOTHING = 1e-150
 """A smaller reward has a square that underflows to 0."""
 
 
-class NotImportable(Exception):
+class NotImportable(WhetstoneError):
     """The policy cannot take a log; the message says what to do."""
 
 

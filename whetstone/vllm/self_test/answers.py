@@ -57,18 +57,18 @@ class _Logprobs(msgspec.Struct, frozen=True):
     content: list[_Token] | None = None
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _AnswerText(msgspec.Struct, frozen=True):
     content: str | None = None
     reasoning: str | None = None
 
 
-class _Message(_Said, frozen=True):
+class _Message(_AnswerText, frozen=True):
     tool_calls: list[ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
     message: _Message = _Message()
-    delta: _Said = _Said()
+    delta: _AnswerText = _AnswerText()
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     finish_reason: str | None = None
@@ -93,7 +93,7 @@ def read(parts: Sequence[Any]) -> Answer:
     """
     read_parts = msgspec.convert(parts, list[_Part])
     choices = [choice for part in read_parts for choice in part.choices]
-    said: list[_Said] = [spoken for choice in choices for spoken in (choice.message, choice.delta)]
+    texts: list[_AnswerText] = [text for choice in choices for text in (choice.message, choice.delta)]
     tokens = [token for choice in choices for token in (choice.logprobs and choice.logprobs.content) or []]
     usage = next((part.usage for part in reversed(read_parts) if part.usage), _Usage())
     return Answer(
@@ -103,8 +103,8 @@ def read(parts: Sequence[Any]) -> Answer:
         top={top.token: top.logprob for top in tokens[0].top_logprobs} if tokens else {},
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        content="".join(spoken.content or "" for spoken in said),
-        reasoning="".join(spoken.reasoning or "" for spoken in said),
+        content="".join(text.content or "" for text in texts),
+        reasoning="".join(text.reasoning or "" for text in texts),
         tool_calls=[call for choice in choices for call in choice.message.tool_calls or []],
         finish_reason=next((choice.finish_reason for choice in reversed(choices) if choice.finish_reason), None),
     )

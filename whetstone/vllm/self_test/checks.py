@@ -65,15 +65,15 @@ def tool_call(auto: Answer, forced: Answer, tool: str) -> Check:
         return CALL.answer(False, "a call came as plain text, unparsed")
     calls = auto.tool_calls or forced.tool_calls
     if calls and _is_object(calls[0].function.arguments):
-        how = "of its own choice" if auto.tool_calls else "when told to"
+        how = "of its own choice" if auto.tool_calls else "when required to"
         return CALL.answer(True, f"the model calls {calls[0].function.name} {how}")
     if forced.finish_reason == "length":
         return CALL.answer(None, f"no whole call within {forced.completion_tokens} tokens")
     if calls:
         return CALL.answer(False, f"the call's arguments are no JSON object: {calls[0].function.arguments[:80]!r}")
     if forced.reasoning and not forced.content:
-        return CALL.answer(None, "the model was told to call, and answered with reasoning only")
-    return CALL.answer(False, "the model was told to call, and no call came")
+        return CALL.answer(None, "the model was required to call a tool, and answered with reasoning only")
+    return CALL.answer(False, "the model was required to call a tool, and no call came")
 
 
 def reasoning(answer: Answer) -> Check:
@@ -85,32 +85,32 @@ def reasoning(answer: Answer) -> Check:
     if missing := _missing(answer):
         return REASONING.answer(False, missing)
     if answer.content or answer.tool_calls:
-        return REASONING.answer(True, f"told apart; the {len(answer.token_ids)} sampled ids cover both")
+        return REASONING.answer(True, f"separate; the {len(answer.token_ids)} sampled ids cover both")
     if answer.finish_reason == "length":
         return REASONING.answer(None, f"nothing else within {answer.completion_tokens} tokens")
     return REASONING.answer(False, "the whole answer is taken for reasoning")
 
 
-def template(said: Answer, then: Answer, called: Answer | None = None, then_called: Answer | None = None) -> Check:
+def template(answer: Answer, next_answer: Answer, call: Answer | None = None, next_call: Answer | None = None) -> Check:
     """Check that the next turn's prompt begins with this turn's ids.
 
     Args:
-        said: an answer in words.
-        then: the answer to the conversation that continues it.
-        called: an answer that is a tool call by the model's own choice; None if none came.
-        then_called: the answer to the conversation that continues with the tool's result.
+        answer: an answer in words.
+        next_answer: the answer to the conversation that continues it.
+        call: an answer that is a tool call by the model's own choice; None if none came.
+        next_call: the answer to the conversation that continues with the tool's result.
     """
-    kept = _extends(then, said)
-    if not kept and said.finish_reason == "length" and not said.reasoning:
-        return TEMPLATE.answer(None, f"the answer had no end within {said.completion_tokens} tokens")
-    words = "answers stay as they were spoken"
-    if not kept:
-        words = "reasoning is dropped from earlier answers" if said.reasoning else "earlier answers are written anew"
-    if called is None or then_called is None:
-        return TEMPLATE.answer(kept, f"{words}; no tool call to try")
-    calls_kept = _extends(then_called, called)
-    calls = "tool calls stay too" if calls_kept else "tool calls are written anew"
-    return TEMPLATE.answer(kept and calls_kept, f"{words}; {calls}")
+    unchanged = _extends(next_answer, answer)
+    if not unchanged and answer.finish_reason == "length" and not answer.reasoning:
+        return TEMPLATE.answer(None, f"the answer had no end within {answer.completion_tokens} tokens")
+    words = "answers stay as they were sampled"
+    if not unchanged:
+        words = "reasoning is dropped from earlier answers" if answer.reasoning else "earlier answers are rewritten"
+    if call is None or next_call is None:
+        return TEMPLATE.answer(unchanged, f"{words}; no tool call to try")
+    calls_unchanged = _extends(next_call, call)
+    calls = "tool calls stay too" if calls_unchanged else "tool calls are rewritten"
+    return TEMPLATE.answer(unchanged and calls_unchanged, f"{words}; {calls}")
 
 
 def logprob_mode(neutral: Answer, cool: Answer) -> Check:
@@ -132,10 +132,12 @@ def logprob_mode(neutral: Answer, cool: Answer) -> Check:
     if apart < 10 * NOISE_NATS:
         return LOGPROBS.answer(None, "too few tokens that differ in likelihood")
     ratio = _apart(cool.top, shared) / apart
-    found = f"at temperature {COOL} logprobs lie {ratio:.2f} times as far apart as at 1"
+    observed = f"at temperature {COOL} logprobs lie {ratio:.2f} times as far apart as at 1"
     if abs(ratio - 1 / COOL) < 0.1:
-        return LOGPROBS.answer(True, f"processed: {found}")
-    return LOGPROBS.answer(False if abs(ratio - 1) < 0.1 else None, f"raw: {found}" if abs(ratio - 1) < 0.1 else found)
+        return LOGPROBS.answer(True, f"processed: {observed}")
+    if abs(ratio - 1) < 0.1:
+        return LOGPROBS.answer(False, f"raw: {observed}")
+    return LOGPROBS.answer(None, observed)
 
 
 def defaults(pairs: Sequence[tuple[Answer, Answer]], mode: Check) -> Check:
@@ -202,9 +204,9 @@ def _counted(answer: Answer) -> str:
     return f"{len(answer.prompt_token_ids)} prompt ids, {len(answer.token_ids)} sampled ids, a logprob for each"
 
 
-def _extends(then: Answer, said: Answer) -> bool:
-    spoken = [*said.prompt_token_ids, *said.token_ids]
-    return then.prompt_token_ids[: len(spoken)] == spoken
+def _extends(later: Answer, earlier: Answer) -> bool:
+    ids = [*earlier.prompt_token_ids, *earlier.token_ids]
+    return later.prompt_token_ids[: len(ids)] == ids
 
 
 def _is_object(text: str) -> bool:

@@ -38,9 +38,9 @@ class Question:
     of_the_model: str = ""
     """Meaning of a no, and of an unknown outcome, if vLLM was started with all of `flags`."""
 
-    def answer(self, ok: bool | None, found: str) -> Check:
+    def answer(self, ok: bool | None, observed: str) -> Check:
         """Return the check with this outcome."""
-        return Check(self.name, ok, self.needed, found, self.unknown if ok is None else self.yes if ok else self.no)
+        return Check(self.name, ok, self.needed, observed, self.unknown if ok is None else self.yes if ok else self.no)
 
 
 def knowing(check: Check, arguments: Sequence[str]) -> Check:
@@ -94,7 +94,7 @@ TEMPLATE = Question(
     "chat template",
     "Each turn adds to one row: a conversation is trained on in one pass.",
     "Each turn opens a row of its own: training is slower, nothing is lost. A --chat-template that leaves earlier "
-    "answers as they were spoken changes that.",
+    "answers as they were sampled changes that.",
     "Whether turns share a row shows in training; nothing is lost either way.",
 )
 LOGPROBS = Question(

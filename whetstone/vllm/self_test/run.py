@@ -70,7 +70,7 @@ class SelfTest(msgspec.Struct, frozen=True):
     """None: the server does not report it."""
     tested_at: datetime
     trainable: bool
-    """Token ids came, and nothing else that training needs was found missing."""
+    """Token ids came, and no check that training needs has failed."""
     checks: tuple[Check, ...]
     address: str | None = None
     """URL of the server; None in tests that were stored before there were several servers."""
@@ -86,7 +86,7 @@ def run(control: Vllm, served: str, limit_s: float = LIMIT_S) -> SelfTest:
     talk = _Talk(control, served, time.monotonic() + limit_s)
     plain = _check(questions.PLAIN, lambda: checks.plain(talk.greeting))
     mode = _check(questions.LOGPROBS, lambda: checks.logprob_mode(talk.neutral, talk.cool))
-    found = (
+    results = (
         plain,
         _check(questions.STREAMED, lambda: checks.streamed(talk.stream(), talk.greeting)),
         mode,
@@ -98,8 +98,8 @@ def run(control: Vllm, served: str, limit_s: float = LIMIT_S) -> SelfTest:
         _check(questions.TEMPLATE, lambda: checks.template(*talk.turns())),
         _check(questions.SEEDS, lambda: checks.seeds(talk.seeded(), talk.seeded())),
     )
-    trainable = plain.ok is True and not any(check.needed and check.ok is False for check in found)
-    return SelfTest(served, talk.version(), datetime.now(UTC), trainable, found)
+    trainable = plain.ok is True and not any(check.needed and check.ok is False for check in results)
+    return SelfTest(served, talk.version(), datetime.now(UTC), trainable, results)
 
 
 def _check(question: Question, judge: Callable[[], Check]) -> Check:
@@ -138,19 +138,19 @@ class _Talk:
 
     def turns(self) -> tuple[Answer, Answer] | tuple[Answer, Answer, Answer, Answer]:
         """Return an answer in words and the next one; then the same for a tool call, if the model makes one."""
-        said = self.greeting
-        reply = [*GREETING, {"role": "assistant", "content": said.content}, {"role": "user", "content": "And goodbye."}]
-        then = self._chat(reply, temperature=0, max_tokens=1)
+        greeting = self.greeting
+        goodbye = [{"role": "assistant", "content": greeting.content}, {"role": "user", "content": "And goodbye."}]
+        then = self._chat([*GREETING, *goodbye], temperature=0, max_tokens=1)
         try:
             calls = msgspec.to_builtins(self.errand.tool_calls)
         except VllmRefused:
             calls = []  # it accepts no tools: another check reports that
         if not calls:
-            return said, then
+            return greeting, then
         results = [{"role": "tool", "tool_call_id": call["id"], "content": "A stone that sharpens."} for call in calls]
-        spoken = {"role": "assistant", "content": self.errand.content or None, "tool_calls": calls}
-        result = self._chat([*ERRAND, spoken, *results], temperature=0, max_tokens=1, tools=TOOLS)
-        return said, then, self.errand, result
+        call_message = {"role": "assistant", "content": self.errand.content or None, "tool_calls": calls}
+        result = self._chat([*ERRAND, call_message, *results], temperature=0, max_tokens=1, tools=TOOLS)
+        return greeting, then, self.errand, result
 
     @cached_property
     def neutral(self) -> Answer:

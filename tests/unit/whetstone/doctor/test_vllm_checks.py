@@ -169,7 +169,7 @@ def test_a_start_names_each_check_that_did_not_answer_yes() -> None:
 
 @pytest.mark.parametrize("ok", [False, None])
 def test_nobody_is_told_to_set_a_flag_that_is_set(ok: bool | None) -> None:
-    check = CALL.answer(ok, "the model was told to call, and no call came")
+    check = CALL.answer(ok, "the model was required to call a tool, and no call came")
     assert knowing(check, ["python3", "--tool-call-parser", "hermes"]) == check
     means = knowing(check, vllm_command(Settings(), 8001)).means
     assert "start vLLM with" not in means and "check vLLM's" not in means

@@ -75,7 +75,7 @@ def test_a_stream_may_be_worded_otherwise_but_not_asked_otherwise() -> None:
     ("auto", "forced", "ok", "found"),
     [
         ({"tool_calls": [call()]}, {}, True, "the model calls look_up of its own choice"),
-        ({}, {"tool_calls": [call()]}, True, "the model calls look_up when told to"),
+        ({}, {"tool_calls": [call()]}, True, "the model calls look_up when required to"),
         ({"content": '<tool_call>{"name": "look_up"}'}, {"tool_calls": [call()]}, False, "a call came as plain text"),
         ({}, {"tool_calls": [call('{"word')]}, False, "no JSON object"),
         ({}, {"tool_calls": [call('"word"')]}, False, "no JSON object"),
@@ -93,8 +93,8 @@ def test_a_tool_call_is_proved(auto: dict[str, Any], forced: dict[str, Any], ok:
     ("changed", "ok", "found"),
     [
         ({}, True, "none"),
-        ({"reasoning": "so"}, True, "told apart"),
-        ({"reasoning": "so", "content": "", "tool_calls": [call()]}, True, "told apart"),
+        ({"reasoning": "so"}, True, "separate"),
+        ({"reasoning": "so", "content": "", "tool_calls": [call()]}, True, "separate"),
         ({"reasoning": "so", "content": "", "finish_reason": "length"}, None, "nothing else within 3 tokens"),
         ({"reasoning": "Hello!", "content": ""}, False, "the whole answer is taken for reasoning"),
         ({"content": "<think>so</think>Hello!"}, False, "a part of the content"),
@@ -108,8 +108,8 @@ def test_reasoning_is_told_from_the_answer(changed: dict[str, Any], ok: bool | N
 @pytest.mark.parametrize(
     ("said", "spoken", "ok", "found"),
     [
-        ({}, SPOKEN, True, "answers stay as they were spoken"),
-        ({}, [470, 16, 2], False, "earlier answers are written anew"),
+        ({}, SPOKEN, True, "answers stay as they were sampled"),
+        ({}, [470, 16, 2], False, "earlier answers are rewritten"),
         ({"reasoning": "so"}, [470, 16, 2], False, "reasoning is dropped from earlier answers"),
         ({"finish_reason": "length"}, [470, 16, 2], None, "no end within 3 tokens"),
     ],
@@ -126,7 +126,7 @@ def test_a_template_must_keep_tool_calls_too() -> None:
     said, called = answer(), answer(tool_calls=[call()])
     assert checks.template(said, next_prompt(SPOKEN), called, next_prompt(SPOKEN)).ok is True
     check = checks.template(said, next_prompt(SPOKEN), called, next_prompt([5]))
-    assert (check.ok, check.found) == (False, "answers stay as they were spoken; tool calls are written anew")
+    assert (check.ok, check.found) == (False, "answers stay as they were sampled; tool calls are rewritten")
 
 
 def scaled(top: dict[str, float], factor: float) -> dict[str, float]:

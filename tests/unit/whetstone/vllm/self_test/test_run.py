@@ -137,7 +137,7 @@ def test_what_training_needs_and_lacks_is_named(
     ("fault", "name", "seen"),
     [
         ({"takes_tools": False}, "tool calls", "--enable-auto-tool-choice"),
-        ({"template_keeps_answers": False}, "chat template", "earlier answers are written anew"),
+        ({"template_keeps_answers": False}, "chat template", "earlier answers are rewritten"),
     ],
 )
 def test_what_only_apps_miss_does_not_stop_training(

@@ -1,0 +1,32 @@
+"""The errors of what all programs share, and of the command line, as one tree.
+
+WhetstoneError
+├── SettingsError         (config/settings) the settings cannot be used
+├── SecretUnreadable      (config/secret_files) the file of a secret cannot be used
+├── AdapterDamaged        (registry/adapters) a file of an adapter is missing or differs from the manifest
+├── NotCopied             (registry/adapter_copies) an adapter's folder was not copied
+├── LedgerError           (registry/versions) the move is not possible with these versions
+├── UnknownPolicy         (registry/projects) the project has no policy of that name
+├── VllmError             (vllm/client) a call to vLLM failed
+│   ├── VllmDown          it cannot be reached
+│   └── VllmRefused       it answered with an error, or with something unreadable
+├── StartFailed           (stack/supervisor) a part of the stack did not start
+├── StackNotRunning       (stack/admin_client) no stack runs
+├── ProxyUnreachable      (stack/admin_client) a stack runs, but its proxy could not be called
+├── RefusedByProxy        (stack/admin_client) the proxy refused, or it is unknown whether it did the work
+├── NothingToTest         (doctor/vllm_checks) no vLLM serves the policy's model, or no test is stored
+├── AppFailed             (demo/agent_process) the app ended without a report
+├── FilterRefused         (transfer/exporting/exporter) the database rejects the filter, or is unavailable
+├── CannotWrite           (transfer/exporting/files) the file of an export cannot be written
+├── NotTabular            (transfer/exporting/parquet_columns) a message does not fit Parquet's columns
+├── InvalidLog            (transfer/importing/importer) the log cannot be imported
+├── BadLine               (transfer/importing/schema) a line of the log is invalid
+├── NoAnswer              (transfer/importing/schema) a logged call has no answer
+├── NotImportable         (transfer/importing/store) the policy serves apps, so no log can be imported into it
+├── QueryFailed           (cli/tables/sql_query) a query of `whetstone sql` failed
+└── NotFound              (cli/tables/trajectory_tables) no trajectory or group has this id
+"""
+
+
+class WhetstoneError(Exception):
+    """What was requested cannot be done; the message gives the cause and the remedy."""
