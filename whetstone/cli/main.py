@@ -214,14 +214,14 @@ def doctor(
     if log:
         checks = examine_log(engine_of(settings), settings)
         if as_json:
-            typer.echo(msgspec.json.encode(checks).decode())
+            print_json(checks)
         else:
             console.print(log_shown(checks, settings.policy))
         return
     test = last_test(settings, store_of(settings)) if stored else examine(settings, launch_arguments(settings.data))
     logged = examine_log(engine_of(settings), settings) if has_database(settings) else ()
     if as_json:
-        typer.echo(msgspec.json.encode(msgspec.to_builtins(test) | {"log": logged}).decode())
+        print_json(msgspec.to_builtins(test) | {"log": logged})
     else:
         console.print(shown(test))
         if logged:

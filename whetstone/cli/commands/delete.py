@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.markup import escape
 from sqlalchemy import Engine
 
-from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors
+from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors, print_json
 from whetstone.config.settings import load
 from whetstone.doctor.vllm_checks import of_running
 from whetstone.domain.api_keys import read_lifetime
@@ -86,7 +85,7 @@ def _plan(engine: Engine, target: Target, now: datetime) -> dict[str, Any]:
 
 def _show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, begins: str) -> None:
     if as_json:
-        typer.echo(msgspec.json.encode(rows).decode())
+        print_json(rows)
         return
     for row in rows:
         what = f"{row['kind']} {row['target']}"

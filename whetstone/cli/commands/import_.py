@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from migrations.run import upgrade
-from whetstone.cli.options import ConfigOption, DataOption, errors, policy_names
+from whetstone.cli.options import ConfigOption, DataOption, errors, policy_names, print_json
 from whetstone.config.proxy import POLICY_NAME
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
@@ -62,7 +61,7 @@ def import_log(
     if not dry_run:
         _write(settings, options, outcome)
     if as_json:
-        typer.echo(msgspec.json.encode(_facts(outcome, options, dry_run=dry_run)).decode())
+        print_json(_facts(outcome, options, dry_run=dry_run))
     else:
         _print_summary(outcome, options, dry_run=dry_run)
 

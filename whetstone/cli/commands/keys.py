@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Connection, Engine
 
 from migrations.run import upgrade
-from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors
+from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors, print_json
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
 from whetstone.doctor.vllm_checks import of_running
@@ -102,7 +101,7 @@ def list_keys(
     with _opened(engine_of(settings)) as engine, _reader(engine) as connection:
         rows = api_key_store.keys(connection, named)
     if as_json:
-        typer.echo(msgspec.json.encode(rows).decode())
+        print_json(rows)
         return
     table = Table("key", "project", "name", "opens", "a minute", "made", "last used", "state")
     now = datetime.now(UTC)

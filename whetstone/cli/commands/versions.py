@@ -3,12 +3,20 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from whetstone.cli.options import ConfigOption, DataOption, PolicyArgument, console, engine_of, policy_names, refusals
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    PolicyArgument,
+    console,
+    engine_of,
+    policy_names,
+    print_json,
+    refusals,
+)
 from whetstone.cli.tables.version_commands import NAMED, Versions, table
 from whetstone.config.settings import Settings, load
 from whetstone.doctor.vllm_checks import of_running
@@ -62,7 +70,7 @@ def list_versions(
     name = policy or settings.policy
     rows = line.rows(name)
     if as_json:
-        typer.echo(msgspec.json.encode(rows).decode())
+        print_json(rows)
     else:
         console.print(table(name, rows))
 
