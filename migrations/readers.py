@@ -42,8 +42,8 @@ def granted(connection: Connection) -> Grants:
         WHERE c.relkind = 'v' AND c.relnamespace = CAST(current_schema() AS regnamespace)
           AND starts_with(c.relname, 'admin_') AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
     """
-    found = connection.execute(text(query))
-    return Grants(frozenset(_views(connection)), frozenset((view, role or "PUBLIC") for view, role in found))
+    grants = connection.execute(text(query))
+    return Grants(frozenset(_views(connection)), frozenset((view, role or "PUBLIC") for view, role in grants))
 
 
 def restore(connection: Connection, before: Grants) -> None:
@@ -51,10 +51,10 @@ def restore(connection: Connection, before: Grants) -> None:
     there = _views(connection)
     for role in sorted({role for _, role in before.pairs}):
         own = {view for view, one in before.pairs if one == role}
-        kept = there if own >= before.views else [view for view in there if view in own]
-        if kept:
+        readable = there if own >= before.views else [view for view in there if view in own]
+        if readable:
             who = role if role == "PUBLIC" else _quoted(connection, role)
-            connection.execute(text(f"GRANT SELECT ON {', '.join(kept)} TO {who}"))
+            connection.execute(text(f"GRANT SELECT ON {', '.join(readable)} TO {who}"))
 
 
 def statements(connection: Connection, role: str, password: str, timeout_s: float | None, *, exists: bool) -> list[str]:
@@ -109,10 +109,10 @@ def drop(connection: Connection, role: str) -> None:
 
 def sees_too_much(connection: Connection, role: str) -> Sequence[str]:
     """Return, in words, what else the role may do, because this server allows it to everyone."""
-    found = []
+    allowed = []
     creates = "SELECT has_schema_privilege(:role, current_schema(), 'CREATE')"
     if connection.execute(text(creates), {"role": role}).scalar():
-        found.append("make tables of its own (REVOKE CREATE ON SCHEMA public FROM PUBLIC ends that)")
+        allowed.append("make tables of its own (REVOKE CREATE ON SCHEMA public FROM PUBLIC ends that)")
     query = """
         SELECT c.relname FROM pg_class AS c
         WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = CAST(current_schema() AS regnamespace)
@@ -120,16 +120,16 @@ def sees_too_much(connection: Connection, role: str) -> Sequence[str]:
         ORDER BY 1
     """
     others = connection.execute(text(query), {"role": role, "views": [view.name for view in VIEWS]}).scalars().all()
-    found += [f"read {name} (REVOKE ALL ON {name} FROM PUBLIC ends that)" for name in others]
-    return found
+    allowed += [f"read {name} (REVOKE ALL ON {name} FROM PUBLIC ends that)" for name in others]
+    return allowed
 
 
 def _is_ours(connection: Connection, role: str) -> bool:
     query = "SELECT shobj_description(oid, 'pg_authid') FROM pg_roles WHERE rolname = :role"
-    found = connection.execute(text(query), {"role": role}).first()
-    if found is not None and found[0] != MADE_BY_US:
+    row = connection.execute(text(query), {"role": role}).first()
+    if row is not None and row[0] != MADE_BY_US:
         raise RoleRefused(f"there is a role {role} already, and it is none of ours: choose another name")
-    return found is not None
+    return row is not None
 
 
 def _views(connection: Connection) -> list[str]:

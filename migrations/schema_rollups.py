@@ -82,7 +82,7 @@ def _both(
         f"{kind}_hours",
         metadata,
         Column("project", Text, primary_key=True, comment="J: the tenant"),
-        *(Column(name, _type(name), primary_key=True, comment=f"J: {told}") for name, told in keys.items()),
+        *(Column(name, _type(name), primary_key=True, comment=f"J: {meaning}") for name, meaning in keys.items()),
         *_measures("J", measures),
         *indexes,
         comment=f"{what} by the hour, for dashboards",
@@ -94,7 +94,7 @@ def _both(
         # Without the project: on SQLite an integer alone is the row's own id, and needs no separate index.
         Column("id", NUMBER, primary_key=True, autoincrement=False, comment=f"{every}: later than all before it"),
         Column("project", Text, nullable=False, comment=f"{every}: the tenant"),
-        *(Column(name, _type(name), nullable=False, comment=f"{every}: {told}") for name, told in keys.items()),
+        *(Column(name, _type(name), nullable=False, comment=f"{every}: {meaning}") for name, meaning in keys.items()),
         *_measures(every, measures),
         comment=f"what changed of {what} and is not in {kind}_hours yet; triggers write it",
     )
@@ -113,5 +113,6 @@ def _measured(name: str) -> type[BigInteger] | type[Float[float]] | type[Integer
 
 def _measures(writer: str, measures: dict[str, str]) -> list[Column[float]]:
     return [
-        Column(name, _measured(name), nullable=False, comment=f"{writer}: {told}") for name, told in measures.items()
+        Column(name, _measured(name), nullable=False, comment=f"{writer}: {meaning}")
+        for name, meaning in measures.items()
     ]

@@ -76,12 +76,12 @@ def _view(name: str, purpose: str, table: Table, columns: str, /, **words: Words
     made = []
     for one in columns.split():
         shown, _, own = one.partition("=")
-        said = words.pop(shown, None)
-        if isinstance(said, tuple):
-            made.append(ViewColumn(shown, *said))
+        wording = words.pop(shown, None)
+        if isinstance(wording, tuple):
+            made.append(ViewColumn(shown, *wording))
             continue
         column = table.columns[own or shown]
-        meaning = said or _WRITERS.sub("", column.comment or "") or _COMMON[shown]
+        meaning = wording or _WRITERS.sub("", column.comment or "") or _COMMON[shown]
         made.append(ViewColumn(shown, _kind(column.type), meaning))
     if words:
         raise ValueError(f"{name} has no {', '.join(words)}")

@@ -23,19 +23,19 @@ class _Content(FunctionElement[str]):
 
 @compiles(_Content, "sqlite")
 def _of_sqlite(element: _Content, compiler: SQLCompiler, **how: Any) -> str:
-    told = compiler.process(element.clauses, **how)
+    json = compiler.process(element.clauses, **how)
     # Without the check, JSON nested too deeply for SQLite would fail every reader of any row. For a list, json_extract
     # would return JSON text.
     return (
-        f"CASE WHEN NOT json_valid({told}) THEN NULL "
-        f"WHEN json_type({told}, '$.content') = 'text' THEN json_extract({told}, '$.content') END"
+        f"CASE WHEN NOT json_valid({json}) THEN NULL "
+        f"WHEN json_type({json}, '$.content') = 'text' THEN json_extract({json}, '$.content') END"
     )
 
 
 @compiles(_Content, "postgresql")
 def _of_postgresql(element: _Content, compiler: SQLCompiler, **how: Any) -> str:
-    told = compiler.process(element.clauses, **how)
-    return f"CASE WHEN jsonb_typeof({told} -> 'content') = 'string' THEN {told} ->> 'content' END"
+    json = compiler.process(element.clauses, **how)
+    return f"CASE WHEN jsonb_typeof({json} -> 'content') = 'string' THEN {json} ->> 'content' END"
 
 
 response_text = func.coalesce(completions.c.response_text, _Content(completions.c.response)).label("response_text")

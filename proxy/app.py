@@ -81,8 +81,8 @@ class Proxy:
             await self._start()
         except AWAY as error:
             await self._opened.aclose()
-            told = f"the database does not answer, and the policies stand in it: start it first ({error})"
-            await send({"type": "lifespan.startup.failed", "message": told})
+            message = f"the database does not answer, and the policies stand in it: start it first ({error})"
+            await send({"type": "lifespan.startup.failed", "message": message})
             return
         except Exception as error:
             log.exception("the proxy cannot start")
@@ -168,7 +168,7 @@ class Proxy:
             replicas=self._replicas,
             upstreams={None: self._replicas, **others},
             quiet_since_s=self._quiet_since_s,
-            step_asked=lambda: hint(celery, STEP),
+            on_step_requested=lambda: hint(celery, STEP),
             keys_changed=self._keys.refresh,
             charge=limiter.charge_tokens,
         )

@@ -67,7 +67,7 @@ class Shared:
     """By name, with vLLM's servers under None."""
     quiet_since_s: Callable[[], float | None]
     """Return when the last request of any app ended (monotonic seconds); None while one is served."""
-    step_asked: Callable[[], None]
+    on_step_requested: Callable[[], None]
     """Notify the trainer that a step was requested."""
     keys_changed: Callable[[], Awaitable[None]]
     """Read the keys again; every change that was committed before is in force when it returns."""
@@ -145,7 +145,7 @@ class Tenant:
                 recorder=shared.recorder,
                 ledger=ledger,
                 take=take,
-                on_step_requested=shared.step_asked,
+                on_step_requested=shared.on_step_requested,
             )
         )
         routes = api.build(
@@ -162,7 +162,7 @@ class Tenant:
             project=self.project,
             policies=lambda: self.policies,
             recorder=shared.recorder,
-            on_step_requested=shared.step_asked,
+            on_step_requested=shared.on_step_requested,
             settings=settings.proxy,
         )
         versions.add(
@@ -235,7 +235,7 @@ class Tenant:
         return {
             version
             for version in policy.served_versions
-            if self._replicas.nobody_takes(version_id(policy.name, version))
+            if self._replicas.failed_everywhere(version_id(policy.name, version))
         }
 
     async def _reply(self, turn_key: str) -> bytes | None:

@@ -44,13 +44,13 @@ def _commands(group: Any, names: tuple[str, ...]) -> Iterator[str]:
 
 def _help(text: str) -> str:
     """Its paragraphs; examples, which are indented, as code."""
-    told: list[str] = []
+    parts: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("    "):
-            told.append(f"{NOT_RUN}\n```\n{inspect.cleandoc(paragraph)}\n```\n")
+            parts.append(f"{NOT_RUN}\n```\n{inspect.cleandoc(paragraph)}\n```\n")
         else:
-            told.append(" ".join(paragraph.split()) + "\n")
-    return "\n".join(told)
+            parts.append(" ".join(paragraph.split()) + "\n")
+    return "\n".join(parts)
 
 
 def _parameters(command: Any) -> Iterator[str]:
@@ -64,6 +64,6 @@ def _parameters(command: Any) -> Iterator[str]:
         names = one.metavar or one.name if is_argument else ", ".join(one.opts)
         is_flag = not is_argument and one.is_flag
         kind = "" if is_flag else one.display_type(context).strip("<>").replace("|", " or ")
-        told = f"{'needed. ' if one.required else ''}{one.help or ''}".replace("|", "\\|")
-        yield f"| `{names}` | {kind} | {told} |"
+        meaning = f"{'needed. ' if one.required else ''}{one.help or ''}".replace("|", "\\|")
+        yield f"| `{names}` | {kind} | {meaning} |"
     yield ""

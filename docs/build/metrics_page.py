@@ -28,7 +28,7 @@ every proxy tells alike: take `max` first, or it counts once for each.
 
 In `containers/` lie a [Grafana dashboard](../containers/grafana/dashboards/whetstone.json) and
 [alert rules](../containers/prometheus/alerts.yml), each rule with what to do about it; the profile `watch` of
-docker-compose.yml starts both ([production](deploy.md)). A histogram is asked for as `…_bucket`, `…_sum`, `…_count`.
+docker-compose.yml starts both ([production](deploy.md)). Query a histogram as `…_bucket`, `…_sum`, `…_count`.
 """
 _SINKS = """## Where else figures go
 
@@ -44,14 +44,14 @@ All of these are off until you name them.
 
 
 def page(made: str) -> str:
-    """All of it; `made` says at its top that it is made."""
+    """Return the page. `made`: the note at its top that it is generated."""
     sections: tuple[tuple[str, str, Sequence[Named]], ...] = (
         ("The proxy", "What one process knows of itself, since its start.", PROXY),
         ("Its process", "What the kernel knows of it.", PROCESS),
         ("Judging and training", "What the database knows: the same from every proxy.", DATABASE),
         (
             "vLLM",
-            "Passed on from each server as it told it, with `replica` (its address) beside its own labels `engine` and "
+            "Passed on from each server unchanged, with `replica` (its address) beside its own labels `engine` and "
             "`model_name`. The rest of its figures stay with it.",
             VLLM,
         ),
@@ -67,6 +67,6 @@ def _section(title: str, what: str, names: Sequence[Named]) -> Iterator[str]:
     yield "| name | kind | labels | meaning |\n|---|---|---|---|"
     for one in names:
         labels = ", ".join(f"`{label}`" for label in one.labels)
-        name = one.asked_as[0] if one.kind == "counter" else one.name
+        name = one.series_names[0] if one.kind == "counter" else one.name
         yield f"| `{name}` | {one.kind} | {labels} | {one.meaning} |"
     yield ""

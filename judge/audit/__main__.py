@@ -18,7 +18,7 @@ from rich.markup import escape
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from judge.audit import report as told
+from judge.audit import report as formatting
 from judge.audit import store
 from judge.audit.calibrate import Calibration, calibrations
 from judge.audit.hacking_signs import Seen, drifted, hacked, repetition
@@ -86,9 +86,9 @@ def calibrate(
             "some (ruler.review_share draws attempts for people to look at: SELECT * FROM admin_reviews), or compare "
             "with a reward function or a file: --against code:<name>, --against rewards.jsonl"
         )
-    sentences = [sentence for one in calibrated for sentence in told.verdicts(one)]
+    sentences = [sentence for one in calibrated for sentence in formatting.verdicts(one)]
     for one in calibrated:
-        _print(told.table(one))
+        _print(formatting.table(one))
     for sentence in sentences:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     if out is not None:
@@ -109,15 +109,15 @@ def report(
         drift = store.drift(connection, scope)
         ranked = store.ranked(connection, scope)
         tables = [
-            told.days_table(store.days(connection, scope)),
-            told.waiting_table(store.waiting(connection, scope)),
-            told.noise_table(ranked),
-            told.drift_table(drift),
+            formatting.days_table(store.days(connection, scope)),
+            formatting.waiting_table(store.waiting(connection, scope)),
+            formatting.noise_table(ranked),
+            formatting.drift_table(drift),
         ]
         alarms = [*drifted(drift), *hacked(seen(connection, settings.project, ranked))]
     for table in tables:
         _print(table)
-    for sentence in told.alarmed(alarms, ranked=len(ranked)):
+    for sentence in formatting.alarmed(alarms, ranked=len(ranked)):
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     raise typer.Exit(2 if alarms and fail_on_alarm else 0)
 
@@ -207,7 +207,7 @@ def _write(out: Path, calibrated: Sequence[Calibration], sentences: Sequence[str
             head,
             *(f"- {one}" for one in sentences),
             "",
-            *(told.table(one).markdown() for one in calibrated),
+            *(formatting.table(one).markdown() for one in calibrated),
             *shown,
             "",
         ]

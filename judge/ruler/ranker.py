@@ -122,8 +122,8 @@ class Ranker:
     async def _rank(self, lease: GroupLease) -> None:
         group, now = lease.group, self._tables.now()
         learning = self._settings.learning_of(group.policy)
-        request = await self._tables.read(lambda connection: store_ruler.asked(connection, group))
-        if group.asked_at is not None and request is None:
+        request = await self._tables.read(lambda connection: store_ruler.ranking_request(connection, group))
+        if group.requested_at is not None and request is None:
             await self._tables.write(lambda connection: store_ruler.decide_again(connection, group, now))
             return
         own_id = cases.own_id(group.id)

@@ -39,7 +39,7 @@ class GroupSnapshot:
     """What was read of a group."""
 
     group: Taken
-    asked: RankingRequest | None
+    request: RankingRequest | None
     """The feedback that requests the ranking; None: the settings require it."""
     members: tuple[tuple[Any, ...], ...] | None
     """The state of its trajectories; None: it is not compared."""
@@ -88,15 +88,15 @@ def conclude(
     if requested_at is False:
         return None
     there = tuple(one.facts for one in store_ruler.members(connection, group))
-    if requested_at != case.group.asked_at or case.members not in (None, there):
+    if requested_at != case.group.requested_at or case.members not in (None, there):
         return False
     rewards: dict[str, float] = {}
     if case.about is not None and ranking is not None:
         each = zip(case.about.trajectories, ranking.scores_G, strict=True)
         rewards = {trajectory_id: score for ids, score in each for trajectory_id in ids}
-    feedback = _feedback(group, case.asked, rewards, now)
+    feedback = _feedback(group, case.request, rewards, now)
     stands = feedback is not None and store_ruler.write_scores(connection, group.project, feedback)
-    if case.asked is not None and not stands:
+    if case.request is not None and not stands:
         return False  # withdrawn meanwhile: another request may still be valid
     noise = ranking.noise if ranking is not None else None
     reviewed = {one for one in rewards if in_share(f"review {one}", ruler.review_share)}

@@ -31,7 +31,7 @@ class Taken:
     project: str
     id: str
     policy: str
-    asked_at: datetime | None
+    requested_at: datetime | None
     until: datetime
 
 
@@ -110,7 +110,7 @@ def hold(connection: Connection, group: Taken, until: datetime, waits: str | Non
     return connection.execute(schema.groups.update().where(*_leased(group)).values(values)).rowcount == 1
 
 
-def asked(connection: Connection, group: Taken) -> RankingRequest | None:
+def ranking_request(connection: Connection, group: Taken) -> RankingRequest | None:
     """Return the last valid feedback that requests its ranking."""
     query = select(f.id, f.judge, f.created_at).where(*_requests(group), *_STANDING)
     row = connection.execute(query.order_by(f.created_at.desc(), f.id.desc()).limit(1)).one_or_none()

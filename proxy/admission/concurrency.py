@@ -77,8 +77,8 @@ class ConcurrencyLimit:
         """
         self.bytes += size
         if size and self.bytes > self._most_bytes:
-            told = f"the bodies of all requests are over {self._most_bytes} bytes"
-            raise Busy(f"{told} (setting proxy.max_in_flight_bytes); try again soon")
+            limit = f"{self._most_bytes} bytes (setting proxy.max_in_flight_bytes)"
+            raise Busy(f"the bodies of all requests are over {limit}; try again soon")
 
     async def _serve_coming(self, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and count its body as it arrives."""
@@ -109,7 +109,7 @@ class _Counted:
 def _check_encoding(scope: Scope) -> None:
     encoding = headers_of(scope).get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity"):
-        told = encoding.decode("latin-1")[:100]
+        shown = encoding.decode("latin-1")[:100]
         raise UnsupportedEncoding(
-            f"a body in the encoding {told!r} is not read; send it as it is", param="content-encoding"
+            f"a body in the encoding {shown!r} is not read; send it as it is", param="content-encoding"
         )

@@ -99,7 +99,7 @@ def add(
             "journal_bytes": recorder.journal_bytes,
             "dropped": recorder.dropped,
             "waiting": replicas.waiting,
-            "paused": replicas.held_by is not None,
+            "paused": replicas.pause_id is not None,
             "replicas": servers,
             "failing": dict(failing),
         }

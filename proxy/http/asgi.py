@@ -44,8 +44,8 @@ class Exchanged(Protocol):
 
 def exchange_of(scope: Scope) -> Exchanged | None:
     """Return the request's `Exchanged`, or None if it has none."""
-    found: Exchanged | None = scope.get(EXCHANGE)
-    return found
+    exchange: Exchanged | None = scope.get(EXCHANGE)
+    return exchange
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
@@ -88,10 +88,10 @@ def check_json(headers: Mapping[bytes, bytes]) -> None:
     Raises:
         BadRequest: the content type is missing, or is not JSON.
     """
-    told = headers.get(b"content-type", b"")
-    if told == b"application/json":  # the common case
+    content_type = headers.get(b"content-type", b"")
+    if content_type == b"application/json":  # the common case
         return
-    kind = told.split(b";", 1)[0].strip().lower()
+    kind = content_type.split(b";", 1)[0].strip().lower()
     if kind != b"application/json":
         other = kind.decode("latin-1")[:100] or "none"
         raise BadRequest(f"the content type must be application/json, not {other}", param="content-type")
@@ -190,8 +190,8 @@ def _never(_piece: bytes) -> bool:
 
 def headers_in(lines: bytes) -> list[Header]:
     """Return the headers that `send_whole` received as lines."""
-    told = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
-    return [(name, value) for name, _, value in told]
+    parts = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
+    return [(name, value) for name, _, value in parts]
 
 
 async def _send_both(send: Send, status: int, headers: list[Header], body: bytes) -> None:
@@ -202,9 +202,9 @@ async def _send_both(send: Send, status: int, headers: list[Header], body: bytes
 
 async def begin_stream(send: Send, headers: list[Header]) -> None:
     """Start a stream of events that no proxy on the way may buffer."""
-    kept = [
+    constant = [
         (b"content-type", b"text/event-stream; charset=utf-8"),
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),
     ]
-    await send({"type": "http.response.start", "status": 200, "headers": [*kept, *headers]})
+    await send({"type": "http.response.start", "status": 200, "headers": [*constant, *headers]})

@@ -64,14 +64,14 @@ class Client:
             UpstreamDown: the server hung up, was silent for too long, does not answer in HTTP, or compresses its
                 answer, so that its size has no bound.
         """
-        kept = self.begin(head, body)
-        response = kept or await self.connect(head, body)
+        reused = self.begin(head, body)
+        response = reused or await self.connect(head, body)
         try:
             while not response.status:
                 await response.wait_more()
         except UpstreamDown:
             response.release()
-            if not repeatable or kept is None or response.any:
+            if not repeatable or reused is None or response.any:
                 raise
             return await self.send(head, body, repeatable=True)
         except BaseException:
@@ -122,10 +122,10 @@ class Client:
         error: Exception = OSError(f"{host} has no address")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for address in dict.fromkeys(str(one[4][0]) for one in found):
+                addresses = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for address in dict.fromkeys(str(one[4][0]) for one in addresses):
                 try:
-                    async with asyncio.timeout(CONNECT_TIMEOUT_S / len(found)):
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S / len(addresses)):
                         _, connection = await self.loop.create_connection(
                             lambda: _Connection(self), address, port, ssl=self._tls, server_hostname=name
                         )
@@ -151,7 +151,7 @@ class Client:
                 if silent_s >= KEEPALIVE_S:
                     connection.drop()
             elif not connection.paused and silent_s >= self._silence_timeout_s:
-                connection.drop(TimeoutError(f"it said nothing for {self._silence_timeout_s:g} s"))
+                connection.drop(TimeoutError(f"it was silent for {self._silence_timeout_s:g} s"))
         if self._open and not self._closed:
             self._looking = self.loop.call_later(LOOK_EVERY_S, self._look)
 
@@ -254,8 +254,8 @@ class _Connection(asyncio.Protocol):
             return
         encoding = response.headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() not in _PLAIN:
-            told = "the model server compresses its answers, unasked; have it send them plain"
-            response.fails(UpstreamDown(told))
+            message = "the model server compresses its answers without being asked to; turn its compression off"
+            response.fails(UpstreamDown(message))
         elif status > LAST_STATUS:
             response.fails(UpstreamDown(f"the model server answers with the status {status}, which HTTP does not have"))
         else:

@@ -251,8 +251,8 @@ class RequestCycle:
         length = size
         every = [*self._default_headers, *headers]
         if not _FRAMING.isdisjoint(map(_NAME, every)):
-            every, told = self._framed(every, status)
-            length = told if size is None else size
+            every, declared = self._framed(every, status)
+            length = declared if size is None else size
         lines = [*map(_LINE, every)]
         if size is not None and status != _NO_LENGTH:
             lines.append(b"content-length: %d" % size)
@@ -272,7 +272,7 @@ class RequestCycle:
 
     def _framed(self, headers: list[Header], status: int) -> tuple[list[Header], int | None]:
         """Apply the framing headers. Return the headers to send, and the answer's length."""
-        kept: list[Header] = []
+        passed_on: list[Header] = []
         length: int | None = None
         for name, value in headers:
             if name == b"connection" and b"close" in value.lower():
@@ -280,8 +280,8 @@ class RequestCycle:
             if name == b"content-length":
                 length = int(value)
             if name not in _FRAMING or (name == b"content-length" and status != _NO_LENGTH):
-                kept.append((name, value))
-        return kept, length
+                passed_on.append((name, value))
+        return passed_on, length
 
     def _write_body(self, body: bytes, *, more: bool) -> None:
         if self.response_complete:
@@ -318,8 +318,11 @@ class RequestCycle:
     async def _fail(self) -> None:
         self._head = None
         body = b"Internal Server Error"
-        kept = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-        headers = [*kept, (b"content-length", b"%d" % len(body))]
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"connection", b"close"),
+            (b"content-length", b"%d" % len(body)),
+        ]
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 

@@ -7,7 +7,7 @@ from whetstone.domain.api_keys import Principal
 
 PRINCIPAL = "whetstone.principal"
 """Holds the `Principal` whose API key the request came with, or None."""
-URL_ADDRESS = "whetstone.said"
+URL_ADDRESS = "whetstone.url_address"
 """Holds what the request's URL states about the call."""
 
 

@@ -51,7 +51,7 @@ class WriteBatcher:
             try:
                 one.flush()
             except Exception:  # a failed write must not hold up the other connections
-                log.exception("what was held for a connection cannot be written")
+                log.exception("the data queued for a connection cannot be written")
                 one.abort()
 
     def _end(self) -> None:

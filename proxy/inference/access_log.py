@@ -77,7 +77,7 @@ def _start_span(tracer: "Tracer", context: CallContext, headers: Mapping[bytes, 
         kind=SpanKind.CLIENT,
         start_time=int(context.created_at_s * 1e9),
     )
-    tracing.told(
+    tracing.set_attributes(
         span,
         {
             "gen_ai.operation.name": operation,
@@ -111,7 +111,7 @@ def _end_span(span: "Span", context: CallContext, result: CallResult | None, fai
     if context.ttft_ms is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = context.ttft_ms / 1000
         span.add_event("first token", timestamp=int(context.created_at_s * 1e9 + context.ttft_ms * 1e6))
-    tracing.told(span, attributes)
+    tracing.set_attributes(span, attributes)
     if failed or (result is not None and result.status != "complete"):
         tracing.failed(span, failed or (result.status if result is not None else "error"))
     span.end()

@@ -40,7 +40,7 @@ class RequestMessages(msgspec.Struct):
     messages: list[msgspec.Raw]
     _json: bytes | None = None
     _start: int = 0
-    """Index of the first message in `_told`."""
+    """Index of the first message in `_json`."""
     _own: list[msgspec.Raw] | None = None
     _known: list[msgspec.Raw] = []
     """The messages that are equal to a tail's, byte for byte."""

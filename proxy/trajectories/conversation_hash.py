@@ -13,7 +13,7 @@ from proxy.domain.call import NULL, Choice, ContinuationKeys
 from proxy.domain.canonical_json import canonical
 from proxy.domain.eviction import oldest
 from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader
-from whetstone.domain.conversation_hash import canonical as told_canonically
+from whetstone.domain.conversation_hash import canonical as encode_canonical
 from whetstone.domain.conversation_hash import hash_of as _hash
 
 SHORT_BYTES, LONG_BYTES = 512, 4096
@@ -22,7 +22,7 @@ takes longer to compute; that hash is cached for the latest messages up to LONG_
 MOST_OWNER_BYTES = 256
 """Longest owner name whose places are cached."""
 
-_NO_TASK = told_canonically([None])
+_NO_TASK = encode_canonical([None])
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +38,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """Hash of the tool calls in the last answer, ids included; None: it made no tool calls."""
 
     @property
-    def found_by(self) -> tuple[bytes, ...]:
+    def lookup_keys(self) -> tuple[bytes, ...]:
         """Hashes that may lead to the completion that this conversation continues, the most specific first."""
         return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
 
@@ -46,7 +46,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 class _Message(msgspec.Struct, gc=False):
     """A message that was read before, with its hashes."""
 
-    said: bytes
+    content: bytes
     """Hash of the message's content."""
     is_answer: bool
     tool_calls: bytes | None
@@ -79,27 +79,27 @@ class ConversationHasher:
         self,
         patterns: Iterable[str] = (),
         timeout_s: float = 0.05,
-        most_kept: int = 16_000,
+        most_cached: int = 16_000,
         *,
         keeps_texts: bool = True,
     ) -> None:
         """Create a hasher.
 
         `timeout_s` bounds the whole search in one conversation, or in one answer; text not searched by then is hashed
-        as it is. `most_kept` is how many messages stay cached, and a quarter of it how many answers that no request has
-        continued yet. Without `keeps_texts` messages are cached by hash only.
+        as it is. `most_cached` is how many messages stay cached, and a quarter of it how many answers that no request
+        has continued yet. Without `keeps_texts` messages are cached by hash only.
         """
         self._reader = MessageReader(patterns, timeout_s)
         self._short_bytes, self._long_bytes = (SHORT_BYTES, LONG_BYTES) if keeps_texts else (0, 0)
-        self._most_kept = most_kept
+        self._most_cached = most_cached
         self._read_before: dict[bytes, _Message] = {}
         self._given: dict[bytes, tuple[bytes, bytes, bytes, bytes]] = {}
         """By an answer's content hash: `before`, `after`, `owner` and `place` of the message that this answer is in the
         next turn."""
         # Used only where the same message is in several conversations, which overwrite each other's hashes in
         # `_Message`.
-        self._link = lru_cache(most_kept)(_hash)
-        self._hash_of = lru_cache(most_kept // 16)(_hash)
+        self._link = lru_cache(most_cached)(_hash)
+        self._hash_of = lru_cache(most_cached // 16)(_hash)
 
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
         """Hash a conversation, message by message. `owner`: its key and end user, if known."""
@@ -121,7 +121,7 @@ class ConversationHasher:
             if message.before != whole:
                 # Most messages belong to one conversation, so this hash is computed once.
                 make = _hash if message.before is None else link
-                message.before, message.after, message.owner = whole, make(whole + message.said), None
+                message.before, message.after, message.owner = whole, make(whole + message.content), None
             whole = message.after
             if message.is_answer:
                 if message.owner != owned_by and not long_owner:
@@ -136,36 +136,36 @@ class ConversationHasher:
             places = [_hash(one + owned_by) for one in places]
         return Conversation(owned_by, whole, tuple(places), last.tool_calls and _hash(last.tool_calls + owned_by))
 
-    def history(self, asked: Conversation, choice: Choice) -> ContinuationKeys:
-        """Return the hashes by which a later request finds this answer to `asked`."""
+    def history(self, conversation: Conversation, choice: Choice) -> ContinuationKeys:
+        """Return the hashes by which a later request finds this answer to `conversation`."""
         if not choice.message:
             return ContinuationKeys()
         self._reader.start_clock()
         message = self._reader.read(
             choice.message if "role" in choice.message else {"role": "assistant", **choice.message}
         )
-        before, owner = asked.whole, asked.owner
-        after = _hash(before + message.said)
+        before, owner = conversation.whole, conversation.owner
+        after = _hash(before + message.content)
         place = _hash(after + owner)
         if message.is_answer and len(owner) <= MOST_OWNER_BYTES:
-            self._given[message.said] = before, after, owner, place
-            if len(self._given) > self._most_kept // 4:
-                for forgotten in oldest(self._given, self._most_kept // 4):
+            self._given[message.content] = before, after, owner, place
+            if len(self._given) > self._most_cached // 4:
+                for forgotten in oldest(self._given, self._most_cached // 4):
                     del self._given[forgotten]
         return ContinuationKeys(place, message.tool_calls and _hash(message.tool_calls + owner))
 
     def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
         read = self._reader.read(msgspec.json.decode(raw))
-        message = self._read_before[key] = _Message(read.said, read.is_answer, read.tool_calls)
-        if message.is_answer and (given := self._given.pop(message.said, None)) is not None:
+        message = self._read_before[key] = _Message(read.content, read.is_answer, read.tool_calls)
+        if message.is_answer and (given := self._given.pop(message.content, None)) is not None:
             message.before, message.after, message.owner, message.place = given
-        if len(self._read_before) > self._most_kept:
-            for forgotten in oldest(self._read_before, self._most_kept):
+        if len(self._read_before) > self._most_cached:
+            for forgotten in oldest(self._read_before, self._most_cached):
                 del self._read_before[forgotten]
         return message
 
 
-def prompt_hash(asked: Conversation, tools: msgspec.Raw, task: str | None) -> str:
+def prompt_hash(conversation: Conversation, tools: msgspec.Raw, task: str | None) -> str:
     """Return the hash that trajectories share if they begin with the same prompt, tools and task: 32 hex digits."""
-    told = b"" if tools == NULL else canonical(tools)
-    return _hash(asked.whole + (_NO_TASK if task is None else told_canonically([task])) + told).hex()
+    tools_json = b"" if tools == NULL else canonical(tools)
+    return _hash(conversation.whole + (_NO_TASK if task is None else encode_canonical([task])) + tools_json).hex()

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Table(Protocol):
     """The table in which proxies report until when their calls are written."""
 
-    def tell_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
+    def report_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
         """Report until when this proxy's calls are written."""
         ...
 
@@ -70,7 +70,7 @@ class Peers:
         now_s = time.time()
         self._others = await asyncio.to_thread(self._table.written, self.id, now_s - GONE_AFTER_S)
         if self._others or now_s - self._reported_s > ALONE_EVERY_S:
-            await asyncio.to_thread(self._table.tell_written, self.id, self._written_until(), now_s)
+            await asyncio.to_thread(self._table.report_written, self.id, self._written_until(), now_s)
             self._reported_s = now_s
         self._refreshed.set()
         self._refreshed.clear()

@@ -70,15 +70,15 @@ class PrefixIndex:
 
     def alike(self, history: bytes) -> OpenCompletion | None:
         """Return the last head with this history, free or not."""
-        found = self._by_history.get(history)
-        return found.last if isinstance(found, _SharedPrefix) else found
+        entry = self._by_history.get(history)
+        return entry.last if isinstance(entry, _SharedPrefix) else entry
 
     def free(self, history: bytes) -> OpenCompletion | None:
         """Return the oldest free head with this history."""
-        found = self._by_history.get(history)
-        if isinstance(found, _SharedPrefix):
-            return next(iter(found.free.values()), None)
-        return found if found is not None and found.free else None
+        entry = self._by_history.get(history)
+        if isinstance(entry, _SharedPrefix):
+            return next(iter(entry.free.values()), None)
+        return entry if entry is not None and entry.free else None
 
     def keep(self, head: OpenCompletion) -> None:
         """Add a head. It replaces an entry with the same id; if that one was taken, the new one is taken too."""
@@ -89,9 +89,9 @@ class PrefixIndex:
             self._unlink(before)
         by_id[completion_id] = head
         for history in head.histories:
-            found = self._by_history.setdefault(history, head)
-            if found is not head:
-                self._keep_beside(found, history, head)
+            entry = self._by_history.setdefault(history, head)
+            if entry is not head:
+                self._keep_beside(entry, history, head)
         if head.name is not None:
             self._by_name[head.name] = head
         if len(by_id) > self._most:
@@ -127,42 +127,42 @@ class PrefixIndex:
             return
         head.taken_by, head.set_aside = None, False
         for history in head.histories:
-            found = self._by_history.get(history)
-            if found is None or found is head:
+            entry = self._by_history.get(history)
+            if entry is None or entry is head:
                 continue
-            if not isinstance(found, _SharedPrefix):
-                found = self._by_history[history] = _alike(found)
-            found.free[completion_id] = head
-            found.free.move_to_end(completion_id, last=False)
+            if not isinstance(entry, _SharedPrefix):
+                entry = self._by_history[history] = _alike(entry)
+            entry.free[completion_id] = head
+            entry.free.move_to_end(completion_id, last=False)
 
     def set_aside(self, head: OpenCompletion) -> None:
         """Exclude a head from the free ones."""
         head.set_aside = True
         for history in head.histories:
-            if isinstance(found := self._by_history.get(history), _SharedPrefix):
-                found.free.pop(head.completion_id, None)
+            if isinstance(entry := self._by_history.get(history), _SharedPrefix):
+                entry.free.pop(head.completion_id, None)
 
-    def _keep_beside(self, found: OpenCompletion | _SharedPrefix, history: bytes, head: OpenCompletion) -> None:
+    def _keep_beside(self, entry: OpenCompletion | _SharedPrefix, history: bytes, head: OpenCompletion) -> None:
         """Add a head to those with the same history."""
-        if not isinstance(found, _SharedPrefix):
-            found = self._by_history[history] = _alike(found)
-        found.last = head
+        if not isinstance(entry, _SharedPrefix):
+            entry = self._by_history[history] = _alike(entry)
+        entry.last = head
         if head.free:
-            found.free[head.completion_id] = head
+            entry.free[head.completion_id] = head
 
     def _unlink(self, head: OpenCompletion) -> None:
         for history in head.histories:
-            found = self._by_history.get(history)
-            if found is head:
+            entry = self._by_history.get(history)
+            if entry is head:
                 del self._by_history[history]
                 continue
-            if not isinstance(found, _SharedPrefix):
+            if not isinstance(entry, _SharedPrefix):
                 continue
-            found.free.pop(head.completion_id, None)
-            if found.last is head:
+            entry.free.pop(head.completion_id, None)
+            if entry.last is head:
                 # Other heads with this history may be left; the latest free one becomes `last`.
-                if found.free:
-                    found.last = next(reversed(found.free.values()))
+                if entry.free:
+                    entry.last = next(reversed(entry.free.values()))
                 else:
                     del self._by_history[history]
         if head.name is not None and self._by_name.get(head.name) is head:

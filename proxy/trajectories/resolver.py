@@ -47,11 +47,11 @@ class TrajectoryState(msgspec.Struct, gc=False):
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """The trajectory of a call, and how it was found."""
+    """The trajectory of a call, and the rule that assigned it."""
 
     trajectory_id: str
     by: str
-    """The rule that found it, one of those in docs/whose_call.md."""
+    """The rule, one of those in docs/whose_call.md."""
     extends: str | None = None
     """The completion of this trajectory that the call continues, if the conversation matches."""
     continues: str | None = None
@@ -99,22 +99,22 @@ class TrajectoryResolver:
     """Finds the trajectories of calls. Call `resolve` when a call arrives, and `on_recorded` or `on_discarded`
     when it ends."""
 
-    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_kept: int = 16_000) -> None:
+    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_cached: int = 16_000) -> None:
         """Create a resolver.
 
-        `idle_s`: a trajectory is over this many seconds after its last completion. `most_kept`: how many completions,
+        `idle_s`: a trajectory is over this many seconds after its last completion. `most_cached`: how many completions,
         and how many trajectories, stay in memory; older ones are looked up in SQL.
         """
         self._tables = tables
         self._peers = peers
         self._idle_s = idle_s
         self._placed: dict[str, int] = {}
-        self._most_kept = most_kept
-        self._heads = PrefixIndex(most_kept)
+        self._most_cached = most_cached
+        self._heads = PrefixIndex(most_cached)
         self._trails: dict[str, TrajectoryState] = {}
         """Ordered by last use, the latest last."""
-        self._running: RetryTracker[Question] = RetryTracker(most_kept)
-        self._unanswered: RetryTracker[str] = RetryTracker(most_kept)
+        self._running: RetryTracker[Question] = RetryTracker(most_cached)
+        self._unanswered: RetryTracker[str] = RetryTracker(most_cached)
         self._absent: dict[bytes, None] = {}
 
     @property
@@ -170,13 +170,13 @@ class TrajectoryResolver:
             trail = self._see(trajectory_id, now_s)
             trail.tail = completion_id
             trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
-            if at < len(histories) and (found_by := histories[at].hashes):
+            if at < len(histories) and (hashes := histories[at].hashes):
                 name = name_of(call.answer_id or call.upstream_id, index)
                 self._heads.keep(
-                    OpenCompletion(completion_id, trajectory_id, found_by, name, None, False, False, trail.pins)
+                    OpenCompletion(completion_id, trajectory_id, hashes, name, None, False, False, trail.pins)
                 )
                 if self._absent:
-                    for history in found_by:
+                    for history in hashes:
                         self._absent.pop(history, None)
         running = None if question is None else self._running.answered(question, call.id)
         if call.status == "complete":
@@ -253,8 +253,8 @@ class TrajectoryResolver:
         here = self._running.of(question, address.turn_key, now_s)
         here |= self._unanswered.of(digest, address.turn_key, now_s)
         if not here:
-            found = await self._tables.unanswered(digest, address.turn_key, now_s - WINDOW_S)
-            return None, found[0] if len(found) == 1 else None
+            candidates = await self._tables.unanswered(digest, address.turn_key, now_s - WINDOW_S)
+            return None, candidates[0] if len(candidates) == 1 else None
         if len(here) > 1:
             return None, None
         ((call_id, call),) = here.items()
@@ -276,7 +276,7 @@ class TrajectoryResolver:
     async def _elsewhere(self, conversation: Conversation, arrived_s: float) -> Placement:
         """Place a call whose conversation continues no head that is in memory and free."""
         place = None
-        if not (self._peers.alone and all(one in self._absent for one in conversation.found_by)):
+        if not (self._peers.alone and all(one in self._absent for one in conversation.lookup_keys)):
             place = await self._look_up(conversation)
             # If SQL does not answer, the other proxies' writes could not be read either.
             if (
@@ -290,20 +290,20 @@ class TrajectoryResolver:
         return place or self._branch(conversation) or Placement(new_id(), "new")
 
     def _looked_for(self, conversation: Conversation) -> bool:
-        return all(self._heads.alike(history) or history in self._absent for history in conversation.found_by)
+        return all(self._heads.alike(history) or history in self._absent for history in conversation.lookup_keys)
 
     async def _look_up(self, conversation: Conversation) -> Placement | None:
         now_s = time.time()
-        found = await self._tables.heads(conversation.answers, conversation.tool_calls, now_s - self._idle_s)
-        if found is None:
+        heads = await self._tables.heads(conversation.answers, conversation.tool_calls, now_s - self._idle_s)
+        if heads is None:
             return None
-        for head in found:
+        for head in heads:
             if self._heads.learn(head):
                 trail = TrajectoryState(head.completion_id, now_s, over=head.over, pins=head.pins)
                 self._trails.setdefault(head.trajectory_id, trail)
-        for forgotten in oldest(self._absent, self._most_kept):
+        for forgotten in oldest(self._absent, self._most_cached):
             del self._absent[forgotten]
-        for history in conversation.found_by:
+        for history in conversation.lookup_keys:
             # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up
             # again.
             if not self._heads.alike(history):
@@ -313,7 +313,7 @@ class TrajectoryResolver:
     def _free(self, conversation: Conversation) -> Placement | None:
         """Return the oldest free head with the longest known history. Return None also where SQL must be asked first,
         because it may know a longer one."""
-        for history in conversation.found_by:
+        for history in conversation.lookup_keys:
             if not self._heads.alike(history):
                 if history not in self._absent:
                     return None
@@ -328,7 +328,7 @@ class TrajectoryResolver:
 
     def _branch(self, conversation: Conversation) -> Placement | None:
         """Return a new trajectory for a call that continues a head which is not free."""
-        for history in conversation.found_by:
+        for history in conversation.lookup_keys:
             if head := self._heads.alike(history):
                 by = "after" if self._is_over(self._trails.get(head.trajectory_id)) else "fork"
                 return Placement(new_id(), by, continues=head.completion_id, pins=head.pins)
@@ -366,7 +366,7 @@ class TrajectoryResolver:
         else:
             trail.seen_s = now_s
         trails[trajectory_id] = trail
-        if len(trails) > self._most_kept:
-            for forgotten in oldest(trails, self._most_kept):
+        if len(trails) > self._most_cached:
+            for forgotten in oldest(trails, self._most_cached):
                 del trails[forgotten]
         return trail

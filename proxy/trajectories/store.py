@@ -32,11 +32,11 @@ AWAY_S = 1.0
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
 
 # Built once: it runs several times a second.
-_SAID = select(p.id, p.written_until, p.seen_at).where(
+_REPORTS = select(p.id, p.written_until, p.seen_at).where(
     p.project == bindparam("its_project"), p.seen_at >= bindparam("since")
 )
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
 
 log = logging.getLogger(__name__)
@@ -68,25 +68,25 @@ class ThreadTables:
         """Return calls that did not get a whole answer (`resolver.Tables`)."""
         return await self._answered(lambda: self._unanswered(digest, turn_key, since_s), [])
 
-    def tell_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
+    def report_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
         """Report until when this proxy's calls are written (`peers.Table`)."""
-        told = {"written_until": _instant(until_s), "seen_at": _instant(now_s)}
+        report = {"written_until": _instant(until_s), "seen_at": _instant(now_s)}
         with self._engine.begin() as connection:
-            if not insert_new(connection, schema.proxies, {"project": self._project, "id": proxy_id, **told}):
+            if not insert_new(connection, schema.proxies, {"project": self._project, "id": proxy_id, **report}):
                 this = (p.project == self._project, p.id == proxy_id)
-                connection.execute(schema.proxies.update().where(*this).values(**told))
+                connection.execute(schema.proxies.update().where(*this).values(**report))
 
     def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
         """Return what the other proxies have reported (`peers.Table`)."""
-        said = self._changes.unless(("proxies", self._project), lambda: self._said(since_s))
-        return {one: until_s for one, until_s, seen_s in said if one != proxy_id and seen_s >= since_s}
+        reports = self._changes.unless(("proxies", self._project), lambda: self._reports(since_s))
+        return {one: until_s for one, until_s, seen_s in reports if one != proxy_id and seen_s >= since_s}
 
-    def _said(self, since_s: float) -> list[tuple[str, float, float]]:
+    def _reports(self, since_s: float) -> list[tuple[str, float, float]]:
         """Return the reports of all proxies since `since_s`: id, until when their calls are written, and the time of
         the report."""
         parameters = {"its_project": self._project, "since": _instant(since_s)}
         with self._reader.connect() as connection:
-            rows = connection.execute(_SAID, parameters)
+            rows = connection.execute(_REPORTS, parameters)
             return [(row.id, row.written_until.timestamp(), row.seen_at.timestamp()) for row in rows]
 
     def leave(self, proxy_id: str) -> None:
@@ -94,7 +94,7 @@ class ThreadTables:
         with self._engine.begin() as connection:
             connection.execute(schema.proxies.delete().where(p.project == self._project, p.id == proxy_id))
 
-    async def _answered(self, ask: Callable[[], Found], otherwise: Otherwise) -> Found | Otherwise:
+    async def _answered(self, ask: Callable[[], Result], otherwise: Otherwise) -> Result | Otherwise:
         """Run a query in a thread; return `otherwise` if it fails or takes longer than LOOK_UP_S. An app is served soon
         even without the database."""
         if time.monotonic() < self._away_until:
@@ -104,19 +104,19 @@ class ThreadTables:
                 return await asyncio.to_thread(ask)
         except (SQLAlchemyError, TimeoutError) as error:
             self._away_until = time.monotonic() + AWAY_S
-            log.warning("where calls belong cannot be looked up, they begin anew: %s", error or type(error).__name__)
+            log.warning("trajectories cannot be looked up, so calls begin new ones: %s", error or type(error).__name__)
             return otherwise
 
     def _heads(self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float) -> list[OpenCompletion]:
-        found = self._alike(c.history, histories, since_s)
-        return found if tool_calls is None else found + self._alike(c.tool_history, [tool_calls], since_s)
+        heads = self._alike(c.history, histories, since_s)
+        return heads if tool_calls is None else heads + self._alike(c.tool_history, [tool_calls], since_s)
 
     def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
         of_these = and_(c.project == self._project, column.in_(histories))
         columns = (c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by)
-        spoke = (c.policy, c.policy_version, c.created_at)
+        version = (c.policy, c.policy_version, c.created_at)
         joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
-        query = select(*columns, *spoke, t.state, t.last_seen_at).select_from(joined).where(of_these)
+        query = select(*columns, *version, t.state, t.last_seen_at).select_from(joined).where(of_these)
         since = _instant(since_s)
         is_free = and_(c.continued_by.is_(None), t.state == TrajectoryStatus.OPEN, t.last_seen_at >= since)
         # Ids sort by time: a completion that began long before cannot be free.
@@ -166,8 +166,8 @@ class ThreadTables:
         """Return the versions that answered in each of these trajectories."""
         if not trajectory_ids:
             return {}
-        spoke = or_(c.token_ids.is_not(None), response_text.is_not(None))
-        of_these = (c.project == self._project, c.trajectory_id.in_(trajectory_ids), spoke)
+        has_answer = or_(c.token_ids.is_not(None), response_text.is_not(None))
+        of_these = (c.project == self._project, c.trajectory_id.in_(trajectory_ids), has_answer)
         version = (c.trajectory_id, c.policy, c.policy_version)
         query = select(*version, func.min(c.created_at).label("since")).where(*of_these).group_by(*version)
         pins: defaultdict[str, Pins] = defaultdict(tuple)

@@ -12,7 +12,7 @@ from typing import Protocol
 from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.replica_store import Pause
 
-TELL_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 """How often the number of calls in flight is reported while there is no pause."""
 
 
@@ -23,7 +23,7 @@ class Table(Protocol):
         """Return the pause of the last step that took the accelerator, over or not."""
         ...
 
-    def tell_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
+    def report_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
         """Report how many calls this proxy has in flight. Return whether the proxy has its row in the table yet."""
         ...
 
@@ -39,8 +39,8 @@ class Pauses:
         self._pause: Pause | None = None
         self._end: asyncio.TimerHandle | None = None
         """Ends the pause on time, even if the database does not answer."""
-        self._told: tuple[int, int, str | None] | None = None
-        self._told_s = 0.0
+        self._last_report: tuple[int, int, str | None] | None = None
+        self._reported_s = 0.0
 
     async def refresh(self) -> None:
         """Hold requests while a step has the accelerator, and report what is still in flight.
@@ -53,7 +53,7 @@ class Pauses:
                 self._pause = await asyncio.to_thread(self._table.pause)
         finally:
             self._hold(self._pause)
-        await self._tell()
+        await self._report()
 
     def _hold(self, pause: Pause | None) -> None:
         left_s = 0.0 if pause is None else (pause.until - datetime.now(UTC)).total_seconds()
@@ -64,11 +64,11 @@ class Pauses:
             self._end = asyncio.get_running_loop().call_later(left_s, self._replicas.hold, None)
         self._replicas.hold(pause.id if pause is not None and left_s > 0 else None)
 
-    async def _tell(self) -> None:
-        held_by = self._replicas.held_by
-        now = (self._replicas.in_flight, self._replicas.waiting, held_by)
-        pauses = held_by is not None or (self._told is not None and self._told[2] is not None)
-        if now != self._told and (pauses or time.monotonic() - self._told_s > TELL_EVERY_S):
-            known = await asyncio.to_thread(self._table.tell_calls, self._proxy_id, *now)
+    async def _report(self) -> None:
+        pause_id = self._replicas.pause_id
+        now = (self._replicas.in_flight, self._replicas.waiting, pause_id)
+        pauses = pause_id is not None or (self._last_report is not None and self._last_report[2] is not None)
+        if now != self._last_report and (pauses or time.monotonic() - self._reported_s > REPORT_EVERY_S):
+            known = await asyncio.to_thread(self._table.report_calls, self._proxy_id, *now)
             if known:
-                self._told, self._told_s = now, time.monotonic()
+                self._last_report, self._reported_s = now, time.monotonic()

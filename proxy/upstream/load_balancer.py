@@ -69,7 +69,7 @@ class Replica:
         self.upstream = upstream
         self.healthy = False
         self.asleep = False
-        self.why_away: str | None = "nobody has looked yet"
+        self.why_away: str | None = "not checked yet"
         self.names: frozenset[str] = frozenset()
         """Names that it serves: the base model's names and the loaded adapters', as it last listed them."""
         self.missing: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Replicas:
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._changed = asyncio.Event()
-        self.held_by: str | None = None
+        self.pause_id: str | None = None
         """Id of the current pause, during which no new request is sent."""
         self.waiting = 0
         """Number of waiting requests."""
@@ -178,15 +178,15 @@ class Replicas:
         self._look_now()
         return False
 
-    def nobody_takes(self, name: str) -> bool:
+    def failed_everywhere(self, name: str) -> bool:
         """Return whether every healthy server failed to load this adapter."""
         well = [replica for replica in self._replicas if replica.healthy and not replica.asleep]
         return bool(well) and all(name in replica.refused and name not in replica.names for replica in well)
 
     def hold(self, pause_id: str | None) -> None:
         """Hold back new requests for this pause; None ends the pause."""
-        if pause_id != self.held_by:
-            self.held_by = pause_id
+        if pause_id != self.pause_id:
+            self.pause_id = pause_id
             self._look_now()
             self.changed()
 
@@ -195,7 +195,7 @@ class Replicas:
         self._changed.set()
         self._changed.clear()
 
-    async def ask(self, asking: Callable[[*Ts], Request], *told: *Ts) -> Response:
+    async def ask(self, asking: Callable[[*Ts], Request], *arguments: *Ts) -> Response:
         """Send a request to a server and return the response, headers read (`server.Answering`).
 
         The request is sent to another server if nothing was sent, or if the server does not have the model after all.
@@ -206,13 +206,13 @@ class Replicas:
         until_s: float | None = None
         misled = 0
         while misled < MOST_MISLED + len(self._replicas):
-            request = asking(*told)
+            request = asking(*arguments)
             replica = self._take(request)
             if replica is None:
                 if until_s is None:
                     until_s = asyncio.get_running_loop().time() + self._max_wait_s
                     self._look_now()
-                replica, request = await self._wait(partial(asking, *told), request, until_s)
+                replica, request = await self._wait(partial(asking, *arguments), request, until_s)
             response: Response | None = None
             try:
                 # Same as `Upstream.send`, without a coroutine for each layer.
@@ -237,7 +237,7 @@ class Replicas:
 
     def _take(self, request: Request) -> Replica | None:
         """Choose a server and count the request; None if no server is available."""
-        if self.held_by is not None:
+        if self.pause_id is not None:
             return None
         model, replica = request.model, self._only
         if replica is None:
@@ -261,7 +261,7 @@ class Replicas:
             async with asyncio.timeout_at(until_s):
                 while True:
                     await self._changed.wait()
-                    if self.held_by is not None or not any(replica.healthy for replica in self._replicas):
+                    if self.pause_id is not None or not any(replica.healthy for replica in self._replicas):
                         continue
                     request = asking()
                     if (replica := self._take(request)) is not None:
@@ -272,7 +272,7 @@ class Replicas:
             self.waiting -= 1
 
     def _why_not(self, model: str) -> UpstreamDown:
-        if self.held_by is not None:
+        if self.pause_id is not None:
             return Training("the model server's accelerator is at a training step; try again soon")
         if any(replica.healthy for replica in self._replicas):
             return AdapterLoading(f"{model} is being loaded; try again soon")

@@ -25,7 +25,7 @@ EVERY_S = 0.5
 """How often a server is checked and reconciled."""
 SILENT_S = 5.0
 """A server that has not answered for so long is away; one that is merely late may be busy."""
-TELL_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 """How often an unchanged server is reported to the database."""
 LOAD_TIMEOUT_S = 60.0
 FIRST_RETRY_S = 1.0
@@ -55,7 +55,7 @@ class Table(Protocol):
         """Return what every server should have loaded."""
         ...
 
-    def tell_replica(
+    def report_replica(
         self, url: str, state: str, adapters: Sequence[str], reason: str | None, seen_at: datetime | None
     ) -> None:
         """Report the state of a server."""
@@ -83,15 +83,15 @@ class Reconciler:
         self._policies = frozenset(policies)
         self._drain_s = drain_s
         self._shares_device = shares_device
-        self._heard_s = time.monotonic()
+        self._answered_s = time.monotonic()
         self._seen_at: datetime | None = None
         self._wanted: Wanted | None = None
         """The desired state that was read last; None until the first read."""
         self._failed: dict[str, _Failure] = {}
         self._over_since: dict[str, float] = {}
         """When a loaded adapter was first seen to be over, monotonic seconds."""
-        self._told: tuple[object, ...] = ()
-        self._told_s = 0.0
+        self._last_report: tuple[object, ...] = ()
+        self._reported_s = 0.0
 
     def start(self, background: Background) -> list["asyncio.Task[None]"]:
         """Start the two tasks; they run until they are cancelled."""
@@ -107,21 +107,21 @@ class Reconciler:
         try:
             asleep, models = await self._sleeps(), await self._models()
         except _Unwell as unwell:
-            self._found(healthy=False, reason=str(unwell))
+            self._update(healthy=False, reason=str(unwell))
         except NotReached as down:
-            self._found(healthy=False, reason=why(down))
+            self._update(healthy=False, reason=why(down))
         except UpstreamDown as late:
-            if time.monotonic() - self._heard_s > SILENT_S:
-                self._found(healthy=False, reason=why(late))
+            if time.monotonic() - self._answered_s > SILENT_S:
+                self._update(healthy=False, reason=why(late))
         else:
-            self._heard_s, self._seen_at = time.monotonic(), datetime.now(UTC)
-            told = [model.max_model_len for model in models.data if model.max_model_len is not None]
-            self._replica.max_model_len = min(told) if told else self._replica.max_model_len
+            self._answered_s, self._seen_at = time.monotonic(), datetime.now(UTC)
+            limits = [model.max_model_len for model in models.data if model.max_model_len is not None]
+            self._replica.max_model_len = min(limits) if limits else self._replica.max_model_len
             names, now = frozenset(model.id for model in models.data), self._replica.names
             # The list may not include what was loaded or unloaded while the check ran.
-            self._found(healthy=True, asleep=asleep, names=(names | (now - had)) - (had - now))
+            self._update(healthy=True, asleep=asleep, names=(names | (now - had)) - (had - now))
 
-    def _found(
+    def _update(
         self, *, healthy: bool, reason: str | None = None, asleep: bool = False, names: frozenset[str] | None = None
     ) -> None:
         """Store the result of a check. If it differs from the stored state, wake the waiting requests.
@@ -156,7 +156,7 @@ class Reconciler:
         replica.missing, replica.refused = self._missing(self._wanted), frozenset(self._failed)
         if before != (replica.state, replica.reason):
             log.info("vLLM at %s: %s%s", replica.url, replica.state, f" ({replica.reason})" if replica.reason else "")
-        await self._tell()
+        await self._report()
 
     async def _change(self, wanted: Wanted, loaded: frozenset[str]) -> None:
         # Unload first: loading may take long, and an adapter that was over before may be wanted again after it.
@@ -168,7 +168,7 @@ class Reconciler:
     def _may_change(self) -> bool:
         """Return whether the server can load and unload: while a step has its accelerator, nothing may touch the
         accelerator."""
-        return self._replica.healthy and not self._replica.asleep and self._replicas.held_by is None
+        return self._replica.healthy and not self._replica.asleep and self._replicas.pause_id is None
 
     def _missing(self, wanted: Wanted) -> dict[str, str]:
         names = self._replica.names
@@ -188,15 +188,15 @@ class Reconciler:
         """Return whether it sleeps. A server that sleeps although no step has the accelerator is woken."""
         if not self._shares_device:
             return False
-        status, told = await self._replica.upstream.control("GET", "/is_sleeping")
+        status, answer = await self._replica.upstream.control("GET", "/is_sleeping")
         try:
-            asleep = status == 200 and _sleeping.decode(told).get("is_sleeping", False)
+            asleep = status == 200 and _sleeping.decode(answer).get("is_sleeping", False)
         except msgspec.DecodeError:
             asleep = False
-        if not asleep or self._replicas.held_by is not None:
+        if not asleep or self._replicas.pause_id is not None:
             return asleep
         with self._replica.busy():
-            status, told = await self._replica.upstream.control("POST", "/wake_up", {}, LOAD_TIMEOUT_S)
+            status, answer = await self._replica.upstream.control("POST", "/wake_up", {}, LOAD_TIMEOUT_S)
         log.warning("vLLM at %s slept though no step has the accelerator, woken: %d", self._replica.url, status)
         return status != 200
 
@@ -210,10 +210,10 @@ class Reconciler:
         status, _ = await self._replica.upstream.control("GET", "/health")
         if status != 200:
             raise _Unwell(f"its health check answers {status}")
-        status, told = await self._replica.upstream.control("GET", "/v1/models")
+        status, answer = await self._replica.upstream.control("GET", "/v1/models")
         try:
             if status == 200:
-                return _models.decode(told)
+                return _models.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
         raise _Unwell(f"it lists no models ({status})")
@@ -243,10 +243,10 @@ class Reconciler:
             with replica.busy():
                 body = {"lora_name": name, "lora_path": str(adapter.folder)}
                 path = "/v1/load_lora_adapter"
-                status, told = await replica.upstream.control("POST", path, body, LOAD_TIMEOUT_S)
+                status, answer = await replica.upstream.control("POST", path, body, LOAD_TIMEOUT_S)
             # Two proxies may load at once: the second gets an error because the name exists, which is fine.
             if status != 200 and name not in {model.id for model in (await self._models()).data}:
-                raise _Unwell(f"vLLM refused it: {status} {told[:300].decode('utf-8', 'replace')}")
+                raise _Unwell(f"vLLM refused it: {status} {answer[:300].decode('utf-8', 'replace')}")
         except (AdapterDamaged, _Unwell) as error:
             tries = self._failed[name].tries + 1 if name in self._failed else 1
             self._failed[name] = _Failure(str(error), tries, time.monotonic() + retry_after_s(tries))
@@ -260,34 +260,34 @@ class Reconciler:
         """Unload adapters that have been over for `drain_s`, the time in which their last requests may still begin.
         `loaded`: the names before the desired state was read."""
         replica, now_s = self._replica, time.monotonic()
-        over = {name for name in loaded & replica.names if self._is_ours(name) and name not in wanted.kept}
+        over = {name for name in loaded & replica.names if self._is_ours(name) and name not in wanted.retained}
         self._over_since = {name: self._over_since.get(name, now_s) for name in over}
         for name, since_s in self._over_since.items():
             if now_s - since_s < self._drain_s or replica.using.get(name):
                 continue
             replica.names -= {name}
             body = {"lora_name": name}
-            status, told = await replica.upstream.control("POST", "/v1/unload_lora_adapter", body)
+            status, answer = await replica.upstream.control("POST", "/v1/unload_lora_adapter", body)
             if status == 200:
                 log.info("unloaded %s from vLLM at %s", name, replica.url)
             else:
-                log.warning("%s: %s was not unloaded: %d %r", replica.url, name, status, told[:300])
+                log.warning("%s: %s was not unloaded: %d %r", replica.url, name, status, answer[:300])
 
     def _is_ours(self, name: str) -> bool:
         policy, _, version = name.rpartition("@v")
         return policy in self._policies and version != "0"
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         """Report a change to the database, and from time to time that nothing changed."""
         replica = self._replica
         adapters = sorted(name for name in replica.names if "@v" in name and not name.endswith("@v0"))
-        told = (replica.state, adapters, replica.reason)
-        if told == self._told and time.monotonic() - self._told_s < TELL_EVERY_S:
+        report = (replica.state, adapters, replica.reason)
+        if report == self._last_report and time.monotonic() - self._reported_s < REPORT_EVERY_S:
             return
         await asyncio.to_thread(
-            self._table.tell_replica, replica.url, replica.state, adapters, replica.reason, self._seen_at
+            self._table.report_replica, replica.url, replica.state, adapters, replica.reason, self._seen_at
         )
-        self._told, self._told_s = told, time.monotonic()
+        self._last_report, self._reported_s = report, time.monotonic()
 
 
 class _Failure(msgspec.Struct, frozen=True):

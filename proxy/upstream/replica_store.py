@@ -31,7 +31,7 @@ class Wanted:
 
     adapters: dict[str, Adapter]
     """Adapters to load, by name; live versions first."""
-    kept: frozenset[str]
+    retained: frozenset[str]
     """Adapters not to unload: those in `adapters`, and versions that are still undecided."""
 
 
@@ -75,19 +75,19 @@ class ReplicaTables:
         }
         return Wanted(adapters, frozenset(row.id for row in rows))
 
-    def tell_replica(
+    def report_replica(
         self, url: str, state: str, adapters: Sequence[str], reason: str | None, seen_at: datetime | None
     ) -> None:
         """Report the state of a server. `seen_at` is None if it has not answered since this process started to check
         it."""
-        told: dict[str, object] = {"state": state, "adapters": list(adapters), "reason": reason}
+        report: dict[str, object] = {"state": state, "adapters": list(adapters), "reason": reason}
         now = datetime.now(UTC)
         with self._engine.begin() as connection:
-            row = {"project": self._project, "id": url, **told, "seen_at": seen_at or now}
+            row = {"project": self._project, "id": url, **report, "seen_at": seen_at or now}
             if not insert_new(connection, schema.replicas, row):
-                told |= {} if seen_at is None else {"seen_at": seen_at}
+                report |= {} if seen_at is None else {"seen_at": seen_at}
                 this = (r.project == self._project, r.id == url)
-                connection.execute(schema.replicas.update().where(*this).values(**told))
+                connection.execute(schema.replicas.update().where(*this).values(**report))
 
     def forget_replicas(self, but: Sequence[str]) -> None:
         """Delete the rows of servers that are no longer in the settings: no process updates them."""
@@ -108,9 +108,9 @@ class ReplicaTables:
             return None
         return Pause(row.pause_id, row.pause_until)
 
-    def tell_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
+    def report_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
         """Report the calls that this proxy has in flight, and which pause it observes (`device_pause.Table`)."""
-        told = {"in_flight": in_flight, "waiting": waiting, "pause_seen": pause_seen}
+        report = {"in_flight": in_flight, "waiting": waiting, "pause_seen": pause_seen}
         this = (p.project == self._project, p.id == proxy_id)
         with self._engine.begin() as connection:
-            return connection.execute(schema.proxies.update().where(*this).values(**told)).rowcount > 0
+            return connection.execute(schema.proxies.update().where(*this).values(**report)).rowcount > 0

@@ -45,10 +45,11 @@ class Request(msgspec.Struct, frozen=True):
 class Answering(Protocol):
     """Where requests go: one server, or several equal ones."""
 
-    def ask(self, asking: Callable[[*Ts], Request], *told: *Ts) -> Awaitable[Response]:
+    def ask(self, asking: Callable[[*Ts], Request], *arguments: *Ts) -> Awaitable[Response]:
         """Send a request and return the response, headers read (`Upstream.send`).
 
-        `asking`, called with `told`, builds the request from the current state; it is called again after each wait.
+        `asking`, called with `arguments`, builds the request from the current state. It is called again after each
+        wait.
         """
         ...
 
@@ -67,9 +68,9 @@ class Upstream:
         self._heads: dict[str, str] = {}
         """Start of the request head, by path."""
 
-    def ask(self, asking: Callable[[*Ts], Request], *told: *Ts) -> Awaitable[Response]:
+    def ask(self, asking: Callable[[*Ts], Request], *arguments: *Ts) -> Awaitable[Response]:
         """Send a request and return the response, headers read (`send`). Nothing waits here."""
-        return self.send(asking(*told))
+        return self.send(asking(*arguments))
 
     def send(self, request: Request) -> Awaitable[Response]:
         """Send a request and return the response, headers read. Leaving the response early closes the connection, and
@@ -119,10 +120,10 @@ class Upstream:
     async def get(self, path: str) -> bytes | None:
         """Return the body of a GET request; None if the status is not 200."""
         try:
-            status, told = await self.control("GET", path)
+            status, answer = await self.control("GET", path)
         except UpstreamDown:
             return None
-        return told if status == 200 else None
+        return answer if status == 200 else None
 
     async def close(self) -> None:
         """Close every connection."""
@@ -133,8 +134,8 @@ class Upstream:
         head = self._heads.get(request.path)
         if head is None:
             head = self._heads[request.path] = self._head("POST", request.path) + "x-request-id: "
-        asked, more = request.headers, ""
-        if request.trace or _VERSION in asked or _BETA in asked:
+        headers, more = request.headers, ""
+        if request.trace or _VERSION in headers or _BETA in headers:
             more = _more(request)
         return f"{head}{request.id}\r\n{more}content-length: {len(request.body)}\r\n\r\n".encode("latin-1")
 
@@ -154,9 +155,9 @@ class Upstream:
 
 def _more(request: Request) -> str:
     """Return the headers that only some requests have: the app's headers that are passed on, then the trace's."""
-    asked = request.headers
-    told = [(name.decode(), asked[name].decode("latin-1")) for name in DIALECT_HEADERS if name in asked]
-    return "".join(f"{name}: {value}\r\n" for name, value in (*told, *request.trace.items()))
+    headers = request.headers
+    passed_on = [(name.decode(), headers[name].decode("latin-1")) for name in DIALECT_HEADERS if name in headers]
+    return "".join(f"{name}: {value}\r\n" for name, value in (*passed_on, *request.trace.items()))
 
 
 def why(error: UpstreamDown) -> str:

@@ -21,8 +21,8 @@ SCRAPE = yaml.safe_load((ROOT / "containers" / "prometheus" / "prometheus.yml").
 OF_THE_SCRAPE = {"job", "instance"}
 """Labels that Prometheus itself adds."""
 OF_VLLM = {"engine", "model_name"}
-LABELS = {name: one.labels for one in metric_names.ALL for name in one.asked_as} | {"up": ()}
-FROM_ALL = {name for one in (*metric_names.DATABASE, *metric_names.VLLM) for name in one.asked_as}
+LABELS = {name: one.labels for one in metric_names.ALL for name in one.series_names} | {"up": ()}
+FROM_ALL = {name for one in (*metric_names.DATABASE, *metric_names.VLLM) for name in one.series_names}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def test_what_every_proxy_tells_alike_is_not_added_up(expression: str) -> None:
 
 def test_every_figure_of_ours_is_shown_or_watched() -> None:
     asked = {name for _, text in ALL for name in read(text).names}
-    unseen = {one.name for one in (*metric_names.PROXY, *metric_names.DATABASE) if not asked & set(one.asked_as)}
+    unseen = {one.name for one in (*metric_names.PROXY, *metric_names.DATABASE) if not asked & set(one.series_names)}
     assert unseen == {
         # Told for those who look closer.
         "whetstone_dropped_texts", "whetstone_judge_tokens", "whetstone_step_sampled_tokens",

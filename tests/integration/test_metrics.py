@@ -57,7 +57,7 @@ def samples(families: list[Metric]) -> list[Sample]:
 
 def figures(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
     """Label values, in the order of the description, -> figure, of one name."""
-    (labels,) = {one.labels for one in metric_names.ALL if name in one.asked_as}
+    (labels,) = {one.labels for one in metric_names.ALL if name in one.series_names}
     by_key = (one for one in samples(families) if one.name == name)
     return {tuple(one.labels[label] for label in (*labels, "le") if label in one.labels): one.value for one in by_key}
 
@@ -349,7 +349,7 @@ def test_a_real_server_tells_all_that_is_passed_on(real_proxy: RunningProxy) -> 
     assert real_proxy.client.post("/v1/chat/completions", json=statements).status_code == 200
     text = real_proxy.client.get("/metrics").text
     for named in metric_names.VLLM:
-        for name in named.asked_as:
+        for name in named.series_names:
             assert f"\n{name}{{" in text, name
 
 
@@ -371,7 +371,7 @@ def test_every_figure_that_is_told_is_described_and_the_other_way_round(
         assert family.type == named.kind and family.documentation, name
         for sample in family.samples:
             if not sample.name.endswith("_created"):
-                assert sample.name in named.asked_as, name
+                assert sample.name in named.series_names, name
                 assert sorted(sample.labels.keys() - {"le"}) == sorted(named.labels), name
         assert family.samples or name in SELDOM, name
 

@@ -62,9 +62,10 @@ def choose(
     now: datetime,
     settings: TrainerSettings,
     *,
-    asked: bool = False,
+    by_hand: bool = False,
 ) -> Choice:
-    """Choose the groups of the next step. `asked`: requested by hand, so the step is due with anything that can teach.
+    """Choose the groups of the next step. `by_hand`: whether it was requested by hand; it is then due with anything
+    that can teach.
 
     Uniform groups are dropped before the batch (as DAPO's dynamic sampling does, arXiv 2503.14476): the better the
     policy, the more of them there are, and a step of a few groups that differ would be as large as one of many.
@@ -92,11 +93,11 @@ def choose(
     waits_for: str | None
     if not usable:
         waits_for = _nothing({reason: len(ids) for reason, ids in discarded.items()} | {"group_uniform": len(uniform)})
-    elif settings.schedule is not None and not asked:
+    elif settings.schedule is not None and not by_hand:
         taken, waits_for = _scheduled(usable, lineage[0], now, settings, settings.schedule)
     else:
         taken = _within_limits(usable, lineage[0], settings)
-        waits_for = None if asked else _not_due(taken, lineage[0], now, settings)
+        waits_for = None if by_hand else _not_due(taken, lineage[0], now, settings)
     # Until a step is taken, a revised reward may still make their members differ.
     due = waits_for is None
     over = [group.group_id for group in uniform if due or group.waited_s(now) >= settings.fresh_waits_s]

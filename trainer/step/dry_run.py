@@ -71,7 +71,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     choice = choose(candidates, lineage, now, settings)
     why_not_due = _why_blocked(standing) or choice.waits_for
     if why_not_due is not None:
-        choice = choose(candidates, lineage, now, settings, asked=True)
+        choice = choose(candidates, lineage, now, settings, by_hand=True)
     singles = [member for group in choice.taken if group.alone for member in group.members]
     baselines = compare(singles, read_means(connection, project, policy, singles)).baselines
     members = read_candidate_members(connection, project, policy, choice.taken, baselines)

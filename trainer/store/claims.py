@@ -119,7 +119,7 @@ class Claims:
             read_lineage(self._connection, self._project, policy.id, policy.live_version),
             self._now,
             self._settings,
-            asked=by_hand,
+            by_hand=by_hand,
         )
         for reason, group_ids in choice.discarded.items():
             discard(self._connection, self._project, group_ids, reason)

@@ -34,11 +34,11 @@ def take_up(environment: MutableMapping[str, str], names: Iterable[str]) -> None
 def _read(variable: str, path: Path) -> str:
     try:
         with path.open("rb") as file:
-            told = file.read(MOST_BYTES + 1)
-        text = told.decode()
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SecretUnreadable(f"{variable} names {path}, which cannot be read: {why}") from None
-    if not text.strip() or len(told) > MOST_BYTES:
+    if not text.strip() or len(content) > MOST_BYTES:
         raise SecretUnreadable(f"{variable} names {path}, which is {'too long' if text.strip() else 'empty'}")
     return text.rstrip("\r\n")

@@ -378,7 +378,7 @@ def _explain(problem: Any) -> str:
         hint = f"; did you mean {nearest!r}?" if nearest else "; docs/settings.md lists them all"
         return f"unknown setting {key!r}{hint}"
     why = problem["msg"].removeprefix("Value error, ")
-    told = f"setting {key!r}: {why}" if key else why
+    message = f"setting {key!r}: {why}" if key else why
     # The input of a rule over several settings is all of them, passwords included.
-    is_told = not isinstance(problem["input"], dict) and NEVER_SHOWN.isdisjoint(problem["loc"])
-    return f"{told} (got {problem['input']!r})" if is_told else told
+    shows_input = not isinstance(problem["input"], dict) and NEVER_SHOWN.isdisjoint(problem["loc"])
+    return f"{message} (got {problem['input']!r})" if shows_input else message

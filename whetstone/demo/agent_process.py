@@ -60,8 +60,8 @@ def report_of(process: subprocess.Popen[bytes], stack: Stack) -> dict[str, Any]:
             break
     if process.returncode or not output.strip():
         raise AppFailed(f"{_name(process)} ended with code {process.returncode}")
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
 
 
 def _name(process: subprocess.Popen[bytes]) -> str:

@@ -56,8 +56,8 @@ class Plan:
 
     def arguments(self, seed: int, model: str) -> list[str]:
         """Return the agent's arguments that do not depend on the phase."""
-        said = ["--model", model, "--connections", str(self.connections), "--seed", str(seed)]
-        return [*said, *(["--untagged"] if self.untagged else [])]
+        options = ["--model", model, "--connections", str(self.connections), "--seed", str(seed)]
+        return [*options, *(["--untagged"] if self.untagged else [])]
 
 
 @dataclass(frozen=True)

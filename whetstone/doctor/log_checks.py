@@ -120,15 +120,15 @@ def checks(log: Seen) -> tuple[Check, ...]:
     )
 
 
-def shown(found: Sequence[Check], policy: str) -> RenderableType:
+def shown(results: Sequence[Check], policy: str) -> RenderableType:
     """Return a table of the checks, and the doubts below it."""
     table = Table(title=f"the log of {policy}, its newest attempts", title_justify="left", show_lines=True)
     table.add_column("question")
     table.add_column("answer")
     table.add_column("what was found, and what it means")
-    for check in found:
+    for check in results:
         table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
-    doubts = ", ".join(check.name for check in found if check.ok is False)
+    doubts = ", ".join(check.name for check in results if check.ok is False)
     if doubts:
         return Group(Fitting(table), Text(f"training may not work well on this: {doubts}", style="yellow"))
     return Group(Fitting(table), Text("nothing in the log speaks against training on it", style="bold green"))
@@ -147,10 +147,10 @@ def _success(log: Seen) -> Check:
     if len(rewards) < ENOUGH or not all(0 <= reward <= 1 for reward in rewards):
         return SUCCESS.answer(None, f"{len(rewards)} rewards of version 0")
     mean = sum(rewards) / len(rewards)
-    found = f"mean reward {mean:.2f} of {len(rewards)} attempts of version 0"
+    summary = f"mean reward {mean:.2f} of {len(rewards)} attempts of version 0"
     if log.live_rewards:
-        found += f"; {sum(log.live_rewards) / len(log.live_rewards):.2f} of the live one's {len(log.live_rewards)}"
-    return SUCCESS.answer(LEAST_SUCCESS <= mean <= MOST_SUCCESS, found)
+        summary += f"; {sum(log.live_rewards) / len(log.live_rewards):.2f} of the live one's {len(log.live_rewards)}"
+    return SUCCESS.answer(LEAST_SUCCESS <= mean <= MOST_SUCCESS, summary)
 
 
 def _sampled(log: Seen) -> Check:

@@ -49,10 +49,10 @@ class Seen:
 
 def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> Seen:
     """Read the newest part of a policy's log, and its beginning. However long the log is, no query reads more of it."""
-    kept = select(
+    attempts = select(
         t.id, t.group_id, t.state, t.reward, t.why_not_trained, t.first_version, t.last_version, t.tail_completion_id
     ).where(t.project == project, t.policy == policy, t.split == "train")
-    newest = kept.order_by(t.created_at.desc()).limit(NEWEST)
+    newest = attempts.order_by(t.created_at.desc()).limit(NEWEST)
     inner = newest.subquery("newest")
     groups = select(inner.c.group_id).where(inner.c.group_id.is_not(None)).distinct()
     members = select(t.group_id).where(t.project == project, t.group_id.in_(groups))
@@ -61,16 +61,16 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> Seen
         c.project == project, c.id.in_(select(inner.c.tail_completion_id)), c.completion_tokens.is_not(None)
     )
     calls = select(c.why_not_trained, c.tools).where(c.project == project, c.policy == policy)
-    said = calls.order_by(c.created_at.desc()).limit(NEWEST).subquery("said")
-    offered = select(said.c.tools).where(said.c.tools.is_not(None)).limit(NEWEST_TOOLS)
+    latest_calls = calls.order_by(c.created_at.desc()).limit(NEWEST).subquery("latest_calls")
+    offered = select(latest_calls.c.tools).where(latest_calls.c.tools.is_not(None)).limit(NEWEST_TOOLS)
     p = schema.policies.c
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         rows = connection.execute(newest).all()
-        oldest = connection.execute(kept.order_by(t.created_at).limit(NEWEST)).all()
+        oldest = connection.execute(attempts.order_by(t.created_at).limit(NEWEST)).all()
         shared = set(connection.scalars(members.group_by(t.group_id).having(func.count() > 1)))
         lengths = [tokens for tokens in connection.scalars(tails) if tokens is not None]
         spreads = connection.scalars(compared).all()
-        lacking = Counter(connection.scalars(select(said.c.why_not_trained)))
+        lacking = Counter(connection.scalars(select(latest_calls.c.why_not_trained)))
         tools = connection.scalars(offered).all()
         live = connection.scalar(select(p.live_version).where(p.project == project, p.id == policy))
     ended = [row for row in rows if row.state != "open"]

@@ -55,13 +55,13 @@ def of_running(settings: Settings) -> Settings:
         return settings
     except (OSError, ValueError) as error:
         raise NothingToTest(f"{path} cannot be read ({error}); stop the stack and start it again") from error
-    is_told = up.database == without_password(settings.database_url)
-    if "***" in up.database and not is_told:
+    is_same = up.database == without_password(settings.database_url)
+    if "***" in up.database and not is_same:
         raise NothingToTest(
             f"the stack that runs on {settings.data} has its tables at {up.database}: tell the command line that "
             "address too, with its password, in whetstone.toml or WHETSTONE_DATABASE"
         )
-    database = settings.database_url if is_told else up.database
+    database = settings.database_url if is_same else up.database
     vllm = settings.vllm.model_copy(update={"urls": up.replicas})
     return settings.model_copy(update={"database": database, "policy": up.policy, "vllm": vllm})
 

@@ -74,8 +74,8 @@ def hash_of(key: bytes) -> str:
 
 def id_of(text: str) -> str:
     """Return the id within a key's full text; other text is returned unchanged, as an id."""
-    found = _KEY.fullmatch(text)
-    return found[1] if found else text
+    match = _KEY.fullmatch(text)
+    return match[1] if match else text
 
 
 def read_scopes(names: Iterable[str]) -> list[KeyScope]:
@@ -84,12 +84,12 @@ def read_scopes(names: Iterable[str]) -> list[KeyScope]:
     Raises:
         ValueError: a name is not a scope, or there is none.
     """
-    asked = set(names)
-    if strangers := sorted(asked - set(SCOPES)):
+    unique = set(names)
+    if strangers := sorted(unique - set(SCOPES)):
         raise ValueError(f"{strangers[0]!r} is no scope; there are: {', '.join(SCOPES)}")
-    if not asked:
+    if not unique:
         raise ValueError(f"a key needs a scope: {', '.join(SCOPES)}")
-    return [scope for scope in SCOPES if scope in asked]
+    return [scope for scope in SCOPES if scope in unique]
 
 
 def read_lifetime(text: str) -> timedelta:
@@ -98,10 +98,10 @@ def read_lifetime(text: str) -> timedelta:
     Raises:
         ValueError: the text has another form, or the duration is over ten years.
     """
-    found = _LIFETIME.fullmatch(text)
-    if found is None:
+    match = _LIFETIME.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is no time; write 12h, 90d or 2w")
-    lifetime = int(found[1]) * _UNITS[found[2]]
+    lifetime = int(match[1]) * _UNITS[match[2]]
     if not timedelta(0) < lifetime <= _LONGEST:
         raise ValueError(f"{text!r} is out of bounds: over 0, up to {_LONGEST.days}d")
     return lifetime

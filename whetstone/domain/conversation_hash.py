@@ -21,7 +21,7 @@ MOST_PLACES = 32
 """Most answers, counted from the end of a conversation, by which its earlier completion is looked up. An app that goes
 back further begins a new trajectory."""
 THINKING = ("thinking", "redacted_thinking")
-MADE_ANEW = frozenset({"id", "status"})
+ADDED_BY_SERVERS = frozenset({"id", "status"})
 """Fields of items other than messages that a server adds and an app may leave out."""
 _RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
 """The random end of a tool-call id: vLLM makes 32 hex digits, OpenAI and Anthropic 24 letters and digits, Mistral 9."""
@@ -35,7 +35,7 @@ canonical = msgspec.json.Encoder(order="deterministic").encode
 class MessageHash(msgspec.Struct, frozen=True, gc=False):
     """The hashes of one message, independent of its position."""
 
-    said: bytes
+    content: bytes
     """Hash of its content."""
     is_answer: bool
     tool_calls: bytes | None
@@ -85,7 +85,7 @@ class MessageReader:
         whole, owned_by, turns = b"", (owner or "").encode(), []
         for message in messages:
             read = self.read(message)
-            whole = hash_of(whole + read.said)
+            whole = hash_of(whole + read.content)
             history = hash_of(whole + owned_by) if read.is_answer else None
             turns.append(Turn(whole, history, read.tool_calls and hash_of(read.tool_calls + owned_by)))
         return turns
@@ -104,17 +104,17 @@ class MessageReader:
         if role != "assistant":
             return MessageHash(hash_of(canonical([role, text, message.get("name")])), False, None)
         made = _made(message) if "tool_calls" in message or "function_call" in message else []
-        said = [role, text.strip() if isinstance(text, str) else text, [call[1:] for call in made] if made else made]
-        return MessageHash(hash_of(canonical(said)), True, _tool_hash(made) if made else None)
+        answer = [role, text.strip() if isinstance(text, str) else text, [call[1:] for call in made] if made else made]
+        return MessageHash(hash_of(canonical(answer)), True, _tool_hash(made) if made else None)
 
     def _item(self, item: dict[str, Any]) -> dict[str, Any]:
         """Return the content of an item that is not a message: a bare prompt, or a tool result in another API
         format."""
-        said = {name: value for name, value in item.items() if value is not None and name not in MADE_ANEW}
-        prompt = said.get("prompt")
+        content = {name: value for name, value in item.items() if value is not None and name not in ADDED_BY_SERVERS}
+        prompt = content.get("prompt")
         if self._matches is not None and isinstance(prompt, str):
-            said["prompt"] = self._without_matches(self._matches, prompt)
-        return said
+            content["prompt"] = self._without_matches(self._matches, prompt)
+        return content
 
     def _without_matches(self, matches: Any, text: str) -> str:
         if self._left_s <= 0:
@@ -126,7 +126,7 @@ class MessageReader:
             if not self._timed_out:
                 log.warning(
                     "proxy.normalise took over %g s on a text of %d characters, which counts as it stands; "
-                    "make its patterns simpler (said once)",
+                    "make its patterns simpler (logged once)",
                     self._timeout_s,
                     len(text),
                 )
@@ -137,7 +137,7 @@ class MessageReader:
         return left
 
 
-def found_by(turns: Sequence[Turn]) -> list[bytes]:
+def lookup_keys(turns: Sequence[Turn]) -> list[bytes]:
     """Return all keys by which the earlier completion of a request can be looked up, the most reliable first: the tool
     calls of its last answer, then its prefixes that end with an answer, the longest first."""
     answers = [turn for turn in turns if turn.history is not None][: -MOST_PLACES - 1 : -1]
@@ -160,8 +160,8 @@ def _text(content: Any) -> Any:
         return content
     parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in THINKING)]
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in ("text", None)]
-    told = [text for text in texts if isinstance(text, str)]
-    return "".join(told) if len(told) == len(parts) else parts
+    strings = [text for text in texts if isinstance(text, str)]
+    return "".join(strings) if len(strings) == len(parts) else parts
 
 
 def _made(message: dict[str, Any]) -> list[list[Any]]:

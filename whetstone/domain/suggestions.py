@@ -59,4 +59,4 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     """Return the table that a setting contains: itself, as the value of a dictionary, or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)
+    return next((model for part in get_args(annotation) if (model := _model_in(part)) is not None), None)

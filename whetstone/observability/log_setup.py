@@ -25,7 +25,7 @@ OURS = ("proxy", "judge", "trainer", "migrations", "whetstone")
 """Loggers to which `debug` applies."""
 QUIET = ("httpx", "httpcore", "celery.worker.strategy", "celery.worker.request", "celery.app.trace", "kombu")
 """Loggers that write a line at every poll of a server or queue; only their warnings are logged."""
-TOLD_ALWAYS = ("celery.apps.worker",)
+ALWAYS_LOGGED = ("celery.apps.worker",)
 """Loggers that log from INFO on at every level: `up` waits for the line that a worker is ready."""
 SERVERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
 """Loggers whose own handlers are removed."""
@@ -76,10 +76,10 @@ def end(token: Token[Mapping[str, Value]]) -> None:
 
 def hidden(text: str) -> str:
     """Return the text with passwords and keys masked."""
-    told = text.casefold()
-    if not any(map(told.__contains__, _CUES)):
+    folded = text.casefold()
+    if not any(map(folded.__contains__, _CUES)):
         return text
-    return _SECRETS.sub(lambda found: f"{found[found.lastgroup or 0]}***", text)
+    return _SECRETS.sub(lambda match: f"{match[match.lastgroup or 0]}***", text)
 
 
 def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -101,7 +101,7 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
         logger.propagate = True
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    for name in TOLD_ALWAYS:
+    for name in ALWAYS_LOGGED:
         logging.getLogger(name).setLevel(min(level, logging.INFO))
     logging.captureWarnings(True)
     # Do not determine the source line or the thread of a record: that takes half of the time of a line.
@@ -123,13 +123,13 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = hidden(_on_one_line(record.getMessage()))
         fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record).items())
-        said = f"{_time(record)} {record.levelname} {record.name}: {message}{f' [{fields}]' if fields else ''}"
-        return "\n  ".join([said, *hidden(_stack(self, record)).splitlines()])
+        first_line = f"{_time(record)} {record.levelname} {record.name}: {message}{f' [{fields}]' if fields else ''}"
+        return "\n  ".join([first_line, *hidden(_stack(self, record)).splitlines()])
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
@@ -138,8 +138,8 @@ class _Json(logging.Formatter):
         }
         if stack := _stack(self, record):
             kind = record.exc_info[0] if record.exc_info else None
-            told["exception"] = {"type": kind.__name__ if kind else None, "stack": hidden(stack)}
-        return json.dumps(told, default=str)
+            entry["exception"] = {"type": kind.__name__ if kind else None, "stack": hidden(stack)}
+        return json.dumps(entry, default=str)
 
 
 _FORMATTERS: dict[Format, type[logging.Formatter]] = {"text": _Text, "json": _Json}

@@ -3,7 +3,6 @@
 The proxy builds its answer from this list, the docs their page, and a test checks dashboard and alerts against it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +26,7 @@ class Named:
     meaning: str
 
     @property
-    def asked_as(self) -> tuple[str, ...]:
+    def series_names(self) -> tuple[str, ...]:
         """The names of its time series in Prometheus."""
         return tuple(self.name + suffix for suffix in SUFFIXES[self.kind])
 
@@ -203,9 +202,3 @@ VLLM = (
 
 ALL = (*PROXY, *PROCESS, *DATABASE, *VLLM)
 BY_NAME = {one.name: one for one in ALL}
-
-
-def asked_as() -> Iterator[str]:
-    """Yield every name that a query may use."""
-    for one in ALL:
-        yield from one.asked_as

@@ -106,7 +106,7 @@ def span(name: str, attributes: Mapping[str, Value], kind: Kind = "internal") ->
     with _Tracing.tracer.start_as_current_span(
         name, kind=SpanKind[kind.upper()], record_exception=False, set_status_on_exception=False
     ) as opened:
-        told(opened, attributes)
+        set_attributes(opened, attributes)
         try:
             yield opened
         except BaseException as error:
@@ -119,10 +119,10 @@ def tell(attributes: Mapping[str, Value]) -> None:
     if _Tracing.tracer is not None:
         from opentelemetry.trace import get_current_span
 
-        told(get_current_span(), attributes)
+        set_attributes(get_current_span(), attributes)
 
 
-def told(span: "Span", attributes: Mapping[str, Value]) -> None:
+def set_attributes(span: "Span", attributes: Mapping[str, Value]) -> None:
     """Set attributes on a span, except None values; lists are cut to MOST_IDS."""
     for name, value in attributes.items():
         if value is not None:

@@ -77,5 +77,5 @@ def _write(
     against: int | None = None,
     reason: str | None = None,
 ) -> None:
-    told = (connection, settings.project, policy, version)
-    versions.decide(*told, test="hand", decision=decision, now=now, against=against, reason=reason)
+    target = (connection, settings.project, policy, version)
+    versions.decide(*target, test="hand", decision=decision, now=now, against=against, reason=reason)

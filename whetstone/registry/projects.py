@@ -120,20 +120,20 @@ class Store:
         p = schema.policies.c
         query = select(p.self_test).where(p.project == project, p.id == policy)
         with self._reader.connect() as connection:
-            kept = connection.execute(query).scalar_one_or_none()
-        return None if kept is None else msgspec.convert(kept, SelfTest)
+            stored = connection.execute(query).scalar_one_or_none()
+        return None if stored is None else msgspec.convert(stored, SelfTest)
 
     def steps(self, project: str, policy: str) -> list[dict[str, Any]]:
         """Return the policy's steps, in order."""
         s = schema.steps.c
         return self._rows(schema.steps, and_(s.project == project, s.policy == policy), s.number)
 
-    def step_asked_at(self, project: str, policy: str, asked_at: datetime) -> dict[str, Any] | None:
+    def step_requested_at(self, project: str, policy: str, requested_at: datetime) -> dict[str, Any] | None:
         """Return the step that was requested by hand at that moment; None until it is claimed."""
         s = schema.steps.c
         of_policy = and_(s.project == project, s.policy == policy)
-        found = self._rows(schema.steps, and_(of_policy, s.asked_at == asked_at), s.number)
-        return found[0] if found else None
+        steps = self._rows(schema.steps, and_(of_policy, s.asked_at == requested_at), s.number)
+        return steps[0] if steps else None
 
     def rewards_by_version(self, project: str, policy: str) -> dict[int, Rewards]:
         """Return reward statistics of the policy's trajectories in split `train`, by the version that ended them.
@@ -187,7 +187,7 @@ def _check_names(connection: Connection, settings: Settings) -> None:
 def _prepare_policy(
     connection: Connection, settings: Settings, name: str, base_model: str, upstream: str | None, now: datetime
 ) -> None:
-    told = {
+    columns = {
         "base_model": base_model,
         "upstream": upstream,
         "aliases": sorted(alias for alias, policy in settings.aliases.items() if policy == name) or None,
@@ -202,13 +202,13 @@ def _prepare_policy(
         "state": "recording",
         "created_at": now,
     }
-    if not insert_new(connection, schema.policies, row | told):
+    if not insert_new(connection, schema.policies, row | columns):
         p = schema.policies.c
         is_it = (p.project == settings.project, p.id == name)
         model_path = connection.execute(select(p.model_path).where(*is_it)).scalar_one()
         # The starter model is part of the environment, which may have been moved or recreated.
         moved = {"model_path": settings.model} if upstream is None and _is_gone(model_path) else {}
-        connection.execute(schema.policies.update().where(*is_it).values(**told, **moved))
+        connection.execute(schema.policies.update().where(*is_it).values(**columns, **moved))
     base = {
         "project": settings.project,
         "id": version_id(name, 0),

@@ -106,9 +106,9 @@ def make_live(
     connection.execute(
         schema.policy_versions.update().where(*was_live).values(state="retired", watched_at=over_for_good)
     )
-    told = {"state": "live", "promoted_at": now, "served": True, "unserved_at": None, "reason": None}
-    told |= {} if row.parent == before else {"watched_at": over_for_good}
-    _set(connection, project, policy, [version], **{**told, "canary_share": None, "tested_by": None, **values})
+    columns = {"state": "live", "promoted_at": now, "served": True, "unserved_at": None, "reason": None}
+    columns |= {} if row.parent == before else {"watched_at": over_for_good}
+    _set(connection, project, policy, [version], **{**columns, "canary_share": None, "tested_by": None, **values})
     is_policy = (p.project == project, p.id == policy)
     connection.execute(schema.policies.update().where(*is_policy).values(live_version=version))
     over = [
@@ -265,8 +265,8 @@ def _versions(connection: Connection, project: str, policy: str) -> dict[int, An
 def _reject(
     connection: Connection, project: str, policy: str, version: int, reason: str, now: datetime, **values: Any
 ) -> None:
-    told = {"state": "rejected", "reason": reason, "canary_share": None, "tested_by": None, "pinned_at": None}
-    _set(connection, project, policy, [version], **{**told, **values})
+    columns = {"state": "rejected", "reason": reason, "canary_share": None, "tested_by": None, "pinned_at": None}
+    _set(connection, project, policy, [version], **{**columns, **values})
     _unserve(connection, project, policy, [version], now)
 
 

@@ -84,8 +84,8 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
 
 def key() -> dict[bytes, bytes]:
     """Return the authorization header, if the environment has a key."""
-    found = os.environ.get(API_KEY_VARIABLE)
-    return {b"authorization": b"Bearer " + found.encode()} if found else {}
+    api_key = os.environ.get(API_KEY_VARIABLE)
+    return {b"authorization": b"Bearer " + api_key.encode()} if api_key else {}
 
 
 def _proxy(data: Path) -> str:

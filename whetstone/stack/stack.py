@@ -151,9 +151,9 @@ def _check_judging(settings: Settings, ours: dict[str, str]) -> None:
     if not settings.learning and not settings.judges:
         return
     command, environment = [sys.executable, "-m", "judge"], {**os.environ, **ours}
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        why = "; ".join(asked.stdout.splitlines()) or asked.stderr.strip()[-2000:]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        why = "; ".join(result.stdout.splitlines()) or result.stderr.strip()[-2000:]
         raise SettingsError(why)
 
 

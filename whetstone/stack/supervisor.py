@@ -57,7 +57,7 @@ class _Running:
     restarts: deque[float] = field(default_factory=deque)
     started_at: float = field(default_factory=time.monotonic)
     ready: bool = False
-    asked_at: float = -math.inf
+    checked_at: float = -math.inf
     silences: int = 0
 
     def lives(self) -> bool:
@@ -68,9 +68,9 @@ class _Running:
         if not self.ready:
             self.ready = self.part.ready()
             return self.ready or now - self.started_at < self.part.timeout_s
-        if self.part.alive is None or now - self.asked_at < ALIVE_EVERY_S:
+        if self.part.alive is None or now - self.checked_at < ALIVE_EVERY_S:
             return True
-        self.asked_at = now
+        self.checked_at = now
         answer = self.part.alive()
         # Counted, not timed: after a pause of the whole machine no part has been silent yet.
         self.silences = 0 if answer else self.silences + 1

@@ -68,15 +68,15 @@ class _Shown:
     def __init__(self, say: Say, what: str, began_s: float) -> None:
         self._say, self._what, self._began_s = say, what, began_s
         self._last: str | None = None
-        self._said_s = began_s
+        self._printed_s = began_s
 
     def line(self, phase: str | None) -> str:
         return escape(f"{self._what}, {self._seconds()} s{f': {phase}' if phase else ''}")
 
     def plainly(self, phase: str | None) -> None:
         now_s = time.monotonic()
-        if (phase is not None and phase != self._last) or now_s - self._said_s >= PLAIN_EVERY_S:
-            self._last, self._said_s = phase, now_s
+        if (phase is not None and phase != self._last) or now_s - self._printed_s >= PLAIN_EVERY_S:
+            self._last, self._printed_s = phase, now_s
             self._say(self.line(phase))
 
     def _seconds(self) -> int:

@@ -103,7 +103,7 @@ def _struct(name: str, names: tuple[str, ...], read: dict[str, Any]) -> type[msg
 
 
 def _cut(body: bytes, encoded: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
-    """Return the answer's bytes for the app, made from `said`, the answer encoded again. None if it did not come in
+    """Return the answer's bytes for the app, made from `encoded`, the answer encoded again. None if it did not come in
     that form. `served` is the length of the model's name in the answer, `hidden` the number of hidden parts.
 
     The fields are known to be the same. The parts at the beginning, at the end and between placeholders prove their

@@ -46,8 +46,8 @@ class ChunkTemplate:
     def fit(self, event: bytes, output: bytes, names: tuple[str, ...]) -> None:
         """Learn a chunk with one choice as the template for those that follow.
 
-        `event` is the chunk as it came and `said` as it goes out, both without the empty line. `names` are the choice's
-        fields in the order in which they came.
+        `event` is the chunk as it came and `output` as it goes out, both without the empty line. `names` are the
+        choice's fields in the order in which they came.
         """
         self._decode = None
         if self._left <= 0 or not NEEDED.issubset(names) or not all(map(may_be_named, names)):

@@ -57,7 +57,7 @@ def watch(settings: Settings, store: Store, policy: str, requested_at: datetime,
     began = time.monotonic()
     with console.status("requested; waiting for the training worker") as status:
         while True:
-            step = store.step_asked_at(settings.project, policy, requested_at)
+            step = store.step_requested_at(settings.project, policy, requested_at)
             waited_s = time.monotonic() - began
             if step is not None:
                 if step["ended_at"] is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from whetstone.domain.conversation_hash import HASH_BYTES, MessageReader, Turn, found_by
+from whetstone.domain.conversation_hash import HASH_BYTES, MessageReader, Turn, lookup_keys
 from whetstone.transfer.importing.schema import LogEntry
 
 _KIND = b"whetstone import"
@@ -23,7 +23,7 @@ class ConversationHashes(msgspec.Struct, frozen=True, gc=False):
 
     def continuation_keys(self, answer: int) -> list[bytes]:
         """Return the continuation keys of the completion that this answer continues, the most reliable first."""
-        return found_by(self.turns[:answer])
+        return lookup_keys(self.turns[:answer])
 
     def tool_calls(self, answer: int) -> bytes | None:
         """Return the key of these that is made of tool calls."""

@@ -78,8 +78,8 @@ def test_what_is_not_read_before_the_server_is_asked_goes_on_from_nothing(
     path: str, conversation: Any, captured: bool
 ) -> None:
     turn = asking(path, conversation, captured=captured)
-    found_by = turn.continued_conversation().found_by
-    assert turn.conversation.found_by == found_by
+    found_by = turn.continued_conversation().lookup_keys
+    assert turn.conversation.lookup_keys == found_by
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])

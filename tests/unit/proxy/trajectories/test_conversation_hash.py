@@ -15,7 +15,7 @@ from proxy.trajectories.conversation_hash import (
     prompt_hash,
 )
 from tests.unit.proxy.conftest import raw
-from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, found_by
+from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, lookup_keys
 
 QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
 CALL = {"id": "chatcmpl-tool-0123456789abcdef", "type": "function"}
@@ -167,7 +167,7 @@ def test_hashes_are_those_that_databases_have() -> None:
     echo = {"role": "assistant", "content": " Cold. ", "tool_calls": [WEATHER]}
     found, tools = asked(QUESTION, echo, owner="ann"), raw([{"type": "function", "function": {"name": "weather"}}])
     assert found.whole.hex() == "1594851c56dd1be7a19a23fc7cc19799"
-    assert [one.hex() for one in found.found_by] == [
+    assert [one.hex() for one in found.lookup_keys] == [
         "0911501a8cf2cdd126e69a9fd342ef86",
         "b739fbb624df48d6211c41d75c9e9f4f",
     ]
@@ -181,14 +181,14 @@ def test_a_conversation_that_grows_comes_to_the_same_as_one_that_is_new(length: 
     turns: list[Any] = []
     for place in range(6):
         turns += [{"role": "user", "content": f"{place}" * length}, {"role": "assistant", "content": "C" * length}]
-    for most_kept, keeps_texts in ((0, True), (3, True), (1000, True), (1000, False)):
-        normaliser = ConversationHasher(most_kept=most_kept, keeps_texts=keeps_texts)
+    for most_cached, keeps_texts in ((0, True), (3, True), (1000, True), (1000, False)):
+        normaliser = ConversationHasher(most_cached=most_cached, keeps_texts=keeps_texts)
         for end in range(1, len(turns) + 1):
             messages = [raw(message) for message in turns[:end]]
             grown, new = normaliser.conversation(messages, owner), ConversationHasher().conversation(messages, owner)
             assert grown == new
             turns_of = MessageReader().turns(turns[:end], owner)
-            assert (grown.whole, list(grown.found_by)) == (turns_of[-1].whole, found_by(turns_of))
+            assert (grown.whole, list(grown.lookup_keys)) == (turns_of[-1].whole, lookup_keys(turns_of))
             left_by = Choice(0, {"role": "assistant", "content": f"{end}"}, "stop")
             assert normaliser.history(grown, left_by) == ConversationHasher().history(new, left_by)
 
@@ -235,7 +235,7 @@ def test_where_a_given_answer_stands_is_not_hashed_again_in_its_next_turn(monkey
 
 
 def test_what_is_known_of_messages_stays_bounded() -> None:
-    normaliser = ConversationHasher(most_kept=32)
+    normaliser = ConversationHasher(most_cached=32)
     for place in range(100):
         asked_one = normaliser.conversation([raw({"role": "user", "content": str(place)})], None)
         normaliser.history(asked_one, Choice(0, {"role": "assistant", "content": str(place)}, "stop"))

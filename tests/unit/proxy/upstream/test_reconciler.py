@@ -32,16 +32,16 @@ class Tables:
     """What the database says, by hand."""
 
     adapters: dict[str, Adapter] = field(default_factory=dict)
-    kept: set[str] = field(default_factory=set)
+    retained: set[str] = field(default_factory=set)
     away: bool = False
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     def wanted(self) -> Wanted:
         if self.away:
             raise OperationalError("SELECT", {}, Exception("away"))
-        return Wanted(self.adapters, frozenset({*self.adapters, *self.kept}))
+        return Wanted(self.adapters, frozenset({*self.adapters, *self.retained}))
 
-    def tell_replica(
+    def report_replica(
         self, url: str, state: str, adapters: Sequence[str], reason: str | None, seen_at: datetime | None
     ) -> None:
         self.told.append((state, list(adapters), reason))
@@ -172,7 +172,7 @@ def test_a_policy_that_the_server_does_not_know_yet_takes_nothing_from_the_other
 
 def test_what_is_over_is_unloaded_after_its_drain_and_not_before(fake_vllm: FakeVllm) -> None:
     fake_vllm.adapters = dict.fromkeys(["starter@v1", "starter@v2", "starter@v3", "other@v1"], "/adapters")
-    tables = Tables(kept={"starter@v2", "starter@v3"})
+    tables = Tables(retained={"starter@v2", "starter@v3"})
 
     async def not_yet(looked: Looked) -> None:
         await looked.turn()

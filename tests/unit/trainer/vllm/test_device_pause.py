@@ -179,9 +179,9 @@ def test_the_proxys_own_word_for_it_is_understood(shared: Shared) -> None:
     refresh = lambda: asyncio.run(pauses.refresh())  # noqa: E731
     shared.table.acts = iter([refresh, lambda: answering.__exit__(None, None, None), refresh])
     with shared.pause.hold(shared.renew):
-        assert shared.table.looks == 3 and replicas.held_by == shared.project().pause_id
+        assert shared.table.looks == 3 and replicas.pause_id == shared.project().pause_id
     refresh()
-    assert replicas.held_by is None
+    assert replicas.pause_id is None
 
 
 def test_what_a_proxy_saw_of_an_earlier_pause_does_not_count(shared: Shared) -> None:

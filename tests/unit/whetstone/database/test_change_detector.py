@@ -119,8 +119,8 @@ def test_what_cannot_be_read_is_read_again(engine: Engine, seed: Any) -> None:
 
 def test_a_proxy_that_says_nothing_for_long_is_no_longer_among_the_others(engine: Engine, seed: Any) -> None:
     tables, now_s = ThreadTables(engine, "default"), NOW.timestamp()
-    tables.tell_written("a", now_s, now_s)
-    tables.tell_written("b", now_s + 1, now_s + 5)
+    tables.report_written("a", now_s, now_s)
+    tables.report_written("b", now_s + 1, now_s + 5)
     assert tables.written("a", now_s - 1) == {"b": now_s + 1}
     assert tables.written("b", now_s - 1) == {"a": now_s}
     assert tables.written("c", (NOW + timedelta(seconds=3)).timestamp()) == {"b": now_s + 1}
