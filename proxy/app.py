@@ -24,7 +24,7 @@ from proxy.domain.policies import Policy
 from proxy.http.asgi import Receive, Scope, Send
 from proxy.metrics.completeness import Completeness
 from proxy.metrics.traffic import Traffic
-from proxy.project import Shared, Tenant
+from proxy.project import SharedParts, Tenant
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store
 from proxy.recording.writer import AWAY
@@ -162,7 +162,7 @@ class Proxy:
         self._opened.push_async_callback(recorder.close)
         await self._peers.refresh()
         self._opened.push_async_callback(self._leave)
-        shared = Shared(
+        shared = SharedParts(
             store=store,
             recorder=recorder,
             replicas=self._replicas,

@@ -1,8 +1,8 @@
 """Build one project in the proxy: its policies, its trajectory resolver, its routes. It never sees another project's
 ids.
 
-What all projects share (vLLM's servers, the writer of records) is in `Shared`. Inference is raw ASGI; FastAPI serves
-the other routes.
+What all projects share (vLLM's servers, the writer of records) is in `SharedParts`. Inference is raw ASGI; FastAPI
+serves the other routes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from proxy.errors import DatabaseAway
 from proxy.http.asgi import Routes
 from proxy.inference.endpoint import Inference
 from proxy.inference.idempotency import Replays
-from proxy.inference.passthrough import Passed
+from proxy.inference.passthrough import PassthroughEndpoint
 from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
 from proxy.recording.store import Store
@@ -57,7 +57,7 @@ SHADOWS_LATE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedParts:
     """What all projects have in common."""
 
     store: Store
@@ -90,7 +90,7 @@ class Tenant:
         self._waiting_since_s: float | None = None
         """Since when new policies have waited for a server that has their version (monotonic)."""
 
-    def open(self, shared: Shared) -> None:
+    def open(self, shared: SharedParts) -> None:
         """Build the routes."""
         settings, project = self._settings, self.project
         engine, recorder, replicas = shared.store.engine, shared.recorder, shared.replicas
@@ -115,7 +115,7 @@ class Tenant:
             redactor,
             no_train=settings.privacy.no_train,
         )
-        self._passed = Passed(lambda: self.policies, shared.upstreams, settings.proxy)
+        self._passed = PassthroughEndpoint(lambda: self.policies, shared.upstreams, settings.proxy)
         drawing = BackgroundSampler(project, replicas)
         self._shadows = Shadows(
             project,
@@ -133,7 +133,7 @@ class Tenant:
         )
         self.api = self._routes(shared)
 
-    def _routes(self, shared: Shared) -> FastAPI:
+    def _routes(self, shared: SharedParts) -> FastAPI:
         settings = self._settings
         take = FeedbackIngest(shared.recorder, self.threads, self.redactor)
         ledger = Ledger(settings, shared.store.engine, shared.recorder, shared.replicas, self.read_again)

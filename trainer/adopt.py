@@ -16,7 +16,7 @@ from whetstone.config.settings import SettingsError, load
 from whetstone.vllm.client import max_lora_rank
 
 
-class Adopted(msgspec.Struct, frozen=True):
+class AdoptionResult(msgspec.Struct, frozen=True):
     """What was written, and whether a step can continue from it."""
 
     manifest_sha256: str
@@ -26,7 +26,7 @@ class Adopted(msgspec.Struct, frozen=True):
     """Why no step can continue from it with the present settings; None where one can."""
 
 
-def adopt(source: Path, folder: Path) -> Adopted:
+def adopt(source: Path, folder: Path) -> AdoptionResult:
     """Write the adapter together with a fresh optimizer.
 
     Raises:
@@ -42,7 +42,7 @@ def adopt(source: Path, folder: Path) -> Adopted:
     if (rank, alpha) != (trainer.lora_rank, trainer.lora_alpha):
         wanted = f"trainer.lora_rank and trainer.lora_alpha are {trainer.lora_rank} and {trainer.lora_alpha}"
         why_no_step = f"its rank is {rank} and its alpha {alpha}, {wanted}"
-    return Adopted(manifest_sha256, max(rank, *config["rank_pattern"].values(), 0), why_no_step)
+    return AdoptionResult(manifest_sha256, max(rank, *config["rank_pattern"].values(), 0), why_no_step)
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def proxy(
     Store(engine).prepare(settings)
     key_id, key = new_key()
     with engine.begin() as connection:
-        made = api_key_store.Made(settings.home, "bench", ["inference", "admin"], datetime.now(UTC))
+        made = api_key_store.KeyRecord(settings.home, "bench", ["inference", "admin"], datetime.now(UTC))
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     engine.dispose()
     with ExitStack() as stack:

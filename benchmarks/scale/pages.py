@@ -250,7 +250,7 @@ def admin_key(engine: Engine) -> str:
     """Create a key with all scopes."""
     key_id, key = new_key()
     with engine.begin() as connection:
-        made = api_key_store.Made(PROJECT, "pages", ["inference", "feedback", "admin"], datetime.now(UTC))
+        made = api_key_store.KeyRecord(PROJECT, "pages", ["inference", "feedback", "admin"], datetime.now(UTC))
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     return key
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from whetstone.observability.metric_names import DATABASE, PROCESS, PROXY, VLLM, Named
+from whetstone.observability.metric_names import DATABASE, PROCESS, PROXY, VLLM, Metric
 
 _HEAD = """# Metrics
 
@@ -45,7 +45,7 @@ All of these are off until you name them.
 
 def page(made: str) -> str:
     """Return the page. `made`: the note at its top that it is generated."""
-    sections: tuple[tuple[str, str, Sequence[Named]], ...] = (
+    sections: tuple[tuple[str, str, Sequence[Metric]], ...] = (
         ("The proxy", "What one process knows of itself, since its start.", PROXY),
         ("Its process", "What the kernel knows of it.", PROCESS),
         ("Judging and training", "What the database knows: the same from every proxy.", DATABASE),
@@ -62,7 +62,7 @@ def page(made: str) -> str:
     return "\n".join([*lines, _SINKS])
 
 
-def _section(title: str, what: str, names: Sequence[Named]) -> Iterator[str]:
+def _section(title: str, what: str, names: Sequence[Metric]) -> Iterator[str]:
     yield f"## {title}\n\n{what}\n"
     yield "| name | kind | labels | meaning |\n|---|---|---|---|"
     for one in names:

@@ -21,11 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from judge.audit import report as formatting
 from judge.audit import store
 from judge.audit.calibrate import Calibration, calibrations
-from judge.audit.hacking_signs import Seen, drifted, hacked, repetition
+from judge.audit.hacking_signs import GroupMeans, drifted, hacked, repetition
 from judge.audit.plots import NoMatplotlib, draw
 from judge.audit.references import NoReferences, from_file
 from judge.audit.report import Table
-from judge.audit.store import Ranked, Reference, Scope
+from judge.audit.store import RankedGroup, Reference, Scope
 from migrations.run import MigrationError, upgrade
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
@@ -122,7 +122,7 @@ def report(
     raise typer.Exit(2 if alarms and fail_on_alarm else 0)
 
 
-def seen(connection: Connection, project: str, ranked: Sequence[Ranked]) -> list[Seen]:
+def seen(connection: Connection, project: str, ranked: Sequence[RankedGroup]) -> list[GroupMeans]:
     """Return the data for alarms. Of a policy with more than 400 groups, only the texts of 400 are read."""
     of_policy: dict[str, list[str]] = {}
     for one in ranked:
@@ -130,7 +130,8 @@ def seen(connection: Connection, project: str, ranked: Sequence[Ranked]) -> list
     read = [one for ids in of_policy.values() for one in ids[:: -(-len(ids) // MOST_READ)]]
     repeated = _repeated(store.texts(connection, project, read))
     return [
-        Seen(one.policy, one.version, one.at, one.reward, one.tokens, repeated.get(one.id), one.noise) for one in ranked
+        GroupMeans(one.policy, one.version, one.at, one.reward, one.tokens, repeated.get(one.id), one.noise)
+        for one in ranked
     ]
 
 

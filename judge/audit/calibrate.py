@@ -24,7 +24,7 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ScoreAgreement:
     """How scores and references agree."""
 
     taus: tuple[float, ...]
@@ -50,8 +50,8 @@ class Calibration:
     """How many of these have two attempts with a reference; only those are compared."""
     points: tuple[tuple[float, float], ...]
     """For each such attempt: reference and score."""
-    whole: Compared
-    parts: Mapping[str, Compared]
+    whole: ScoreAgreement
+    parts: Mapping[str, ScoreAgreement]
     threshold: float | None
     auc: float | None
     """Over all attempts; those with a reference of at least `threshold` are the good ones."""
@@ -184,7 +184,9 @@ def _points(scores: Mapping[str, float], references: Mapping[str, Reference]) ->
     return [(score, references[name].reward) for name, score in sorted(scores.items()) if name in references]
 
 
-def _of_part(name: str, groups: Sequence[Sequence[StoredJudgement]], references: Mapping[str, Reference]) -> Compared:
+def _of_part(
+    name: str, groups: Sequence[Sequence[StoredJudgement]], references: Mapping[str, Reference]
+) -> ScoreAgreement:
     """Compare a part with the reference's part of that name or, where no reference has it, with the reward."""
     own = {
         one: Reference(judgement.parts[name], {}) for one, judgement in references.items() if name in judgement.parts
@@ -198,9 +200,9 @@ def _of_part(name: str, groups: Sequence[Sequence[StoredJudgement]], references:
     return _compared([one for one in points if len(one) > 1])
 
 
-def _compared(groups: Sequence[Sequence[tuple[float, float]]]) -> Compared:
+def _compared(groups: Sequence[Sequence[tuple[float, float]]]) -> ScoreAgreement:
     taus = (agreement.kendall_tau_b(*zip(*points, strict=True)) for points in groups)
-    return Compared(tuple(tau for tau in taus if tau is not None), agreement.pair_agreement(groups))
+    return ScoreAgreement(tuple(tau for tau in taus if tau is not None), agreement.pair_agreement(groups))
 
 
 def _sections(several: Sequence[StoredJudgement]) -> Iterator[Section]:

@@ -30,7 +30,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GroupMeans:
     """A group that judges have ranked: means over its attempts, None where there are no values."""
 
     policy: str
@@ -93,7 +93,7 @@ def repetition(text: str) -> float | None:
     return 1 - len(set(runs)) / len(runs) if runs else None
 
 
-def hacked(seen: Sequence[Seen]) -> list[Alarm]:
+def hacked(seen: Sequence[GroupMeans]) -> list[Alarm]:
     """Return alarms for policies whose reward rose together with a figure that should not rise.
 
     The halves are by version, then by time. Both rises lie beyond their 95 % intervals.
@@ -111,7 +111,7 @@ def hacked(seen: Sequence[Seen]) -> list[Alarm]:
     return alarms
 
 
-def halves(seen: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
+def halves(seen: Sequence[GroupMeans]) -> tuple[list[GroupMeans], list[GroupMeans]]:
     """Return the earlier and the later half, by version, then by time."""
     ordered = sorted(seen, key=lambda one: (-1 if one.version is None else one.version, one.at))
     middle = len(ordered) // 2
@@ -149,7 +149,7 @@ def drifted(days: Sequence[DriftDay]) -> list[Alarm]:
     return alarms
 
 
-def _rise(earlier: Sequence[Seen], later: Sequence[Seen], figure: str) -> tuple[float, Interval] | None:
+def _rise(earlier: Sequence[GroupMeans], later: Sequence[GroupMeans], figure: str) -> tuple[float, Interval] | None:
     """Return the figure's earlier mean and its rise; None where a rise is not certain."""
     before, after = (list(_figures(half, figure)) for half in (earlier, later))
     if min(len(before), len(after)) < FEWEST_GROUPS:
@@ -158,7 +158,7 @@ def _rise(earlier: Sequence[Seen], later: Sequence[Seen], figure: str) -> tuple[
     return (statistics.fmean(before), rise) if rise is not None and rise.low > 0 else None
 
 
-def _figures(half: Sequence[Seen], figure: str) -> Iterator[float]:
+def _figures(half: Sequence[GroupMeans], figure: str) -> Iterator[float]:
     return (value for one in half if (value := getattr(one, figure)) is not None)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from judge.audit.agreement import FEWEST_CLUSTERS, Pairs
-from judge.audit.calibrate import FEWEST, TRUSTED, Calibration, Compared
+from judge.audit.calibrate import FEWEST, TRUSTED, Calibration, ScoreAgreement
 from judge.audit.hacking_signs import FEWEST_GROUPS, Alarm, DriftDay
-from judge.audit.store import Day, Ranked, Waiting
+from judge.audit.store import Day, RankedGroup, Waiting
 from whetstone.domain.stats import Interval
 
 NOTHING = "–"
@@ -88,7 +88,7 @@ def waiting_table(waiting: Sequence[Waiting]) -> Table:
     return Table("groups that wait for judges", ("policy", "groups", "the oldest since (UTC)", "for"), tuple(rows))
 
 
-def noise_table(ranked: Sequence[Ranked]) -> Table:
+def noise_table(ranked: Sequence[RankedGroup]) -> Table:
     """Return a table of how much judges differ from themselves; groups that were discarded for it count too."""
     rows = []
     for policy in sorted({one.policy for one in ranked}):
@@ -152,7 +152,7 @@ def _doubts(of: Calibration) -> Iterator[str]:
             yield f"Part {name} does not go with the reference for certain ({shown})."
 
 
-def _tau(of: Compared) -> str:
+def _tau(of: ScoreAgreement) -> str:
     tau = of.tau
     if of.pairs.of < FEWEST or len(of.taus) < FEWEST_CLUSTERS or tau is None:
         return "too few"

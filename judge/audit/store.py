@@ -40,7 +40,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTrajectory:
     """The score of a trajectory in a judgement."""
 
     score: float
@@ -67,7 +67,7 @@ class StoredJudgement:
     tokens: int
     cost_usd: float | None
     """None where the price is unknown."""
-    scores: Mapping[str, Scored]
+    scores: Mapping[str, ScoredTrajectory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedGroup:
     """A group that judges have ranked."""
 
     id: str
@@ -181,7 +181,7 @@ def waiting(connection: Connection, scope: Scope) -> list[Waiting]:
     return [Waiting(*row) for row in connection.execute(query)]
 
 
-def ranked(connection: Connection, scope: Scope) -> list[Ranked]:
+def ranked(connection: Connection, scope: Scope) -> list[RankedGroup]:
     """Return the groups that judges have ranked, the oldest first; means are over their attempts."""
     wanted = [g.project == scope.project, g.judged_at.is_not(None)]
     wanted += [g.policy == scope.policy] if scope.policy else []
@@ -192,7 +192,7 @@ def ranked(connection: Connection, scope: Scope) -> list[Ranked]:
     is_member = (t.project == g.project) & (t.group_id == g.id) & _has_text()
     joined = select(*columns).join_from(schema.groups, schema.trajectories, is_member).where(*wanted)
     query = joined.group_by(g.project, g.id).order_by(g.judged_at, g.id)
-    return [Ranked(*row) for row in connection.execute(query)]
+    return [RankedGroup(*row) for row in connection.execute(query)]
 
 
 def texts(connection: Connection, project: str, group_ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -237,5 +237,5 @@ def _has_text() -> ColumnElement[bool]:
     return (t.completions > 0) & IS_ATTEMPT
 
 
-def _scored(score: Mapping[str, Any]) -> Scored:
-    return Scored(score["score"], score.get("parts") or {}, score["position"], score["attempt"])
+def _scored(score: Mapping[str, Any]) -> ScoredTrajectory:
+    return ScoredTrajectory(score["score"], score.get("parts") or {}, score["position"], score["attempt"])

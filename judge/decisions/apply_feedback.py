@@ -14,11 +14,11 @@ from judge.decisions.model import (
     OVER,
     UNCLAIMED,
     Feedback,
+    FeedbackChanges,
     FeedbackContext,
     FeedbackOutcome,
     Group,
     Rules,
-    Settled,
     Trajectory,
 )
 from judge.decisions.reward_parts import Given, worth
@@ -39,7 +39,7 @@ Resolved = tuple[Feedback, frozenset[str]]
 """A feedback with its target filled in, and the trajectories that it changes."""
 
 
-def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datetime, rules: Rules) -> Settled:
+def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackChanges:
     """Apply waiting feedback to its targets, and undo withdrawn feedback.
 
     A trajectory's reward is its last trajectory-level one (a group's entry for it is one), else the mean of its
@@ -79,7 +79,7 @@ def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datet
     closes = [*(one for one, _ in applicable if one.source == "close"), *(one for one in requests if one.final)]
     closing = {one.target_id: one.created_at for one in sorted(closes, key=lambda one: one.order)}
     ranking = {one.target_id: one.created_at for one in requests}
-    return Settled(tuple(became), changed, closing, ranking, restored)
+    return FeedbackChanges(tuple(became), changed, closing, ranking, restored)
 
 
 def _after(

@@ -16,7 +16,7 @@ Prompt = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class PlacementContext:
     """The state that placing may change, read under locks on the trajectories' policies: nothing else places them."""
 
     trajectories: Mapping[str, Trajectory]
@@ -32,7 +32,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacementResult:
     """The result of placing."""
 
     trajectories: tuple[Trajectory, ...]
@@ -63,7 +63,7 @@ def wanted(unplaced: Iterable[Trajectory], rules: Rules) -> dict[Prompt, datetim
     return until
 
 
-def assign_groups(around: Around, now: datetime, rules: Rules) -> Placed:
+def assign_groups(around: PlacementContext, now: datetime, rules: Rules) -> PlacementResult:
     """Place trajectories, in the order they began.
 
     A trajectory that the proxy drew ends at once, as nothing can continue it. The original of a shadow group joins that
@@ -88,13 +88,13 @@ def assign_groups(around: Around, now: datetime, rules: Rules) -> Placed:
         moved[one.id] = places.grouped(moved[one.id])
     states = {group.id: group.state for group in places.groups.values()}
     after = (explained(one, states.get(one.group_id or "")) for one in moved.values())
-    return Placed(tuple(after), tuple(places.opened), tuple(places.left))
+    return PlacementResult(tuple(after), tuple(places.opened), tuple(places.left))
 
 
 class _Places:
     """The groups while trajectories are placed into them."""
 
-    def __init__(self, around: Around, now: datetime, rules: Rules) -> None:
+    def __init__(self, around: PlacementContext, now: datetime, rules: Rules) -> None:
         self.groups = dict(around.groups)
         self.opened: list[Group] = []
         self.left: list[str] = []

@@ -167,7 +167,7 @@ class FeedbackContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class FeedbackChanges:
     """What a batch of feedback changes."""
 
     feedback: tuple[FeedbackOutcome, ...]

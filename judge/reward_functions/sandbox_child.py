@@ -33,7 +33,7 @@ Function = Callable[[str], str]
 """Trajectory -> answer, both JSON."""
 
 
-class Failed(Exception):
+class ProgramFailed(Exception):
     """A program gave no answer; the message gives the reason."""
 
 
@@ -71,7 +71,7 @@ def is_program(run: str) -> bool:
 def explained(error: BaseException) -> str:
     """Return an error as one short line: its class, and the first line of its message."""
     message = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, Failed):
+    if isinstance(error, ProgramFailed):
         return message[:300]
     return f"{type(error).__name__}: {message}"[:300] if message else type(error).__name__
 
@@ -105,7 +105,7 @@ def _python(run: str) -> Function:
         # Numbers of libraries (numpy's float32, Decimal) are numbers too.
         answer = json.dumps(function(json.loads(line)), default=float)
         if len(answer) > ANSWER_BYTES:
-            raise Failed(f"answered more than {ANSWER_BYTES} bytes")
+            raise ProgramFailed(f"answered more than {ANSWER_BYTES} bytes")
         return answer
 
     return call
@@ -131,9 +131,9 @@ def _program(run: str, timeout_s: float) -> Function:
             out.seek(0)
             answer = out.read(ANSWER_BYTES + 1)
             if code != 0:
-                raise Failed(_ended(code, _last_line(err)))
+                raise ProgramFailed(_ended(code, _last_line(err)))
         if len(answer) > ANSWER_BYTES:
-            raise Failed(f"answered more than {ANSWER_BYTES} bytes")
+            raise ProgramFailed(f"answered more than {ANSWER_BYTES} bytes")
         return answer.decode("utf-8", "replace")
 
     return call

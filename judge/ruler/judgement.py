@@ -61,7 +61,7 @@ class JudgementTask:
 
         Raises:
             Waits: no judge gives them now.
-            Lost: another worker has the group.
+            LeaseLost: another worker has the group.
         """
         while True:
             settings = self._judges.settings.get(self._judge)

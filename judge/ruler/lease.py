@@ -9,12 +9,12 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 
 from judge.store import ruler
-from judge.store.ruler import Taken
+from judge.store.ruler import LeasedGroup
 
 Result = TypeVar("Result")
 
 
-class Lost(Exception):
+class LeaseLost(Exception):
     """Another worker has the group, or it does not have to be ranked any more."""
 
 
@@ -51,17 +51,17 @@ class Tables:
 class GroupLease:
     """The lease of a group; each call to a judge extends it."""
 
-    def __init__(self, tables: Tables, group: Taken) -> None:
+    def __init__(self, tables: Tables, group: LeasedGroup) -> None:
         self.tables, self.group = tables, group
 
     async def extend(self, seconds: float, waits: str | None = None) -> None:
         """Extend the lease to `seconds` from now. `waits`: why the group is not ranked yet.
 
         Raises:
-            Lost: the lease is over.
+            LeaseLost: the lease is over.
         """
         until = self.tables.now() + timedelta(seconds=seconds)
         group = self.group
         if not await self.tables.write(lambda connection: ruler.hold(connection, group, until, waits)):
-            raise Lost(group.id)
+            raise LeaseLost(group.id)
         self.group = replace(group, until=until)

@@ -24,7 +24,7 @@ class NotAnswered(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class AttemptScore:
     """A judge's result for one attempt."""
 
     score: float
@@ -34,7 +34,7 @@ class Scored:
     """0 to 1 each; None where the judge gives one score."""
 
 
-def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[Scored]:
+def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[AttemptScore]:
     """Return the scores in `text`, in the order of `ids`.
 
     `text` is the requested JSON object, alone or in one ```json fence. `parts`: weights above 0 by name; where there
@@ -46,7 +46,7 @@ def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[Scor
     answer = _parsed(text)
     if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
         raise NotAnswered('the answer is no object with a list "scores"')
-    by_id: dict[str, Scored] = {}
+    by_id: dict[str, AttemptScore] = {}
     ids_read: list[str] = []
     for item in answer["scores"]:
         if not isinstance(item, dict):
@@ -95,14 +95,14 @@ def _id(item: dict[str, Any], ids: Sequence[str]) -> str:
     return attempt_id
 
 
-def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) -> Scored:
+def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) -> AttemptScore:
     explanation = item.get("explanation")
     if not isinstance(explanation, str):
         raise NotAnswered(f"{attempt} has no explanation")
     # No database stores a lone surrogate, and PostgreSQL stores no NUL.
     stored = explanation[:EXPLANATION_CHARS].encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
     if not weights:
-        return Scored(_number(item, "score", attempt), stored, None)
+        return AttemptScore(_number(item, "score", attempt), stored, None)
     values = item.get("parts")
     if not isinstance(values, dict):
         raise NotAnswered(f"{attempt} has no parts")
@@ -110,7 +110,7 @@ def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) ->
         raise NotAnswered(f"{attempt} has a part {_quoted(unknown[0])}, which was not asked for")
     parts = {name: _number(values, name, attempt) for name in weights}
     total = math.fsum(weight * parts[name] for name, weight in weights.items()) / math.fsum(weights.values())
-    return Scored(total, stored, parts)
+    return AttemptScore(total, stored, parts)
 
 
 def _number(fields: dict[str, Any], name: str, attempt: str) -> float:

@@ -67,7 +67,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _PromptLines:
     """All lines of a prompt. `attempts`: own tools and lines, in the order of the attempts."""
 
     context: list[Line]
@@ -114,7 +114,7 @@ def build(
     return Prompt(messages, _schema([ids[one] for one in order], parts), ids, tuple(order), left_out)
 
 
-def _fitted(shown: _Shown, room: int) -> tuple[_Shown, int]:
+def _fitted(shown: _PromptLines, room: int) -> tuple[_PromptLines, int]:
     """Return the lines shortened to `room` characters, and how many are left out.
 
     Equally long attempts lose equally much.
@@ -129,7 +129,7 @@ def _fitted(shown: _Shown, room: int) -> tuple[_Shown, int]:
         out += out_of_own + out_of_lines
     after = sum(chars(own) + chars(lines_of) for own, lines_of in attempts)
     (tools, out_of_tools), (context, out_of_context) = _pair(shown.tools, shown.context, room - after)
-    return _Shown(context, tools, attempts), out + out_of_tools + out_of_context
+    return _PromptLines(context, tools, attempts), out + out_of_tools + out_of_context
 
 
 def _pair(first: list[Line], second: list[Line], room: int) -> tuple[tuple[list[Line], int], tuple[list[Line], int]]:
@@ -142,12 +142,12 @@ def _second(first: int, second: int, room: int) -> int:
     return min(second, max(room - first, room // 2))
 
 
-def _shown(attempts: Sequence[Conversation]) -> _Shown:
+def _shown(attempts: Sequence[Conversation]) -> _PromptLines:
     common = shared(attempts)
     same_tools = len({one.tools for one in attempts}) <= 1
     tools = [[Line(one.tools)] if one.tools else [] for one in attempts]
     own: list[list[Line]] = [[] for _ in attempts] if same_tools else tools
-    return _Shown(
+    return _PromptLines(
         context=[Line(line) for line in attempts[0].lines[:common]] if attempts else [],
         tools=tools[0] if same_tools and tools else [],
         attempts=[
@@ -164,7 +164,7 @@ def _system(rubric: str, parts: Mapping[str, float], attempts: int) -> str:
     return _SYSTEM.format(attempts=attempts, rubric=rubric.strip(), shape=shape, numbers=numbers)
 
 
-def _user(shown: _Shown, ids: Sequence[str], order: Sequence[int], ending: str) -> list[str | Line]:
+def _user(shown: _PromptLines, ids: Sequence[str], order: Sequence[int], ending: str) -> list[str | Line]:
     """Return the lines of the message: ours, which stay unchanged, and those to be escaped."""
     sections: list[str | Line] = [*_section("context", shown.context), *_section("tools", shown.tools)]
     for one in order:

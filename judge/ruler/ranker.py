@@ -18,14 +18,14 @@ from judge.ruler import snapshot as cases
 from judge.ruler.aggregate import Verdict, verdict
 from judge.ruler.judge_pool import Judges, Pause
 from judge.ruler.judgement import MARGIN_S, JudgementTask
-from judge.ruler.lease import GroupLease, Lost, Tables, Waits
+from judge.ruler.lease import GroupLease, LeaseLost, Tables, Waits
 from judge.ruler.llm import close, load
 from judge.ruler.plan import PlannedJudgement
 from judge.ruler.ranking_input import RankingInput
 from judge.ruler.snapshot import LOOK_AGAIN_S, GroupSnapshot
 from judge.settlement.sweep import rules_of
 from judge.store import ruler as store_ruler
-from judge.store.ruler import Judgement, RankingRequest, Taken
+from judge.store.ruler import Judgement, LeasedGroup, RankingRequest
 from whetstone.config.rewards import JudgeSettings, RulerSettings
 from whetstone.config.settings import Settings
 from whetstone.observability import log_setup, tracing
@@ -97,10 +97,10 @@ class Ranker:
             ):
                 try:
                     await self._look(lease)
-                except Lost:
+                except LeaseLost:
                     log.info("no longer to be ranked here")
 
-    async def _take(self) -> Taken | None:
+    async def _take(self) -> LeasedGroup | None:
         now = self._tables.now()
         until = now + timedelta(seconds=MARGIN_S)
         return await self._tables.write(lambda connection: store_ruler.take(connection, now, until))
@@ -112,7 +112,7 @@ class Ranker:
             # The reason may quote a provider, and with it the prompt.
             log.info("not ranked yet, looked at again in %.0f s: judge_waits in its row says why", waits.seconds)
             await lease.extend(waits.seconds, str(waits))
-        except (Lost, OperationalError, InterfaceError):
+        except (LeaseLost, OperationalError, InterfaceError):
             raise
         except Exception as error:
             # One group that cannot be ranked must not block the others.
@@ -197,7 +197,7 @@ class Ranker:
             lambda connection: cases.conclude(connection, case, group, ranking, ruler, now, self._rules)
         )
         if concluded is None:
-            raise Lost(group.id)
+            raise LeaseLost(group.id)
         if not concluded:
             raise Waits("it changed while judges looked at it", 0)
         log.info("ranked" if ranking is not None else "nothing of it could be ranked")
@@ -209,7 +209,7 @@ def _alone(ruler: RulerSettings) -> RulerSettings:
 
 
 def _opened(
-    connection: Connection, group: Taken, about: RankingInput, ids: Mapping[PlannedJudgement, str], now: datetime
+    connection: Connection, group: LeasedGroup, about: RankingInput, ids: Mapping[PlannedJudgement, str], now: datetime
 ) -> dict[str, Judgement]:
     """Return the judgements of the group; add the missing ones."""
     rubric = {"id": about.rubric_hash, "text": about.rubric, "parts": dict(about.parts) or None}

@@ -12,7 +12,7 @@ from typing import Any
 
 from judge.ruler import plan
 from judge.ruler.conversation import Conversation
-from judge.ruler.parse import Scored
+from judge.ruler.parse import AttemptScore
 from judge.ruler.plan import PlannedJudgement
 from whetstone.config.rewards import JudgeSettings, RulerSettings
 
@@ -51,7 +51,7 @@ class RankingInput:
         attempts = (_name(self.attempts[one]) for one in self.sections[section])
         return _hash(FORM, self.rubric_hash, *settings, *attempts)
 
-    def stored(self, section: int, scored: Sequence[Scored], order: Sequence[int]) -> dict[str, Any]:
+    def stored(self, section: int, scored: Sequence[AttemptScore], order: Sequence[int]) -> dict[str, Any]:
         """Return the value of column `scores`.
 
         `scored`: by place in the section; `order`: the places in the order shown.

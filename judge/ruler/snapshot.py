@@ -23,7 +23,7 @@ from judge.ruler.ranking_input import RankingInput, material
 from judge.settlement.sweep import apply
 from judge.store import ruler as store_ruler
 from judge.store import unit_of_work
-from judge.store.ruler import Member, RankingRequest, Taken
+from judge.store.ruler import LeasedGroup, Member, RankingRequest
 from whetstone.config.rewards import RewardSettings, RulerSettings
 from whetstone.domain.sampling_share import in_share
 
@@ -38,7 +38,7 @@ NOTHING_TO_RANK = "none of its attempts can be ranked"
 class GroupSnapshot:
     """What was read of a group."""
 
-    group: Taken
+    group: LeasedGroup
     request: RankingRequest | None
     """The feedback that requests the ranking; None: the settings require it."""
     members: tuple[tuple[Any, ...], ...] | None
@@ -48,7 +48,7 @@ class GroupSnapshot:
 
 
 def read(
-    connection: Connection, group: Taken, request: RankingRequest | None, learning: RewardSettings
+    connection: Connection, group: LeasedGroup, request: RankingRequest | None, learning: RewardSettings
 ) -> GroupSnapshot:
     """Read everything that judges get of a group.
 
@@ -73,7 +73,7 @@ def read(
 def conclude(
     connection: Connection,
     case: GroupSnapshot,
-    group: Taken,
+    group: LeasedGroup,
     ranking: Verdict | None,
     ruler: RulerSettings,
     now: datetime,
@@ -132,7 +132,7 @@ def _rubric(ruler: RulerSettings, task: str | None) -> str:
 
 
 def _feedback(
-    group: Taken, request: RankingRequest | None, rewards: Mapping[str, float], now: datetime
+    group: LeasedGroup, request: RankingRequest | None, rewards: Mapping[str, float], now: datetime
 ) -> dict[str, Any] | None:
     """Return the scores as a row of table `feedback`: the one that requested them, else one of ours."""
     if request is None and not rewards:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from judge.decisions.apply_feedback import apply_feedback
 from judge.decisions.group_lifecycle import advance_group
-from judge.decisions.grouping import Around, assign_groups, original_of, wanted
+from judge.decisions.grouping import PlacementContext, assign_groups, original_of, wanted
 from judge.decisions.model import UNCLAIMED, Feedback, Rules, Trajectory
 from judge.decisions.trajectory_lifecycle import ended, failed
 from judge.settlement.batch_runner import Work, drain
@@ -168,7 +168,7 @@ def _place(
         store_groups.mark_placed(connection, project, around.unplaced, now)
 
 
-def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory], rules: Rules) -> Around:
+def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory], rules: Rules) -> PlacementContext:
     """Return all that placing them may change, locked; the caller has locked their policies."""
     ids = {one.id for one in unplaced}
     drawn_for = {original for one in unplaced if (original := original_of(one))}
@@ -177,7 +177,7 @@ def _around(connection: Connection, project: str, unplaced: Sequence[Trajectory]
     group_ids = unit_of_work.groups_of(connection, project, ids | originals) | set(newest.values())
     groups = unit_of_work.lock_unclaimed(connection, project, group_ids)
     trajectories = unit_of_work.lock_trajectories(connection, project, ids | originals)
-    return Around(trajectories, ids, groups, store_groups.sizes(connection, project, groups.keys()), newest)
+    return PlacementContext(trajectories, ids, groups, store_groups.sizes(connection, project, groups.keys()), newest)
 
 
 def apply(connection: Connection, by_project: Mapping[str, list[Feedback]], now: datetime, rules: Rules) -> None:

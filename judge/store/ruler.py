@@ -25,7 +25,7 @@ _STANDING = (f.state.in_(("waiting", "applied")), f.withdrawn_at.is_(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LeasedGroup:
     """A group that is leased until `until`."""
 
     project: str
@@ -86,7 +86,7 @@ class Spent:
     cost_usd: float | None = None
 
 
-def take(connection: Connection, now: datetime, until: datetime) -> Taken | None:
+def take(connection: Connection, now: datetime, until: datetime) -> LeasedGroup | None:
     """Lease the group that has been due for judges for the longest time, until `until`; None without one."""
     query = select(g.project, g.id, g.policy, g.judge_asked_at).where(g.judge_due_at <= now, g.state == "closed")
     locked = query.order_by(g.judge_due_at).limit(1).with_for_update(skip_locked=True, key_share=True)
@@ -95,7 +95,7 @@ def take(connection: Connection, now: datetime, until: datetime) -> Taken | None
         return None
     is_one = (g.project == row.project, g.id == row.id)
     connection.execute(schema.groups.update().where(*is_one).values(judge_due_at=until))
-    return Taken(*row, until)
+    return LeasedGroup(*row, until)
 
 
 def forget_over(connection: Connection, now: datetime) -> None:
@@ -104,13 +104,13 @@ def forget_over(connection: Connection, now: datetime) -> None:
     connection.execute(schema.groups.update().where(*over).values(judge_due_at=None))
 
 
-def hold(connection: Connection, group: Taken, until: datetime, waits: str | None = None) -> bool:
+def hold(connection: Connection, group: LeasedGroup, until: datetime, waits: str | None = None) -> bool:
     """Extend the lease to `until`, if it still exists; return whether it did. `waits`: why it is not ranked yet."""
     values: dict[str, Any] = {"judge_due_at": until, "judge_waits": waits}
     return connection.execute(schema.groups.update().where(*_leased(group)).values(values)).rowcount == 1
 
 
-def ranking_request(connection: Connection, group: Taken) -> RankingRequest | None:
+def ranking_request(connection: Connection, group: LeasedGroup) -> RankingRequest | None:
     """Return the last valid feedback that requests its ranking."""
     query = select(f.id, f.judge, f.created_at).where(*_requests(group), *_STANDING)
     row = connection.execute(query.order_by(f.created_at.desc(), f.id.desc()).limit(1)).one_or_none()
@@ -120,7 +120,7 @@ def ranking_request(connection: Connection, group: Taken) -> RankingRequest | No
     return RankingRequest(row.id, judge.get("model"), judge.get("rubric"), row.created_at)
 
 
-def members(connection: Connection, group: Taken) -> list[Member]:
+def members(connection: Connection, group: LeasedGroup) -> list[Member]:
     """Return its trajectories with completions, by id; without those that a retry superseded."""
     columns = (t.id, t.task, t.reward_source, t.code_parts, t.code_due_at, t.completions, t.tail_completion_id)
     tail = (c.project == t.project) & (c.id == t.tail_completion_id)
@@ -216,7 +216,7 @@ def spent_on(connection: Connection, project: str, policy: str, day: str) -> tup
     return float(cost), int(tokens)
 
 
-def decide_again(connection: Connection, group: Taken, now: datetime) -> None:
+def decide_again(connection: Connection, group: LeasedGroup, now: datetime) -> None:
     """Clear a request that no longer exists: whether the group is ranked at all is decided again."""
     values = {"judge_asked_at": None, "judge_due_at": None, "judge_waits": None, "due_at": now}
     connection.execute(schema.groups.update().where(*_leased(group)).values(values))
@@ -228,7 +228,7 @@ def is_withdrawn(connection: Connection, project: str, feedback_id: str) -> bool
     return connection.execute(query).first() is not None
 
 
-def lock(connection: Connection, group: Taken) -> Literal[False] | datetime | None:
+def lock(connection: Connection, group: LeasedGroup) -> Literal[False] | datetime | None:
     """Lock the waiting requests, then the group; return since when it has to be ranked. False: the lease is over.
 
     Applied feedback is protected by the lock on its group.
@@ -249,13 +249,15 @@ def write_scores(connection: Connection, project: str, feedback: Mapping[str, An
     return connection.execute(schema.feedback.update().where(*this).values(changed)).rowcount == 1
 
 
-def supersede_requests(connection: Connection, group: Taken, feedback: Mapping[str, Any]) -> None:
+def supersede_requests(connection: Connection, group: LeasedGroup, feedback: Mapping[str, Any]) -> None:
     """Mark earlier requests to rank the same group as superseded by this one. The caller has locked them."""
     earlier = (*_requests(group), f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
     connection.execute(schema.feedback.update().where(*earlier).values(state="superseded", reason=None, due_at=None))
 
 
-def judged(connection: Connection, group: Taken, noise: float | None, reviewed: Collection[str], now: datetime) -> None:
+def judged(
+    connection: Connection, group: LeasedGroup, noise: float | None, reviewed: Collection[str], now: datetime
+) -> None:
     """Record that the group is ranked, and which trajectories people have to review. The caller has locked it."""
     values = {"judge_due_at": None, "judged_at": now, "judge_noise": noise, "judge_waits": None, "due_at": now}
     connection.execute(schema.groups.update().where(*_leased(group)).values(values))
@@ -264,11 +266,11 @@ def judged(connection: Connection, group: Taken, noise: float | None, reviewed: 
         connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
 
 
-def _requests(group: Taken) -> tuple[Any, ...]:
+def _requests(group: LeasedGroup) -> tuple[Any, ...]:
     return f.project == group.project, f.target_kind == "group", f.target_id == group.id, f.source == "judge"
 
 
-def _leased(group: Taken) -> tuple[Any, ...]:
+def _leased(group: LeasedGroup) -> tuple[Any, ...]:
     return g.project == group.project, g.id == group.id, g.state == "closed", g.judge_due_at == group.until
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from proxy.errors import Busy, UnsupportedEncoding
-from proxy.http.asgi import EXCHANGE, Exchanged, Receive, Routes, Scope, Send, exchange_of, headers_of
+from proxy.http.asgi import EXCHANGE, Receive, RequestAccess, Routes, Scope, Send, exchange_of, headers_of
 from whetstone.config.proxy import ProxySettings
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -56,7 +56,7 @@ class ConcurrencyLimit:
         room."""
         if scope["method"] in READS or b"content-encoding" in headers:
             return None
-        exchange: Exchanged | None = scope.get(EXCHANGE)
+        exchange: RequestAccess | None = scope.get(EXCHANGE)
         size = None if exchange is None else exchange.whole_bytes()
         if size is None or self.requests >= self._most or self.bytes + size > self._most_bytes:
             return None
@@ -82,14 +82,14 @@ class ConcurrencyLimit:
 
     async def _serve_coming(self, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and count its body as it arrives."""
-        counted = _Counted(self, receive)
+        counted = _BodyCounter(self, receive)
         try:
             await app(scope, counted.receive, send)
         finally:
             self.bytes -= counted.counted_bytes
 
 
-class _Counted:
+class _BodyCounter:
     """Counts a request's body as it arrives."""
 
     __slots__ = ("_all", "_receive", "counted_bytes")

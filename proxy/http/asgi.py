@@ -14,10 +14,10 @@ Header = tuple[bytes, bytes]
 HEADERS = "whetstone.headers"
 """Key of a request's scope that holds its headers by name."""
 EXCHANGE = "whetstone.exchange"
-"""Key of a request's scope that holds its `Exchanged`, if it came over a `server_connection.Connection`."""
+"""Key of a request's scope that holds its `RequestAccess`, if it came over a `server_connection.Connection`."""
 
 
-class Exchanged(Protocol):
+class RequestAccess(Protocol):
     """Access to a request without ASGI's messages: sooner and cheaper."""
 
     def whole_bytes(self) -> int | None:
@@ -42,9 +42,9 @@ class Exchanged(Protocol):
         ...
 
 
-def exchange_of(scope: Scope) -> Exchanged | None:
-    """Return the request's `Exchanged`, or None if it has none."""
-    exchange: Exchanged | None = scope.get(EXCHANGE)
+def exchange_of(scope: Scope) -> RequestAccess | None:
+    """Return the request's `RequestAccess`, or None if it has none."""
+    exchange: RequestAccess | None = scope.get(EXCHANGE)
     return exchange
 
 

@@ -20,7 +20,7 @@ MAX_DETAIL_BYTES = 500
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Passed:
+class PassthroughEndpoint:
     """Serves the routes of `routes.PASSED_THROUGH`."""
 
     def __init__(

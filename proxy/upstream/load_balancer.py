@@ -26,7 +26,7 @@ MAX_ERROR_BYTES = 2**20
 """Most bytes read of such an answer."""
 
 
-class Loaded(Protocol):
+class ServerLoad(Protocol):
     """A server, as `choose` needs it."""
 
     @property
@@ -40,7 +40,7 @@ class Loaded(Protocol):
         ...
 
 
-L = TypeVar("L", bound=Loaded)
+L = TypeVar("L", bound=ServerLoad)
 
 
 def choose(trajectory_id: str, among: Sequence[L]) -> L | None:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import NotReached, UpstreamDown
 from proxy.supervision import Background
 from proxy.upstream.load_balancer import Replica, Replicas
-from proxy.upstream.replica_store import Adapter, Wanted
+from proxy.upstream.replica_store import Adapter, DesiredAdapters
 from proxy.upstream.server import why
 from whetstone.registry.adapters import AdapterDamaged, verify
 
@@ -51,7 +51,7 @@ _sleeping = msgspec.json.Decoder(dict[str, bool])
 class Table(Protocol):
     """The desired state in the database, and the reported state."""
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> DesiredAdapters:
         """Return what every server should have loaded."""
         ...
 
@@ -85,7 +85,7 @@ class Reconciler:
         self._shares_device = shares_device
         self._answered_s = time.monotonic()
         self._seen_at: datetime | None = None
-        self._wanted: Wanted | None = None
+        self._wanted: DesiredAdapters | None = None
         """The desired state that was read last; None until the first read."""
         self._failed: dict[str, _Failure] = {}
         self._over_since: dict[str, float] = {}
@@ -158,7 +158,7 @@ class Reconciler:
             log.info("vLLM at %s: %s%s", replica.url, replica.state, f" ({replica.reason})" if replica.reason else "")
         await self._report()
 
-    async def _change(self, wanted: Wanted, loaded: frozenset[str]) -> None:
+    async def _change(self, wanted: DesiredAdapters, loaded: frozenset[str]) -> None:
         # Unload first: loading may take long, and an adapter that was over before may be wanted again after it.
         if self._may_change():
             await self._unload(wanted, loaded)
@@ -170,7 +170,7 @@ class Reconciler:
         accelerator."""
         return self._replica.healthy and not self._replica.asleep and self._replicas.pause_id is None
 
-    def _missing(self, wanted: Wanted) -> dict[str, str]:
+    def _missing(self, wanted: DesiredAdapters) -> dict[str, str]:
         names = self._replica.names
         missing = dict.fromkeys(self._base_names - names, "not among its names; does it serve another model?")
         if not self._is_ours_at_all():
@@ -218,7 +218,7 @@ class Reconciler:
             pass
         raise _Unwell(f"it lists no models ({status})")
 
-    async def _load_missing(self, wanted: Wanted) -> None:
+    async def _load_missing(self, wanted: DesiredAdapters) -> None:
         self._failed = {name: failed for name, failed in self._failed.items() if name in wanted.adapters}
         for name, adapter in wanted.adapters.items():
             if not self._is_ours(name):
@@ -256,7 +256,7 @@ class Reconciler:
         self._replicas.changed()
         log.info("loaded %s into vLLM at %s", name, replica.url)
 
-    async def _unload(self, wanted: Wanted, loaded: frozenset[str]) -> None:
+    async def _unload(self, wanted: DesiredAdapters, loaded: frozenset[str]) -> None:
         """Unload adapters that have been over for `drain_s`, the time in which their last requests may still begin.
         `loaded`: the names before the desired state was read."""
         replica, now_s = self._replica, time.monotonic()

@@ -26,7 +26,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredAdapters:
     """What every server should have loaded."""
 
     adapters: dict[str, Adapter]
@@ -55,11 +55,11 @@ class ReplicaTables:
         self._project = home
         self._projects = projects
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> DesiredAdapters:
         """Return what to load, and what not to unload."""
         return self._changes.unless("wanted", self._wanted)
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> DesiredAdapters:
         unsettled = v.state.in_((VersionState.BUILDING, VersionState.CANDIDATE))
         query = (
             select(v.id, v.adapter_path, v.manifest_sha256, v.served)
@@ -73,7 +73,7 @@ class ReplicaTables:
             for row in rows
             if row.served and row.adapter_path is not None
         }
-        return Wanted(adapters, frozenset(row.id for row in rows))
+        return DesiredAdapters(adapters, frozenset(row.id for row in rows))
 
     def report_replica(
         self, url: str, state: str, adapters: Sequence[str], reason: str | None, seen_at: datetime | None

@@ -143,6 +143,6 @@ def make_key(engine: Engine, *scopes: KeyScope) -> str:
     """A key that opens the proxy as soon as that has read it."""
     key_id, key = new_key()
     with engine.begin() as connection:
-        made = api_key_store.Made("default", "a person's", list(scopes), datetime.now(UTC))
+        made = api_key_store.KeyRecord("default", "a person's", list(scopes), datetime.now(UTC))
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     return key

@@ -26,7 +26,7 @@ TEMPORARY = ".tmp-"
 """Prefix of the name of an unfinished folder."""
 
 
-class Learned(Protocol):
+class AdapterSource(Protocol):
     """What can be written: the part of a learner that this module needs."""
 
     @property
@@ -37,7 +37,7 @@ class Learned(Protocol):
         """Return the files: file name -> contents."""
 
 
-def write(folder: Path, learner: Learned, *, parent: int, step: int) -> str:
+def write(folder: Path, learner: AdapterSource, *, parent: int, step: int) -> str:
     """Write the adapter with everything the next step needs. Return the manifest's SHA-256, in hex.
 
     `parent` is the version that the step started from, `step` the step's number; the manifest records both.

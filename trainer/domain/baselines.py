@@ -56,7 +56,7 @@ NOTHING = Mean(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class BaselineComparison:
     """The baselines of a step's singles, and the updated means."""
 
     baselines: Mapping[str, float]
@@ -65,7 +65,7 @@ class Compared:
     """The running means with the step's rewards added."""
 
 
-def compare(singles: Sequence[CandidateMember], known: Mapping[Key, Mean]) -> Compared:
+def compare(singles: Sequence[CandidateMember], known: Mapping[Key, Mean]) -> BaselineComparison:
     """Compute each single's baseline, and the means after the step. `known` are the means before the step.
 
     b = m_task + (m_user - m_task) · n / (n + SHRINKAGE), where n is the number of rewards that m_user counts for. Both
@@ -95,7 +95,7 @@ def compare(singles: Sequence[CandidateMember], known: Mapping[Key, Mean]) -> Co
             apart = without(user[0], _bounded(single.reward)) - baseline
             baseline += apart * known_of_user / (known_of_user + SHRINKAGE)
         baselines[single.trajectory_id] = baseline
-    return Compared(baselines, means)
+    return BaselineComparison(baselines, means)
 
 
 def _keys(single: CandidateMember) -> list[Key]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.domain.rows import SampledCompletion
-from trainer.domain.sft_examples import Wanted
+from trainer.domain.sft_examples import ExampleSelection
 from whetstone.config.trainer import Kind
 from whetstone.domain.ids import step_id, version_id
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -74,7 +74,7 @@ class Claim(StepLease):
     """How many of its trajectories are compared with a running mean."""
     asked_at: datetime | None = None
     """When it was requested by hand; None where it was due by itself."""
-    wanted: Wanted | None = None
+    wanted: ExampleSelection | None = None
     """What a supervised step imitates."""
 
 

@@ -21,7 +21,7 @@ Render = Callable[[Sequence[Any], bool], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExampleSelection:
     """What a supervised step imitates."""
 
     source: str
@@ -96,7 +96,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedExample:
     """What is stored of an example after rendering."""
 
     source_id: str
@@ -108,7 +108,7 @@ class Rendered:
 
 def rendered(
     source_id: str, text: AnswerText, prompt_ids: tuple[int, ...] | None, render: Render, ends: Set[int]
-) -> Rendered:
+) -> RenderedExample:
     """Return the answer's ids after the logged prompt or, where `prompt_ids` is None, after a rendered prompt.
 
     The answer is what the template adds to the opened prompt, up to the end token that the model would sample; what a
@@ -129,11 +129,11 @@ def rendered(
         raise LeftOut(WhyLeftOut.REWRITTEN)
     token_ids = _up_to_the_end(closed[len(opened) :], ends)
     if prompt_ids is None:
-        return Rendered(source_id, opened, token_ids)
+        return RenderedExample(source_id, opened, token_ids)
     opening = opened[len(render(messages, False)) :]
     if prompt_ids[len(prompt_ids) - len(opening) :] != opening:
         raise LeftOut(WhyLeftOut.OPENED_OTHERWISE)
-    return Rendered(source_id, None, token_ids)
+    return RenderedExample(source_id, None, token_ids)
 
 
 def _up_to_the_end(token_ids: tuple[int, ...], ends: Set[int]) -> tuple[int, ...]:

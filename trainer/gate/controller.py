@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from trainer.domain.claims import GateStep
 from trainer.domain.verdict import FEWEST, Verdict, compared, paired, watched
-from trainer.store.gate_tests import GateTables, Watched
+from trainer.store.gate_tests import GateTables, WatchedVersion
 from trainer.store.heldout import Pair
 from whetstone.config.gate import GateSettings
 from whetstone.config.settings import Settings
@@ -141,7 +141,7 @@ class GateController:
             )
         return self._watched(policy, version, verdict, looked, now)
 
-    def _watched(self, policy: str, version: Watched, verdict: Verdict, looked: int, now: datetime) -> bool:
+    def _watched(self, policy: str, version: WatchedVersion, verdict: Verdict, looked: int, now: datetime) -> bool:
         if verdict.decision == "reject":
             back = self._tables.roll_back(policy, version, verdict, self._keep_served, now)
             outcome = f"version {back} answers again" if isinstance(back, int) else f"it still answers: {back}"

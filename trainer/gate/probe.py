@@ -39,7 +39,7 @@ class CandidateUnfit(TrainerError):
         self.probe = probe
 
 
-class _Called(msgspec.Struct):
+class _ToolCall(msgspec.Struct):
     """A tool call of an answer."""
 
     class Function(msgspec.Struct):
@@ -50,7 +50,7 @@ class _Called(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    tool_calls: list[_Called] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct):

@@ -19,7 +19,7 @@ from whetstone.config.trainer import TrainerSettings
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTrajectory:
     """One trajectory that the step would take."""
 
     group_id: str
@@ -50,7 +50,7 @@ class DryRun:
     version_in: int
     why_not_due: str | None
     """None where the step is due by itself. Else `trajectories` are what a step requested by hand would take."""
-    trajectories: tuple[Planned, ...]
+    trajectories: tuple[PlannedTrajectory, ...]
     discarded: Mapping[str, tuple[str, ...]]
     """Reason -> groups that it would discard."""
     rows: tuple[Row, ...]
@@ -97,10 +97,10 @@ def _why_blocked(standing: Standing) -> str | None:
     return None
 
 
-def _planned(member: Member, taught: StepRows) -> Planned:
+def _planned(member: Member, taught: StepRows) -> PlannedTrajectory:
     name = member.trajectory_id
     rows = [row for row in taught.rows if row.trajectory_id == name]
-    return Planned(
+    return PlannedTrajectory(
         group_id=member.group_id,
         trajectory_id=name,
         reward=member.reward,

@@ -9,7 +9,15 @@ from typing import Any
 from trainer.domain.claims import Claim
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Answer, rows_for_sft
-from trainer.domain.sft_examples import AnswerText, Example, LeftOut, Rendered, Wanted, WhyLeftOut, rendered
+from trainer.domain.sft_examples import (
+    AnswerText,
+    Example,
+    ExampleSelection,
+    LeftOut,
+    RenderedExample,
+    WhyLeftOut,
+    rendered,
+)
 from trainer.learner.eos_tokens import end_ids
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
@@ -25,7 +33,7 @@ BAD_REQUEST = 400
 log = logging.getLogger(__name__)
 
 
-def imitation(claim: Claim, wanted: Wanted, store: Store, replicas: Replicas, settings: Settings) -> StepRows:
+def imitation(claim: Claim, wanted: ExampleSelection, store: Store, replicas: Replicas, settings: Settings) -> StepRows:
     """Return the rows of the step's examples.
 
     A step that is taken over has the same examples, and what was rendered stays.
@@ -46,7 +54,7 @@ def imitation(claim: Claim, wanted: Wanted, store: Store, replicas: Replicas, se
             left_out[example.source_id] = answer
         else:
             answers[example.trajectory_id].append(answer)
-    store.rendered(claim, [Rendered(name, left_out=why) for name, why in left_out.items()])
+    store.rendered(claim, [RenderedExample(name, left_out=why) for name, why in left_out.items()])
     rows = [row for trajectory_id, answer in answers.items() for row in rows_for_sft(trajectory_id, answer)]
     count = sum(map(len, answers.values()))
     log.info("step %s: %d answers to imitate, %d left out", claim.id, count, len(left_out))
@@ -75,17 +83,17 @@ def _render_missing(claim: Claim, store: Store, replicas: Replicas, settings: Se
         store.rendered(claim, done)
 
 
-def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[int]) -> Rendered:
+def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[int]) -> RenderedExample:
     text = example.text
     assert text is not None
     try:
         return rendered(example.source_id, text, example.prompt_ids, _renders(claim, text, replicas), ends)
     except LeftOut as why:
-        return Rendered(example.source_id, left_out=str(why))
+        return RenderedExample(example.source_id, left_out=str(why))
     except VllmRefused as error:
         if error.status != BAD_REQUEST:  # about the server's state, not about these messages
             raise
-        return Rendered(example.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
+        return RenderedExample(example.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
 
 
 def _renders(claim: Claim, text: AnswerText, replicas: Replicas) -> Callable[[Sequence[Any], bool], Sequence[int]]:

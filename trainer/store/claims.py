@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from migrations import schema
 from trainer.domain.baselines import compare
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import Wanted
+from trainer.domain.sft_examples import ExampleSelection
 from trainer.domain.triggers import Choice, choose, last_fired
 from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
 from trainer.store.step_ends import discard, end_step
@@ -76,7 +76,7 @@ class Claims:
             baselined=step.baselined or 0,
             kind=step.kind or "grpo",
             asked_at=step.asked_at,
-            wanted=None if step.imitates is None else Wanted.of(step.imitates),
+            wanted=None if step.imitates is None else ExampleSelection.of(step.imitates),
         )
         self._connection.execute(
             schema.steps.update()
@@ -161,7 +161,7 @@ class Claims:
             baselined=baselined,
             kind=kind,
             asked_at=policy.step_asked_at,
-            wanted=Wanted.of(policy.step_asked) if kind == "sft" else None,
+            wanted=ExampleSelection.of(policy.step_asked) if kind == "sft" else None,
         )
         self._update_policy(policy.id, next_version=claim.version_out + 1, next_step=claim.number + 1)
         return claim

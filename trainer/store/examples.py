@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import ENDED, AnswerText, Example, Rendered
+from trainer.domain.sft_examples import ENDED, AnswerText, Example, RenderedExample
 from trainer.store.sources import USABLE, Source
 from trainer.store.step_ends import update_step
 from whetstone.database.engine import chunks
@@ -76,7 +76,7 @@ def read_examples(connection: Connection, claim: Claim) -> list[Example]:
     return examples
 
 
-def write_rendered(connection: Connection, claim: Claim, done: Iterable[Rendered]) -> None:
+def write_rendered(connection: Connection, claim: Claim, done: Iterable[RenderedExample]) -> None:
     """Store what was rendered, or why it cannot be.
 
     Raises:
@@ -91,7 +91,7 @@ def write_rendered(connection: Connection, claim: Claim, done: Iterable[Rendered
         )
 
 
-def _ids_of(one: Rendered) -> dict[str, list[int]]:
+def _ids_of(one: RenderedExample) -> dict[str, list[int]]:
     """Return the columns of its rendered ids.
 
     Ids from an earlier rendering stay, also where the example is left out now.

@@ -28,7 +28,7 @@ v, r = schema.policy_versions.c, schema.gate_results.c
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedVersion:
     """A live version whose rewards are compared with its parent's."""
 
     version: int
@@ -49,13 +49,13 @@ class GateTables:
         with self._reader.connect() as connection:
             return _tested(connection, self._project, policy)
 
-    def watched(self, policy: str) -> Watched | None:
+    def watched(self, policy: str) -> WatchedVersion | None:
         """Return the policy's live version while it is watched; None once that is over, or where it has no parent."""
         live = and_(v.project == self._project, v.policy == policy, v.state == "live")
         query = select(v.version, v.parent, v.promoted_at).where(live, v.watched_at.is_(None), v.parent.is_not(None))
         with self._reader.connect() as connection:
             row = connection.execute(query).one_or_none()
-        return None if row is None else Watched(row.version, row.parent, row.promoted_at)
+        return None if row is None else WatchedVersion(row.version, row.parent, row.promoted_at)
 
     def prompts(self, policy: str, most: int) -> list[str]:
         """Return the newest prompts of the eval split, as ids of their completions (`trainer.store.heldout`)."""
@@ -156,13 +156,15 @@ class GateTables:
             _leave(connection, tested)
             return promoted(connection, tested, keep_served, {}, now)
 
-    def note_watch(self, policy: str, watched: Watched, verdict: Verdict, now: datetime) -> None:
+    def note_watch(self, policy: str, watched: WatchedVersion, verdict: Verdict, now: datetime) -> None:
         """Record a look at a live version: one that decides nothing yet, or the last one."""
         with self._watching(policy, watched) as connection:
             if connection is not None:
                 self._note_watch(connection, policy, watched, verdict, verdict.decision, now)
 
-    def roll_back(self, policy: str, watched: Watched, verdict: Verdict, keep_served: int, now: datetime) -> int | str:
+    def roll_back(
+        self, policy: str, watched: WatchedVersion, verdict: Verdict, keep_served: int, now: datetime
+    ) -> int | str:
         """Roll back a live version that is worse than its parent to the version before it.
 
         Return the version that is live again, or why there is none.
@@ -182,7 +184,7 @@ class GateTables:
         self,
         connection: Connection,
         policy: str,
-        watched: Watched,
+        watched: WatchedVersion,
         verdict: Verdict,
         decision: str,
         now: datetime,
@@ -211,7 +213,7 @@ class GateTables:
             yield connection if same else None
 
     @contextmanager
-    def _watching(self, policy: str, watched: Watched) -> Iterator[Connection | None]:
+    def _watching(self, policy: str, watched: WatchedVersion) -> Iterator[Connection | None]:
         """Do the same for the live version."""
         with self._engine.begin() as connection:
             row = lock(connection, self._project, policy)

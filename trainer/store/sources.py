@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import Wanted, WhyLeftOut
+from trainer.domain.sft_examples import ExampleSelection, WhyLeftOut
 from whetstone.config.trainer import BEST, DEMONSTRATIONS
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -34,7 +34,7 @@ class Source:
     completion_id: str
 
 
-def find(connection: Connection, claim: Claim, wanted: Wanted) -> list[Source]:
+def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list[Source]:
     """Return what the step imitates: first what no step has imitated yet, then the highest reward, then the newest."""
     if wanted.source == DEMONSTRATIONS:
         rows = connection.execute(_demonstrations(claim).limit(wanted.limit))
@@ -77,7 +77,7 @@ def _demonstrations(claim: Claim) -> Any:
     )
 
 
-def _trajectories(claim: Claim, wanted: Wanted) -> Any:
+def _trajectories(claim: Claim, wanted: ExampleSelection) -> Any:
     """Select ids of trajectories worth imitating, the best first."""
     best = wanted.source == BEST
     usable = func.count(case((USABLE, 1)))

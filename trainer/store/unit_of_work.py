@@ -14,7 +14,7 @@ from sqlalchemy import Engine, bindparam
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
 from trainer.domain.figures import EndedStep
-from trainer.domain.sft_examples import Example, Rendered, Wanted
+from trainer.domain.sft_examples import Example, ExampleSelection, RenderedExample
 from trainer.store.claims import Claims
 from trainer.store.eligible_groups import policy_names
 from trainer.store.examples import read_examples, take, write_rendered
@@ -56,7 +56,7 @@ class Store:
         with self._reader.connect() as connection:
             return read_members(connection, claim)
 
-    def take_examples(self, claim: Claim, wanted: Wanted) -> None:
+    def take_examples(self, claim: Claim, wanted: ExampleSelection) -> None:
         """Take the examples that a supervised step imitates, unless it has them already.
 
         Raises:
@@ -72,7 +72,7 @@ class Store:
         with self._reader.connect() as connection:
             return read_examples(connection, claim)
 
-    def rendered(self, claim: Claim, done: Iterable[Rendered]) -> None:
+    def rendered(self, claim: Claim, done: Iterable[RenderedExample]) -> None:
         """Record the rendered ids of its examples, or why there are none.
 
         Raises:

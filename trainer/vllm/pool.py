@@ -28,7 +28,7 @@ class LoadRefused(TrainerError):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedServers:
     """Where a version is loaded."""
 
     on: "Replicas"
@@ -64,7 +64,7 @@ class Replicas:
                 down.append(error)
         raise down[0]
 
-    def loading(self, adapters: Mapping[str, Path]) -> Callable[[], Loaded]:
+    def loading(self, adapters: Mapping[str, Path]) -> Callable[[], LoadedServers]:
         """Return a function to call until it no longer raises VllmDown.
 
         It loads the adapters (name -> folder) where they are missing: on every server if possible, after OTHERS_S on at
@@ -73,7 +73,7 @@ class Replicas:
         """
         others_until_s: float | None = None
 
-        def load() -> Loaded:
+        def load() -> LoadedServers:
             nonlocal others_until_s
             has: dict[str, Vllm] = {}
             refused: dict[str, str] = {}
@@ -95,7 +95,7 @@ class Replicas:
             missing = refused | away
             for url, why in missing.items():
                 log.error("%s has not loaded %s, and takes no part in it: %s", url, ", ".join(adapters), why)
-            return Loaded(Replicas(has), missing)
+            return LoadedServers(Replicas(has), missing)
 
         return load
 

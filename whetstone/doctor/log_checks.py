@@ -12,7 +12,7 @@ from rich.text import Text
 from sqlalchemy import Engine
 
 from whetstone.config.settings import Settings
-from whetstone.doctor.log_store import Seen, seen
+from whetstone.doctor.log_store import LogStatistics, seen
 from whetstone.doctor.vllm_checks import answer
 from whetstone.terminal.fitting import Fitting
 from whetstone.vllm.self_test.questions import Check, Question
@@ -100,7 +100,7 @@ def examine(engine: Engine, settings: Settings) -> tuple[Check, ...]:
     return checks(seen(engine, settings.project, settings.policy, settings.trainer.max_row_tokens))
 
 
-def checks(log: Seen) -> tuple[Check, ...]:
+def checks(log: LogStatistics) -> tuple[Check, ...]:
     """Return one check for each question."""
     few = log.trajectories < ENOUGH
     return (
@@ -142,7 +142,7 @@ def _of(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"
 
 
-def _success(log: Seen) -> Check:
+def _success(log: LogStatistics) -> Check:
     rewards = log.base_rewards
     if len(rewards) < ENOUGH or not all(0 <= reward <= 1 for reward in rewards):
         return SUCCESS.answer(None, f"{len(rewards)} rewards of version 0")
@@ -153,7 +153,7 @@ def _success(log: Seen) -> Check:
     return SUCCESS.answer(LEAST_SUCCESS <= mean <= MOST_SUCCESS, summary)
 
 
-def _sampled(log: Seen) -> Check:
+def _sampled(log: LogStatistics) -> Check:
     bent = [(why, count) for why, count in log.lacking if why.split(":")[0] in BY_SAMPLING]
     lost = sum(count for _, count in bent)
     named = "".join(f"; {why} {count}" for why, count in bent)

@@ -18,7 +18,7 @@ c, g, t = schema.completions.c, schema.groups.c, schema.trajectories.c
 
 
 @dataclass(frozen=True)
-class Seen:
+class LogStatistics:
     """Counts over the newest trajectories of the split `train`, and over what belongs to them."""
 
     trajectories: int
@@ -47,7 +47,7 @@ class Seen:
     """Names of the tools that calls offered."""
 
 
-def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> Seen:
+def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogStatistics:
     """Read the newest part of a policy's log, and its beginning. However long the log is, no query reads more of it."""
     attempts = select(
         t.id, t.group_id, t.state, t.reward, t.why_not_trained, t.first_version, t.last_version, t.tail_completion_id
@@ -76,7 +76,7 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> Seen
     ended = [row for row in rows if row.state != "open"]
     completions = sum(lacking.values())
     lacking.pop(None, None)
-    return Seen(
+    return LogStatistics(
         trajectories=len(rows),
         grouped=sum(row.group_id in shared for row in rows),
         ended=len(ended),

@@ -16,7 +16,7 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Metric:
     """A metric, or one per combination of its labels' values."""
 
     name: str
@@ -31,16 +31,16 @@ class Named:
         return tuple(self.name + suffix for suffix in SUFFIXES[self.kind])
 
 
-def _gauge(name: str, meaning: str, *labels: str) -> Named:
-    return Named(name, "gauge", labels, meaning)
+def _gauge(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", labels, meaning)
 
 
-def _counter(name: str, meaning: str, *labels: str) -> Named:
-    return Named(name, "counter", labels, meaning)
+def _counter(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name, "counter", labels, meaning)
 
 
-def _histogram(name: str, meaning: str, *labels: str) -> Named:
-    return Named(name, "histogram", labels, meaning)
+def _histogram(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name, "histogram", labels, meaning)
 
 
 PROXY = (

@@ -28,7 +28,7 @@ _STATE = select(func.count(), func.count(k.revoked_at), func.max(k.created_at))
 
 
 @dataclass(frozen=True)
-class Made:
+class KeyRecord:
     """What is stored of a new key besides its id and its hash."""
 
     project: str
@@ -40,7 +40,7 @@ class Made:
     tokens_per_min: int | None = None
 
 
-def create(connection: Connection, made: Made, key_id: str, secret_sha256: str) -> bool:
+def create(connection: Connection, made: KeyRecord, key_id: str, secret_sha256: str) -> bool:
     """Store a key, and its project if that does not exist yet. Return whether the key is new."""
     insert_new(connection, schema.projects, {"id": made.project, "created_at": made.created_at})
     return insert_new(connection, schema.api_keys, {**asdict(made), "id": key_id, "secret_sha256": secret_sha256})
@@ -63,7 +63,7 @@ def revoke(connection: Connection, key_id: str, now: datetime, project: str | No
 def bootstrap(connection: Connection, project: str, secret_sha256: str, now: datetime) -> bool:
     """Store the environment's key as an admin key, unless it was ever stored, revoked or not; return whether it was
     new."""
-    return create(connection, Made(project, BOOTSTRAP, ["admin"], now), new_key_id(), secret_sha256)
+    return create(connection, KeyRecord(project, BOOTSTRAP, ["admin"], now), new_key_id(), secret_sha256)
 
 
 def living(

@@ -29,7 +29,7 @@ class RefusedByProxy(WhetstoneError):
     """The proxy refused, or it is unknown whether it did the work; the message says why."""
 
 
-class _Refused(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     class Error(msgspec.Struct):
         message: str
 
@@ -72,7 +72,7 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
     if answer.is_success:
         return answer.content
     try:
-        why = msgspec.json.decode(answer.content, type=_Refused).error.message
+        why = msgspec.json.decode(answer.content, type=_ErrorBody).error.message
     except msgspec.DecodeError:
         why = f"what answers at {url} is no proxy of ours (status {answer.status_code})"
     if answer.status_code in (401, 403):

@@ -54,7 +54,7 @@ class Progress:
             A function that checks for a new phase; call it meanwhile.
         """
         began_s = time.monotonic()
-        shown = _Shown(self.say, what, began_s)
+        shown = _PhaseLine(self.say, what, began_s)
         if self._console is None:
             self.say(escape(what))
             yield _seldom(lambda: shown.plainly(latest()))
@@ -64,7 +64,7 @@ class Progress:
         self.say(escape(f"{done} after {time.monotonic() - began_s:.0f} s"))
 
 
-class _Shown:
+class _PhaseLine:
     def __init__(self, say: Say, what: str, began_s: float) -> None:
         self._say, self._what, self._began_s = say, what, began_s
         self._last: str | None = None

@@ -68,7 +68,7 @@ def add(
         except ValueError as error:
             raise BadRequest(f"expires: {error}", param="expires") from error
         limits = (wanted.requests_per_min, wanted.tokens_per_min)
-        made = api_key_store.Made(project, wanted.name, read_scopes(wanted.scopes), now, expires_at, *limits)
+        made = api_key_store.KeyRecord(project, wanted.name, read_scopes(wanted.scopes), now, expires_at, *limits)
         await recorder.commit(lambda connection: api_key_store.create(connection, made, key_id, hash_of(key.encode())))
         with suppress(SQLAlchemyError):  # the key is created, so the answer must contain it
             await refresh()

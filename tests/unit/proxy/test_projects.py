@@ -47,7 +47,7 @@ class World:
     def _key(self, project: str, *scopes: KeyScope, **values: Any) -> str:
         key_id, key = new_key()
         with self.proxy.engine.begin() as connection:
-            made = api_key_store.Made(project, f"{project}'s", list(scopes), datetime.now(UTC), **values)
+            made = api_key_store.KeyRecord(project, f"{project}'s", list(scopes), datetime.now(UTC), **values)
             api_key_store.create(connection, made, key_id, hash_of(key.encode()))
         return key
 

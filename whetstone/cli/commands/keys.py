@@ -72,7 +72,7 @@ def create_key(
     scopes, lifetime = _read(scope, expires)
     now, (key_id, key) = datetime.now(UTC), new_key()
     expires_at = None if lifetime is None else now + lifetime
-    made = api_key_store.Made(own.project, name, scopes, now, expires_at, requests_per_minute, tokens_per_minute)
+    made = api_key_store.KeyRecord(own.project, name, scopes, now, expires_at, requests_per_minute, tokens_per_minute)
     with _opened(_made(settings)) as engine, engine.begin() as connection:
         first = api_key_store.state(connection)[0] == 0
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))

@@ -12,7 +12,7 @@ from judge.audit.__main__ import main
 from judge.audit.agreement import Pairs
 from judge.audit.calibrate import calibrations
 from judge.audit.references import NoReferences, from_file
-from judge.audit.store import Day, Reference, Scope, Scored, StoredJudgement
+from judge.audit.store import Day, Reference, Scope, ScoredTrajectory, StoredJudgement
 from migrations import schema
 from whetstone.config.settings import PREFIX
 
@@ -107,7 +107,7 @@ def by(references):
 
 def said(group, scores, *, judge="j", hashed="h", section=0, at=0, asked=True, parts=None, cost=0.01, now=None):
     scored = {
-        f"{group}{name}": Scored(score, (parts or {}).get(name, {}), place, name)
+        f"{group}{name}": ScoredTrajectory(score, (parts or {}).get(name, {}), place, name)
         for place, (name, score) in enumerate(scores.items())
     }
     return StoredJudgement("p", judge, RUBRIC, group, hashed, section, at, asked, 100, cost, scored)
@@ -161,7 +161,7 @@ def test_groups_with_fewer_than_two_references_are_left_out():
 
 def test_attempts_alike_are_one_for_the_judge_and_two_for_the_reference():
     judgement = said("g", {"a": 0.1, "b": 0.9})
-    twin = {"gc": Scored(0.1, {}, 0, "a")}
+    twin = {"gc": ScoredTrajectory(0.1, {}, 0, "a")}
     judgement = StoredJudgement(
         *(getattr(judgement, name) for name in StoredJudgement.__slots__[:-1]), {**judgement.scores, **twin}
     )
@@ -229,7 +229,7 @@ def test_judgements_are_read_by_policy_judge_and_time(bench):
     bench.judged("g", 0.1, 0.2, members=False, state="waiting", accepted_at=None)
     (one,) = bench.said(judge="local", policy="starter", since=bench.seed.now)
     assert (one.group_id, one.tokens, one.cost_usd, one.was_called) == ("g", 100, 0.01, True)
-    assert one.scores["g1"] == Scored(0.2, {}, 1, "a1")
+    assert one.scores["g1"] == ScoredTrajectory(0.2, {}, 1, "a1")
     scopes = ({"judge": "x"}, {"policy": "x"}, {"since": bench.seed.now + timedelta(days=1)})
     assert [bench.said(**scope) for scope in scopes] == [[], [], []]
 

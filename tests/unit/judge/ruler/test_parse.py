@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.ruler.parse import EXPLANATION_CHARS, NotAnswered, Scored, read
+from judge.ruler.parse import EXPLANATION_CHARS, AttemptScore, NotAnswered, read
 
 IDS = ("abc234", "def567", "ghj892")
 WEIGHTS = {"correct": 3.0, "brief": 1.0}
@@ -38,7 +38,7 @@ def raw(score):
     ],
 )
 def test_an_answer_is_one_object_alone_or_in_a_fence(text):
-    assert read(text, IDS, {}) == [Scored(one["score"], "so", None) for one in GOOD]
+    assert read(text, IDS, {}) == [AttemptScore(one["score"], "so", None) for one in GOOD]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,9 @@ def in_parts(**parts):
 
 
 def test_parts_are_weighed():
-    assert read(in_parts(), IDS, WEIGHTS)[0] == Scored((3 * 1.0 + 1 * 0.5) / 4, "so", {"correct": 1.0, "brief": 0.5})
+    assert read(in_parts(), IDS, WEIGHTS)[0] == AttemptScore(
+        (3 * 1.0 + 1 * 0.5) / 4, "so", {"correct": 1.0, "brief": 0.5}
+    )
 
 
 def test_all_parts_right_are_exactly_one():

@@ -6,7 +6,7 @@ import pytest
 
 from judge.decisions.model import Turn
 from judge.ruler.conversation import conversation
-from judge.ruler.parse import Scored
+from judge.ruler.parse import AttemptScore
 from judge.ruler.plan import DRIFT, REWARD, PlannedJudgement
 from judge.ruler.ranking_input import material
 from whetstone.config.rewards import JudgeSettings, RulerSettings
@@ -25,7 +25,7 @@ def about(said=None, group="g", rubric="Be brief.", ruler=RULER):
 
 
 def scored(*scores):
-    return [Scored(score, f"because {score}", None) for score in scores]
+    return [AttemptScore(score, f"because {score}", None) for score in scores]
 
 
 def test_attempts_that_are_alike_are_one():

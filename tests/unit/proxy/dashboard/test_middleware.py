@@ -29,7 +29,7 @@ CLOSED = {
 def make_key(proxy: RunningProxy, *scopes: KeyScope, project: str = "default", **values: Any) -> str:
     key_id, key = new_key()
     with proxy.engine.begin() as connection:
-        made = api_key_store.Made(project, "a person's", list(scopes), datetime.now(UTC), **values)
+        made = api_key_store.KeyRecord(project, "a person's", list(scopes), datetime.now(UTC), **values)
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     wait_for(lambda: proxy.client.get("/v1/models", headers={"x-api-key": key}).status_code != 401)
     wait_for(lambda: proxy.client.get("/v1/models").status_code == 401)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from migrations import schema
 from proxy.upstream.load_balancer import Replica, Replicas
 from proxy.upstream.reconciler import Reconciler, retry_after_s
-from proxy.upstream.replica_store import Adapter, Wanted
+from proxy.upstream.replica_store import Adapter, DesiredAdapters
 from proxy.upstream.server import Request, Upstream
 from tests.conftest import Seed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
@@ -36,10 +36,10 @@ class Tables:
     away: bool = False
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> DesiredAdapters:
         if self.away:
             raise OperationalError("SELECT", {}, Exception("away"))
-        return Wanted(self.adapters, frozenset({*self.adapters, *self.retained}))
+        return DesiredAdapters(self.adapters, frozenset({*self.adapters, *self.retained}))
 
     def report_replica(
         self, url: str, state: str, adapters: Sequence[str], reason: str | None, seen_at: datetime | None

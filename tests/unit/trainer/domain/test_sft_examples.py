@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.domain.sft_examples import CHAT, TEXT, AnswerText, LeftOut, Rendered, Wanted, WhyLeftOut, rendered
+from trainer.domain.sft_examples import (
+    CHAT,
+    TEXT,
+    AnswerText,
+    ExampleSelection,
+    LeftOut,
+    RenderedExample,
+    WhyLeftOut,
+    rendered,
+)
 
 OPEN, END, LINE, ASSISTANT = 1, 2, 3, 4
 """Ids of a template like ChatML: <open> role text <end> <line>."""
@@ -59,7 +68,9 @@ def test_an_answer_is_what_stands_between_the_opened_prompt_and_its_end_token(me
 def test_a_logged_prompt_is_kept_whatever_the_rendering_says(messages: list[Any], text: str) -> None:
     """Earlier answers were sampled in other tokens than their text is rendered in."""
     logged = (99, *chatml(messages, True))
-    assert rendered("s", told(messages, text), logged, chatml, {END}) == Rendered("s", None, (*ids_of(text), END))
+    assert rendered("s", told(messages, text), logged, chatml, {END}) == RenderedExample(
+        "s", None, (*ids_of(text), END)
+    )
 
 
 @pytest.mark.parametrize("endpoint", ["messages", "responses"])
@@ -108,5 +119,5 @@ def test_fields_that_a_server_adds_to_its_answer_are_not_rendered() -> None:
 
 def test_what_was_asked_for_is_read_as_it_is_stored() -> None:
     asked = {"kind": "sft", "from": "teacher", "min_reward": 0.5, "limit": 7}
-    assert Wanted.of(asked) == Wanted("teacher", 0.5, 7)
-    assert Wanted.of({"from": "best", "limit": 7}) == Wanted("best", None, 7)
+    assert ExampleSelection.of(asked) == ExampleSelection("teacher", 0.5, 7)
+    assert ExampleSelection.of({"from": "best", "limit": 7}) == ExampleSelection("best", None, 7)

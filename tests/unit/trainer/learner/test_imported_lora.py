@@ -156,7 +156,7 @@ def test_it_is_told_what_was_written_and_whether_a_step_can_go_on_from_it(
     source = peft_folder(rank_pattern={"layers.0.self_attn.q_proj": 6})
     configured(monkeypatch, tiny_model, lora_rank=4, lora_alpha=8)
     written = program.adopt(source, tmp_path / "p@v1")
-    assert written == program.Adopted(adapters.verify(tmp_path / "p@v1"), rank=6, why_no_step=None)
+    assert written == program.AdoptionResult(adapters.verify(tmp_path / "p@v1"), rank=6, why_no_step=None)
     configured(monkeypatch, tiny_model, lora_rank=16)
     assert program.adopt(source, tmp_path / "p@v2").why_no_step == (
         "its rank is 4 and its alpha 8, trainer.lora_rank and trainer.lora_alpha are 16 and 32"

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, select, update
 
 from migrations import schema
 from trainer.domain.claims import Claim, Probe
-from trainer.domain.sft_examples import Example, Rendered
+from trainer.domain.sft_examples import Example, RenderedExample
 from trainer.errors import LeaseLost
 from trainer.store.unit_of_work import Store
 from whetstone.config.trainer import TrainerSettings
@@ -261,11 +261,11 @@ def test_what_was_rendered_is_read_again_and_not_rendered_twice(asking: Asking, 
     seed.trajectory("u")
     given = shown(seed, "u")
     claim = asking.claim("teacher")
-    asking.store.rendered(claim, [Rendered("t-0", (1, 5, 6), (7, 2))])
+    asking.store.rendered(claim, [RenderedExample("t-0", (1, 5, 6), (7, 2))])
     assert example(asking, claim) == Example("t-0", "t", (1, 5, 6), (7, 2))
     asking.store.end_without_version(claim, "noop", "", {})
     claim = asking.claim()
-    asking.store.rendered(claim, [Rendered(given, None, (9, 2))])
+    asking.store.rendered(claim, [RenderedExample(given, None, (9, 2))])
     assert example(asking, claim) == Example(given, "u", (1, 2), (9, 2))
     asking.store.end_without_version(claim, "noop", "", {})
     assert {one.text for one in asking.store.examples(asking.claim("teacher"))} == {None}
@@ -276,7 +276,7 @@ def test_what_cannot_be_rendered_takes_no_place_in_later_steps(asking: Asking, s
     teach(asking, seed, "u")
     claim = asking.claim("teacher", limit=1)
     assert example(asking, claim).source_id == "t-0"
-    asking.store.rendered(claim, [Rendered("t-0", left_out="no_end")])
+    asking.store.rendered(claim, [RenderedExample("t-0", left_out="no_end")])
     assert example(asking, claim) == Example("t-0", "t", left_out="no_end")
     asking.store.end_without_version(claim, "noop", "", {})
     assert [asking.taken("teacher", limit=1) for _ in range(2)] == [["u-0"], ["u-0"]]
@@ -285,7 +285,7 @@ def test_what_cannot_be_rendered_takes_no_place_in_later_steps(asking: Asking, s
 def test_what_was_too_long_is_tried_again(asking: Asking, seed: Any) -> None:
     teach(asking, seed, "t")
     claim = asking.claim("teacher")
-    asking.store.rendered(claim, [Rendered("t-0", left_out="too_long")])
+    asking.store.rendered(claim, [RenderedExample("t-0", left_out="too_long")])
     asking.store.end_without_version(claim, "noop", "", {})
     one = example(asking, asking.claim("teacher"))
     assert one.left_out is None and one.text is not None
@@ -322,7 +322,7 @@ def test_who_lost_the_lease_takes_and_renders_nothing(asking: Asking, seed: Any)
     with pytest.raises(LeaseLost):
         asking.store.take_examples(lost, lost.wanted)
     with pytest.raises(LeaseLost):
-        asking.store.rendered(lost, [Rendered(given, None, (1,))])
+        asking.store.rendered(lost, [RenderedExample(given, None, (1,))])
     assert [row.token_ids for row in asking.rows(schema.examples)] == [None]
 
 
@@ -348,7 +348,7 @@ def test_what_was_imitated_may_still_be_weighed_and_its_rendered_ids_are_not_in_
     given = shown(seed, "g0")
     for source in ("best", "demonstrations"):
         claim = asking.claim(source)
-        asking.store.rendered(claim, [Rendered(given, (50, 51), (52, 2))])
+        asking.store.rendered(claim, [RenderedExample(given, (50, 51), (52, 2))])
         asking.store.trained(claim, {}, Path("/adapters") / claim.name_out, "hash")
         asking.store.promote(claim, {}, Probe(0.0, 8), 2)
     assert {row.state for row in asking.rows(schema.trajectories)} == {"rewarded"}
@@ -373,7 +373,7 @@ def test_a_demonstration_tells_which_step_learned_it_and_a_reward_beside_one_doe
     only, beside = shown(seed, "t"), shown(seed, "u", source="reward", reward=0.0)
     unlearnable = shown(seed, "v")
     claim = asking.claim()
-    asking.store.rendered(claim, [Rendered(only, None, (7, 2)), Rendered(unlearnable, left_out="no_end")])
+    asking.store.rendered(claim, [RenderedExample(only, None, (7, 2)), RenderedExample(unlearnable, left_out="no_end")])
     asking.store.trained(claim, {}, Path("/adapters") / claim.name_out, "hash")
     asking.store.promote(claim, {}, Probe(0.0, 8), 2)
     told = {one: seed.one(schema.feedback, one) for one in (only, beside, unlearnable)}

@@ -16,10 +16,10 @@ from tests.conftest import NOW, Seed
 from whetstone.cli.main import app
 from whetstone.config.settings import Settings
 from whetstone.doctor import log_checks as log
-from whetstone.doctor.log_store import Seen, seen
+from whetstone.doctor.log_store import LogStatistics, seen
 from whetstone.vllm.self_test.questions import Check, Question
 
-GOOD = Seen(
+GOOD = LogStatistics(
     trajectories=100, grouped=90, ended=100, rewarded=80, stale=0, trained=50, too_long=0, longest=500,
     base_rewards=(0.0, 1.0) * 20, live_rewards=(1.0,) * 5, groups=40, uniform=10, completions=200,
     lacking=(("aborted", 3),), tools=("search", "get_weather"),
@@ -36,7 +36,7 @@ def test_a_log_that_is_good_to_learn_from_is_good_in_every_respect() -> None:
 
 
 def test_an_empty_log_is_no_verdict() -> None:
-    nothing = Seen(0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, 0, 0, (), ())
+    nothing = LogStatistics(0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, 0, 0, (), ())
     assert [check.ok for check in log.checks(nothing)] == [None] * 8
     assert "none" in log.checks(nothing)[0].found
 

@@ -30,7 +30,7 @@ def make(engine: Engine, name: str = "app", project: str = "default", **values: 
     values = {"scopes": ["inference"], "created_at": NOW} | values
     with engine.begin() as connection:
         assert api_key_store.create(
-            connection, api_key_store.Made(project, name, **values), key_id, hash_of(key.encode())
+            connection, api_key_store.KeyRecord(project, name, **values), key_id, hash_of(key.encode())
         )
     return key_id, key
 
