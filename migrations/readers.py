@@ -47,7 +47,7 @@ def granted(connection: Connection) -> Grants:
 
 
 def restore(connection: Connection, before: Grants) -> None:
-    """Grant each role the views that it could read; a role that could read all of them also gets the new ones."""
+    """Grant each role the views that it could read; a role that could read all of them also gets the new views."""
     there = _views(connection)
     for role in sorted({role for _, role in before.pairs}):
         own = {view for view, one in before.pairs if one == role}

@@ -36,11 +36,11 @@ LOCK_WAITS_MS = 500
 LOCK_TRIES = 120
 
 _LOCK = 0x5748_4554
-"""PostgreSQL's advisory lock of whoever migrates ("WHET"): two programs that start at once take turns."""
+"""PostgreSQL's advisory lock for a migration ("WHET"): two programs that start at once take turns."""
 
 
 class MigrationError(Exception):
-    """The database could not be moved; nothing of it changed."""
+    """The database could not be migrated; nothing changed."""
 
 
 class DatabaseUnreachable(MigrationError):
@@ -62,7 +62,7 @@ def upgrade(url: str) -> None:
         DatabaseUnreachable: nothing answers at `url`, or it is no database URL.
         DatabaseTooOld: it was made by a version before the first release.
         DatabaseNewer: its revision is not among ours.
-        MigrationError: its tables are in use all the time, or somebody's own views read ours.
+        MigrationError: its tables are in use all the time, or views that are not ours read ours.
     """
     from alembic import command
     from alembic.migration import MigrationContext
@@ -88,10 +88,10 @@ def upgrade(url: str) -> None:
                 raise
             detail = (error.orig.diag.message_detail or str(error.orig)).splitlines()[0]
             raise MigrationError(
-                f"views of your own read ours, which are made anew: drop them, migrate, make them again ({detail})"
+                f"your own views read ours, which are replaced: drop yours, migrate, create them again ({detail})"
             ) from error
         if connection.dialect.name == "postgresql":
-            # A view that was made anew has lost both.
+            # A view that was replaced has lost both.
             readers.restore(connection, before)
             views.comment(connection)
 
@@ -131,7 +131,7 @@ def _lock_all(connection: Connection) -> None:
     may end either side. So the move asks for all at once, and gives way before anybody looks for deadlocks.
 
     Raises:
-        MigrationError: somebody used the tables all the time.
+        MigrationError: other connections used the tables all the time.
     """
     there = inspect(connection)
     names = ", ".join(f'"{name}"' for name in (*there.get_view_names(), *there.get_table_names()))

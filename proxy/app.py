@@ -234,7 +234,7 @@ class Proxy:
             await self._peers.leave()
 
     async def _refresh(self) -> None:
-        """Read keys and policies once; while the database cannot be reached, the last ones stay in force."""
+        """Read keys and policies once; while the database cannot be reached, those read last stay in force."""
         # Keys come first: a revoked key must stop working, even if a later read fails.
         await self._keys.refresh()
         await self._pauses.refresh()

@@ -19,12 +19,12 @@ the interpreter and the core, and need not wait for a whole transaction's rows. 
 sleeps, otherwise at the next clock tick, 4 ms apart on most systems. It took the added p99 from 4.5 ms to 3.4."""
 ARENAS = 2
 """Arenas of malloc: one for the event loop, one for threads. Memory that is free in one arena is of no use in another:
-after 30,000 requests 3 MiB were free for nobody else, 16 MiB with malloc's default. The memory of a soak of 15 minutes
-grew by 6.8 %, by 9.5 % with the default."""
+after 30,000 requests 3 MiB were free and of no use to other threads, 16 MiB with malloc's default. The memory of a soak
+of 15 minutes grew by 6.8 %, by 9.5 % with the default."""
 MAP_FROM_BYTES = 256 * 2**10
 """Blocks of at least this size are returned to the system as soon as they are free. By default malloc raises this
 threshold to the size of what it has returned before. Then the tables of cached calls, which are rebuilt again and
-again, leave holes in an arena. Together with SQLite's kept connections and small page caches it took the growth of that
+again, leave holes in an arena. Together with SQLite's open connections and small page caches it took the growth of that
 soak from 6.8 % to 3.3 %."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Thresholds of the garbage collector: objects allocated and not freed, then collections of the younger generations.

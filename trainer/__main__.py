@@ -60,7 +60,7 @@ def sentences(plan: DryRun) -> Iterator[str]:
         return
     taught = [one for one in plan.trajectories if one.left_out is None]
     yield (
-        f"{'it' if plan.why_not_due is None else 'asked for by hand, it'} would take "
+        f"{'it' if plan.why_not_due is None else 'requested by hand, it'} would take "
         f"{len({one.group_id for one in plan.trajectories})} groups with {len(plan.trajectories)} trajectories, of "
         f"which {len(taught)} teach: {sum(one.completions for one in taught)} completions in {len(plan.rows)} rows, "
         f"{sum(one.read_tokens for one in taught)} tokens read, {sum(one.sampled_tokens for one in taught)} trained; "

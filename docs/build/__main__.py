@@ -36,7 +36,7 @@ def _settings() -> str:
         _MADE,
         "# Settings\n",
         "In `whetstone.toml` (`[trainer]` and so on are its sections), or in the environment, which wins: "
-        f"`{PREFIX}DATA`, `{PREFIX}TRAINER__LEARNING_RATE`. A key nobody knows stops the start. "
+        f"`{PREFIX}DATA`, `{PREFIX}TRAINER__LEARNING_RATE`. An unknown key stops the start. "
         f"`{PREFIX}DATABASE_FILE` names a file that has `{PREFIX}DATABASE`, and so for every other: for secrets.\n",
     ]
     plain = {n: f for n, f in Settings.model_fields.items() if not _is_section(f.annotation)}

@@ -43,7 +43,7 @@ def _commands(group: Any, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _help(text: str) -> str:
-    """Its paragraphs; examples, which are indented, as code."""
+    """Return the paragraphs; indented examples become code."""
     parts: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("    "):

@@ -7,8 +7,8 @@ from whetstone.observability.metric_names import DATABASE, PROCESS, PROXY, VLLM,
 _HEAD = """# Metrics
 
 `GET /metrics` of each proxy, in Prometheus' format. It tells of the proxy itself, of what stands in the database
-(judging and training, so that workers need no port), and of the vLLM servers, which nobody else reaches. Where there
-are keys it asks for an admin's of the home project:
+(judging and training, so that workers need no port), and of the vLLM servers, which only the proxy reaches. Where
+there are API keys, it needs an admin key of the home project:
 
 <!-- not run: it is Prometheus' to read -->
 ```yaml
@@ -47,7 +47,7 @@ def page(made: str) -> str:
     """Return the page. `made`: the note at its top that it is generated."""
     sections: tuple[tuple[str, str, Sequence[Metric]], ...] = (
         ("The proxy", "What one process knows of itself, since its start.", PROXY),
-        ("Its process", "What the kernel knows of it.", PROCESS),
+        ("Its process", "What the kernel reports about it.", PROCESS),
         ("Judging and training", "What the database knows: the same from every proxy.", DATABASE),
         (
             "vLLM",

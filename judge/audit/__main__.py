@@ -154,7 +154,7 @@ def _references(connection: Connection, scope: Scope, against: str) -> Mapping[s
         return from_file(Path(against))
     calibrated, names = store.by_code(connection, scope, against.removeprefix(CODE))
     if not calibrated:
-        there = f"there are: {', '.join(sorted(names))}" if names else "none has said anything of a judged group"
+        there = f"there are: {', '.join(sorted(names))}" if names else "none has scored a judged group"
         raise NoReferences(f"no reward function gave {against.removeprefix(CODE)!r}; {there}")
     return calibrated
 

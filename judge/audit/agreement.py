@@ -154,7 +154,7 @@ def repeatability(sections: Iterable[Section]) -> tuple[float | None, Pairs]:
 def threshold_of(references: Sequence[float]) -> float:
     """Return the median, or the next greater value where none is below it.
 
-    Attempts from this value on are the good ones.
+    Attempts from this value on are good.
 
     Raises:
         statistics.StatisticsError: there are none.

@@ -54,7 +54,7 @@ class Calibration:
     parts: Mapping[str, ScoreAgreement]
     threshold: float | None
     auc: float | None
-    """Over all attempts; those with a reference of at least `threshold` are the good ones."""
+    """Over all attempts; those with a reference of at least `threshold` are good."""
     position: Interval | None
     """How much higher an attempt scores when it is shown last."""
     placed: tuple[tuple[float, float], ...]

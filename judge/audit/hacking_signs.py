@@ -71,8 +71,8 @@ class Alarm:
 SIGNS: Mapping[str, tuple[str, str]] = {
     "length": (
         "tokens",
-        "the longest attempts of the latest versions: is more said, or only longer? Give the rubric a part "
-        "for brevity, or take off for length in code",
+        "the longest attempts of the latest versions: do they contain more, or are they only longer? Give the rubric a "
+        "part for brevity, or take off for length in code",
     ),
     "repetition": (
         "repetition",

@@ -125,7 +125,7 @@ def _trust(pairs: Pairs) -> str:
         return f"too few. {pairs.of} pairs of attempts can be compared; {FEWEST} is the least that says anything."
     shown = f"It orders {_percent(agreed)} of {pairs.of} pairs as the reference does"
     if agreed.low <= 0.5 <= agreed.high:
-        return f"within noise. {shown}, which is not to be told from chance."
+        return f"within noise. {shown}, which may be chance."
     if agreed.high < 0.5:
         return f"do not trust it. {shown}: it prefers what the reference holds for worse."
     if agreed.mean >= TRUSTED:
@@ -137,8 +137,8 @@ def _doubts(of: Calibration) -> Iterator[str]:
     if of.position is not None and len(of.placed) >= FEWEST and not of.position.low <= 0 <= of.position.high:
         where = "last" if of.position.mean > 0 else "first"
         yield (
-            f"It favours what it is shown {where}, by {abs(of.position.mean):.2f}. Orders are drawn anew for each "
-            "judgement: more of them even it out."
+            f"It favours what it is shown {where}, by {abs(of.position.mean):.2f}. Each judgement draws another "
+            "order, so more judgements even it out."
         )
     if of.noise is not None and of.spread is not None and of.noise >= of.spread:
         yield (

@@ -42,9 +42,9 @@ Resolved = tuple[Feedback, frozenset[str]]
 def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackChanges:
     """Apply waiting feedback to its targets, and undo withdrawn feedback.
 
-    A trajectory's reward is its last trajectory-level one (a group's entry for it is one), else the mean of its
-    completion-level ones. A feedback is superseded when later ones with the same target replace all of it; when those
-    are withdrawn, it counts again. Once a step has claimed the trajectory, feedback is unused.
+    A trajectory's reward is the last one given to it as a whole (also in a group's feedback), else the mean of those
+    given to its completions. A feedback is superseded when later feedback with the same target replaces it completely;
+    when that is withdrawn, it counts again. Once a step has claimed the trajectory, feedback is unused.
     """
     became: list[FeedbackOutcome] = []
     applicable: list[Resolved] = []

@@ -20,8 +20,9 @@ def rewards_from_feedback(
 ) -> dict[str, Given]:
     """Return the reward and source that feedback gives each of these trajectories; those without feedback are left out.
 
-    The last trajectory-level one (a group's entry for it is one), else the mean of the completion-level ones, else the
-    score of the judges. `learning`, by policy, decides whether a score is added to the app's reward (`ruler.weight`).
+    That is the last reward given to the whole trajectory (also in a group's feedback), else the mean of those given to
+    its completions, else the score of the judges. `learning`, by policy, decides whether a score is added to the app's
+    reward (`ruler.weight`).
     """
     whole: dict[str, Given] = {}
     scores: dict[str, float] = {}
@@ -64,7 +65,7 @@ def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
 
 
 def superseded(counted: Iterable[Feedback]) -> set[str]:
-    """Return the ids of feedback that later ones with the same target replace completely."""
+    """Return the ids of feedback that later feedback with the same target replaces completely."""
     later: dict[tuple[str, str | None], set[str]] = {}
     gone: set[str] = set()
     for one in sorted(counted, key=lambda feedback: feedback.order, reverse=True):

@@ -185,7 +185,7 @@ class Turn:
     """One completion of a trajectory, as it is stored."""
 
     extends: bool
-    """Its prompt continues the turn before and its answer; `messages` are only the added ones."""
+    """Its prompt continues the turn before and its answer; `messages` has only the added messages."""
     messages: Sequence[Any]
     """JSON values: messages of OpenAI or Anthropic, items of Responses, `{"prompt": …}`."""
     response: Any | None

@@ -31,7 +31,7 @@ from whetstone.observability import tracing
 BATCH = 50
 """Trajectories taken at once: enough to share the start of a process among them."""
 BUDGET_S = 20.0
-"""A batch that has run for this long is written, and the rest of it is left for the next."""
+"""A batch that has run for this long is written, and its rest is left for the next."""
 MARGIN_S = 30.0
 """A lease is longer than its batch by this: time for the database."""
 

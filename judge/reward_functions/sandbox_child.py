@@ -1,9 +1,9 @@
 """The process that runs a reward function: one JSON line in, one out, until its parent stops it. Standard library only.
 
 `python -P sandbox_child.py <fd of a socket> <package.module:function or path of a program> <timeout_s> <memory_mb>`.
-The first line out tells whether the function was found. It is bounded by its own limits here, and by the parent, which
-kills the process group when an answer is late. If the parent is gone, the process and its program end by themselves a
-little later.
+The first line of output reports whether the function exists. It is bounded by its own limits here, and by the parent,
+which kills the process group when an answer is late. If the parent is gone, the process and its program end by
+themselves a little later.
 """
 
 import importlib

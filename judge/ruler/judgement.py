@@ -70,7 +70,7 @@ class JudgementTask:
             scores = await self._used_again(settings)
             if scores is None:
                 async with self._judges.free[self._judge]:
-                    # Not before its turn: meanwhile the provider may have told another call to retry later.
+                    # Not before its turn: meanwhile the provider may have answered another call with "retry later".
                     if not self._passed_over():
                         scores = await self._call(settings)
             if scores is not None:
@@ -202,7 +202,7 @@ class JudgementTask:
         if ruler.usd_per_day is None and ruler.tokens_per_day is None:
             return
         if ruler.usd_per_day is not None and not priced(settings):
-            message = f"usd_per_day is set, and nobody knows what judges.{self._judge} costs: set its usd_per_million_…"
+            message = f"usd_per_day is set, but the price of judges.{self._judge} is unknown: set its usd_per_million_…"
             raise Waits(message, LOOK_AGAIN_S)
         day = day_of(now)
         cost_usd, tokens = await self._lease.tables.read(

@@ -133,7 +133,7 @@ def _fitted(shown: _PromptLines, room: int) -> tuple[_PromptLines, int]:
 
 
 def _pair(first: list[Line], second: list[Line], room: int) -> tuple[tuple[list[Line], int], tuple[list[Line], int]]:
-    """Shorten both to `room` together; the second gets half of it, if it needs that much."""
+    """Shorten both to `room` together; the second gets half, if it needs that much."""
     of_second = _second(chars(first), chars(second), room)
     return shortened(first, room - of_second), shortened(second, of_second)
 

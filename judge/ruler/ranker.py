@@ -41,8 +41,8 @@ async def rank_due(
 ) -> int:
     """Rank groups until none is due; return the number of groups taken.
 
-    It ranks as many at a time as the judges allow (`judges.<name>.concurrency`). `paused`: judges that an earlier pass
-    found down or busy; this one adds to it.
+    It ranks as many at a time as the judges allow (`judges.<name>.concurrency`). `paused`: judges that were
+    down or busy in an earlier pass; this one adds to it.
 
     Raises:
         sqlalchemy.exc.OperationalError, InterfaceError: the database is unreachable. What was stored stays.
@@ -200,7 +200,7 @@ class Ranker:
             raise LeaseLost(group.id)
         if not concluded:
             raise Waits("it changed while judges looked at it", 0)
-        log.info("ranked" if ranking is not None else "nothing of it could be ranked")
+        log.info("ranked" if ranking is not None else "none of its attempts could be ranked")
 
 
 def _alone(ruler: RulerSettings) -> RulerSettings:
@@ -211,7 +211,7 @@ def _alone(ruler: RulerSettings) -> RulerSettings:
 def _opened(
     connection: Connection, group: LeasedGroup, about: RankingInput, ids: Mapping[PlannedJudgement, str], now: datetime
 ) -> dict[str, Judgement]:
-    """Return the judgements of the group; add the missing ones."""
+    """Return the judgements of the group; add those that are missing."""
     rubric = {"id": about.rubric_hash, "text": about.rubric, "parts": dict(about.parts) or None}
     rows = [
         {

@@ -85,7 +85,7 @@ class RankingInput:
 
 
 def material(group_id: str, conversations: Sequence[Conversation], rubric: str, ruler: RulerSettings) -> RankingInput:
-    """Build the input from the group's attempts, with equal ones merged."""
+    """Build the input from the group's attempts, with equal attempts merged."""
     by_digest: dict[bytes, list[Conversation]] = {}
     for one in sorted(conversations, key=lambda one: (one.digest, one.trajectory_id)):
         by_digest.setdefault(one.digest, []).append(one)

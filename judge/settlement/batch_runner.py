@@ -48,7 +48,7 @@ def drain(engine: Engine, work: Work[One]) -> int:
         except AWAY:
             raise
         except Exception:
-            log.exception("a batch failed, each of it is done by itself")
+            log.exception("a batch failed; its items are retried one by one")
             return total + _one_by_one(engine, work)
         done = sum(map(len, batch.values()))
         total += done

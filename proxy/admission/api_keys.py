@@ -68,8 +68,8 @@ class Keys:
         """Requests need a key. Not on loopback as long as no key was ever made."""
 
     async def refresh(self) -> None:
-        """Read the keys if any has changed, and store which were used. While the database is down, the last ones remain
-        valid until they expire.
+        """Read the keys if any has changed, and store which were used. While the database is down, the keys that were
+        read last remain valid until they expire.
 
         Raises:
             SQLAlchemyError: the database is down.

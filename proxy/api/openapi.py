@@ -81,7 +81,7 @@ _ADDRESS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("X-Task", _ID, "Label for rubric and filters."),
     ("X-Split", {"enum": ["train", "eval"]}, "`eval` is never trained on."),
     ("X-No-Train", {"enum": ["true", "false"]}, "`true`: recorded, never trained on."),
-    ("X-Turn-Id", _ID, "Asked again under the same one, the same answer is given."),
+    ("X-Turn-Id", _ID, "A request that repeats it gets the same answer."),
     ("Idempotency-Key", {"maxLength": 255, "minLength": 1}, "The same, in every trajectory."),
     ("X-Metadata", {}, "A JSON object."),
 )

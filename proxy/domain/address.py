@@ -40,7 +40,7 @@ NAMED = ("header", "url", "metadata", "agent")
 """The rules by which a call itself names its trajectory (`Address.named_by`)."""
 
 StatedValue = tuple[str, str, str]
-"""The rule that found the value, the value's name in an error message, and the value."""
+"""The rule that gave the value, the value's name in an error message, and the value."""
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
 
     trajectory_id: str | None = None
     named_by: str | None = None
-    """The rule that found the trajectory's id: header | url | metadata | agent."""
+    """The rule that gave the trajectory's id: header | url | metadata | agent."""
     group_id: str | None = None
     group_size: int | None = None
     """Number of trajectories that complete the group."""

@@ -68,7 +68,7 @@ class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One feedback as an app posts it: one target, one value."""
 
-    trajectory_id: Annotated[str | None, Meta(description="As `X-Trajectory-Id` said.")] = None
+    trajectory_id: Annotated[str | None, Meta(description="The value of `X-Trajectory-Id`.")] = None
     completion_id: Annotated[str | None, Meta(description="`X-Completion-Id`, or the answer's own id.")] = None
     group_id: Annotated[str | None, Meta(description="Takes `rewards` or `judge`.")] = None
     choice: Annotated[int, Meta(description="Which choice of the answer, from 0.")] = 0

@@ -21,7 +21,8 @@ class RequestAccess(Protocol):
     """Access to a request without ASGI's messages: sooner and cheaper."""
 
     def whole_bytes(self) -> int | None:
-        """Return the size of the request's body if all of it has arrived and none of it was received yet, else None."""
+        """Return the size of the request's body if the whole body has arrived and nothing was received yet, else
+        None."""
         ...
 
     def whole_body(self, limit_bytes: int) -> bytes | None:

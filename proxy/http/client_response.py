@@ -171,7 +171,7 @@ class Response:
     def tell(self) -> None:
         """Wake the reader if there is something for it, or schedule passing it on."""
         if self._take is not None:
-            # Pass on only after the data of other connections is read too: then all of it goes out together.
+            # Pass on only after the data of other connections is read too: then everything goes out together.
             assert self._source is not None
             self._source.loop.call_soon(self._pass)
         elif self.done or (self.status and not self._short):

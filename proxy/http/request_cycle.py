@@ -150,7 +150,8 @@ class RequestCycle:
         return True
 
     def whole_bytes(self) -> int | None:
-        """Return the size of the request's body if all of it has arrived and none of it was received yet, else None."""
+        """Return the size of the request's body if the whole body has arrived and nothing was received yet, else
+        None."""
         return None if self.more_body or self.disconnected or not self._news else self._size
 
     def whole_body(self, limit_bytes: int) -> bytes | None:

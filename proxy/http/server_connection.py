@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
         self._latest: RequestCycle | None = None
         """The request that came last."""
         self._unclaimed = 0
-        """Bytes since the last useful ones. They can only be a request's headers, or the framing around its body."""
+        """Bytes since the last useful byte. They can only be a request's headers, or the framing around its body."""
         self._came = 0
         """Size of the data that came last."""
         self._head_bytes = 0

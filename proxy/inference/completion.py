@@ -52,7 +52,7 @@ class CallFinisher:
 
     def on_recorded(self, context: CallContext, recorded: Sequence[Call]) -> None:
         """Let other calls continue what was recorded. Call this at the latest in the event loop turn in which an app
-        may have received all of it. Called after the last byte of a whole answer, it delays no request."""
+        may have received the whole answer. Called after the last byte of a whole answer, it delays no request."""
         for call in recorded:
             self._resolver.on_recorded(call, context.question)
 

@@ -113,8 +113,8 @@ class CallContext(msgspec.Struct):
 
     @property
     def conversation(self) -> Conversation:
-        """Return its conversation as hashes. A call that begins a conversation does not need them before the server is
-        asked."""
+        """Return its conversation as hashes. A call that begins a conversation does not need them before the request
+        is sent."""
         known = self.known_conversation
         if known is None:
             known = self.known_conversation = self.hasher.conversation(self.request.conversation, self.owner)

@@ -14,8 +14,8 @@ from proxy.errors import TurnReused
 
 MOST_CACHED = 1024
 MOST_CACHED_BYTES = 32 * 2**20
-"""Most answers (KEPT) and bytes (KEPT_BYTES) cached in memory, because SQL may not have them yet; all others are read
-from SQL."""
+"""Most answers (MOST_CACHED) and bytes (MOST_CACHED_BYTES) cached in memory, because SQL may not have them yet; all
+others are read from SQL."""
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ class Completeness:
         self.written += sum([call.sampled_tokens for call in calls if call.created_at_s >= self._began_at_s])
 
     async def share(self) -> float | None:
-        """Return recorded tokens over sampled ones, both since the first call. None if none were sampled, or if no
+        """Return recorded tokens over sampled tokens, both since the first call. None if none were sampled, or if no
         server or no database answers."""
         # One at a time: otherwise the older of two readings may arrive last, and look as if the counter had dropped.
         async with self._lock:

@@ -128,7 +128,7 @@ class Recorder:
         """Write a call to the journal, before its last byte is sent, or feedback while the database cannot be reached.
 
         Raises:
-            NotRecorded: the journal cannot be written; nothing of it is recorded.
+            NotRecorded: the journal cannot be written; nothing is recorded.
         """
         try:
             encode_into(value, self._payload)

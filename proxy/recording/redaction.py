@@ -1,7 +1,7 @@
 """Redact a call before it is written: remove what the patterns match in its texts, and the token ids of these texts.
 
 What the app and the model get is not changed. The same text always gets the same redaction, so that a conversation's
-prefix stays equal to what was stored of it.
+prefix stays equal to what was stored.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Redactor:
         about = {name: text.inside(value) for name, value in sampling.items() if name in NOT_FOR_MODEL}
         metadata, task = text.inside(address.metadata), text.inside(address.task)
         if end_user is not None and text.inside(end_user) != end_user:
-            # The pseudonym is still unique, so that this user's records can be found.
+            # The pseudonym is still unique, so this user's records can be selected.
             end_user = pseudonym(end_user)
             about |= {"user": end_user} if sampling.get("user") == call.end_user else {}
         pieces_before = text.pieces

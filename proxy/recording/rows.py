@@ -19,7 +19,7 @@ from whetstone.database.types import as_json_bytes
 from whetstone.domain.states import GroupState, TrajectoryStatus
 
 LARGEST_KNOWN = 4096
-"""Sampling fields and tools up to this many bytes are cached: nearly all requests of an app have the same ones."""
+"""Sampling fields and tools up to this many bytes are cached: they are the same in nearly all requests of an app."""
 
 _decode = msgspec.json.Decoder().decode
 _GROUP_OPEN, _TRAJECTORY_OPEN = GroupState.OPEN.value, TrajectoryStatus.OPEN.value

@@ -277,10 +277,10 @@ class Writer:
             payload = record.read()
             path = self._refused / f"{id_of(payload)}.refused"
             path.write_bytes(payload)
-        except Exception as unkept:  # one record must not end the thread, which would meet it again at every start
-            log.exception("a record was refused by the database (%s); it stays in the journal: %s", error, unkept)
+        except Exception as failure:  # one record must not end the thread, which would meet it again at every start
+            log.exception("the database refused a record (%s); it stays in the journal: %s", error, failure)
             return False
-        log.error("a record was refused by the database (%s); kept in %s", error, path)
+        log.error("the database refused a record (%s); it is saved in %s", error, path)
         return True
 
     def _is_away(self, error: Exception) -> None:

@@ -59,7 +59,7 @@ class _Message(msgspec.Struct, gc=False):
     owner: bytes | None = None
     """Owner of that conversation, for an answer; None: not known."""
     place: bytes = b""
-    """Hash by which the answer's completion is found there."""
+    """Hash that leads to the answer's completion there."""
 
 
 NOTHING = _Message(b"", False, None)

@@ -136,7 +136,7 @@ class PrefixIndex:
             entry.free.move_to_end(completion_id, last=False)
 
     def set_aside(self, head: OpenCompletion) -> None:
-        """Exclude a head from the free ones."""
+        """Exclude a head from the free heads."""
         head.set_aside = True
         for history in head.histories:
             if isinstance(entry := self._by_history.get(history), _SharedPrefix):

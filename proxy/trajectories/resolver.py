@@ -1,6 +1,6 @@
 """Resolve which trajectory a request continues: explicit address first, then the prefix index in memory, then SQL.
 
-A completion that a request may continue is a head. It is found by the hash of its conversation and answer. The call
+A completion that a request may continue is a head. Its key is the hash of its conversation and answer. The call
 that extends a head takes it; among heads with the same history it takes the oldest free one. If none is free, another
 call continued it before: that is a fork, and a fork becomes a new trajectory that is linked to the completion it
 branches from. The same holds for a continuation of a trajectory that has ended. Used from one event loop.
@@ -66,8 +66,8 @@ class Tables(Protocol):
     async def heads(
         self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float
     ) -> list[OpenCompletion] | None:
-        """Return completions with one of these histories, the oldest first: the free ones whose trajectory is open and
-        was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
+        """Return completions with one of these histories, the oldest first: free completions whose trajectory is open
+        and was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
         reached."""
         ...
 
@@ -103,7 +103,7 @@ class TrajectoryResolver:
         """Create a resolver.
 
         `idle_s`: a trajectory is over this many seconds after its last completion. `most_cached`: how many completions,
-        and how many trajectories, stay in memory; older ones are looked up in SQL.
+        and how many trajectories, stay in memory; older entries are looked up in SQL.
         """
         self._tables = tables
         self._peers = peers
@@ -119,7 +119,7 @@ class TrajectoryResolver:
 
     @property
     def placed(self) -> Counter[str]:
-        """Return the number of calls by the rule that found their trajectory."""
+        """Return the number of calls by the rule that assigned their trajectory."""
         return Counter(self._placed)
 
     async def resolve(
@@ -263,7 +263,7 @@ class TrajectoryResolver:
         return call_id, call
 
     async def _left_at(self, again: Repeatable, conversation: Conversation) -> str | None:
-        """Return the completion that the repeated call continued, found by its conversation."""
+        """Return the completion that the repeated call continued, looked up by its conversation."""
         place = self._continued_in_memory(conversation) or await self._elsewhere(conversation, 0.0)
         return place.extends if place.trajectory_id == again.trajectory_id else None
 

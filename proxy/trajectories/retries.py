@@ -16,7 +16,7 @@ from proxy.domain.request_digest import WINDOW_S
 K = TypeVar("K", bound=Hashable)
 
 MOST_ALIKE = 16
-"""Most calls with the same body that are tracked, the latest ones: if there is more than one, it is not possible to
+"""Most calls with the same body that are tracked, the latest calls: if there is more than one, it is not possible to
 decide which one is repeated."""
 
 

@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answering(Protocol):
-    """Where requests go: one server, or several equal ones."""
+    """Where requests go: one server, or several equal servers."""
 
     def ask(self, asking: Callable[[*Ts], Request], *arguments: *Ts) -> Awaitable[Response]:
         """Send a request and return the response, headers read (`Upstream.send`).
@@ -87,12 +87,11 @@ class Upstream:
         return self._client.send(self._head_of(request), request.body)
 
     def begin(self, request: Request) -> Response | None:
-        """Send a request on an open connection; return the response before any of it has arrived. None: no connection
-        is open."""
+        """Send a request on an open connection; return the response, still empty. None: no connection is open."""
         return self._client.begin(self._head_of(request), request.body)
 
     def connect(self, request: Request) -> Awaitable[Response]:
-        """Send a request on a new connection; return the response before any of it has arrived.
+        """Send a request on a new connection; return the response, still empty.
 
         Raises:
             NotReached: nothing was sent.

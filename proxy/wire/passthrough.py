@@ -14,7 +14,7 @@ from proxy.wire.sse import Events, data_of
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
-"""Types of the events that end a stream. From there on, everything is held back until the call is recorded."""
+"""Types of the events that end a stream. From there on, everything is buffered until the call is recorded."""
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -79,7 +79,7 @@ class NativeRequest(MessagesOrResponses):
         return WhyNotTrained.NO_TOKEN_IDS if self._for_vllm else WhyNotTrained.DEMONSTRATION
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
-        """Return the body as it came, except for the model. A salt keeps vLLM's cache of it within the project."""
+        """Return the body as it came, except for the model. A salt keeps vLLM's cached prefixes within the project."""
         salted = {"cache_salt": raw(cache_salt)} if self._for_vllm else {}
         return msgspec.json.encode(self._body.fields | salted | {"model": raw(served_name)})
 
@@ -168,7 +168,7 @@ class NativeStream:
         return b"".join(self._pass(event) for event in self._events.feed(data))
 
     def last(self) -> bytes:
-        """Return the held-back events, from the one that ends the stream."""
+        """Return the buffered events, from the one that ends the stream."""
         return b"".join(self._withheld)
 
     def _pass(self, event: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Serve a dialect that vLLM answers without ids, by sending the chat that vLLM itself would make of it. Pure.
+"""Serve a dialect that vLLM answers without ids, by sending the chat that vLLM itself would make. Pure.
 
 The chat is captured like any other, and the answer is translated back into the dialect. Requests that `chat_of` does
 not cover exactly go to `passthrough`.

@@ -21,7 +21,7 @@ def test_whetstone_step_shows_then_takes_a_step_of_a_policy_that_only_records(tm
     with up(data) as (_, address):
         nothing = step(data)
         assert nothing.returncode == 1, nothing.stdout
-        assert "noop: asked for by hand, but there is nothing to train on: no group is scored" in nothing.stderr
+        assert "noop: requested by hand, but there is nothing to train on: no group is scored" in nothing.stderr
         assert play(address["proxy"], 32)["failed_requests"] == 0
         until(lambda: query(data, "SELECT count(*) AS n FROM admin_groups WHERE state = 'scored'")[0]["n"])
         shown = json.loads(step(data, "--dry-run", "--json").stdout)

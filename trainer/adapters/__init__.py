@@ -1,1 +1,1 @@
-"""Keep adapter folders: `files` writes and reads them, `retention` removes old ones."""
+"""Keep adapter folders: `files` writes and reads them, `retention` removes old folders."""

@@ -63,7 +63,7 @@ def write(folder: Path, learner: AdapterSource, *, parent: int, step: int) -> st
         taken = standing != folder and os.path.lexists(folder)
         shutil.rmtree(standing, ignore_errors=True)
         if taken:
-            raise AdapterExists(f"{folder}: written meanwhile by somebody else; never overwritten") from error
+            raise AdapterExists(f"{folder}: another process wrote it meanwhile; it is never overwritten") from error
         raise AdapterNotWritten(f"{folder}: {error.strerror or error}; nothing was left there") from error
     return hashlib.sha256(manifest).hexdigest()
 

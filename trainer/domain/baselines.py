@@ -24,7 +24,7 @@ users (empirical Bayes, Efron and Morris, JASA 70, 1975). Thumbs vary by 0.25 at
 users whose shares of thumbs up spread by 0.18.
 """
 LARGEST = 1e15
-"""Largest absolute reward that enters a mean; larger ones are clipped to it. The squares of gradients must fit into
+"""Largest absolute reward that enters a mean; larger rewards are clipped to it. The squares of gradients must fit into
 float32: above this, one mistaken reward would fail not only its own step but every later one.
 """
 

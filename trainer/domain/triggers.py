@@ -74,9 +74,9 @@ def choose(
     both that add up to a whole; after `step_waits_s`, `min_groups_per_step` are enough. In addition, `min_fresh_share`
     of their sampled tokens must lie in trajectories that the live version answered from beginning to end, or the oldest
     group must have waited for `fresh_waits_s`. With a `schedule`, the step takes what was closed before the schedule
-    last fired, fresh or not (waiting brings no more of it), from `min_groups_per_step` on. Of more than
+    last fired, fresh or not (waiting brings no more), from `min_groups_per_step` on. Of more than
     `max_groups_per_step` groups, or SINGLES_LIMIT times `singles_per_step` singles, the oldest are taken, except for
-    the places that are reserved for fresh ones.
+    the places that are reserved for fresh groups.
     """
     staleness = {version: updates for updates, version in enumerate(lineage)}
     discarded: dict[str, list[str]] = {}
@@ -148,7 +148,8 @@ def _within_limits(candidates: Sequence[Candidate], live: int, settings: Trainer
 
 
 def _within(candidates: Sequence[Candidate], limit: int, live: int, fresh_share: float) -> list[Candidate]:
-    """Return candidates that fit into `limit` places, at least one: the oldest, but with a share of fresh ones."""
+    """Return candidates that fit into `limit` places, at least one: the oldest, but with a share of fresh
+    candidates."""
     limit = max([limit, *(candidate.places for candidate in candidates[:1])])
     if sum(candidate.places for candidate in candidates) <= limit:
         return list(candidates)

@@ -34,8 +34,7 @@ RESERVE = 1.06
 smallest where the candidate happens to look good.
 """
 LOOKS = (0.125, 0.25, 0.5, 1.0)
-"""When the test looks, as shares of the sample size: a candidate that is far worse is rejected after an eighth of it.
-"""
+"""When the test looks, as shares of the sample size: a candidate that is far worse is rejected after an eighth."""
 SPENT = (0.04, 0.1, 0.26, 0.6)
 """Share of the allowed error that each look may use; the sum is 1."""
 FEWEST = 30
@@ -155,7 +154,7 @@ def _at_look(
 ) -> Verdict:
     """Return the verdict of the largest look that is due, if it is a new one.
 
-    `told` is the share of the needed information.
+    `progress` is the share of the needed information.
     """
     difference = candidate.mean - parent.mean
     figures = {

@@ -2,6 +2,6 @@
 
 `learner` reads like the step it takes. `prefix_trees` and `micro_batches` decide what one forward pass reads, `forward`
 runs it (with `attention` and `chunked_head`), `losses` has the formulas. `backends` loads the model with `hf` or
-`unsloth`; `imported_lora` and `merged` take and give other forms of it, `eos_tokens` knows how its answers end.
+`unsloth`; `imported_lora` and `merged` read and write its other forms, `eos_tokens` knows how its answers end.
 `self_checks` prove at the start that all this computes what the plain model would; `processes` shares a step.
 """

@@ -45,7 +45,7 @@ def base_of(model_path: str | Path) -> BaseModel:
     """Return the base model's fingerprint.
 
     Raises:
-        ModelUnusable: its files cannot be found.
+        ModelUnusable: its files do not exist.
     """
     return fingerprint(folder_of(model_path), Path(model_path).name)
 
@@ -54,7 +54,7 @@ def folder_of(model_path: str | Path) -> Path:
     """Return the folder of the base model's files. `model_path` is a folder or a name on the hub.
 
     Raises:
-        ModelUnusable: its files cannot be found.
+        ModelUnusable: its files do not exist.
     """
     try:
         config = cached_file(str(model_path), "config.json")

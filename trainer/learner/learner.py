@@ -154,7 +154,7 @@ class Learner:
     ) -> StepFigures:
         """Make one optimizer update from all the rows.
 
-        `version_in` is the version that this learner holds: the tokens it sampled are the fresh ones. `on_progress` is
+        `version_in` is the version that this learner holds: the tokens that it sampled are fresh. `on_progress` is
         called with (micro-batches done, micro-batches in all) after each, before the update; if it raises, the step
         ends and no weight has moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs.
 

@@ -74,7 +74,7 @@ def dppo_tv(tokens: Tokens, *, low: float, high: float, regulariser: float) -> P
 
     Masked: the policy term of tokens whose probability has already moved by more than δ (`low`, `high`) in the
     direction of their advantage; |π - μ| is the total variation of "this token, or any other". A token that moved the
-    other way keeps its gradient, which leads back. The regulariser (λ) covers every sampled token, masked ones too.
+    other way keeps its gradient, which leads back. The regulariser (λ) covers every sampled token, also masked tokens.
     Normalised by all sampled tokens of the optimizer step: long answers weigh by their tokens.
     """
     advantages_S = tokens.advantages_S

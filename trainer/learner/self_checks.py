@@ -1,7 +1,7 @@
 """Prove before training that our forward pass computes what the model's own does.
 
-Models differ in what they do between tokens and logits, and new ones appear all the time. So nothing is assumed from a
-name: each model is run on a few tokens both ways.
+Models differ in what they do between tokens and logits, and new models appear all the time. So nothing is assumed from
+a name: each model is run on a few tokens both ways.
 """
 
 from typing import Any, cast

@@ -89,7 +89,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
 def _why_blocked(standing: Standing) -> str | None:
     """Return why no step is taken, independent of the available groups; None where one could be."""
     if standing.state == "paused":
-        return "the policy is paused: no step is taken, nor can one be asked for"
+        return "the policy is paused: no step is taken, and none can be requested"
     if standing.unfinished is not None:
         return f"step {standing.unfinished} is under way"
     if standing.state != "training":

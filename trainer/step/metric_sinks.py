@@ -39,7 +39,7 @@ class Sinks:
                     self._open[name] = MAKERS[name](self._data)
                 self._open[name].tell(step)
             except Exception as error:  # every library has its own errors, and none of them may fail a step
-                log.error("sink %s is told nothing more until the next start: %s", name, error)
+                log.error("sink %s gets no more metrics until the next start: %s", name, error)
                 self._wanted.remove(name)
 
 

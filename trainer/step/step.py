@@ -209,8 +209,8 @@ def _dump_rows(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tup
     try:
         path = failed_rows.dump(folder, claim.id, rows)
     except OSError as error:
-        return f"{why}; its rows could not be kept: {error.strerror or error}", None
-    return f"{why}; its rows are kept in {path}", str(path)
+        return f"{why}; its rows could not be saved: {error.strerror or error}", None
+    return f"{why}; its rows are saved in {path}", str(path)
 
 
 def _renewing(renew: Callable[[], None], lease_s: float) -> Callable[[int, int], None]:

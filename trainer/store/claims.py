@@ -134,7 +134,7 @@ class Claims:
             discarded={reason: len(group_ids) for reason, group_ids in choice.discarded.items()},
         )
         if not choice.claimed:
-            why = f"asked for by hand, but there is nothing to train on: {choice.waits_for}"
+            why = f"requested by hand, but there is nothing to train on: {choice.waits_for}"
             end_step(self._connection, claim, "noop", self._now, {"error": why})
             return None
         self._take(claim, choice, baselines)

@@ -132,7 +132,7 @@ class GateTables:
         """
         with self._moving(tested) as connection:
             if connection is None:
-                return "somebody else has moved meanwhile"
+                return "another worker or a person has moved a version meanwhile"
             _decide(connection, tested, test, "pass", verdict, now)
             _leave(connection, tested)
             return None if keep_served is None else promoted(connection, tested, keep_served, {}, now)
@@ -152,7 +152,7 @@ class GateTables:
         """
         with self._moving(tested) as connection:
             if connection is None:
-                return "somebody else has moved meanwhile"
+                return "another worker or a person has moved a version meanwhile"
             _leave(connection, tested)
             return promoted(connection, tested, keep_served, {}, now)
 
@@ -171,7 +171,7 @@ class GateTables:
         """
         with self._watching(policy, watched) as connection:
             if connection is None:
-                return "somebody else has moved meanwhile"
+                return "another worker or a person has moved a version meanwhile"
             try:
                 move = roll_back(connection, self._project, policy, None, verdict.reason, keep_served, now)
             except LedgerError as error:

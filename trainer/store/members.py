@@ -93,7 +93,7 @@ def _completions(project: str, trajectory_id: str) -> Any:
 def _collect(completions: Iterable[Any], policy: str) -> _TrainableCompletions:
     """Collect completions, given in turn order.
 
-    One that cannot be trained on is still part of the prompt of later ones.
+    A completion that cannot be trained on is still part of the prompt of later completions.
     """
     whole: dict[str, tuple[int, ...]] = {}
     sampled: list[SampledCompletion] = []

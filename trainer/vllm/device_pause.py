@@ -74,7 +74,7 @@ class Pause:
         `renew` renews the step's lease, and also calls `Pause.renew`.
 
         Raises:
-            DeviceBusy: it is not available now; nothing sleeps or waits because of it.
+            DeviceBusy: it is not available now; nothing sleeps or waits for it.
             LeaseLost: as `renew` raises it.
         """
         if not self._settings.vllm.shares_device:

@@ -1,4 +1,4 @@
-"""The vLLM servers from a step's point of view: call any that answers, load a candidate on all healthy ones.
+"""The vLLM servers from a step's point of view: call any that answers, load a candidate on all healthy servers.
 
 The proxy, not this module, loads other adapters and routes the requests of apps.
 """

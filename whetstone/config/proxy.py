@@ -49,11 +49,11 @@ class ProxySettings(Section):
     refresh_s: float = Field(0.1, gt=0, le=10)
     """How often the live versions are read from the database, in seconds."""
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
-    """Largest request body accepted; larger ones get 413."""
+    """Largest request body accepted; larger bodies get 413."""
     body_timeout_s: float = Field(30, gt=0)
     """How long a request's body may take to arrive, in seconds; after that 408."""
     max_url_bytes: int = Field(8192, ge=256)
-    """Longest URL of a request; longer ones get 414."""
+    """Longest URL of a request; longer URLs get 414."""
     max_header_bytes: int = Field(64 * 2**10, ge=1024)
     """Most bytes of all headers of a request; above that 431."""
     max_headers: int = Field(200, ge=10)
@@ -66,7 +66,7 @@ class ProxySettings(Section):
     max_connections: int = Field(2048, ge=1)
     """Most connections. A further one replaces the connection that has been idle longest, or gets 503."""
     max_in_flight: int = Field(1024, ge=1)
-    """Most requests at once, waiting ones (`max_waiting`) included, reads (GET) not counted; above that 503."""
+    """Most requests at once, those that wait (`max_waiting`) included, reads (GET) not counted; above that 503."""
     max_in_flight_bytes: int = Field(2**30, ge=2**20)
     """Most bytes of all request bodies at once; above that 503. Parsed bodies take several times as much memory."""
     write_timeout_s: float = Field(60, gt=0)
@@ -181,7 +181,7 @@ class VllmSettings(Section):
     replicas: int = Field(1, ge=1, le=64)
     """How many vLLM servers `up` starts."""
     port: int = Field(0, ge=0, le=65535)
-    """Port of the first vLLM that `up` starts, on loopback; the others use the next ports. 0 selects free ones."""
+    """Port of the first vLLM that `up` starts, on loopback; the others use the next ports. 0 selects free ports."""
     shares_device: bool = False
     """vLLM and the training worker share one accelerator: vLLM sleeps while a step trains, and requests wait. This
     needs vLLM's sleep mode, which its CPU build does not have; on CPU both run at the same time."""

@@ -104,8 +104,8 @@ class TrainerSettings(Section):
     keep_adapters: int = Field(20, ge=1)
     """Newest adapters of a policy that stay on the disk regardless of age."""
     keep_adapters_s: float = Field(7 * 24 * 3600, ge=0)
-    """Older adapters are deleted after this many seconds. Live, pinned and best ones, and those loaded in vLLM, are
-    never deleted."""
+    """Older adapters are deleted after this many seconds. Live, pinned and best adapters, and those loaded in vLLM,
+    are never deleted."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where a step's metrics are sent besides SQL; each needs its package installed."""
 

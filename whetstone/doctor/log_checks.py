@@ -56,7 +56,7 @@ SUCCESS = Question(
     "Policy gradients strengthen what succeeds, and can only choose among what is there. Below 30 %: warm up by "
     "supervised steps (docs/supervised.md), give parts of the reward for parts of the task, begin with easier ones, or "
     "take a stronger base model. Above 95 % this reward has little left to teach.",
-    "No rewards of version 0 between 0 and 1 yet, of which it could be told; look at how rewards differ instead.",
+    "No rewards of version 0 between 0 and 1 yet, so this cannot be checked; look at how rewards differ instead.",
 )
 MIXED = Question(
     "rewards differ within groups",
@@ -67,8 +67,8 @@ MIXED = Question(
 )
 SAMPLED = Question(
     "sampled freely",
-    "What is asked can be trained on.",
-    "A good part of the answers cannot be weighed because of how they were asked for: leave temperature above 0, no "
+    "Answers are sampled so that they can be trained on.",
+    "A good part of the answers cannot be weighed because of how they were sampled: leave temperature above 0, no "
     "fixed seed within a group, and the parameters named here as they are (docs/inference.md).",
     _MORE,
 )
@@ -76,14 +76,14 @@ TOOLS = Question(
     "tools without effects",
     "No tool that calls offered looks as if it changed anything.",
     "Several attempts at the same thing do it several times. Let attempts made for training run in a sandbox, or mark "
-    "what must not be repeated with X-No-Train. Told by their names alone.",
+    "what must not be repeated with X-No-Train. This check goes by the tools' names only.",
     "No call offered tools.",
 )
 LENGTH = Question(
     "length",
     "Every attempt fits into a row.",
     "Longer attempts are left out (`too_long`): raise trainer.max_row_tokens as far as the trainer's memory allows, or "
-    "shorten what is said.",
+    "shorten the conversations.",
     _MORE,
 )
 FRESH = Question(
@@ -125,7 +125,7 @@ def shown(results: Sequence[Check], policy: str) -> RenderableType:
     table = Table(title=f"the log of {policy}, its newest attempts", title_justify="left", show_lines=True)
     table.add_column("question")
     table.add_column("answer")
-    table.add_column("what was found, and what it means")
+    table.add_column("result, and what it means")
     for check in results:
         table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
     doubts = ", ".join(check.name for check in results if check.ok is False)

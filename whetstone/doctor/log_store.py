@@ -33,7 +33,7 @@ class LogStatistics:
     longest: int
     """Tokens of the longest, prompt and answers together."""
     base_rewards: tuple[float, ...]
-    """Rewards of trajectories that version 0 alone sampled, among the policy's first ones."""
+    """Rewards of trajectories that version 0 alone sampled, among the policy's first trajectories."""
     live_rewards: tuple[float, ...]
     """Rewards of those that the live version alone sampled, among the newest."""
     groups: int
@@ -48,7 +48,7 @@ class LogStatistics:
 
 
 def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogStatistics:
-    """Read the newest part of a policy's log, and its beginning. However long the log is, no query reads more of it."""
+    """Read the newest part of a policy's log, and its beginning. However long the log is, no query reads more."""
     attempts = select(
         t.id, t.group_id, t.state, t.reward, t.why_not_trained, t.first_version, t.last_version, t.tail_completion_id
     ).where(t.project == project, t.policy == policy, t.split == "train")

@@ -157,7 +157,7 @@ def shown(test: SelfTest) -> RenderableType:
     """Return a table of the checks, and the verdict below it."""
     server = f"vLLM {test.vllm_version}" if test.vllm_version else "a server of unknown version"
     server += f" at {test.address}" if test.address else ""
-    table = Table("question", "answer", "what was found, and what it means", title_justify="left", show_lines=True)
+    table = Table("question", "answer", "result, and what it means", title_justify="left", show_lines=True)
     table.title = f"{test.served} on {server}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
     for check in test.checks:
         table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))

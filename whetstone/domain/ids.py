@@ -18,7 +18,7 @@ _endings: list[str] = []
 
 
 def new_id() -> str:
-    """Return a new id. Later ids sort after earlier ones, to the millisecond, which keeps index access local."""
+    """Return a new id. Later ids sort after earlier ids, to the millisecond, which keeps index access local."""
     try:
         ending = _endings.pop()
     except IndexError:

@@ -106,7 +106,7 @@ class FeedbackState(StrEnum):
     USED = "used"
     """A step has trained on it."""
     SUPERSEDED = "superseded"
-    """Later feedback on the same target replaces all of it."""
+    """Later feedback on the same target replaces it completely."""
     WITHDRAWN = "withdrawn"
     """The app took it back."""
     UNUSED = "unused"

@@ -19,7 +19,7 @@ class WhyNotTrained(StrEnum):
         return member
 
     # It may still be trained on: something is pending.
-    NO_REWARD = "no_reward", "No feedback and no reward function has said what it was worth."
+    NO_REWARD = "no_reward", "No feedback and no reward function has given it a reward."
     GROUP_OPEN = "group_open", "It has a reward; its group still waits for members or for their rewards."
     WAITING_STEP = "waiting_step", "Its group is scored and waits for a step."
     POLICY_NOT_TRAINING = "policy_not_training", "Its group is scored; the policy only records, or is paused."
@@ -27,14 +27,14 @@ class WhyNotTrained(StrEnum):
 
     # Decided by the app, or by its place in a trajectory or group.
     SPLIT_EVAL = "split_eval", "The app put it into the split `eval`."
-    NO_TRAIN = "no_train", "The app asked not to train on it."
+    NO_TRAIN = "no_train", "The app does not allow training on it."
     NO_GROUP = "no_group", "It belongs to no group yet."
     TOO_FEW = (
         "too_few",
         "Its group had too few rewarded members at its deadline, and its policy keeps no baseline, or had none yet.",
     )
     LATE = "late", "It, or its reward, came after its group was claimed or discarded, and its policy keeps no baseline."
-    OTHER_POLICY = "other_policy", "Another policy than the one of its trajectory or step spoke."
+    OTHER_POLICY = "other_policy", "It was answered by another policy than that of its trajectory or step."
     SUPERSEDED = "superseded", "A retry of the same request took its place."
     TRAJECTORY_OVER = "trajectory_over", "The completion came after its trajectory was rewarded."
     DEMONSTRATION = "demonstration", "Another server than this policy's own vLLM answered; no step weighs its tokens."
@@ -57,7 +57,7 @@ class WhyNotTrained(StrEnum):
     )
     IMPORTED = (
         "imported",
-        "It came from a log, as text (`whetstone import`): which tokens were sampled, nobody knows. Supervised steps "
+        "It came from a log, as text (`whetstone import`): which tokens were sampled is unknown. Supervised steps "
         "and exports can use it.",
     )
     FAULT = "fault", "Judging it, or its group, breaks with an error of Whetstone's own: the judge's log has it."
@@ -74,5 +74,5 @@ class WhyNotTrained(StrEnum):
         "A step has trained on it; followed by the step's number where feedback says so: `already_trained: 7`.",
     )
     TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
-    STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that spoke and the step."
-    OFF_LINEAGE = "off_lineage", "The version that spoke is no ancestor of the one the step starts from."
+    STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that answered and the step."
+    OFF_LINEAGE = "off_lineage", "The version that answered is no ancestor of the version that the step starts from."

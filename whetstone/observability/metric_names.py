@@ -66,7 +66,9 @@ PROXY = (
     _counter("whetstone_sampled_tokens", "Tokens sampled in recorded calls.", "policy"),
     _counter("whetstone_recorded_tokens", "Sampled tokens this proxy has written to SQL, of all policies together."),
     _counter("whetstone_refused_requests", "Requests answered with an error of the proxy's own.", "status", "code"),
-    _counter("whetstone_calls", "Calls this proxy has placed, by the rule that found their trajectory.", "threaded_by"),
+    _counter(
+        "whetstone_calls", "Calls this proxy has placed, by the rule that assigned their trajectory.", "threaded_by"
+    ),
     _gauge(
         "whetstone_capture_completeness",
         "Sampled tokens in SQL over the increase of vllm:generation_tokens_total, since the proxy's start.",
@@ -116,7 +118,7 @@ DATABASE = (
         "whetstone_assembly_lag_seconds",
         "Since when the oldest trajectory or feedback waits that no judging worker has looked at; 0 where none does.",
     ),
-    _gauge("whetstone_feedback_waiting", "Feedback whose target nobody has seen yet."),
+    _gauge("whetstone_feedback_waiting", "Feedback whose target is not recorded yet."),
     _gauge(
         "whetstone_groups",
         "Groups that are not over, by state: open, closed (they wait for rewards), scored (for a step), claimed.",
@@ -146,7 +148,7 @@ DATABASE = (
     _gauge("whetstone_step_running_seconds", "Since when a worker has a step; 0 while none has.", "policy"),
     _gauge(
         "whetstone_step_silent_seconds",
-        "Since when the lease of the step under way is over: its worker is silent, and nobody has taken it over.",
+        "Since when the lease of the step under way is over: its worker is silent, and no other has taken it over.",
         "policy",
     ),
     _counter("whetstone_step_sampled_tokens", "Sampled tokens that steps have trained on.", "policy"),
@@ -186,10 +188,10 @@ DATABASE = (
 VLLM = (
     _gauge("vllm:num_requests_running", "Requests in the batches being executed.", "replica"),
     _gauge("vllm:num_requests_waiting", "Requests that wait in the server.", "replica"),
-    _gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", "replica"),
+    _gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is the whole cache.", "replica"),
     _counter("vllm:num_preemptions", "Requests put back because the KV cache was full.", "replica"),
     _counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "replica"),
-    _counter("vllm:prefix_cache_hits", "Of these, those that were found.", "replica"),
+    _counter("vllm:prefix_cache_hits", "Of these, those that were in the cache.", "replica"),
     _counter("vllm:prompt_tokens", "Prompt tokens processed.", "replica"),
     _counter("vllm:generation_tokens", "Tokens sampled.", "replica"),
     _counter("vllm:request_success", "Requests answered, by why they ended.", "replica", "finished_reason"),

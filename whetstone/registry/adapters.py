@@ -1,4 +1,4 @@
-"""Verify adapter folders against their manifests, and load the missing ones into vLLM.
+"""Verify adapter folders against their manifests, and load missing adapters into vLLM.
 
 The trainer defines the files' content and writes them.
 """

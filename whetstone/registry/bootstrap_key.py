@@ -30,19 +30,19 @@ def ensure(engine: Engine, settings: Settings, environment: Mapping[str, str] | 
     projects = [one.project for one in settings.of_projects()]
     with engine.begin() as connection:
         if first and api_key_store.bootstrap(connection, settings.home, hash_of(first.encode()), now):
-            log.info("the key of %s is kept, as a hash", BOOTSTRAP_VARIABLE)
+            log.info("the hash of the key of %s is stored", BOOTSTRAP_VARIABLE)
         keys = api_key_store.living(connection, projects, now)
     if settings.proxy.on_loopback:
         return
     where = f"proxy.host is {settings.proxy.host}, which is not loopback"
     if not keys:
         raise SettingsError(
-            f"{where}: whoever reaches it could ask. Make a key first, "
+            f"{where}: anyone who reaches it could send requests. Create a key first, "
             f"`whetstone keys create --project {settings.home} --name admin --scope admin`, or bring one in "
             f"{BOOTSTRAP_VARIABLE}; or listen on 127.0.0.1"
         )
     log.warning(
-        "%s, and the proxy speaks plain HTTP: keys and conversations can be read on the way. Put TLS in front of it "
+        "%s, and the proxy uses plain HTTP: keys and conversations can be read on the way. Put TLS in front of it "
         "(docs/keys.md)",
         where,
     )

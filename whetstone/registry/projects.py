@@ -32,7 +32,7 @@ class Rewards:
 
 
 class UnknownPolicy(WhetstoneError):
-    """The project has no policy of that name; the message lists the existing ones."""
+    """The project has no policy of that name; the message lists the existing policies."""
 
 
 class Store:
@@ -179,7 +179,7 @@ def _check_names(connection: Connection, settings: Settings) -> None:
     logs = select(p.id).where(p.project == settings.project, p.id.in_(settings.trained), p.upstream == IMPORTED_LOG)
     if (log := connection.execute(logs).scalar()) is not None:
         raise SettingsError(
-            f"the policy {log!r} cannot answer: an imported log is kept under that name; choose another name for one "
+            f"the policy {log!r} cannot answer: an imported log is stored under that name; choose another name for one "
             "of them (`whetstone import --policy`)"
         )
 

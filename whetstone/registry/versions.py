@@ -2,7 +2,7 @@
 
 Each function is one move of the ledger, in a transaction of its caller that has locked the policy (`lock`). A move that
 raises has written nothing. Between moves: exactly one version of a policy is live, the one in `policies.live_version`;
-the live and the pinned versions are served; rejected ones are not.
+the live and the pinned versions are served; rejected versions are not.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def version_row(connection: Connection, project: str, policy: str, version: int)
     if row.removed_at is not None:
         raise LedgerError(
             f"the adapter of {policy}@v{version} was removed at {row.removed_at:%Y-%m-%d %H:%M} UTC; "
-            "trainer.keep_adapters says how many are kept"
+            "the setting trainer.keep_adapters limits how many stay"
         )
     return row
 
@@ -191,7 +191,8 @@ def step_back(connection: Connection, project: str, policy: str, to: int | None 
 
 
 def pin(connection: Connection, project: str, policy: str, version: int, now: datetime, most: int) -> None:
-    """Keep a version loaded and on the disk regardless of newer ones. `most`: limit of the project's pinned adapters.
+    """Keep a version loaded and on the disk regardless of newer versions. `most`: limit of the project's pinned
+    adapters.
 
     Raises:
         LedgerError: there is no such version, its adapter was removed, it has never been live, or there is no room.
@@ -203,14 +204,14 @@ def pin(connection: Connection, project: str, policy: str, version: int, now: da
     pinned = list(connection.execute(query.order_by(v.id)).scalars())
     if version > 0 and len(pinned) >= most:
         raise LedgerError(
-            f"vLLM has room for {most} pinned versions beside those that are live, kept and tested, and pinned are: "
+            f"vLLM has room for {most} pinned versions beside live, recent and tested ones; pinned are: "
             f"{', '.join(pinned) or 'none'}; unpin one, or raise vllm.max_loras"
         )
     _set(connection, project, policy, [version], pinned_at=row.pinned_at or now, served=True, unserved_at=None)
 
 
 def unpin(connection: Connection, project: str, policy: str, version: int, keep_served: int, now: datetime) -> None:
-    """Unpin a version, so that newer ones can take its place.
+    """Unpin a version, so that newer versions can take its place.
 
     Raises:
         LedgerError: there is no such version.

@@ -66,7 +66,7 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
         raise ProxyUnreachable(_unreadable(data / "up.json", error)) from error
     except httpx.TransportError as error:
         raise RefusedByProxy(
-            f"the proxy at {url} was asked and has not answered ({error!r}); whether it was done is not known: "
+            f"the proxy at {url} was sent the request and did not answer ({error!r}); whether it was done is unknown: "
             f"{look} shows it"
         ) from error
     if answer.is_success:

@@ -264,7 +264,7 @@ def _with_addresses(settings: Settings, run: Path) -> Settings:
 
 
 def _vllm_ports(settings: VllmSettings, taken: int) -> list[int]:
-    """Return a port for each server: from `vllm.port` on, or free ones; `taken` is the proxy's."""
+    """Return a port for each server: from `vllm.port` on, or free ports; `taken` is the proxy's."""
     if not settings.port:
         return [port for port in free_ports(settings.replicas + 1) if port != taken][: settings.replicas]
     ports = list(range(settings.port, settings.port + settings.replicas))
@@ -323,7 +323,7 @@ def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct free ports: each is held until all are chosen."""
+    """Return distinct free ports: each stays open until all are chosen."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -53,7 +53,7 @@ def add(
 
     @api.get("/admin/keys")
     def get_keys() -> Response:
-        """List the project's keys, the newest first, including revoked and expired ones. The keys themselves are never
+        """List the project's keys, the newest first, with the revoked and expired keys. Their secrets are never
         shown."""
         with reader.connect() as connection:
             return as_json({"object": "list", "data": api_key_store.keys(connection, project)}, headers=NO_STORE)

@@ -66,7 +66,7 @@ def add(api: FastAPI, *, settings: Settings, policies: Callable[[], Policies], e
 
     @api.post("/admin/policies/{policy}/pin", openapi_extra=openapi.json_body_of(Pin))
     async def pin(policy: str, request: Request) -> Response:
-        """Keep a version loaded and on the disk although newer ones exist, or stop doing so."""
+        """Keep a version loaded and on the disk although newer versions exist, or stop doing so."""
         body = await read(policy, request, Pin)
         await ledger.pin(policy, body.version, pinned=body.pinned)
         return as_json({"object": "pin", "policy": policy, "version": body.version, "pinned": body.pinned})

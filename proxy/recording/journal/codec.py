@@ -1,6 +1,6 @@
 """Encode and decode journal records: a call, or feedback that arrived while the database could not be reached.
 
-A record names its kind. A record without a kind is a call: older journals held only calls.
+A record names its kind. A record without a kind is a call: older journals contained only calls.
 """
 
 from collections.abc import Callable

@@ -26,7 +26,7 @@ class Flusher:
         """Return when everything that was written before is on the disk.
 
         Raises:
-            OSError: the disk fails; how much of it is written is unknown.
+            OSError: the disk fails; how much was written is unknown.
         """
         before = self._running
         if before is not None:

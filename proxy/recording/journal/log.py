@@ -3,7 +3,8 @@ them.
 
 - A write to the page cache survives `kill -9` of the process. `to_sync` returns what a power loss would still destroy.
 - Each process appends to its own segments. Segments of dead processes are read at the next start.
-- A segment is removed when SQL has all of it. The current segment is cleared as soon as none of its records waits.
+- A segment is removed when SQL has all its records. The current segment is cleared as soon as none of its records
+  waits.
 - While SQL keeps up, two small segments alternate: their memory is allocated already, and records that SQL has are soon
   overwritten.
 """
@@ -21,7 +22,7 @@ from proxy.recording.journal.segment import FileSegment, MemorySegment, Record, 
 SEGMENT_BYTES = 8 * 2**20
 """Each segment is an open file as long as SQL lacks some of its records."""
 ROTATE_BYTES = 2**20
-"""Beyond this size another segment is used, if all earlier ones are empty."""
+"""Beyond this size another segment is used, if all earlier segments are empty."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PROBE_EVERY_S = 1.0
 """How often a journal whose write failed is probed again."""

@@ -270,7 +270,7 @@ def sync(descriptors: list[int]) -> None:
     """Sync these descriptors to the disk and close them. Blocks as long as the disk takes: run it in a thread.
 
     Raises:
-        OSError: the disk fails; how much of it is written is unknown.
+        OSError: the disk fails; how much was written is unknown.
     """
     try:
         for descriptor in descriptors:

@@ -153,7 +153,7 @@ class MessageEvents:
         return _event({"type": "content_block_delta", "delta": delta, "index": self._index})
 
     def _close(self) -> bytes:
-        """End the open block, then send the text that was held back."""
+        """End the open block, then send the text that was buffered."""
         if self._block is None:
             return b""
         events = b""

@@ -1,4 +1,4 @@
-"""Translate an Anthropic request into the chat request that vLLM itself would make of it. Pure.
+"""Translate an Anthropic request into the chat request that vLLM itself would make. Pure.
 
 Follows `vllm/entrypoints/anthropic/serving.py` of vLLM 0.32. If a request is not covered exactly, the result is None:
 the request goes to vLLM unchanged, and its call is recorded without token ids.
@@ -40,7 +40,7 @@ def chat_of(
 
     Returns:
         None if the translation does not cover the request exactly, or if vLLM would refuse the request before it makes
-        a chat of it.
+        a chat.
     """
     try:
         request = msgspec.convert(values, Request)

@@ -143,4 +143,4 @@ _ITEMS: tuple[tuple[shape.Check, Callable[[dict[str, Any]], dict[str, Any]]], ..
     (shape.is_call, _call_message),
     (shape.is_result, _result_message),
 )
-"""Checks of an input item's form, each with the function that makes a chat message of it."""
+"""Checks of an input item's form, each with the function that turns the item into a chat message."""

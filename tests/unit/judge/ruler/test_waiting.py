@@ -175,7 +175,7 @@ def test_a_budget_in_money_waits_for_the_price_of_its_judge(court):
     court.group(0.2, 0.9)
     court.ask()
     court.run()
-    assert "judges.local costs: set its usd_per_million_" in court.state().judge_waits
+    assert "judges.local is unknown: set its usd_per_million_" in court.state().judge_waits
     assert court.server.calls == 0
     court.judges["local"] |= {"usd_per_million_prompt_tokens": 1.0, "usd_per_million_completion_tokens": 2.0}
     court.after_s += LOOK_AGAIN_S

@@ -67,7 +67,7 @@ def test_a_sink_that_fails_is_told_of_once_and_nothing_more(tmp_path: Path, capl
         for number in range(1, 4):
             sinks.tell(step(number))
     (message,) = caplog.messages
-    assert message.startswith("sink tensorboard is told nothing more until the next start: ")
+    assert message.startswith("sink tensorboard gets no more metrics until the next start: ")
 
 
 def test_a_sink_that_is_not_installed_is_one_sentence_with_its_remedy() -> None:

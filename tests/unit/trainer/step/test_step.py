@@ -503,7 +503,7 @@ def test_a_disk_that_refuses_the_rows_does_not_hide_why_the_step_failed(training
     assert training.step() is True
     step = training.seed.one(schema.steps, "starter#1")
     assert (step.state, step.kept) == ("failed", None)
-    assert "the step was not taken" in step.error and "its rows could not be kept: " in step.error
+    assert "the step was not taken" in step.error and "its rows could not be saved: " in step.error
     assert training.all(schema.trajectories, "why_not_trained") == {"step_failed"}
 
 

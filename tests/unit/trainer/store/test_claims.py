@@ -112,7 +112,7 @@ def test_with_nothing_to_train_on_it_is_a_step_all_the_same_and_says_why(tables:
     assert tables.claim() is None
     (step,) = tables.steps()
     assert (step.state, step.asked_at, step.groups, step.version_out) == ("noop", ASKED_AT, 0, None)
-    assert step.error == "asked for by hand, but there is nothing to train on: no group is scored"
+    assert step.error == "requested by hand, but there is nothing to train on: no group is scored"
     assert step.ended_at is not None and step.lease_until is None
     assert tables.still_asked() == (None, None)
     tables.group("g")

@@ -371,7 +371,7 @@ def test_policies_are_told_as_json(here: Here) -> None:
         (("groups",), "group formed by state rewarded mean spread reason began scored"),
         (("groups", "g"), "trajectory version state reward turns why not trained began"),
         (("status",), "policy state live in test last step groups open/closed/scored/claimed training"),
-        (("doctor", "--log"), "question answer what was found, and what it means rewards differ within groups"),
+        (("doctor", "--log"), "question answer result, and what it means rewards differ within groups"),
         (("sql",), "view what it is for"),
         (("sql", "admin_steps"), "column on SQLite on PostgreSQL meaning"),
     ],

@@ -19,7 +19,7 @@ from proxy.inference.context import owner_of
 from proxy.trajectories.conversation_hash import ConversationHasher
 from tests.conftest import NOW, Seed, as_told
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import Wanted as Imitated
+from trainer.domain.sft_examples import ExampleSelection
 from trainer.store.sources import find
 from whetstone.config.privacy import pseudonym
 from whetstone.config.settings import GroupSettings, Settings, SettingsError
@@ -303,7 +303,7 @@ def test_no_sweep_and_no_step_takes_what_was_imported_but_supervised_ones_do(
         created_at=NOW, baselined=0, kind="sft", asked_at=None, wanted=None,
     )  # fmt: skip
     with engine.connect() as connection:
-        found = find(connection, claim, Imitated("imported", 0.5, 10))
+        found = find(connection, claim, ExampleSelection("imported", 0.5, 10))
     good = next(row for row in before if row.reward == 1.0)
     assert [one.trajectory_id for one in found] == [good.id]
 
@@ -316,7 +316,7 @@ def test_a_policy_that_answers_takes_no_log(engine: Engine, seed: Seed, imported
 
 def test_a_policy_that_keeps_a_log_is_not_made_to_answer(engine: Engine, imported: Importing) -> None:
     imported({"messages": [USER, ANSWER]}, policy="second")
-    with pytest.raises(SettingsError, match="an imported log is kept under that name"):
+    with pytest.raises(SettingsError, match="an imported log is stored under that name"):
         Store(engine).prepare(Settings(policy="second"))
 
 
