@@ -11,7 +11,8 @@ import yaml
 
 from migrations.views import BY_NAME
 from tests.promql import NoPromql, read
-from whetstone.config.settings import known_keys
+from whetstone.config.settings import Settings
+from whetstone.domain.suggestions import keys_of
 from whetstone.observability import metric_names
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +106,7 @@ def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
 
 def test_what_alerts_advise_is_there() -> None:
     """Pages that exist, settings that exist, views that exist."""
-    keys = {key.rsplit(".", 1)[-1] for key in known_keys()}
+    keys = {key.rsplit(".", 1)[-1] for key in keys_of(Settings)}
     for rule in rules():
         remedy = rule["annotations"]["remedy"]
         assert all((ROOT / page).is_file() for page in re.findall(r"docs/\w+\.md", remedy)), rule["alert"]

@@ -22,7 +22,7 @@ from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, wit
 from whetstone.config.secret_files import SUFFIX, SecretUnreadable, take_up
 from whetstone.config.trainer import TrainerSettings
 from whetstone.domain.ids import ID
-from whetstone.domain.suggestions import keys_of, suggestion
+from whetstone.domain.suggestions import suggestion
 from whetstone.errors import WhetstoneError
 
 PREFIX = "WHETSTONE_"
@@ -364,11 +364,6 @@ def _flatten(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield (*path, key), json.dumps(dumped)
         elif dumped is not None:
             yield (*path, key), str(dumped)
-
-
-def known_keys() -> Iterator[str]:
-    """Yield the dotted name of every setting."""
-    yield from keys_of(Settings)
 
 
 def _explain(problem: Any) -> str:

@@ -18,10 +18,6 @@ class Interval:
     low: float
     high: float
 
-    def overlaps(self, other: "Interval") -> bool:
-        """Return whether the two intervals share a point."""
-        return self.low <= other.high and other.low <= self.high
-
 
 def share(won: Sequence[int]) -> Interval:
     """Return the share of 1s, with Wilson's interval (E. B. Wilson, JASA 22, 1927).

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from whetstone.config.settings import Settings, SettingsError, as_environment, known_keys, load
+from whetstone.config.settings import Settings, SettingsError, as_environment, load
+from whetstone.domain.suggestions import keys_of
 
 
 def test_the_file_beats_the_default_the_environment_the_file_and_the_command_line_both(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_every_setting_is_documented() -> None:
         return own + [name for inner in nested for name in undocumented(inner)]
 
     assert undocumented(Settings) == []
-    assert "trainer.learning_rate" in set(known_keys())
+    assert "trainer.learning_rate" in set(keys_of(Settings))
 
 
 def test_a_child_loads_these_very_settings_whatever_file_lies_about(

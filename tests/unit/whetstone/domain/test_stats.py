@@ -2,7 +2,7 @@
 
 import pytest
 
-from whetstone.domain.stats import Interval, gain, share, t_95
+from whetstone.domain.stats import gain, share, t_95
 
 
 def test_wilsons_interval_of_forty_in_a_hundred() -> None:
@@ -31,11 +31,6 @@ def test_what_is_no_pair_is_refused() -> None:
         gain([0, 1], [1])
     with pytest.raises(ValueError, match="nothing"):
         share([])
-
-
-def test_intervals_that_share_a_point_overlap() -> None:
-    assert Interval(0.4, 0.3, 0.5).overlaps(Interval(0.55, 0.5, 0.6))
-    assert not Interval(0.4, 0.3, 0.5).overlaps(Interval(0.6, 0.51, 0.7))
 
 
 @pytest.mark.parametrize(
