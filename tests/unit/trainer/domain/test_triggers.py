@@ -139,8 +139,8 @@ def test_singles_are_fresh_stale_and_off_the_lineage_as_groups_are() -> None:
     assert len(choice.claimed) == 6
 
 
-def chosen(*groups: Candidate, asked: bool = False, **rules: Any) -> Choice:
-    return choose(groups, LINEAGE, NOW, RULES.model_copy(update=rules), asked=asked)
+def chosen(*groups: Candidate, by_hand: bool = False, **rules: Any) -> Choice:
+    return choose(groups, LINEAGE, NOW, RULES.model_copy(update=rules), by_hand=by_hand)
 
 
 def taken(choice: Choice) -> list[str]:
@@ -222,13 +222,13 @@ def test_what_is_stale_goes_without_waiting_for_the_schedule() -> None:
 
 
 def test_by_hand_a_step_takes_whatever_can_teach() -> None:
-    assert taken(chosen(group("a", 2), groups_per_step=4, asked=True)) == ["a"]
-    assert taken(chosen(single("s"), asked=True)) == ["s"]
-    assert taken(chosen(group("late", 3), schedule="0 3 * * *", asked=True)) == ["late"]
+    assert taken(chosen(group("a", 2), groups_per_step=4, by_hand=True)) == ["a"]
+    assert taken(chosen(single("s"), by_hand=True)) == ["s"]
+    assert taken(chosen(group("late", 3), schedule="0 3 * * *", by_hand=True)) == ["late"]
 
 
 def test_by_hand_too_it_takes_no_more_than_a_step_holds() -> None:
-    assert len(taken(chosen(*(group(name, 3) for name in "abcdef"), asked=True))) == RULES.max_groups_per_step
+    assert len(taken(chosen(*(group(name, 3) for name in "abcdef"), by_hand=True))) == RULES.max_groups_per_step
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_by_hand_too_it_takes_no_more_than_a_step_holds() -> None:
     ],
 )
 def test_where_nothing_can_teach_it_says_why(groups: list[Candidate], why: str) -> None:
-    for asked in (False, True):
-        choice = chosen(*groups, asked=asked)
+    for by_hand in (False, True):
+        choice = chosen(*groups, by_hand=by_hand)
         assert (choice.waits_for, choice.claimed) == (why, ())
         assert "group_uniform" not in choice.discarded
 
