@@ -82,7 +82,7 @@ def test_messages_of_another_vendors_kind(served: Served) -> None:
 
 
 def test_an_unknown_model_is_its_own_error(served: Served) -> None:
-    with pytest.raises(NotFoundError, match="nobody"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         litellm.completion(**call_of(served, model="openai/no-such-model"))
     served.calls(0)
     with pytest.raises(BadRequestError, match="temperature"):
