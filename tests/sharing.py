@@ -40,6 +40,7 @@ SQLITE_ALONE = (
     "tests/unit/judge/audit/",
     "tests/unit/judge/decisions/test_alone.py",
     "tests/unit/judge/decisions/test_apply_feedback.py",
+    "tests/unit/judge/decisions/test_groups.py",
     "tests/unit/judge/maintenance/test_rollups.py",
     "tests/unit/judge/reward_functions/",
     "tests/unit/judge/ruler/",
@@ -62,10 +63,12 @@ SQLITE_ALONE = (
     "tests/unit/trainer/step/test_dry_run.py",
     "tests/unit/trainer/gate/test_controller.py",
     "tests/unit/trainer/adapters/test_retention.py",
+    "tests/unit/trainer/store/test_examples.py",
     "tests/unit/trainer/vllm/test_device_pause.py",
     "tests/unit/whetstone/cli/commands/test_sql.py",
     "tests/unit/whetstone/config/test_privacy.py",
     "tests/unit/whetstone/domain/test_api_keys.py",
+    "tests/unit/whetstone/registry/test_versions.py",
     "tests/unit/whetstone/transfer/",
 )
 """Files, or folders of them, whose half on PostgreSQL is left to `make test-all`: what they prove is no database's, and

@@ -18,11 +18,17 @@ LINES_PER_WORD = 400
 """A program may use one of the words in so many lines of source."""
 
 WORDS = {
-    "proxy": 1355, "whetstone": 736, "trainer": 294, "judge": 34, "migrations": 40, "benchmarks": 877,
-    "docs/build": 8, "tests": 3835,
-}  # fmt: skip
-"""Most uses in each program while they are replaced. Lower a number when uses have gone; never raise one."""
-CLASSES = {"proxy": 30, "whetstone": 18, "trainer": 13, "judge": 12, "migrations": 0, "benchmarks": 11, "tests": 24}
+    "proxy": 0,
+    "whetstone": 0,
+    "trainer": 0,
+    "judge": 0,
+    "migrations": 0,
+    "benchmarks": 0,
+    "docs/build": 0,
+    "tests": 2650,
+}
+"""Most uses in each program, if one in LINES_PER_WORD lines is less. Lower a number when uses have gone; never raise one."""
+CLASSES = {"proxy": 0, "whetstone": 0, "trainer": 0, "judge": 0, "migrations": 0, "benchmarks": 0, "tests": 24}
 """Most classes that are named by a participle or pronoun; also only lowered."""
 PAGE_WORDS = 160
 """Most uses in all pages that are written by hand; also only lowered."""

@@ -225,6 +225,7 @@ def absent(lock: str, parts: ModuleType) -> Iterator[str]:
         ),
     ],
 )
+@pytest.mark.long(part="stacks")
 def test_what_an_image_runs_needs_no_package_that_it_has_not(lock: str, modules: str, parts: ModuleType) -> None:
     held_back = sorted(absent(lock, parts))
     assert "vllm" in held_back

@@ -17,6 +17,7 @@ import pytest
 from click import Context
 from typer.main import get_command
 
+from benchmarks.kit.process import borrowed_vllm
 from tests.docs_blocks import ROOT, WRITTEN_THERE, Block, blocks, pages
 from tests.e2e.test_stack import up
 from whetstone.cli.main import app
@@ -99,7 +100,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, vllm_url: str) -> Iterator[t
     folder = tmp_path_factory.mktemp("docs")
     for name in ("examples", "whetstone"):
         (folder / name).symlink_to(ROOT / name)
-    with up(folder / "data", WHETSTONE_VLLM__URLS=json.dumps([vllm_url])) as (_, addresses):
+    # Adapters that the pages load must not stay: other tests load theirs under the same names.
+    with borrowed_vllm(vllm_url), up(folder / "data", WHETSTONE_VLLM__URLS=json.dumps([vllm_url])) as (_, addresses):
         yield folder, addresses
 
 

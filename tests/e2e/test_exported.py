@@ -46,6 +46,7 @@ def test_what_was_taken_out_comes_in_again_as_a_version_of_its_own(written: Here
     assert "safe_serialization" in written.refused("versions", "import", str(out), "starter")
 
 
+@pytest.mark.long(part="stacks")
 @pytest.mark.slow
 def test_a_merged_export_is_a_model_that_needs_no_adapter(written: Here, tmp_path: Path) -> None:
     out = tmp_path / "merged"

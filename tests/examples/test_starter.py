@@ -130,6 +130,7 @@ def test_pre_training_is_the_same_for_the_same_seed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="stacks")
 def test_the_starter_plays_legally_and_no_better_than_at_random(model: Any) -> None:
     ended = player.play(model, tokenizer, 300, seed=1)
     assert ended.total() == 300

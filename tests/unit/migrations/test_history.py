@@ -142,7 +142,7 @@ def test_views_of_an_admins_own_that_are_in_the_way_are_named(
     if database_kind == "postgresql":
         refused = next_version.upgrade(empty_database_url)
         assert refused.returncode == 1
-        assert re.search("drop them, migrate, make them again .*of_mine", refused.stderr), refused.stderr
+        assert re.search("drop yours, migrate, create them again .*of_mine", refused.stderr), refused.stderr
     with engine.begin() as connection:
         connection.execute(text("DROP VIEW of_mine"))
     engine.dispose()

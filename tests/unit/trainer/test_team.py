@@ -101,6 +101,7 @@ def launched(engine: Engine, seed: Any, fake: FakeVllm, tmp_path: Path) -> Itera
     launched.vllm.close()
 
 
+@pytest.mark.long(part="stacks")
 def test_steps_of_two_processes_go_live_and_a_stop_leaves_nobody(launched: Launched, tmp_path: Path) -> None:
     launched.group("g")
     until(lambda: launched.live_version == 1)

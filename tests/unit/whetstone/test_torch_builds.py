@@ -50,6 +50,7 @@ def test_packages_of_another_build_are_named_with_the_remedy(tmp_path: Path) -> 
     assert told["other"] == {}, "another Python has packages of its own"
 
 
+@pytest.mark.long(part="stacks")
 def test_transformers_and_its_children_do_without_them(tmp_path: Path) -> None:
     wrong_builds.install(tmp_path)
     broken = python(VLLM_IMPORTS, tmp_path)

@@ -168,6 +168,7 @@ def test_it_is_told_what_was_written_and_whether_a_step_can_go_on_from_it(
 
 
 @pytest.mark.slow
+@pytest.mark.long(part="stacks")
 def test_the_program_ends_with_2_and_the_reason(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainer.adopt", str(tmp_path), str(tmp_path / "p@v1")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)

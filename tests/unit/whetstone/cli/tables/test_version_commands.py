@@ -193,7 +193,7 @@ def test_a_proxy_that_falls_silent_once_asked_may_have_done_it(here: Here, answe
         left(here, silent.url)
         for asked, arguments in enumerate(MOVES, 1):
             said = here.refused(*arguments)
-            assert "whether it was done is not known: `whetstone versions starter` shows it" in said
+            assert "whether it was done is unknown: `whetstone versions starter` shows it" in said
             assert silent.asked == asked
     assert here.live() == 2 and here.decisions() == []
 
