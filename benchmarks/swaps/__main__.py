@@ -17,14 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
-from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
 from benchmarks.swaps.figures import RequestOutcome, Swap, late, percentile, stalls, stepped_back, waits
 from benchmarks.swaps.load import Load, first_messages
 from benchmarks.swaps.records import judge, mixes, recorded, unmixed
@@ -276,13 +274,11 @@ def reported(title: str, faults: list[str], console: Console) -> Iterator[Report
     faults.extend(report.faults)
 
 
-def prove(
-    data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console, given: dict[str, Any]
-) -> list[str]:
-    """Run the parts; return what does not hold. `given`: more settings of the stack with one server."""
+def prove(data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console) -> list[str]:
+    """Run the parts; return what does not hold."""
     faults: list[str] = []
     connections, seed, every_s = args.connections, args.seed, args.every
-    settings = settings_of(data / "one", seed, **given)
+    settings = settings_of(data / "one", seed)
     full = settings.trainer.lora_rank
     if {"swaps", "killed"}.intersection(parts):
         with running_scene(settings, (full, full), console) as scene:
@@ -321,18 +317,15 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--short", action="store_true", help=f"{SHORT_SWAPS} swaps; times are shown and fail nothing")
     parser.add_argument("--data", type=Path, help="an empty folder for databases, adapters and logs, which then stay")
-    add_vllm_argument(parser)
     args = parser.parse_args()
     if args.short:
         args.swaps = min(args.swaps, SHORT_SWAPS)
-    if args.vllm and args.parts != "swaps":
-        parser.error("a running vLLM is for --parts swaps alone; the others kill their servers, or have two")
     if strange := set(args.parts.split(",")) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(strange))}; there are {', '.join(PARTS)}")
     end_on_sigterm()
     console = Console(width=120)
-    with data_folder("swaps", args.data) as data, borrowed_vllm(args.vllm) as given:
-        faults = prove(data, args.parts.split(","), args, console, given)
+    with data_folder("swaps", args.data) as data:
+        faults = prove(data, args.parts.split(","), args, console)
     return verdict(faults, console)
 
 
