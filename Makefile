@@ -3,7 +3,7 @@
 
 # Which Python, and where PyTorch's CPU build is; left out, requirements/install.py looks for both.
 export PYTHON TORCH_INDEX
-# Bytecode is written: vLLM imports 5,000 modules at each start, and compiling them takes a third of that time.
+# Bytecode is written: vLLM imports 5,000 modules at each start; compiling them takes a quarter of that time (docs/log/tests.md).
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := sh requirements/install.sh
 VENV := .venv

@@ -160,7 +160,8 @@ def borrowed_vllm(url: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _empty_prefix_cache(url: str) -> None:
-    httpx.post(f"{url}/reset_prefix_cache", trust_env=False).raise_for_status()
+    answer = httpx.post(f"{url}/reset_prefix_cache", timeout=client.CONTROL_TIMEOUT_S, trust_env=False)
+    answer.raise_for_status()
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:
