@@ -4,6 +4,9 @@ Everything else is spread over the processes file by file. Not by mark: the proc
 their names.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -43,6 +46,8 @@ SQLITE_ALONE = (
     "tests/unit/judge/maintenance/test_rollups.py",
     "tests/unit/judge/reward_functions/",
     "tests/unit/judge/ruler/",
+    "tests/unit/judge/settlement/test_set_aside.py",
+    "tests/unit/judge/settlement/test_sweep.py",
     "tests/unit/judge/settlement/test_timing.py",
     "tests/unit/proxy/admission/test_api_keys.py",
     "tests/unit/proxy/api/",
@@ -52,7 +57,10 @@ SQLITE_ALONE = (
     "tests/unit/proxy/domain/test_model_names.py",
     "tests/unit/proxy/upstream/test_device_pause.py",
     "tests/unit/proxy/domain/test_version_pins.py",
+    "tests/unit/proxy/inference/",
+    "tests/unit/proxy/recording/test_words.py",
     "tests/unit/proxy/test_projects.py",
+    "tests/unit/proxy/test_why_not_trained.py",
     "tests/unit/proxy/trajectories/test_resolver.py",
     "tests/unit/proxy/recording/test_redaction_served.py",
     "tests/unit/proxy/recording/test_turns.py",
@@ -94,6 +102,12 @@ def leave_out(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("postgresql") and item.nodeid.startswith(SQLITE_ALONE):
             item.add_marker(pytest.mark.long(part="postgresql"))
+
+
+def every_second(names: Iterable[str], part: str) -> list[Any]:
+    """Leave every second parameter of a test to this part of `make test-all`."""
+    long = pytest.mark.long(part=part)
+    return [pytest.param(name, marks=long if number % 2 else ()) for number, name in enumerate(names)]
 
 
 def order(items: list[pytest.Item]) -> None:

@@ -42,6 +42,13 @@ def test_what_was_taken_out_comes_in_again_as_a_version_of_its_own(written: Here
     assert adapters.verify(Path(row.adapter_path)) == row.manifest_sha256
     same = [Path(one.adapter_path) / "adapter_model.safetensors" for one in (row, written.row("starter@v1"))]
     assert same[0].read_bytes() == same[1].read_bytes()
+
+
+@pytest.mark.long(part="stacks")
+@pytest.mark.slow
+def test_an_adapter_whose_weights_are_missing_is_refused_with_the_remedy(written: Here, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert written.run("versions", "export", "starter@v1", str(out)).exit_code == 0
     (out / "adapter_model.safetensors").unlink()
     assert "safe_serialization" in written.refused("versions", "import", str(out), "starter")
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from proxy.wire.responses.request import chat_of
+from tests.sharing import every_second
 from tests.unit.proxy.both import ATTEMPTS
 from tests.unit.proxy.conftest import RunningProxy, wait_for
 
@@ -289,7 +290,7 @@ def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Respo
     return row
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", every_second(CAPTURED, "exact"))  # as a stream each of them is asked
 def test_a_plain_answer_is_that_of_vllm_alone(real: RunningProxy, direct: httpx.Client, name: str) -> None:
     request = request_of(CAPTURED[name])
     response = ask_both(real, direct, request)

@@ -114,7 +114,7 @@ def both(real: RunningProxy, vllm_url: str) -> Iterator[Both]:
 
 @pytest.fixture(scope="module")
 def direct(vllm_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=vllm_url, timeout=120, trust_env=False) as client:
+    with httpx.Client(base_url=vllm_url, timeout=120, trust_env=False, verify=False) as client:
         yield client
 
 

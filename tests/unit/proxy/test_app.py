@@ -163,7 +163,10 @@ def test_a_journal_that_cannot_be_written_is_503_and_works_again(
 ) -> None:
     settings, environment = limited(sqlite_url, tmp_path, fake_vllm)
     body = STREAM | {"stream": stream}
-    with own_process(settings, **environment) as (url, process), httpx.Client(base_url=url, trust_env=False) as app:
+    with (
+        own_process(settings, **environment) as (url, process),
+        httpx.Client(base_url=url, trust_env=False, verify=False) as app,
+    ):
         process.send_signal(signal.SIGUSR2)
         # Too long for what the journal has reserved.
         long = STREAM | {"stream": False, "messages": [{"role": "user", "content": "x" * 2 * STEP_BYTES}]}
@@ -202,7 +205,7 @@ def test_a_stream_that_began_before_the_disk_was_full_ends_in_an_error(
     fake_vllm.script = slow
     with (
         own_process(settings, **environment) as (url, process),
-        httpx.Client(base_url=url, trust_env=False) as app,
+        httpx.Client(base_url=url, trust_env=False, verify=False) as app,
         app.stream("POST", "/v1/chat/completions", json=STREAM) as answer,
     ):
         chunks = answer.iter_bytes()
@@ -221,7 +224,10 @@ def test_unrecorded_answers_are_served_where_that_is_wanted_and_say_so(
 ) -> None:
     settings, environment = limited(sqlite_url, tmp_path, fake_vllm, when_full="unrecorded")
     body = STREAM | {"stream": stream}
-    with own_process(settings, **environment) as (url, process), httpx.Client(base_url=url, trust_env=False) as app:
+    with (
+        own_process(settings, **environment) as (url, process),
+        httpx.Client(base_url=url, trust_env=False, verify=False) as app,
+    ):
         kept = app.post("/v1/chat/completions", json=body)
         assert kept.is_success and "x-whetstone-recorded" not in kept.headers
         process.send_signal(signal.SIGUSR2)
@@ -260,7 +266,7 @@ def test_what_was_answered_survives_kill_9_before_it_is_in_sql(
     engine = connect(database_url)
     lock = "LOCK TABLE trajectories IN EXCLUSIVE MODE" if engine.dialect.name == "postgresql" else "SELECT 1"
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with own_process(settings) as (url, process), httpx.Client(base_url=url, trust_env=False) as app:
+    with own_process(settings) as (url, process), httpx.Client(base_url=url, trust_env=False, verify=False) as app:
         with engine.begin() as connection:
             connection.execute(text(lock))
             for turn in range(3):

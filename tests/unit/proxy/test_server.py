@@ -76,7 +76,7 @@ def test_a_proxy_whose_writer_died_ends_and_its_next_start_writes_what_it_answer
             url,
             process,
         ),
-        httpx.Client(base_url=url, trust_env=False) as app,
+        httpx.Client(base_url=url, trust_env=False, verify=False) as app,
     ):
         process.send_signal(signal.SIGUSR1)
 

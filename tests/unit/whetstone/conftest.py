@@ -1,20 +1,54 @@
-"""A small vLLM whose faults can be chosen: it speaks the real wire of chat completions, with five tokens to say."""
+"""The command line as its script runs it, and a small vLLM on the real wire of chat completions, with chosen faults."""
 
 import json
 import math
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from benchmarks.fakes.json_server import Handler, Server
+from whetstone.cli.main import main
 
 SERVED = "starter@v0"
 LOGITS = {470: 4.0, 3: 3.2, 16: 2.5, 2: 2.0, 307: 1.0}
 """Of every token it says, by token id."""
 HELLO = [470, 3, 2]
 MINUS_INFINITY = -9999.0
+
+
+@dataclass
+class Ended:
+    """Exit code and output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """Standard error in one line, however wide the terminal."""
+        return " ".join(self.err.split())
+
+
+@pytest.fixture
+def whetstone(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run the command line as its script does, in this process: starting another takes a second and a half."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["whetstone", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 0
+        output = capfd.readouterr()
+        return Ended(code, output.out, output.err)
+
+    return run
 
 
 @pytest.fixture

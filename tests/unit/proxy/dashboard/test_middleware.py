@@ -40,7 +40,7 @@ class Person:
     """A browser without the window: keeps cookies, fills in forms."""
 
     def __init__(self, proxy: RunningProxy) -> None:
-        self.client = httpx.Client(base_url=proxy.url, trust_env=False, timeout=30)
+        self.client = httpx.Client(base_url=proxy.url, trust_env=False, verify=False, timeout=30)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self.client.get(path, headers=headers)
@@ -110,7 +110,7 @@ def test_the_cookie_is_a_random_token_of_which_only_a_hash_is_kept(plain_proxy: 
 def test_a_link_from_another_site_signs_nobody_out(plain_proxy: RunningProxy, person: Person) -> None:
     """It brings no session's cookie: the answer must not put another in its place."""
     person.sign_in(make_key(plain_proxy, "admin"))
-    arrived = httpx.get(plain_proxy.url + "/ui/policies", trust_env=False)
+    arrived = httpx.get(plain_proxy.url + "/ui/policies", trust_env=False, verify=False)
     assert arrived.status_code == 303
     assert all(one.startswith(session.FORM) for one in arrived.headers.get_list("set-cookie"))
     person.client.cookies.update(arrived.cookies)
@@ -152,7 +152,9 @@ def test_signing_out_ends_the_session_itself(plain_proxy: RunningProxy, person: 
     token = person.client.cookies.get(session.COOKIE)
     assert person.send("/ui/sign-out").headers["location"] == "/ui/sign-in"
     assert sessions(plain_proxy) == []
-    answer = httpx.get(plain_proxy.url + "/ui/policies", cookies={session.COOKIE: str(token)}, trust_env=False)
+    answer = httpx.get(
+        plain_proxy.url + "/ui/policies", cookies={session.COOKIE: str(token)}, trust_env=False, verify=False
+    )
     assert answer.status_code == 303
 
 
@@ -274,8 +276,8 @@ def test_a_session_holds_at_every_proxy(plain_proxy: RunningProxy, person: Perso
     other_settings = plain_proxy.settings.model_copy(update={"data": plain_proxy.settings.data / "other"})
     with own_process(other_settings) as (url, _):
         cookies = {session.COOKIE: str(person.client.cookies.get(session.COOKIE))}
-        assert httpx.get(url + "/ui/policies", cookies=cookies, trust_env=False).status_code == 200
-        assert httpx.get(url + "/ui/policies", trust_env=False).status_code == 303
+        assert httpx.get(url + "/ui/policies", cookies=cookies, trust_env=False, verify=False).status_code == 200
+        assert httpx.get(url + "/ui/policies", trust_env=False, verify=False).status_code == 303
 
 
 def test_each_project_sees_its_own_alone(

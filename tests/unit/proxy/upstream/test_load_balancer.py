@@ -393,7 +393,10 @@ def test_no_more_wait_than_may_and_none_for_longer(
 def test_an_app_that_hangs_up_waits_no_more(sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Start) -> None:
     proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, proxy={"max_wait_s": 60}))
     fake_vllm.close()
-    with httpx.Client(base_url=proxy.url, timeout=1, trust_env=False) as app, pytest.raises(httpx.ReadTimeout):
+    with (
+        httpx.Client(base_url=proxy.url, timeout=1, trust_env=False, verify=False) as app,
+        pytest.raises(httpx.ReadTimeout),
+    ):
         app.post("/v1/chat/completions", json={"model": "starter", "messages": [{"role": "user", "content": "hi"}]})
     proxy.recorded(status="aborted")
     assert waiting(proxy) == 0

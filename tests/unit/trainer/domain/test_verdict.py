@@ -127,10 +127,13 @@ def test_the_watch_ends_where_the_parent_spoke_too_little_and_says_what_it_could
 @pytest.mark.parametrize(
     "case",
     [
-        Case("canary", "coin", 0.5), Case("watch", "uniform"), Case("canary", "skewed", 0.1),
-        Case("canary", "clustered", 0.1), Case("watch", "clustered"),
+        Case("canary", "coin", 0.5),
+        Case("canary", "skewed", 0.1),
+        Case("canary", "clustered", 0.1),
+        pytest.param(Case("watch", "uniform"), marks=pytest.mark.long(part="exact")),
+        pytest.param(Case("watch", "clustered"), marks=pytest.mark.long(part="exact")),
     ],
-)  # fmt: skip
+)
 def test_five_points_are_caught_and_no_change_is_let_be(case: Case) -> None:
     none, five = (simulated(case, loss, RUNS, 0, GATE) for loss in (0.0, 0.05))
     assert bar_holds(none, RUNS, GATE) and five.rejected + 2 * five.error >= GATE.power

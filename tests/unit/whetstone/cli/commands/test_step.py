@@ -3,11 +3,9 @@
 import json
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typer.testing import CliRunner, Result
 from migrations import schema
 from tests.conftest import Seed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
+from tests.unit.whetstone.conftest import Ended
 from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.main import app
 
@@ -133,53 +132,46 @@ def test_options_that_do_not_go_together_ask_for_nothing(stack: Stack, arguments
     assert stack.asked() == (None, None)
 
 
-def command(data: Path, *arguments: str) -> tuple[int, str, str]:
-    whole = [sys.executable, "-m", "whetstone.cli.main", "step", "--data", str(data), *arguments]
-    ended = subprocess.run(whole, capture_output=True, text=True, timeout=60)
-    assert "Traceback" not in ended.stderr
-    return ended.returncode, ended.stdout, " ".join(ended.stderr.split())
+def test_without_a_stack_it_ends_with_2_and_the_remedy(whetstone: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = whetstone("step", "--data", str(tmp_path))
+    assert (ended.code, ended.out) == (2, "")
+    assert f"no stack runs on {tmp_path}: start it with `whetstone up`" in ended.message
 
 
-def test_without_a_stack_it_ends_with_2_and_the_remedy(tmp_path: Path) -> None:
-    code, out, said = command(tmp_path)
-    assert (code, out) == (2, "")
-    assert f"no stack runs on {tmp_path}: start it with `whetstone up`" in said
-
-
-def test_a_proxy_that_is_gone_is_no_stack(tmp_path: Path) -> None:
+def test_a_proxy_that_is_gone_is_no_stack(whetstone: Callable[..., Ended], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         write_addresses(tmp_path, proxy=f"http://127.0.0.1:{free.getsockname()[1]}")
-        code, _, said = command(tmp_path)
-    assert code == 2 and "no proxy answers at" in said
+        ended = whetstone("step", "--data", str(tmp_path))
+    assert ended.code == 2 and "no proxy answers at" in ended.message
 
 
-def test_damaged_addresses_are_said(tmp_path: Path) -> None:
+def test_damaged_addresses_are_said(whetstone: Callable[..., Ended], tmp_path: Path) -> None:
     write_addresses(tmp_path, proxy=None)
-    code, _, said = command(tmp_path)
-    assert code == 2 and "up.json cannot be read" in said
+    ended = whetstone("step", "--data", str(tmp_path))
+    assert ended.code == 2 and "up.json cannot be read" in ended.message
 
 
-def test_a_dry_run_needs_no_stack_and_asks_for_nothing(stack: Stack) -> None:
+def test_a_dry_run_needs_no_stack_and_asks_for_nothing(whetstone: Callable[..., Ended], stack: Stack) -> None:
     (stack.data / "up.json").unlink()
-    code, out, said = command(stack.data, "--dry-run", "--json")
-    assert code == 0, said
-    told = json.loads(out)
+    ended = whetstone("step", "--dry-run", "--json", "--data", str(stack.data))
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
     assert (told["policy"], told["version_in"], told["trajectories"]) == ("starter", 0, [])
     assert told["why_not_due"].startswith("the policy only records")
     assert stack.asked() == (None, None)
 
 
-def test_a_dry_run_without_a_database_ends_with_2(tmp_path: Path) -> None:
-    code, _, said = command(tmp_path, "--dry-run")
-    assert code == 2 and f"there is no database in {tmp_path}" in said
+def test_a_dry_run_without_a_database_ends_with_2(whetstone: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = whetstone("step", "--dry-run", "--data", str(tmp_path))
+    assert ended.code == 2 and f"there is no database in {tmp_path}" in ended.message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_goes_by_the_database_of_the_stack_that_runs(stack: Stack) -> None:
+def test_a_dry_run_goes_by_the_database_of_the_stack_that_runs(whetstone: Callable[..., Ended], stack: Stack) -> None:
     (stack.data / "elsewhere").mkdir()
     write_addresses(stack.data / "elsewhere", database=stack.proxy.settings.database_url)
-    code, out, said = command(stack.data / "elsewhere", "--dry-run")
-    assert code == 0, said
-    assert "no step of starter is due" in out
+    ended = whetstone("step", "--dry-run", "--data", str(stack.data / "elsewhere"))
+    assert ended.code == 0, ended.err
+    assert "no step of starter is due" in ended.out
     assert stack.proxy.rows(schema.steps) == []

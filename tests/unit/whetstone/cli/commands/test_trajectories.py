@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from typer.testing import CliRunner, Result
 from benchmarks.fakes.json_server import Handler, Server
 from migrations import schema
 from tests.conftest import NOW, Seed
-from whetstone.cli.main import app, main
+from tests.unit.whetstone.conftest import Ended
+from whetstone.cli.main import app
 from whetstone.cli.tables.status_report import examine
 from whetstone.cli.tables.status_report import shown as status_shown
 from whetstone.cli.tables.trajectory_tables import trajectory_shown
@@ -46,29 +46,6 @@ class Here:
         result = self.run(*arguments, "--json")
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
-
-
-@dataclass
-class Said:
-    """What a command line came to."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def whetstone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Runs the command line as its script does."""
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["whetstone", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Said(ended.value.code if isinstance(ended.value.code, int) else 0, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture
@@ -160,7 +137,7 @@ def test_what_is_not_there_is_told_with_what_is_alike(here: Here, command: str, 
     assert ("there are: good" in result.stderr) == (command == "trajectories")
 
 
-def test_without_a_database_each_says_what_to_do(whetstone: Callable[..., Said], tmp_path: Path) -> None:
+def test_without_a_database_each_says_what_to_do(whetstone: Callable[..., Ended], tmp_path: Path) -> None:
     for command in (["trajectories"], ["groups"], ["status"], ["export", "sft", "--to", str(tmp_path / "a.jsonl")]):
         result = whetstone(*command, "--data", str(tmp_path / "none"))
         assert (result.code, result.out) == (2, "")
@@ -305,22 +282,11 @@ def test_an_export_of_nothing_leaves_no_file_and_exit_code_1(here: Here, tmp_pat
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_an_export_to_stdout_has_rows_alone_there(here: Here) -> None:
+def test_an_export_to_stdout_has_rows_alone_there(whetstone: Callable[..., Ended], here: Here) -> None:
     filled(here)
-    command = [
-        sys.executable,
-        "-m",
-        "whetstone.cli.main",
-        "export",
-        "trajectories",
-        "--to",
-        "-",
-        "--data",
-        str(here.data),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert [json.loads(line)["trajectory_id"] for line in result.stdout.splitlines()] == ["good", "bad"]
-    assert "2 rows" in result.stderr and "left out: 1 eval" in result.stderr
+    ended = whetstone("export", "trajectories", "--to", "-", "--data", str(here.data))
+    assert [json.loads(line)["trajectory_id"] for line in ended.out.splitlines()] == ["good", "bad"]
+    assert "2 rows" in ended.err and "left out: 1 eval" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -337,7 +303,7 @@ def test_an_export_to_stdout_has_rows_alone_there(here: Here) -> None:
     ids=str,
 )
 def test_what_cannot_be_meant_is_told_without_a_traceback(
-    whetstone: Callable[..., Said], here: Here, arguments: tuple[str, ...], why: str
+    whetstone: Callable[..., Ended], here: Here, arguments: tuple[str, ...], why: str
 ) -> None:
     result = whetstone(*arguments, "--data", str(here.data))
     assert (result.code, result.out) == (2, "")
