@@ -24,7 +24,7 @@ WhetstoneError
 ├── NoAnswer              (transfer/importing/schema) a logged call has no answer
 ├── NotImportable         (transfer/importing/store) the policy serves apps, so no log can be imported into it
 ├── QueryFailed           (cli/tables/sql_query) a query of `whetstone sql` failed
-└── NotFound              (cli/tables/trajectory_tables) no trajectory or group has this id
+└── NotFound              (cli/tables/trajectory_store) no trajectory or group has this id
 """
 
 

@@ -156,10 +156,11 @@ def shell(text, place):
 
 def sql(text, place):
     print("##", place, flush=True)
-    from whetstone.cli.tables.sql_query import ask
+    from whetstone.cli.tables.sql_query import asking
     from whetstone.config.settings import STARTER, load
 
     # Comments may stand behind the last statement, and hold what ends one.
     for statement in filter(str.strip, re.sub("--[^\\n]*", "", text).split(";")):
-        ask(load(environment={{}}).database_url, statement)
+        with asking(load(environment={{}}).database_url, statement) as answer:
+            list(answer.rows)
 """

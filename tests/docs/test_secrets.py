@@ -13,7 +13,7 @@ from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.main import app
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import without_password
-from whetstone.doctor.vllm_checks import NothingToTest, of_running
+from whetstone.stack.admin_client import of_running
 from whetstone.stack.stack import Stack
 from whetstone.stack.supervisor import Supervisor
 
@@ -106,7 +106,7 @@ def test_the_command_line_takes_the_password_from_its_own_settings(tmp_path: Pat
     write_addresses(tmp_path, database=TOLD)
     assert of_running(Settings(data=tmp_path, database=DATABASE)).database_url == DATABASE
     for other in (None, DATABASE.replace("/whetstone", "/another")):
-        with pytest.raises(NothingToTest, match="WHETSTONE_DATABASE") as caught:
+        with pytest.raises(SettingsError, match="WHETSTONE_DATABASE") as caught:
             of_running(Settings(data=tmp_path, database=other))
         assert SECRET not in str(caught.value)
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fakes.json_server import Handler, Server
 from tests.e2e.test_stack import until, up
-from whetstone.cli.tables.sql_query import ask
+from whetstone.cli.tables.sql_query import asking
 from whetstone.database.engine import connect
 from whetstone.registry.projects import Store
 from whetstone.vllm.client import Vllm
@@ -97,8 +97,8 @@ class App:
         return step
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        names, rows = ask(self.database, sql)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        with asking(self.database, sql) as answer:
+            return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
 
     def text_of(self, token_ids: str) -> str:
         """What vLLM reads in stored ids."""

@@ -1,24 +1,22 @@
-"""Shared parts of the commands: options, consoles, access to the database."""
+"""Shared parts of the commands: options, settings, consoles, access to the database."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from sqlalchemy import Engine
 
 from migrations.run import upgrade
-from whetstone.cli.tables.trajectory_tables import NotFound
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
-from whetstone.registry.adapter_copies import NotCopied
 from whetstone.registry.projects import Store
-from whetstone.registry.versions import LedgerError
-from whetstone.stack.admin_client import RefusedByProxy
+from whetstone.stack.admin_client import of_running
 
 console = Console()
 errors = Console(stderr=True)
@@ -51,6 +49,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one array"
 JsonObjectOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object")]
 
 
+def running_settings(data: Path | None, config: Path | None) -> Settings:
+    """Return the settings, with the addresses of the stack that runs on the data folder, if one does."""
+    return of_running(load(config, data=data))
+
+
 def store_of(settings: Settings) -> Store:
     """Return the tables, migrated to this version's schema.
 
@@ -60,13 +63,15 @@ def store_of(settings: Settings) -> Store:
     return Store(engine_of(settings))
 
 
-def engine_of(settings: Settings) -> Engine:
-    """Return an engine on the database, migrated to this version's schema.
+def engine_of(settings: Settings, *, create: bool = False) -> Engine:
+    """Return an engine on the database, migrated to this version's schema; `create`: make it if there is none.
 
     Raises:
         SettingsError: there is no database.
     """
-    upgrade(database_of(settings))
+    if create:
+        settings.data.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.database_url if create else database_of(settings))
     return connect(settings.database_url)
 
 
@@ -86,16 +91,36 @@ def has_database(settings: Settings) -> bool:
     return settings.database is not None or (settings.data / "whetstone.db").exists()
 
 
+@contextmanager
+def database(settings: Settings, *, create: bool = False) -> Iterator[Engine]:
+    """Yield the engine of `engine_of`, and close its connections at the end."""
+    engine = engine_of(settings, create=create)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON, on one line."""
     typer.echo(msgspec.json.encode(value).decode())
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Print the message of a refusal, and exit with code 1."""
-    try:
-        yield
-    except (RefusedByProxy, NotCopied, NotFound, LedgerError) as error:
-        errors.print(f"[red]whetstone:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+def show(value: Any, render: Callable[[], RenderableType], *, as_json: bool) -> None:
+    """Print a value, as JSON or as `render` shows it to people."""
+    if as_json:
+        print_json(value)
+    else:
+        console.print(render())
+
+
+def check(wrong: Mapping[str, bool]) -> None:
+    """Refuse options that do not go together, with the message of the first rule that is broken."""
+    if broken := [message for message, is_wrong in wrong.items() if is_wrong]:
+        raise typer.BadParameter(broken[0])
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Print what went wrong, and exit."""
+    errors.print(f"[red]whetstone:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(code)

@@ -56,8 +56,8 @@ class Plan:
 
     def arguments(self, seed: int, model: str) -> list[str]:
         """Return the agent's arguments that do not depend on the phase."""
-        options = ["--model", model, "--connections", str(self.connections), "--seed", str(seed)]
-        return [*options, *(["--untagged"] if self.untagged else [])]
+        untagged = ["--untagged"] if self.untagged else []
+        return ["--model", model, "--connections", str(self.connections), "--seed", str(seed), *untagged]
 
 
 @dataclass(frozen=True)

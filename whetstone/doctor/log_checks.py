@@ -7,14 +7,12 @@ import re
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Engine
 
 from whetstone.config.settings import Settings
 from whetstone.doctor.log_store import LogStatistics, seen
-from whetstone.doctor.vllm_checks import answer
-from whetstone.terminal.fitting import Fitting
+from whetstone.doctor.vllm_checks import checks_table
 from whetstone.vllm.self_test.questions import Check, Question
 
 ENOUGH = 20
@@ -122,16 +120,10 @@ def checks(log: LogStatistics) -> tuple[Check, ...]:
 
 def shown(results: Sequence[Check], policy: str) -> RenderableType:
     """Return a table of the checks, and the doubts below it."""
-    table = Table(title=f"the log of {policy}, its newest attempts", title_justify="left", show_lines=True)
-    table.add_column("question")
-    table.add_column("answer")
-    table.add_column("result, and what it means")
-    for check in results:
-        table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
-    doubts = ", ".join(check.name for check in results if check.ok is False)
-    if doubts:
-        return Group(Fitting(table), Text(f"training may not work well on this: {doubts}", style="yellow"))
-    return Group(Fitting(table), Text("nothing in the log speaks against training on it", style="bold green"))
+    verdict = Text("nothing in the log speaks against training on it", style="bold green")
+    if doubts := ", ".join(check.name for check in results if check.ok is False):
+        verdict = Text(f"training may not work well on this: {doubts}", style="yellow")
+    return Group(checks_table(f"the log of {policy}, its newest attempts", results), verdict)
 
 
 def _share(question: Question, part: int, whole: int, words: str, least: float) -> Check:

@@ -103,9 +103,6 @@ def _rewards(rows: Sequence[Any], version: int | None) -> tuple[float, ...]:
 
 def _names(tools: Any) -> list[str]:
     """Return the names of tools in the format of chat, responses or messages."""
-    names = []
-    for tool in tools if isinstance(tools, list) else []:
-        described = tool.get("function", tool) if isinstance(tool, dict) else None
-        if isinstance(described, dict) and isinstance(described.get("name"), str):
-            names.append(described["name"])
-    return names
+    listed = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    described = [tool.get("function", tool) for tool in listed]
+    return [one["name"] for one in described if isinstance(one, dict) and isinstance(one.get("name"), str)]

@@ -5,9 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -16,67 +14,19 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.config.settings import Settings
-from whetstone.database.engine import without_password
 from whetstone.errors import WhetstoneError
 from whetstone.registry.projects import Store
 from whetstone.terminal.fitting import Fitting
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 from whetstone.vllm.self_test import run
 from whetstone.vllm.self_test.questions import OF_THE_MODEL, Check, knowing
-from whetstone.vllm.self_test.run import SelfTest
 
 
 class NothingToTest(WhetstoneError):
     """No vLLM serves the policy's model, or no test is stored; the message says where, and what to do."""
 
 
-class _Pids(msgspec.Struct):
-    pids: dict[str, int]
-
-
-class _Addresses(msgspec.Struct):
-    """The fields of `<data>/up.json` that are used here."""
-
-    replicas: tuple[str, ...]
-    database: str
-    policy: str
-
-
-def of_running(settings: Settings) -> Settings:
-    """Return the settings with the addresses of the stack that runs on the data folder; unchanged if none runs.
-
-    Raises:
-        NothingToTest: up.json is damaged, or the stack's database has a password that these settings do not have.
-    """
-    path = settings.data / "up.json"
-    try:
-        up = msgspec.json.decode(path.read_bytes(), type=_Addresses)
-    except FileNotFoundError:
-        return settings
-    except (OSError, ValueError) as error:
-        raise NothingToTest(f"{path} cannot be read ({error}); stop the stack and start it again") from error
-    is_same = up.database == without_password(settings.database_url)
-    if "***" in up.database and not is_same:
-        raise NothingToTest(
-            f"the stack that runs on {settings.data} has its tables at {up.database}: tell the command line that "
-            "address too, with its password, in whetstone.toml or WHETSTONE_DATABASE"
-        )
-    database = settings.database_url if is_same else up.database
-    vllm = settings.vllm.model_copy(update={"urls": up.replicas})
-    return settings.model_copy(update={"database": database, "policy": up.policy, "vllm": vllm})
-
-
-def launch_arguments(data: Path) -> list[str]:
-    """Return the arguments with which the stack on the folder started its vLLM; empty if it started none."""
-    try:
-        pids = msgspec.json.decode((data / "up.json").read_bytes(), type=_Pids).pids
-        (pid,) = [pid for name, pid in pids.items() if name.startswith("vllm")][:1]
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except (OSError, ValueError):
-        return []
-
-
-def examine(settings: Settings, arguments: Sequence[str] = ()) -> SelfTest:
+def examine(settings: Settings, arguments: Sequence[str] = ()) -> run.SelfTest:
     """Test every vLLM of the settings. Return the first test that training cannot rely on, else the first server's.
 
     Args:
@@ -94,7 +44,7 @@ def examine(settings: Settings, arguments: Sequence[str] = ()) -> SelfTest:
     return replace(test, checks=tuple(knowing(check, arguments) for check in test.checks))
 
 
-def _examine(url: str, served: str) -> SelfTest:
+def _examine(url: str, served: str) -> run.SelfTest:
     with closing(Vllm(url)) as control:
         try:
             names = control.models()
@@ -110,7 +60,7 @@ def _examine(url: str, served: str) -> SelfTest:
         return replace(run.run(control, served), address=url)
 
 
-def last_test(settings: Settings, store: Store) -> SelfTest:
+def last_test(settings: Settings, store: Store) -> run.SelfTest:
     """Return the last stored test.
 
     Raises:
@@ -135,39 +85,44 @@ def at_start(settings: Settings, store: Store, say: Callable[[str], None], argum
         say(escape(f"training cannot rely on the vLLM at {test.address}. {check.name}: {check.found}. {check.means}"))
 
 
-def in_short(test: SelfTest) -> str:
+def in_short(test: run.SelfTest) -> str:
     """Return whether the test passed, and the name of every check that is not yes."""
-    parts = ["self-test passed" if test.trainable else "self-test failed"]
+    verdict = "self-test passed" if test.trainable else "self-test failed"
     untested = [check.name for check in test.checks if check.ok is None]
-    of_model = [name for name in untested if name in OF_THE_MODEL]
-    if of_model:
-        parts.append(f"{_listed(of_model)} could not be tested with this model")
-    if others := [name for name in untested if name not in OF_THE_MODEL]:
-        parts.append(f"{_listed(others)} could not be tested")
-    if noes := [check.name for check in test.checks if check.ok is False]:
-        parts.append(f"no: {_listed(noes)}")
-    return "; ".join(parts)
+    forms = {
+        "{} could not be tested with this model": [name for name in untested if name in OF_THE_MODEL],
+        "{} could not be tested": [name for name in untested if name not in OF_THE_MODEL],
+        "no: {}": [check.name for check in test.checks if check.ok is False],
+    }
+    return "; ".join([verdict, *(form.format(_listed(names)) for form, names in forms.items() if names)])
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def shown(test: SelfTest) -> RenderableType:
+def shown(test: run.SelfTest) -> RenderableType:
     """Return a table of the checks, and the verdict below it."""
     server = f"vLLM {test.vllm_version}" if test.vllm_version else "a server of unknown version"
-    server += f" at {test.address}" if test.address else ""
-    table = Table("question", "answer", "result, and what it means", title_justify="left", show_lines=True)
-    table.title = f"{test.served} on {server}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
-    for check in test.checks:
-        table.add_row(check.name, answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
-    if test.trainable:
-        return Group(Fitting(table), Text("all that training needs is there", style="bold green"))
-    names = ", ".join(check.name for check in test.missing or test.checks[:1])
-    return Group(Fitting(table), Text(f"training cannot rely on this server: {names}", style="bold red"))
+    place = f" at {test.address}" if test.address else ""
+    title = f"{test.served} on {server}{place}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
+    verdict = Text("all that training needs is there", style="bold green")
+    if not test.trainable:
+        names = ", ".join(check.name for check in test.missing or test.checks[:1])
+        verdict = Text(f"training cannot rely on this server: {names}", style="bold red")
+    return Group(checks_table(title, test.checks), verdict)
 
 
-def answer(check: Check) -> Text:
+def checks_table(title: str, checks: Sequence[Check]) -> Fitting:
+    """Return a table with a row for each check."""
+    columns = ("question", "answer", "result, and what it means")
+    table = Table(*columns, title=title, title_justify="left", show_lines=True)
+    for check in checks:
+        table.add_row(check.name, _answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
+    return Fitting(table)
+
+
+def _answer(check: Check) -> Text:
     """Return yes, no, or could not tell, in colour."""
     if check.ok is None:
         return Text("could not tell", style="yellow")

@@ -1,4 +1,4 @@
-"""Call the admin routes of the running stack's proxy, for the command line.
+"""Where the stack on a data folder runs, by its `up.json`, and calls of its proxy's admin routes.
 
 A caller must know whether the proxy may have done the work: only `StackNotRunning` means that no proxy could have.
 """
@@ -6,11 +6,13 @@ A caller must know whether the proxy may have done the work: only `StackNotRunni
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from whetstone.config.settings import API_KEY_VARIABLE
+from whetstone.config.settings import API_KEY_VARIABLE, Settings, SettingsError
+from whetstone.database.engine import without_password
 from whetstone.errors import WhetstoneError
 from whetstone.stack.data_lock import is_locked
 
@@ -36,13 +38,64 @@ class _ErrorBody(msgspec.Struct):
     error: Error
 
 
-class _Running(msgspec.Struct):
+class Addresses(msgspec.Struct):
+    """The fields of `<data>/up.json` that the command line uses."""
+
     proxy: str
+    replicas: tuple[str, ...]
+    database: str
+    policy: str
+    pids: dict[str, int]
 
 
-def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
-    """Post a request to the proxy of the stack on `data` and return its answer. `look`: how the user can check whether
-    it was done, if no answer comes.
+def addresses(data: Path) -> Addresses | None:
+    """Return the addresses of the stack that runs on the data folder; None if none runs.
+
+    Raises:
+        ProxyUnreachable: up.json is damaged.
+    """
+    try:
+        return msgspec.json.decode((data / "up.json").read_bytes(), type=Addresses)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ProxyUnreachable(_unreadable(data, error)) from error
+
+
+def of_running(settings: Settings) -> Settings:
+    """Return the settings with the addresses of the stack that runs on the data folder; unchanged if none runs.
+
+    Raises:
+        ProxyUnreachable: up.json is damaged.
+        SettingsError: the stack's database has a password that these settings do not have.
+    """
+    up = addresses(settings.data)
+    if up is None:
+        return settings
+    is_same = up.database == without_password(settings.database_url)
+    if "***" in up.database and not is_same:
+        raise SettingsError(
+            f"the stack that runs on {settings.data} has its tables at {up.database}: tell the command line that "
+            "address too, with its password, in whetstone.toml or WHETSTONE_DATABASE"
+        )
+    database = settings.database_url if is_same else up.database
+    vllm = settings.vllm.model_copy(update={"urls": up.replicas})
+    return settings.model_copy(update={"database": database, "policy": up.policy, "vllm": vllm})
+
+
+def launch_arguments(data: Path) -> list[str]:
+    """Return the arguments with which the stack on the folder started its vLLM; empty if it started none."""
+    up = addresses(data)
+    pids = [] if up is None else [pid for name, pid in up.pids.items() if name.startswith("vllm")]
+    try:
+        return Path(f"/proc/{pids[0]}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (OSError, IndexError):
+        return []
+
+
+def ask(data: Path, policy: str, action: str, fields: dict[str, Any], *, look: str) -> bytes:
+    """Post a request about a policy to the proxy of the stack on `data`, without fields that are None, and return its
+    answer. `look`: how the user can check whether it was done, if no answer comes.
 
     Raises:
         StackNotRunning: no stack runs there.
@@ -50,9 +103,14 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
             cannot be read.
         RefusedByProxy: the proxy refuses, or it is unknown whether it did the work.
     """
-    url = _proxy(data)
+    up = addresses(data)
+    if up is None:
+        raise StackNotRunning(f"no stack runs on {data}: start it with `whetstone up`, or name its folder with --data")
+    url = up.proxy
+    route = f"{url}/admin/policies/{quote(policy, safe='')}/{action}"
+    body = {name: value for name, value in fields.items() if value is not None}
     try:
-        answer = httpx.post(url + path, json=body, headers=key(), timeout=TIMEOUT_S, trust_env=False)
+        answer = httpx.post(route, json=body, headers=key(), timeout=TIMEOUT_S, trust_env=False)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if is_locked(data):
             raise ProxyUnreachable(
@@ -63,7 +121,7 @@ def ask(data: Path, path: str, body: dict[str, Any], *, look: str) -> bytes:
             f"no proxy answers at {url}: start the stack again with `whetstone up` ({error})"
         ) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise ProxyUnreachable(_unreadable(data / "up.json", error)) from error
+        raise ProxyUnreachable(_unreadable(data, error)) from error
     except httpx.TransportError as error:
         raise RefusedByProxy(
             f"the proxy at {url} was sent the request and did not answer ({error!r}); whether it was done is unknown: "
@@ -88,17 +146,5 @@ def key() -> dict[bytes, bytes]:
     return {b"authorization": b"Bearer " + api_key.encode()} if api_key else {}
 
 
-def _proxy(data: Path) -> str:
-    path = data / "up.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Running).proxy
-    except FileNotFoundError:
-        raise StackNotRunning(
-            f"no stack runs on {data}: start it with `whetstone up`, or name its folder with --data"
-        ) from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise ProxyUnreachable(_unreadable(path, error)) from error
-
-
-def _unreadable(path: Path, error: Exception) -> str:
-    return f"{path} cannot be read ({error}); stop the stack and start it again"
+def _unreadable(data: Path, error: Exception) -> str:
+    return f"{data / 'up.json'} cannot be read ({error}); stop the stack and start it again"

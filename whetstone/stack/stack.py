@@ -1,6 +1,5 @@
 """Start the stack on one machine: broker, vLLM, proxy, two workers. The programs run as processes; none is imported."""
 
-import contextlib
 import errno
 import json
 import os
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -84,8 +83,7 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
             could reach the proxy and there is no key.
         StartFailed: a part did not start.
     """
-    _check_platform()
-    _check_model(settings.model)
+    _check(settings)
     data = usable(settings.data)
     with exclusive(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
         own_vllm, own_broker = not settings.vllm.urls, settings.broker is None
@@ -102,13 +100,16 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
         bootstrap_key.ensure(engine, settings)
         os.environ.pop(BOOTSTRAP_VARIABLE, None)  # its hash is stored: no part needs the key itself
         supervisor, progress = Supervisor(data / "logs", settings.log.format), Progress(say, console)
-        stack = Stack(settings, supervisor, f"http://{_host(settings)}:{settings.proxy.port}")
+        host = f"[{settings.proxy.host}]" if ":" in settings.proxy.host else settings.proxy.host
+        stack = Stack(settings, supervisor, f"http://{host}:{settings.proxy.port}")
         try:
             if own_broker:
                 supervisor.start(_redis(Path(run)))
             _start_models(settings, supervisor, store, ours, progress, own_vllm=own_vllm)
             # Before the proxy starts: what vLLM samples after that belongs to apps, and must appear in SQL.
-            vllm_checks.at_start(settings, store, say, vllm_processes.arguments(settings) if own_vllm else ())
+            vllm_checks.at_start(
+                settings, store, say, vllm_processes.command(settings, settings.vllm.urls[0]) if own_vllm else ()
+            )
             with progress.doing("starting the proxy and the workers", "the proxy and the workers are ready") as look:
                 supervisor.start(_proxy(settings, stack.proxy_url, ours))
                 supervisor.await_ready(*supervisor.pids, meanwhile=look)
@@ -150,11 +151,10 @@ def _check_judging(settings: Settings, ours: dict[str, str]) -> None:
     """Check, with the judging program itself, that everything that the judging settings need is available."""
     if not settings.learning and not settings.judges:
         return
-    command, environment = [sys.executable, "-m", "judge"], {**os.environ, **ours}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "judge"]
+    result = subprocess.run(command, env={**os.environ, **ours}, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        why = "; ".join(result.stdout.splitlines()) or result.stderr.strip()[-2000:]
-        raise SettingsError(why)
+        raise SettingsError("; ".join(result.stdout.splitlines()) or result.stderr.strip()[-2000:])
 
 
 def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:
@@ -177,18 +177,13 @@ def trainer_program(trainer: TrainerSettings) -> list[str]:
     """Return the command: Celery, or a launch of several processes, the first of which runs Celery."""
     python = str(trainer.python or sys.executable)
     if trainer.processes == 1:
-        return [
-            python,
-            "-m",
-            "celery",
-            "-A",
-            "trainer.tasks_unsloth" if trainer.backend == "unsloth" else "trainer.tasks",
-        ]
-    # Despite its name, the option also launches processes without a GPU. The port is for their rendezvous.
-    launch = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
-    launch += ["--num_processes", str(trainer.processes), "--num_cpu_threads_per_process", str(trainer.threads)]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    return [*launch, "-m", "trainer.team"]
+        return [python, "-m", "celery", "-A", f"trainer.tasks{'_unsloth' if trainer.backend == 'unsloth' else ''}"]
+    # Despite its name, --multi_gpu also launches processes without a GPU. The port is for their rendezvous.
+    return [
+        python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
+        "--num_processes", str(trainer.processes), "--num_cpu_threads_per_process", str(trainer.threads),
+        "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "trainer.team",
+    ]  # fmt: skip
 
 
 def _await_live(settings: Settings, supervisor: Supervisor, name: str, own_vllm: bool) -> None:
@@ -240,8 +235,10 @@ def _worker(
             file.seek(begin)
             return b" ready." in file.read()
 
-    command = [*program, "--quiet", "worker", "--queues", queue, *pool]
-    command += ["--hostname", f"{name}@%h", "--without-gossip", "--without-mingle"]
+    command = [
+        *program, "--quiet", "worker", "--queues", queue, *pool,
+        "--hostname", f"{name}@%h", "--without-gossip", "--without-mingle",
+    ]  # fmt: skip
     return Part(name, command, ours, ready, timeout_s=180, niceness=niceness)
 
 
@@ -258,7 +255,7 @@ def _with_addresses(settings: Settings, run: Path) -> Settings:
             "data": settings.data.resolve(),
             "proxy": proxy,
             "vllm": vllm_settings,
-            "broker": settings.broker or _embedded(run),
+            "broker": settings.broker or f"redis+socket://{run / 'redis.sock'}",
         }
     )
 
@@ -278,14 +275,6 @@ def _vllm_ports(settings: VllmSettings, taken: int) -> list[int]:
     return ports
 
 
-def _embedded(run: Path) -> str:
-    return f"redis+socket://{run / 'redis.sock'}"
-
-
-def _host(settings: Settings) -> str:
-    return f"[{settings.proxy.host}]" if ":" in settings.proxy.host else settings.proxy.host
-
-
 def usable(data: Path) -> Path:
     """Return the data folder, created if necessary.
 
@@ -294,8 +283,7 @@ def usable(data: Path) -> Path:
     """
     try:
         data.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=data):
-            pass
+        tempfile.TemporaryFile(dir=data).close()
     except OSError as error:
         raise SettingsError(
             f"the data folder {data} cannot be written ({error.strerror}); choose another with --data"
@@ -324,19 +312,18 @@ def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
 
 def free_ports(count: int) -> list[int]:
     """Return distinct free ports: each stays open until all are chosen."""
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def _check_model(model: str) -> None:
-    """Check that a folder contains a model; anything other than a path may be a hub name, which only vLLM can check."""
-    if model.startswith((".", "/", "~")) and not (Path(model) / "config.json").is_file():
-        raise SettingsError(f"there is no model in {model} (no config.json); choose another with --model")
-
-
-def _check_platform() -> None:
+def _check(settings: Settings) -> None:
+    """Check the platform, and that a folder contains a model; anything other than a path may be a hub name, which only
+    vLLM can check."""
     if sys.platform != "linux":
         raise SettingsError("vLLM and Redis come as wheels for Linux only; run this in a Linux container or machine")
+    model = settings.model
+    if model.startswith((".", "/", "~")) and not (Path(model) / "config.json").is_file():
+        raise SettingsError(f"there is no model in {model} (no config.json); choose another with --model")

@@ -134,7 +134,9 @@ class Supervisor:
                 continue
             part, restarts = running.part, running.restarts
             if running.process.poll() is None:
-                self._note(part, "it runs, but is not ready in time, dead, or silent: killed")
+                note = line(self._form, "supervisor", "it runs, but is not ready in time, dead, or silent: killed")
+                with self.log(part.name).open("a", encoding="utf-8") as log:
+                    log.write(note + "\n")
             _kill_group(running.process.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(STOP_TIMEOUT_S)
@@ -151,7 +153,7 @@ class Supervisor:
     def stop(self) -> None:
         """Stop every part, the last started first; leave no process behind."""
         for running in reversed(self._running):
-            _signal(running.process, signal.SIGTERM)
+            running.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(running.part.stop_timeout_s)
             # Processes that the part started are in its session, and are killed with it.
@@ -175,10 +177,6 @@ class Supervisor:
                 preexec_fn=prepare,  # noqa: PLW1509 it takes no lock that another thread could hold
             )
 
-    def _note(self, part: Part, text: str) -> None:
-        with self.log(part.name).open("a", encoding="utf-8") as log:
-            log.write(line(self._form, "supervisor", text) + "\n")
-
     def _tail(self, part: Part) -> str:
         log = self.log(part.name)
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if log.exists() else []
@@ -189,11 +187,6 @@ def die_with_parent(number: signal.Signals) -> None:
     """Make the kernel send this process the signal when its parent dies (Linux)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    if process.poll() is None:
-        process.send_signal(number)
 
 
 def _kill_group(pid: int) -> None:

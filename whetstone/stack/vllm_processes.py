@@ -20,10 +20,10 @@ def names(urls: Sequence[str]) -> list[str]:
     return ["vllm"] if len(urls) == 1 else [f"vllm-{number}" for number in range(1, len(urls) + 1)]
 
 
-def arguments(settings: Settings) -> list[str]:
-    """Return the command line of the first server."""
-    port = urlsplit(settings.vllm.urls[0]).port
-    assert port is not None, settings.vllm.urls
+def command(settings: Settings, url: str) -> list[str]:
+    """Return the command line of the server at this address."""
+    port = urlsplit(url).port
+    assert port is not None, url
     return client.command(settings, port)
 
 
@@ -34,8 +34,6 @@ def parts(settings: Settings, store: Store) -> list[Part]:
 
 
 def _part(part_name: str, url: str, settings: Settings, store: Store) -> Part:
-    port = urlsplit(url).port
-    assert port is not None, url
     control = client.Vllm(url)
 
     def ready() -> bool:
@@ -58,7 +56,7 @@ def _part(part_name: str, url: str, settings: Settings, store: Store) -> Part:
 
     return Part(
         part_name,
-        client.command(settings, port),
+        command(settings, url),
         {**client.environment(settings), **torch_builds.environment()},
         ready,
         timeout_s=settings.vllm.start_timeout_s,

@@ -1,8 +1,10 @@
 """Show tables without cutting a word: as columns if they fit the screen, else as one block per row."""
 
+from dataclasses import replace
+
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 LONGEST_WHOLE = 20
 """Longest word, in characters, that is never broken: states, reasons. A longer id or path continues on the next line. A
@@ -39,7 +41,7 @@ class Fitting:
         """Return the table without title and caption; its width is that of the columns and the space between them."""
         table = self.table
         plain = Table(
-            *[column.copy() for column in table.columns],
+            *[replace(column, width=None, min_width=None, max_width=None, _cells=[]) for column in table.columns],
             box=table.box,
             padding=table.padding,
             pad_edge=table.pad_edge,
@@ -47,19 +49,16 @@ class Fitting:
             show_header=table.show_header,
             collapse_padding=table.collapse_padding,
         )
-        for column in plain.columns:
-            column.width = column.min_width = column.max_width = None
         for row in zip(*(column.cells for column in table.columns), strict=True):
             plain.add_row(*row)
         return plain
 
     def _stacked(self, cells: list[list[RenderableType]]) -> Table:
         table = self.table
-        stacked = Table(show_header=False, title=table.title, caption=table.caption, title_justify="left")
-        stacked.add_column(no_wrap=True, style="bold")
-        stacked.add_column(overflow="fold")
-        names = [column[0] for column in cells]
-        for row in zip(*(column[1:] for column in cells), strict=True):
+        columns = (Column(no_wrap=True, style="bold"), Column(overflow="fold"))
+        stacked = Table(*columns, show_header=False, title=table.title, caption=table.caption, title_justify="left")
+        names, *rows = zip(*cells, strict=True)
+        for row in rows:
             for name, value in zip(names, row, strict=True):
                 stacked.add_row(name, value)
             stacked.add_section()

@@ -3,7 +3,8 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -54,45 +55,30 @@ class Progress:
             A function that checks for a new phase; call it meanwhile.
         """
         began_s = time.monotonic()
-        shown = _PhaseLine(self.say, what, began_s)
-        if self._console is None:
+        status = None if self._console is None else self._console.status(escape(what))
+        if status is None:
             self.say(escape(what))
-            yield _seldom(lambda: shown.plainly(latest()))
-        else:
-            with self._console.status(escape(what)) as status:
-                yield _seldom(lambda: status.update(shown.line(latest())))
+        looked_s, printed_s = 0.0, began_s
+        last_phase: str | None = None
+
+        def look() -> None:
+            nonlocal looked_s, printed_s, last_phase
+            now_s = time.monotonic()
+            if now_s - looked_s < LOOK_EVERY_S:
+                return
+            looked_s = now_s
+            phase = latest()
+            line = escape(f"{what}, {now_s - began_s:.0f} s{f': {phase}' if phase else ''}")
+            if status is not None:
+                status.update(line)
+            elif phase not in (None, last_phase) or now_s - printed_s >= PLAIN_EVERY_S:
+                printed_s = now_s
+                last_phase = phase
+                self.say(line)
+
+        with status or nullcontext():
+            yield look
         self.say(escape(f"{done} after {time.monotonic() - began_s:.0f} s"))
-
-
-class _PhaseLine:
-    def __init__(self, say: Say, what: str, began_s: float) -> None:
-        self._say, self._what, self._began_s = say, what, began_s
-        self._last: str | None = None
-        self._printed_s = began_s
-
-    def line(self, phase: str | None) -> str:
-        return escape(f"{self._what}, {self._seconds()} s{f': {phase}' if phase else ''}")
-
-    def plainly(self, phase: str | None) -> None:
-        now_s = time.monotonic()
-        if (phase is not None and phase != self._last) or now_s - self._printed_s >= PLAIN_EVERY_S:
-            self._last, self._printed_s = phase, now_s
-            self._say(self.line(phase))
-
-    def _seconds(self) -> int:
-        return round(time.monotonic() - self._began_s)
-
-
-def _seldom(look: Callable[[], None]) -> Callable[[], None]:
-    last_s = 0.0
-
-    def sometimes() -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= LOOK_EVERY_S:
-            last_s = time.monotonic()
-            look()
-
-    return sometimes
 
 
 def vllm_phase(log: Path, begin: int = 0) -> str:
@@ -104,9 +90,5 @@ def vllm_phase(log: Path, begin: int = 0) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return LOADING
-    last, phase = -1, LOADING
-    for pattern, words in PHASES:
-        for match in re.finditer(pattern, text):
-            if match.start() > last:
-                last, phase = match.start(), match.expand(words)
-    return phase
+    begun = [(match.start(), match.expand(words)) for pattern, words in PHASES for match in re.finditer(pattern, text)]
+    return max(begun, default=(0, LOADING), key=itemgetter(0))[1]

@@ -8,12 +8,18 @@ import typer
 from rich.markup import escape
 from sqlalchemy import Engine
 
-from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors, print_json
-from whetstone.config.settings import load
-from whetstone.doctor.vllm_checks import of_running
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    check,
+    console,
+    engine_of,
+    errors,
+    print_json,
+    running_settings,
+)
 from whetstone.domain.api_keys import read_lifetime
-from whetstone.privacy import store as store_privacy
-from whetstone.privacy.eraser import erasing, run
+from whetstone.privacy import eraser, store
 from whetstone.privacy.store import Target
 
 
@@ -41,22 +47,25 @@ def delete(
         whetstone delete --user alice --dry-run
         whetstone delete --older-than 90d --yes
     """
-    if sum(map(bool, (trajectory, user, older_than))) != 1:
-        raise typer.BadParameter("say one of --trajectory, --user and --older-than")
-    if as_json and not (yes or dry_run):
-        raise typer.BadParameter("--json goes with --yes or --dry-run")
-    settings = of_running(load(config, data=data))
-    own, now = settings.of_project(project or settings.home), datetime.now(UTC)
+    check(
+        {
+            "say one of --trajectory, --user and --older-than": sum(map(bool, (trajectory, user, older_than))) != 1,
+            "--json goes with --yes or --dry-run": as_json and not (yes or dry_run),
+        }
+    )
+    settings = running_settings(data, config)
+    own = settings.of_project(project or settings.home)
     engine = engine_of(settings)
+    now = datetime.now(UTC)
     targets = _targets(own.project, trajectory, user, older_than, now)
-    plans = [_plan(engine, target, now) for target in targets]
+    if dry_run or not yes:
+        plans = [_plan(engine, target, now) for target in targets]
+        _show(plans, as_json=as_json, begins="would go" if dry_run else "will go")
     if dry_run:
-        _show(plans, as_json=as_json, begins="would go")
         return
     if not yes:
-        _show(plans, as_json=False, begins="will go")
         typer.confirm("Delete it for good?", abort=True)
-    _show([run(engine, erasing(target, now)) for target in targets], as_json=as_json, begins="gone")
+    _show([eraser.run(engine, eraser.erasing(target, now)) for target in targets], as_json=as_json, begins="gone")
 
 
 def _targets(
@@ -76,11 +85,10 @@ def _targets(
 def _plan(engine: Engine, target: Target, now: datetime) -> dict[str, Any]:
     """Return what a deletion would remove, in the form of its row."""
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        trajectory_ids = store_privacy.find(connection, target, now, limit=None)
-        completions, waiting, versions = store_privacy.count(connection, target.project, trajectory_ids)
-    row = {"project": target.project, "kind": target.kind, "target": target.stored}
-    counted = {"trajectories": len(trajectory_ids), "completions": completions, "versions": versions}
-    return row | counted | {"waits_for": waiting or None}
+        trajectory_ids = store.find(connection, target, now, limit=None)
+        completions, waiting, versions = store.count(connection, target.project, trajectory_ids)
+    row = {"project": target.project, "kind": target.kind, "target": target.stored, "trajectories": len(trajectory_ids)}
+    return row | {"completions": completions, "versions": versions, "waits_for": waiting or None}
 
 
 def _show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, begins: str) -> None:
@@ -88,8 +96,8 @@ def _show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, begins: str) -> N
         print_json(rows)
         return
     for row in rows:
-        what = f"{row['kind']} {row['target']}"
-        console.print(f"{escape(what)}: {begins} {row['trajectories']} trajectories, {row['completions']} completions")
+        what = escape(f"{row['kind']} {row['target']}")
+        console.print(f"{what}: {begins} {row['trajectories']} trajectories, {row['completions']} completions")
         if waiting := row["waits_for"]:
             message = "trajectories wait for the step that has them; the judging worker deletes them then"
             errors.print(f"{len(waiting)} {message}", style="yellow")

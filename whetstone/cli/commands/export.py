@@ -1,18 +1,25 @@
 """`whetstone export`: options, output and exit codes. The work is done by `transfer.exporting`."""
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from migrations.run import upgrade
-from whetstone.cli.options import ConfigOption, DataOption, PolicyOption, database_of, errors
-from whetstone.config.settings import load
-from whetstone.doctor.vllm_checks import of_running
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    PolicyOption,
+    check,
+    console,
+    database_of,
+    errors,
+    running_settings,
+)
 from whetstone.transfer.exporting import files
 from whetstone.transfer.exporting.exporter import ExportOptions, Kind, run
 from whetstone.transfer.exporting.rows import Tally
@@ -81,9 +88,17 @@ def export(
         whetstone export preferences --min-gap 0.5 --to pairs.parquet
         whetstone export trajectories --ids --where "reward > 0.5 AND task = 'x'" --to good.parquet
     """
-    _check(kind, ids=ids, source=source, min_gap=min_gap, pairs=pairs, min_reward=min_reward)
+    # Options that this kind of row would ignore.
+    check(
+        {
+            "--ids goes with trajectories": ids and kind != "trajectories",
+            "--source goes with sft": source != "both" and kind != "sft",
+            "--min-gap and --pairs go with preferences": (min_gap > 0 or pairs != "best") and kind != "preferences",
+            "--min-reward goes with trajectories and sft": min_reward is not None and kind == "preferences",
+        }
+    )
     files.check(to, overwrite=overwrite)
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     own = settings.of_project(project) if project else settings.of_policy(policy)
     upgrade(database_of(settings))
     included = frozenset(one.value for one in include or ()) | ({"eval"} if split == "eval" else frozenset())
@@ -101,29 +116,16 @@ def export(
         raise typer.Exit(1)
 
 
-def _check(kind: str, *, ids: bool, source: str, min_gap: float, pairs: str, min_reward: float | None) -> None:
-    """Refuse options that this kind of row would ignore."""
-    wrong = {
-        "--ids goes with trajectories": ids and kind != "trajectories",
-        "--source goes with sft": source != "both" and kind != "sft",
-        "--min-gap and --pairs go with preferences": (min_gap or pairs != "best") and kind != "preferences",
-        "--min-reward goes with trajectories and sft": min_reward is not None and kind == "preferences",
-    }
-    for why, is_wrong in wrong.items():
-        if is_wrong:
-            raise typer.BadParameter(why)
-
-
 def _run(url: str, options: ExportOptions, to: str) -> Tally:
     """Write the file; without any row, no file is created."""
-    with errors.status("reading") as status:
-        try:
-            with files.opened(to, options.kind, ids=options.ids) as rows:
-                tally = run(url, options, rows, lambda count: status.update(f"{count:,} rows"))
-                if not tally.rows:
-                    raise _NothingMatched
-        except _NothingMatched:
-            pass
+    with (
+        errors.status("reading") as status,
+        suppress(_NothingMatched),
+        files.opened(to, options.kind, ids=options.ids) as rows,
+    ):
+        tally = run(url, options, rows, lambda count: status.update(f"{count:,} rows"))
+        if not tally.rows:
+            raise _NothingMatched
     return tally
 
 
@@ -133,11 +135,10 @@ class _NothingMatched(Exception):
 
 def _print_summary(tally: Tally, to: str, size: int | None) -> None:
     # stdout may contain the rows.
-    out = errors if to == files.STDOUT else Console()
-    if tally.rows:
-        with_size = "" if size is None else f", {files.format_size(size)}"
-        out.print(f"{tally.rows:,} rows in {escape(to)}{with_size}", highlight=False, soft_wrap=True)
-    else:
-        out.print("nothing to write: no row came of what the filter matches", highlight=False, soft_wrap=True)
+    out = errors if to == files.STDOUT else console
+    with_size = "" if size is None else f", {files.format_size(size)}"
+    nothing = "nothing to write: no row came of what the filter matches"
+    summary = f"{tally.rows:,} rows in {escape(to)}{with_size}" if tally.rows else nothing
+    out.print(summary, highlight=False, soft_wrap=True)
     for why, count in tally.left_out.most_common():
         out.print(f"  left out: {count:,} {why.value} ({why.meaning})", style="dim", highlight=False, soft_wrap=True)

@@ -4,18 +4,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from migrations.run import upgrade
-from whetstone.cli.options import ConfigOption, DataOption, errors, policy_names, print_json
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    JsonObjectOption,
+    console,
+    database,
+    errors,
+    policy_names,
+    print_json,
+    running_settings,
+)
 from whetstone.config.proxy import POLICY_NAME
-from whetstone.config.settings import Settings, load
-from whetstone.database.engine import connect
-from whetstone.doctor.vllm_checks import of_running
+from whetstone.config.settings import Settings
 from whetstone.transfer.importing.importer import ImportOptions, Outcome, check, run
-
-DEFAULT_POLICY = "imported"
 
 
 def import_log(
@@ -25,14 +29,14 @@ def import_log(
         typer.Option(
             "--policy", help="Policy to store them under; it must not answer calls", autocompletion=policy_names
         ),
-    ] = DEFAULT_POLICY,
+    ] = "imported",
     reward_field: Annotated[
         str, typer.Option("--reward-field", help="Field of a line with its reward; dots lead into objects")
     ] = "reward",
     task: Annotated[str | None, typer.Option("--task", help="Label of those that have none")] = None,
     project: Annotated[str | None, typer.Option("--project", help="Whose they are [the home project's]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and count; nothing is written")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object")] = False,
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -49,7 +53,7 @@ def import_log(
         whetstone import chats.jsonl --policy teacher --reward-field score
         whetstone step --imitate teacher --min-reward 0.5
     """
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     own = settings.of_project(project or settings.home)
     _check_policy(settings, policy)
     normalise = (own.proxy.normalise, own.proxy.normalise_timeout_s)
@@ -59,7 +63,8 @@ def import_log(
     if reward_field != "reward" and not outcome.rewarded:
         raise typer.BadParameter(f"no line has a {reward_field!r}", param_hint="--reward-field")
     if not dry_run:
-        _write(settings, options, outcome)
+        with database(settings, create=True) as engine, errors.status("writing") as status:
+            run(engine, options, outcome, lambda line: status.update(f"wrote {line:,} lines"))
     if as_json:
         print_json(_facts(outcome, options, dry_run=dry_run))
     else:
@@ -78,33 +83,27 @@ def _check_policy(settings: Settings, policy: str) -> None:
         )
 
 
-def _write(settings: Settings, options: ImportOptions, outcome: Outcome) -> None:
-    settings.data.mkdir(parents=True, exist_ok=True)
-    upgrade(settings.database_url)
-    engine = connect(settings.database_url)
-    try:
-        with errors.status("writing") as status:
-            run(engine, options, outcome, lambda line: status.update(f"wrote {line:,} lines"))
-    finally:
-        engine.dispose()
-
-
 def _facts(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -> dict[str, Any]:
-    names = ("trajectories", "completions", "there", "taken", "erased")
-    facts = {"file": str(options.file), "policy": options.policy, "lines": outcome.lines, "rewarded": outcome.rewarded}
-    facts |= {"conversations": outcome.conversations, "unanswered": outcome.unanswered, "dry_run": dry_run}
-    return facts | {name: outcome.counted[name] for name in names}
+    return {
+        "file": str(options.file),
+        "policy": options.policy,
+        "lines": outcome.lines,
+        "rewarded": outcome.rewarded,
+        "conversations": outcome.conversations,
+        "unanswered": outcome.unanswered,
+        "dry_run": dry_run,
+        **{name: outcome.counted[name] for name in ("trajectories", "completions", "there", "taken", "erased")},
+    }
 
 
 def _print_summary(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -> None:
-    out = Console()
     counted = outcome.counted
     if dry_run:
         summary = f"{outcome.lines:,} lines, all can be imported: {outcome.conversations:,} answered conversations"
     else:
         summary = f"{counted['trajectories']:,} trajectories with {counted['completions']:,} completions are stored "
         summary += f"under the policy {options.policy}"
-    out.print(escape(f"{summary}; {outcome.rewarded:,} lines have a reward"), highlight=False, soft_wrap=True)
+    console.print(escape(f"{summary}; {outcome.rewarded:,} lines have a reward"), highlight=False, soft_wrap=True)
     notes = {
         "were there already": counted["there"],
         "have the id of a trajectory that an app made: left out": counted["taken"],
@@ -113,4 +112,4 @@ def _print_summary(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -
     }
     for what, count in notes.items():
         if count:
-            out.print(f"  {count:,} {what}", style="dim", highlight=False, soft_wrap=True)
+            console.print(f"  {count:,} {what}", style="dim", highlight=False, soft_wrap=True)

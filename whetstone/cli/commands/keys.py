@@ -1,26 +1,28 @@
 """`whetstone keys`: manage API keys. The table is `registry.api_key_store`'s."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
-from sqlalchemy import Connection, Engine
 
-from migrations.run import upgrade
-from whetstone.cli.options import ConfigOption, DataOption, console, engine_of, errors, print_json
-from whetstone.config.settings import Settings, load
-from whetstone.database.engine import connect
-from whetstone.doctor.vllm_checks import of_running
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    console,
+    database,
+    errors,
+    fail,
+    print_json,
+    running_settings,
+)
 from whetstone.domain.api_keys import (
     MOST_PER_MIN,
     NAME,
     SCOPES,
-    KeyScope,
     hash_of,
     id_of,
     new_key,
@@ -33,7 +35,6 @@ from whetstone.terminal.fitting import Fitting
 keys = typer.Typer(
     help="What opens the proxy: keys for apps and for people, each with its scopes.", no_args_is_help=True
 )
-ProjectOption = Annotated[str | None, typer.Option("--project", help="The tenant it leads to [the home project]")]
 
 
 @keys.command("create")
@@ -42,7 +43,7 @@ def create_key(
     scope: Annotated[
         list[str], typer.Option("--scope", help=f"What it opens, once for each: {', '.join(SCOPES)} (has them all)")
     ],
-    project: ProjectOption = None,
+    project: Annotated[str | None, typer.Option("--project", help="The tenant it leads to [the home project]")] = None,
     expires: Annotated[str | None, typer.Option("--expires", help="How long it lives: 12h, 90d, 2w [for good]")] = None,
     requests_per_minute: Annotated[
         int | None, typer.Option("--requests-per-minute", min=1, max=MOST_PER_MIN, help="Most requests [no limit]")
@@ -63,17 +64,22 @@ def create_key(
 
         KEY=$(whetstone keys create --name app --scope inference --scope feedback --expires 90d)
     """
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     own = settings.of_project(project or settings.home)
     if not re.fullmatch(NAME, name):
         raise typer.BadParameter(
             "a name has 1 to 100 characters, none of them a control character", param_hint="--name"
         )
-    scopes, lifetime = _read(scope, expires)
-    now, (key_id, key) = datetime.now(UTC), new_key()
-    expires_at = None if lifetime is None else now + lifetime
+    now = datetime.now(UTC)
+    try:
+        scopes = read_scopes(scope)
+        expires_at = None if expires is None else now + read_lifetime(expires)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    key_id, key = new_key()
     made = api_key_store.KeyRecord(own.project, name, scopes, now, expires_at, requests_per_minute, tokens_per_minute)
-    with _opened(_made(settings)) as engine, engine.begin() as connection:
+    # Off loopback, a stack cannot start before its first key.
+    with database(settings, create=True) as engine, engine.begin() as connection:
         first = api_key_store.state(connection)[0] == 0
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     typer.echo(key)
@@ -88,7 +94,7 @@ def list_keys(
     project: Annotated[str | None, typer.Option("--project", help="Only this tenant's [all]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List all keys, the newest first, with scopes, expiry and last use.
 
@@ -96,9 +102,9 @@ def list_keys(
 
         whetstone keys list
     """
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     named = project and settings.of_project(project).project
-    with _opened(engine_of(settings)) as engine, _reader(engine) as connection:
+    with database(settings) as engine, engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         rows = api_key_store.keys(connection, named)
     if as_json:
         print_json(rows)
@@ -106,10 +112,8 @@ def list_keys(
     table = Table("key", "project", "name", "opens", "a minute", "made", "last used", "state")
     now = datetime.now(UTC)
     for row in rows:
-        opens, made, used = ", ".join(row["scopes"]), _day(row["created_at"]), _minute(row["last_used_at"])
-        table.add_row(
-            row["key_id"], row["project"], escape(row["name"]), opens, _quota(row), made, used, _state(row, now)
-        )
+        about = (row["key_id"], row["project"], escape(row["name"]), ", ".join(row["scopes"]), _quota(row))
+        table.add_row(*about, _day(row["created_at"]), _minute(row["last_used_at"]), _state(row, now))
     console.print(Fitting(table))
 
 
@@ -127,43 +131,12 @@ def revoke_key(
 
         whetstone keys revoke k3xq0a7b2c9d
     """
-    settings, key_id = of_running(load(config, data=data)), id_of(key)
-    with _opened(engine_of(settings)) as engine, engine.begin() as connection:
+    key_id = id_of(key)
+    with database(running_settings(data, config)) as engine, engine.begin() as connection:
         revoked = api_key_store.revoke(connection, key_id, datetime.now(UTC))
     if not revoked:
-        errors.print(
-            f"[red]whetstone:[/red] there is no key {escape(repr(key_id))}; `whetstone keys list` shows them",
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(1)
+        fail(f"there is no key {key_id!r}; `whetstone keys list` shows them")
     console.print(f"key {key_id} is revoked", highlight=False)
-
-
-def _read(scopes: list[str], expires: str | None) -> tuple[list[KeyScope], timedelta | None]:
-    try:
-        return read_scopes(scopes), None if expires is None else read_lifetime(expires)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _made(settings: Settings) -> Engine:
-    """Return the database, created if it does not exist: off loopback, a stack cannot start before its first key."""
-    settings.data.mkdir(parents=True, exist_ok=True)
-    upgrade(settings.database_url)
-    return connect(settings.database_url)
-
-
-@contextmanager
-def _opened(engine: Engine) -> Iterator[Engine]:
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
-def _reader(engine: Engine) -> Connection:
-    return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 
 
 def _say(text: str) -> None:

@@ -5,9 +5,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from whetstone.cli.options import ConfigOption, DataOption, JsonOption, PolicyArgument, console, print_json, store_of
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    PolicyArgument,
+    console,
+    print_json,
+    running_settings,
+    store_of,
+)
 from whetstone.config.settings import load
-from whetstone.doctor.vllm_checks import of_running
 from whetstone.terminal.fitting import Fitting
 
 policies = typer.Typer(help="What learns and what only records.", no_args_is_help=True)
@@ -21,7 +29,7 @@ def list_policies(as_json: JsonOption = False, data: DataOption = None, config: 
 
         whetstone policies list
     """
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     store = store_of(settings)
     if as_json:
         print_json([_facts(row) for own in settings.of_projects() for row in store.policies(own.project)])
@@ -30,9 +38,9 @@ def list_policies(as_json: JsonOption = False, data: DataOption = None, config: 
     for own in settings.of_projects():
         tested = store.tested(own.project)
         for row in store.policies(own.project):
-            aliases, server, live = ", ".join(row["aliases"] or ()), row["upstream"] or "vLLM", str(row["live_version"])
-            cells = (row["base_model"], server, live, tested.get(row["id"], ""), row["state"])
-            table.add_row(own.project, row["id"], aliases, *cells)
+            names = (own.project, row["id"], ", ".join(row["aliases"] or ()), row["base_model"])
+            live = (str(row["live_version"]), tested.get(row["id"], ""), row["state"])
+            table.add_row(*names, row["upstream"] or "vLLM", *live)
     console.print(Fitting(table))
 
 

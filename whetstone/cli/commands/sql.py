@@ -4,32 +4,30 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.table import Table
-from sqlalchemy import make_url
+from rich.table import Column, Table
+from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import DBAPIError
 
 from migrations import readers
-from migrations.run import upgrade
 from migrations.views import BY_NAME, VIEWS, View
-from whetstone.cli.options import ConfigOption, DataOption, console, database_of, errors
+from whetstone.cli.options import ConfigOption, DataOption, console, database, database_of, errors, fail
 from whetstone.cli.tables import table_formats
 from whetstone.cli.tables.sql_query import Answer, QueryFailed, asking
 from whetstone.config.settings import load
-from whetstone.database.engine import connect, snapshot
+from whetstone.database.engine import snapshot
 from whetstone.terminal.fitting import Fitting
 
 ROWS_OF_TABLE = 1000
 """A table is built in memory, and a longer one is not readable."""
-STDIN = "-"
-Lines = Callable[[Sequence[str], table_formats.Rows], Iterable[str]]
 
 
 def sql(
@@ -64,7 +62,11 @@ def sql(
         whetstone sql admin_trajectories
         whetstone sql --csv -f query.sql > answer.csv
     """
-    if as_csv + as_json + as_jsonl > 1:
+    by_flag = (
+        (as_csv, table_formats.csv_lines), (as_json, table_formats.json_array), (as_jsonl, table_formats.json_lines),
+    )  # fmt: skip
+    formats = [lines for is_chosen, lines in by_flag if is_chosen]
+    if len(formats) > 1:
         raise typer.BadParameter("choose one of --csv, --json and --jsonl")
     statement = _query(query, file)
     if statement is None or statement in BY_NAME:
@@ -73,16 +75,11 @@ def sql(
         return
     settings = load(config, data=data)
     given_s = settings.sql.timeout_s if timeout_s is None else timeout_s
-    lines: Lines | None = None
-    if as_csv or as_json or as_jsonl:
-        lines = table_formats.csv_lines if as_csv else table_formats.json_array if as_json else table_formats.json_lines
     with _until_enough(), asking(database_of(settings), statement, given_s or None) as answer:
-        if lines is None:
-            _show(answer, limit or ROWS_OF_TABLE)
+        if formats:
+            sys.stdout.writelines(formats[0](answer.columns, islice(answer.rows, limit)))
         else:
-            sys.stdout.writelines(
-                lines(answer.columns, answer.rows if limit is None else table_formats.first(answer.rows, limit))
-            )
+            _show(answer, limit or ROWS_OF_TABLE)
 
 
 @contextmanager
@@ -108,13 +105,17 @@ def _query(query: str | None, file: Path | None) -> str | None:
     if file is not None:
         if query is not None:
             raise typer.BadParameter("give a query or --file, not both")
-        try:
-            return file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"{file}: {error}", param_hint="--file") from error
-    if query == STDIN or (query is None and _is_piped()):
+        return _read(file, "--file").strip()
+    if query == "-" or (query is None and _is_piped()):
         return sys.stdin.read().strip() or None
     return None if query is None else query.strip()
+
+
+def _read(file: Path, option: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file}: {error}", param_hint=option) from error
 
 
 def _is_piped() -> bool:
@@ -126,48 +127,42 @@ def _is_piped() -> bool:
 
 
 def _show(answer: Answer, limit: int) -> None:
-    rows = list(table_formats.first(answer.rows, limit))
-    more = next(answer.rows, None) is not None
+    rows = list(islice(answer.rows, limit))
+    count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    if next(answer.rows, None) is not None:
+        count = f"the first {len(rows)} rows; --limit gives more, --csv and --json all"
     wide = console if console.is_terminal else Console(width=100_000)
     _print(table_formats.table(answer.columns, rows, console.width if console.is_terminal else None), on=wide)
-    count = f"the first {len(rows)} rows; --limit gives more, --csv and --json all" if more else _counted(len(rows))
     errors.print(count, style="dim", highlight=False)
-
-
-def _counted(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"
 
 
 def _print_views(view: View | None, *, as_json: bool) -> None:
     if as_json:
-        rows = _described(VIEWS if view is None else (view,))
+        rows = [(one.name, one.purpose, _columns(one)) for one in (VIEWS if view is None else (view,))]
         sys.stdout.writelines(table_formats.json_array(("view", "purpose", "columns"), rows))
-        return
-    shown = Table(show_edge=False, box=None, pad_edge=False)
-    if view is None:
-        shown.add_column("view", no_wrap=True, style="bold")
-        shown.add_column("what it is for", overflow="fold")
-        for one in VIEWS:
-            shown.add_row(one.name, escape(one.purpose))
+    elif view is None:
+        names = (Column("view", no_wrap=True, style="bold"), Column("what it is for", overflow="fold"))
         more = '\nwhetstone sql admin_steps lists its columns; whetstone sql "SELECT …" asks; docs/sql.md has queries'
-        _print(Fitting(shown), more)
-        return
-    for name in ("column", "on SQLite", "on PostgreSQL"):
-        shown.add_column(name, no_wrap=True)
-    shown.add_column("meaning", overflow="fold")
-    for column in view.columns:
-        shown.add_row(column.name, *column.kind.value, escape(column.meaning))
-    _print(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", Fitting(shown))
+        _print(_bare_table(names, [(one.name, one.purpose) for one in VIEWS]), more)
+    else:
+        heads = [Column(name, no_wrap=True) for name in ("column", "on SQLite", "on PostgreSQL")]
+        meanings = [(column.name, *column.kind.value, column.meaning) for column in view.columns]
+        table = _bare_table([*heads, Column("meaning", overflow="fold")], meanings)
+        _print(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", table)
 
 
-def _described(views: Sequence[View]) -> Iterator[tuple[Any, ...]]:
-    for view in views:
-        columns = [
-            {"name": column.name, "sqlite": column.kind.value[0], "postgresql": column.kind.value[1]}
-            | {"meaning": column.meaning}
-            for column in view.columns
-        ]
-        yield view.name, view.purpose, columns
+def _bare_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Fitting:
+    table = Table(*columns, show_edge=False, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return Fitting(table)
+
+
+def _columns(view: View) -> list[dict[str, str]]:
+    return [
+        {"name": one.name, "sqlite": one.kind.value[0], "postgresql": one.kind.value[1], "meaning": one.meaning}
+        for one in view.columns
+    ]
 
 
 def sql_role(
@@ -194,14 +189,15 @@ def sql_role(
 
         whetstone sql-role analyst
     """
-    url = database_of(load(config, data=data))
+    settings = load(config, data=data)
+    url = database_of(settings)
     if make_url(url).get_backend_name() != "postgresql":
         raise QueryFailed(
             "SQLite has no roles: every user who can read the file can read all of it. Roles need PostgreSQL"
         )
     if not readers.NAME.fullmatch(name):
         raise typer.BadParameter("a role's name has 1 to 63 of a-z, 0-9 and _, a letter first", param_hint="NAME")
-    timeout_s = load(config, data=data).sql.timeout_s
+    timeout_s = settings.sql.timeout_s
     if show:
         with snapshot(url) as connection:
             for statement in readers.statements(connection, name, "<password>", timeout_s, exists=False):
@@ -209,11 +205,15 @@ def sql_role(
         return
     password = secrets.token_urlsafe(24) if password_file is None else _password(password_file)
     try:
-        _made(url, name, None if drop else password, timeout_s)
+        with database(settings) as engine, engine.begin() as connection:
+            if drop:
+                readers.drop(connection, name)
+            else:
+                _make(connection, name, password, timeout_s)
     except readers.RoleRefused as error:
-        _refuse(str(error))
+        fail(str(error))
     except DBAPIError as error:
-        _refuse(
+        fail(
             f"{error.orig}; a role that may create roles can do it: `whetstone sql-role {name} --print` prints the SQL"
         )
     if drop:
@@ -222,41 +222,18 @@ def sql_role(
         typer.echo(make_url(url).set(username=name, password=password, drivername="postgresql").render_as_string(False))
 
 
-def _made(url: str, name: str, password: str | None, timeout_s: float | None) -> None:
-    upgrade(url)
-    engine = connect(url)
-    try:
-        with engine.begin() as connection:
-            if password is None:
-                readers.drop(connection, name)
-                return
-            own: Any = connection.connection.dbapi_connection
-            # Hashed here, because a server may log what it receives.
-            hashed = own.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
-            new = readers.make(connection, name, hashed, timeout_s)
-            errors.print(f"the role {name} {'reads' if new else 'has a new password, and reads'} {len(VIEWS)} views")
-            for more in readers.sees_too_much(connection, name):
-                errors.print(f"[yellow]this server lets everybody[/yellow] {escape(more)}", highlight=False)
-    finally:
-        engine.dispose()
+def _make(connection: Connection, name: str, password: str, timeout_s: float | None) -> None:
+    own: Any = connection.connection.dbapi_connection
+    # Hashed here, because a server may log what it receives.
+    hashed = own.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
+    new = readers.make(connection, name, hashed, timeout_s)
+    errors.print(f"the role {name} {'reads' if new else 'has a new password, and reads'} {len(VIEWS)} views")
+    for more in readers.sees_too_much(connection, name):
+        errors.print(f"[yellow]this server lets everybody[/yellow] {escape(more)}", highlight=False)
 
 
 def _password(file: Path) -> str:
-    try:
-        password = file.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file}: {error}", param_hint="--password-file") from error
+    password = _read(file, "--password-file").partition("\n")[0].strip()
     if not password:
         raise typer.BadParameter(f"{file} has no password in its first line", param_hint="--password-file")
     return password
-
-
-def _refuse(why: str) -> None:
-    errors.print(f"[red]whetstone:[/red] {escape(why)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(1)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add both commands to the command line."""
-    app.command()(sql)
-    app.command("sql-role")(sql_role)

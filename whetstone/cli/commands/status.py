@@ -4,10 +4,8 @@ from datetime import UTC, datetime
 
 import typer
 
-from whetstone.cli.options import ConfigOption, DataOption, JsonObjectOption, console, database_of, print_json
+from whetstone.cli.options import ConfigOption, DataOption, JsonObjectOption, database_of, running_settings, show
 from whetstone.cli.tables.status_report import examine, shown
-from whetstone.config.settings import load
-from whetstone.doctor.vllm_checks import of_running
 
 
 def status(as_json: JsonObjectOption = False, data: DataOption = None, config: ConfigOption = None) -> None:
@@ -19,13 +17,9 @@ def status(as_json: JsonObjectOption = False, data: DataOption = None, config: C
 
         whetstone status --json | jq '.problems'
     """
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     database_of(settings)
     now = datetime.now(UTC)
     facts = examine(settings, now)
-    if as_json:
-        print_json(facts)
-    else:
-        console.print(shown(facts, now))
-    if facts["problems"]:
-        raise typer.Exit(1)
+    show(facts, lambda: shown(facts, now), as_json=as_json)
+    raise typer.Exit(1 if facts["problems"] else 0)

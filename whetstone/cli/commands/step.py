@@ -1,20 +1,35 @@
 """`whetstone step`: request a step from the running proxy, and watch it until it is over."""
 
+import os
+import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Annotated, Any, NoReturn
 
 import msgspec
+import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from whetstone.config.settings import Settings
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    JsonObjectOption,
+    PolicyArgument,
+    check,
+    console,
+    database_of,
+    errors,
+    running_settings,
+    show,
+)
+from whetstone.config.settings import Settings, as_environment
+from whetstone.database.engine import connect
 from whetstone.registry.projects import Store
 from whetstone.stack import admin_client
-from whetstone.stack.admin_client import RefusedByProxy
 from whetstone.terminal.fitting import Fitting
 
 LOOK_EVERY_S = 0.2
@@ -32,23 +47,78 @@ FIGURES = (
 class _StepResponse(msgspec.Struct):
     """The fields of the proxy's answer that are used here."""
 
-    policy: str
     asked_at: datetime
 
 
-def ask(data: Path, policy: str, body: dict[str, Any]) -> datetime:
-    """Request a step from the proxy of the stack on `data`. Return the time of the request, which identifies it.
+def step(
+    policy: PolicyArgument = None,
+    imitate: Annotated[
+        str | None,
+        typer.Option("--imitate", help="A supervised step: on `demonstrations`, the `best` answers, or a policy's"),
+    ] = None,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", help="Least reward of an answer to imitate")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to imitate [64]")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Request it and do not wait")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what a step now would take and teach; nothing is written")
+    ] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="With --dry-run: every row's token ids")] = False,
+    as_json: JsonObjectOption = False,
+) -> None:
+    """Run one training step now, on the data that is available; `--dry-run` only shows the step, without a stack.
 
-    Raises:
-        StackNotRunning, ProxyUnreachable: no stack runs there, or its proxy cannot be called.
-        RefusedByProxy: the proxy refuses, or it is unknown whether it received the request.
+    Exit code 0 if its version went live, 1 if not, 2 if no stack runs.
+
+    Examples:
+
+        whetstone step starter
+        whetstone step --imitate best --min-reward 1
+        whetstone step --dry-run
     """
-    path = f"/admin/policies/{quote(policy, safe='')}/step"
-    answer = admin_client.ask(data, path, body, look='`whetstone sql "SELECT * FROM admin_steps"`')
-    return msgspec.json.decode(answer, type=_StepResponse).asked_at
+    settings = running_settings(data, config)
+    is_bounded = min_reward is not None or limit is not None
+    check(
+        {
+            "--dry-run shows a policy-gradient step; leave out --imitate and --no-wait": dry_run
+            and (imitate is not None or no_wait),
+            "--rows goes with --dry-run": rows and not dry_run,
+            "--min-reward and --limit go with --imitate": is_bounded and imitate is None and not dry_run,
+        }
+    )
+    if dry_run:
+        _dry_run(settings, policy, rows=rows, as_json=as_json)
+    name = policy or settings.policy
+    fields = {"kind": "sft" if imitate else "grpo", "from": imitate, "min_reward": min_reward, "limit": limit}
+    look = '`whetstone sql "SELECT * FROM admin_steps"`'
+    answer = admin_client.ask(settings.data, name, "step", fields, look=look)
+    requested_at = msgspec.json.decode(answer, type=_StepResponse).asked_at
+    if no_wait:
+        message = f'requested a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it'
+        show({"policy": name, "asked_at": requested_at}, lambda: message, as_json=as_json)
+        return
+    store = Store(connect(settings.database_url))
+    ended = _watch(settings.of_policy(name), store, name, requested_at, errors if as_json else console)
+    show(ended, lambda: _shown(ended), as_json=as_json)
+    if ended["state"] != "promoted":
+        errors.print(f"[red]{ended['state']}:[/red] {escape(ended['error'] or '')}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
-def watch(settings: Settings, store: Store, policy: str, requested_at: datetime, console: Console) -> dict[str, Any]:
+def _dry_run(settings: Settings, policy: str | None, *, rows: bool, as_json: bool) -> NoReturn:
+    """Run the trainer's program, which has torch."""
+    database_of(settings)
+    flags = [flag for flag, given in (("--rows", rows), ("--json", as_json)) if given]
+    # The environment contains all settings; a whetstone.toml in the working directory must not add to them.
+    environment = {**os.environ, **as_environment(settings, config=Path(os.devnull))}
+    command = [sys.executable, "-P", "-m", "trainer", *([policy] if policy else []), *flags]
+    raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
+
+
+def _watch(settings: Settings, store: Store, policy: str, requested_at: datetime, console: Console) -> dict[str, Any]:
     """Show the progress of the step until it has ended; return its row.
 
     Raises:
@@ -68,11 +138,11 @@ def watch(settings: Settings, store: Store, policy: str, requested_at: datetime,
                 log = settings.data / "logs" / "trainer.log"
                 status.update(f"no worker has taken it for {waited_s:.0f} s; {escape(str(log))} says what it does")
             if not (settings.data / "up.json").exists():
-                raise RefusedByProxy("the stack was stopped; the step goes on when it is started again")
+                raise admin_client.RefusedByProxy("the stack was stopped; the step goes on when it is started again")
             time.sleep(LOOK_EVERY_S)
 
 
-def shown(step: dict[str, Any]) -> RenderableType:
+def _shown(step: dict[str, Any]) -> RenderableType:
     """Return a table of the step's figures."""
     table = Table(show_header=False, title=f"step {step['number']} of {escape(step['policy'])}", title_justify="left")
     table.add_row("kind", step["kind"])

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
 from sqlalchemy import Connection
-from sqlalchemy.sql.expression import TableClause
 
 from migrations.run import upgrade
 from whetstone.cli.options import (
@@ -17,13 +17,12 @@ from whetstone.cli.options import (
     database_of,
     errors,
     print_json,
-    refusals,
+    running_settings,
+    show,
 )
 from whetstone.cli.tables import trajectory_store, trajectory_tables
-from whetstone.cli.tables.trajectory_tables import NotFound
-from whetstone.config.settings import Settings, load
+from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
-from whetstone.doctor.vllm_checks import of_running
 from whetstone.domain.api_keys import read_lifetime
 from whetstone.domain.states import GroupState, TrajectoryStatus
 
@@ -34,12 +33,6 @@ SinceOption = Annotated[str | None, typer.Option("--since", help="Only those tha
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most of them, the newest first")]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Whose [the policy's, or the home project's]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: an array, or with an id one object")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (trajectories, groups):
-        app.command()(command)
 
 
 def trajectories(
@@ -75,32 +68,23 @@ def trajectories(
     """
     settings, own = _settings(data, config, project, policy)
     if trajectory_id is not None:
-        trajectory = _read(
-            settings, lambda one: _one(one, own.project, trajectory_id, trajectory_store.TRAJECTORIES, ids=ids)
-        )
-        if as_json:
-            print_json(
-                trajectory
-                | {"conversations": [_conversation(one) for one in trajectory_tables.conversations_of(trajectory)]}
-            )
-        else:
-            console.print(trajectory_tables.trajectory_shown(trajectory))
+        trajectory = _read(settings, lambda one: trajectory_store.trajectory(one, own.project, trajectory_id, ids=ids))
+        conversations = [
+            {"messages": one.messages, "tools": one.tools, "completion_ids": [completion.id for completion in one.line]}
+            for one in trajectory_tables.conversations_of(trajectory)
+        ]
+        shown = trajectory | {"conversations": conversations}
+        show(shown, lambda: trajectory_tables.trajectory_shown(trajectory), as_json=as_json)
         return
-    given: dict[str, Any] = {
-        "policy": policy,
-        "task": task,
-        "group_id": group,
-        "state": state,
-        "split": split,
-        "why_not_trained": why,
-    }
-    given |= {"last_version": version, "trained_in_step": step}
-    filters = {name: value for name, value in given.items() if value is not None}
-    rewards, began = (min_reward, max_reward), _since(since)
-    rows = _read(
-        settings,
-        lambda one: trajectory_store.trajectories(one, own.project, filters, since=began, rewards=rewards, limit=limit),
-    )
+    given = {
+        "policy": policy, "task": task, "group_id": group, "state": state, "split": split, "why_not_trained": why,
+        "last_version": version, "trained_in_step": step,
+    }  # fmt: skip
+    newest = partial(
+        trajectory_store.newest, of=trajectory_store.TRAJECTORIES, project=own.project, given=given,
+        since=_since(since), rewards=(min_reward, max_reward), limit=limit,
+    )  # fmt: skip
+    rows = _read(settings, newest)
     _show(rows, trajectory_tables.trajectories_table, limit, as_json=as_json)
 
 
@@ -131,16 +115,15 @@ def groups(
     """
     settings, own = _settings(data, config, project, policy)
     if group_id is not None:
-        group = _read(settings, lambda one: _one(one, own.project, group_id, trajectory_store.GROUPS))
-        if as_json:
-            print_json(group)
-        else:
-            console.print(trajectory_tables.group_shown(group, datetime.now(UTC)))
+        group = _read(settings, lambda one: trajectory_store.group(one, own.project, group_id))
+        show(group, lambda: trajectory_tables.group_shown(group, datetime.now(UTC)), as_json=as_json)
         return
     given = {"policy": policy, "state": state, "formed_by": formed_by, "reason": reason}
-    filters = {name: value for name, value in given.items() if value is not None}
-    began = _since(since)
-    rows = _read(settings, lambda one: trajectory_store.groups(one, own.project, filters, since=began, limit=limit))
+    newest = partial(
+        trajectory_store.newest, of=trajectory_store.GROUPS, project=own.project, given=given, since=_since(since),
+        limit=limit,
+    )  # fmt: skip
+    rows = _read(settings, newest)
     _show(rows, trajectory_tables.groups_table, limit, as_json=as_json)
 
 
@@ -155,32 +138,15 @@ def _show(rows: list[dict[str, Any]], table: Callable[..., Any], limit: int, *, 
             errors.print(f"the newest {limit}; --limit shows more", style="dim")
 
 
-def _conversation(one: Any) -> dict[str, Any]:
-    return {"messages": one.messages, "tools": one.tools, "completion_ids": [completion.id for completion in one.line]}
-
-
-def _one(connection: Connection, project: str, its_id: str, of: TableClause, *, ids: bool = False) -> dict[str, Any]:
-    if of is trajectory_store.GROUPS:
-        row = trajectory_store.group(connection, project, its_id)
-    else:
-        row = trajectory_store.trajectory(connection, project, its_id, ids=ids)
-    if row is None:
-        what = "group" if of is trajectory_store.GROUPS else "trajectory"
-        alike = trajectory_store.named_like(connection, project, its_id, of, 5)
-        suggestion = f"; there are: {', '.join(alike)}" if alike else ""
-        raise NotFound(f"there is no {what} {its_id!r} in project {project}{suggestion}")
-    return row
-
-
 def _settings(data: Any, config: Any, project: str | None, policy: str | None) -> tuple[Settings, Settings]:
-    settings = of_running(load(config, data=data))
+    settings = running_settings(data, config)
     return settings, settings.of_project(project) if project else settings.of_policy(policy)
 
 
 def _read(settings: Settings, query: Callable[[Connection], Any]) -> Any:
     url = database_of(settings)
     upgrade(url)
-    with refusals(), snapshot(url) as connection:
+    with snapshot(url) as connection:
         return query(connection)
 
 

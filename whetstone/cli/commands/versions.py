@@ -1,5 +1,6 @@
 """`whetstone promote | rollback | pin | versions`: options, output and exit codes."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,19 +11,21 @@ from typer.core import TyperGroup
 from whetstone.cli.options import (
     ConfigOption,
     DataOption,
+    JsonOption,
     PolicyArgument,
     console,
     engine_of,
     policy_names,
-    print_json,
-    refusals,
+    running_settings,
+    show,
 )
-from whetstone.cli.tables.version_commands import NAMED, Versions, table
-from whetstone.config.settings import Settings, load
-from whetstone.doctor.vllm_checks import of_running
+from whetstone.cli.tables.version_commands import Versions, table
+from whetstone.config.settings import Settings
 from whetstone.domain.ids import version_id
 from whetstone.registry.versions import Move
 
+NAMED = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
+"""Pattern of a version's name, also used by apps."""
 NamedPolicy = Annotated[str, typer.Argument(help="Its name", autocompletion=policy_names)]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why, for who reads `admin_gate_results` later")]
 Named = Annotated[str, typer.Argument(metavar="POLICY@vN", help="The version, as apps name it: starter@v3")]
@@ -43,19 +46,12 @@ versions = typer.Typer(
 )
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.add_typer(versions, name="versions")
-    for command in (promote, rollback, pin):
-        app.command()(command)
-
-
 @versions.command("list")
 def list_versions(
     policy: PolicyArgument = None,
     data: DataOption = None,
     config: ConfigOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one array")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a policy's versions, the newest first: their origin, their test results, and whether they are loaded.
 
@@ -69,10 +65,7 @@ def list_versions(
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
     rows = line.rows(name)
-    if as_json:
-        print_json(rows)
-    else:
-        console.print(table(name, rows))
+    show(rows, lambda: table(name, rows), as_json=as_json)
 
 
 @versions.command("export")
@@ -91,8 +84,7 @@ def export(
     """
     policy, version = _version(named)
     _, line = _open(data, config, policy)
-    with refusals():
-        line.export(policy, version, folder, merged=merged)
+    line.export(policy, version, folder, merged=merged)
     console.print(f"{named} is in {escape(str(folder))}", highlight=False, soft_wrap=True)
 
 
@@ -115,10 +107,8 @@ def import_version(
         whetstone versions import out/ starter
     """
     _, line = _open(data, config, policy)
-    with refusals():
-        number, imported = line.bring_in(folder, policy)
-    message = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
-    console.print(message, highlight=False, soft_wrap=True)
+    number, imported = line.bring_in(folder, policy)
+    _print_number(policy, number)
     if imported.why_no_step:
         console.print(f"no step can go on from it: {imported.why_no_step}", highlight=False, soft_wrap=True)
 
@@ -142,10 +132,8 @@ def fork(
         raise typer.BadParameter(
             f"{policy!r} is none of: {', '.join(settings.trained)}; name it in `policies` of the settings first"
         )
-    with refusals():
-        number = line.fork(source, version, policy)
-    message = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
-    console.print(message, highlight=False, soft_wrap=True)
+    number = line.fork(source, version, policy)
+    _print_number(policy, number)
 
 
 def promote(
@@ -166,9 +154,8 @@ def promote(
         whetstone promote starter 7
     """
     _, line = _open(data, config, policy)
-    with refusals():
-        move = line.promote(policy, version, reason)
-    _say(policy, move)
+    move = line.promote(policy, version, reason)
+    _print_move(policy, move)
     if (before := line.before(policy)) is not None:
         console.print(f"`whetstone rollback {policy}` goes back to version {before}", highlight=False, soft_wrap=True)
 
@@ -194,9 +181,8 @@ def rollback(
     """
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
-    with refusals():
-        move = line.roll_back(name, to, reason)
-    _say(name, move)
+    move = line.roll_back(name, to, reason)
+    _print_move(name, move)
 
 
 def pin(
@@ -215,15 +201,14 @@ def pin(
         whetstone pin starter 7
     """
     _, line = _open(data, config, policy)
-    with refusals():
-        line.pin(policy, version, pinned=not off)
+    line.pin(policy, version, pinned=not off)
     name = version_id(policy, version)
     console.print(f"{name} is no longer pinned" if off else f"{name} is pinned", highlight=False)
 
 
 def _open(data: Path | None, config: Path | None, policy: str | None) -> tuple[Settings, Versions]:
     """Return the settings of the policy's project, and its versions."""
-    settings = of_running(load(config, data=data)).of_policy(policy)
+    settings = running_settings(data, config).of_policy(policy)
     return settings, Versions(settings, engine_of(settings))
 
 
@@ -234,7 +219,12 @@ def _version(named: str) -> tuple[str, int]:
     return match["policy"], int(match["version"])
 
 
-def _say(policy: str, move: Move) -> None:
+def _print_number(policy: str, number: int) -> None:
+    message = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
+    console.print(message, highlight=False, soft_wrap=True)
+
+
+def _print_move(policy: str, move: Move) -> None:
     if move.before == move.live:
         console.print(f"version {move.live} of {policy} answers already", highlight=False)
         return

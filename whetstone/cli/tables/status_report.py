@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,16 @@ import httpx
 import msgspec
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.cli.tables import status_store
-from whetstone.cli.tables.trajectory_tables import ago, number
+from whetstone.cli.tables.trajectory_tables import ago, number, pairs_table
 from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
 from whetstone.domain.ids import IMPORTED_LOG
-from whetstone.stack.admin_client import key
+from whetstone.stack.admin_client import addresses, key
 from whetstone.terminal.fitting import Fitting
 
 TIMEOUT_S = 5.0
@@ -38,23 +39,15 @@ FIGURES = {
 Facts = dict[str, Any]
 
 
-class _Up(msgspec.Struct):
-    """The fields of `<data>/up.json` that are used here."""
-
-    proxy: str
-    pids: dict[str, int]
-
-
 def examine(settings: Settings, now: datetime) -> Facts:
     """Return all facts, with `problems`: what is wrong and what to do about it."""
-    up = _up(settings.data)
+    up = addresses(settings.data)
     facts: Facts = {"data": str(settings.data), "running": up is not None, "proxy": None, "processes": []}
     facts |= {"replicas": [], "policies": [], "waiting_since": {}, "database": True}
     facts |= dict.fromkeys(FIGURES.values()) | {"free_bytes": _free_bytes(settings.data)}
     if up is not None:
-        facts["processes"] = [{"name": name, "pid": pid, "alive": _alive(pid)} for name, pid in up.pids.items()]
-        facts["proxy"] = _proxy(up.proxy)
-        facts |= _figures(up.proxy)
+        processes = [{"name": name, "pid": pid, "alive": _alive(pid)} for name, pid in up.pids.items()]
+        facts |= {"processes": processes, "proxy": _proxy(up.proxy)} | _figures(up.proxy)
     try:
         with snapshot(settings.database_url) as connection:
             for own in settings.of_projects():
@@ -62,20 +55,16 @@ def examine(settings: Settings, now: datetime) -> Facts:
             facts["replicas"] = status_store.replicas(connection, settings.home)
             facts["waiting_since"] = status_store.waiting_since(connection)
     except SQLAlchemyError as error:
-        facts["database"] = False
-        facts["database_error"] = str(getattr(error, "orig", None) or error).strip()
+        facts |= {"database": False, "database_error": str(getattr(error, "orig", None) or error).strip()}
     facts["problems"] = [{"what": what, "do": do} for what, do in _problems(facts, settings, now)]
     return facts
 
 
 def shown(facts: Facts, now: datetime) -> RenderableType:
     """Format the facts for people."""
-    parts: list[RenderableType] = [_head(facts), Text()]
-    policies = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("policy", "state", "live", "in test"):
-        policies.add_column(name, overflow="fold")
-    policies.add_column("last step", overflow="fold")
-    policies.add_column("groups open/closed/scored/claimed", overflow="fold")
+    names = ("policy", "state", "live", "in test", "last step", "groups open/closed/scored/claimed")
+    columns = [Column(name, overflow="fold") for name in names]
+    policies = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in facts["policies"]:
         step, queue = row["last_step"], row["groups"]
         last = "none yet" if step is None else f"{step['step']} {step['state']}, {ago(step['created_at'], now)} ago"
@@ -85,18 +74,13 @@ def shown(facts: Facts, now: datetime) -> RenderableType:
         tested = "" if row["candidate"] is None else f"v{row['candidate']}"
         counts = "/".join(str(queue[name]) for name in status_store.QUEUE)
         policies.add_row(escape(row["policy"]), escape(state), f"v{row['live_version']}", tested, last, counts)
-    parts.append(Fitting(policies) if facts["policies"] else Text("no policy yet", style="dim"))
-    parts.append(Text())
-    parts += [Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}") for one in facts["problems"]]
-    if not facts["problems"]:
-        parts.append(Text("nothing is wrong", style="green"))
-    return Group(*parts)
+    listed = Fitting(policies) if facts["policies"] else Text("no policy yet", style="dim")
+    problems = [Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}") for one in facts["problems"]]
+    return Group(_head(facts), Text(), listed, Text(), *(problems or [Text("nothing is wrong", style="green")]))
 
 
 def _head(facts: Facts) -> RenderableType:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = pairs_table()
     table.add_row("data", escape(facts["data"]))
     if (proxy := facts["proxy"]) is not None:
         ready = "ready" if proxy["ready"] else "not ready" if proxy["answers"] else "does not answer"
@@ -130,9 +114,8 @@ def _problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple
     yield from _of_proxy(facts, logs)
     yield from _of_storage(facts, settings)
     if facts["running"] or settings.vllm.urls:
-        serving = [one for one in facts["replicas"] if one["state"] == "serving"]
         for one in facts["replicas"]:
-            if one not in serving:
+            if one["state"] != "serving":
                 why = f": {one['reason']}" if one["reason"] else ""
                 yield f"the vLLM at {one['url']} is {one['state']}{why}", f"{logs}/vllm*.log says what it does"
         for what, since in facts["waiting_since"].items():
@@ -192,15 +175,13 @@ def _of_storage(facts: Facts, settings: Settings) -> Iterator[tuple[str, str]]:
 def _of_completeness(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield nothing while records wait to be written: their tokens are recorded, but not counted yet."""
     share, proxy = facts["completeness"], facts["proxy"] or {}
-    if share is None or share >= LEAST_COMPLETENESS:
-        return
-    if facts["unwritten"] or proxy.get("unwritten") or proxy.get("database") is False:
-        return
-    yield (
-        f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
-        'send no call to vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
-        "counted yet",
-    )
+    is_waiting = facts["unwritten"] or proxy.get("unwritten") or proxy.get("database") is False
+    if share is not None and share < LEAST_COMPLETENESS and not is_waiting:
+        yield (
+            f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
+            'send no call to vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
+            "counted yet",
+        )
 
 
 def _of_policies(policies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -216,25 +197,14 @@ def _of_policies(policies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
             yield f"step {step['step']} of {name} was {step['state']}{why}", f"`whetstone versions {name}` has more"
 
 
-def _up(data: Path) -> _Up | None:
-    try:
-        return msgspec.json.decode((data / "up.json").read_bytes(), type=_Up)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
 def _alive(pid: int) -> bool:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
-    return state != "Z"
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # another user's, whose /proc is hidden
+    return True
 
 
 def _proxy(url: str) -> Facts:

@@ -35,14 +35,12 @@ def replicas(connection: Connection, project: str) -> list[dict[str, Any]]:
 
 def waiting_since(connection: Connection) -> dict[str, datetime | None]:
     """Return since when new items have waited for the judging worker; None if nothing waits."""
-    fresh = select(func.min(f.created_at)).where(f.state == "waiting", f.due_at.is_(None))
-    unplaced = select(func.min(t.created_at)).where(t.placed_at.is_(None))
-    due = select(func.min(g.due_at)).where(g.due_at.is_not(None))
-    return {
-        "feedback": connection.execute(fresh).scalar(),
-        "trajectories": connection.execute(unplaced).scalar(),
-        "groups": connection.execute(due).scalar(),
+    oldest = {
+        "feedback": select(func.min(f.created_at)).where(f.state == "waiting", f.due_at.is_(None)),
+        "trajectories": select(func.min(t.created_at)).where(t.placed_at.is_(None)),
+        "groups": select(func.min(g.due_at)).where(g.due_at.is_not(None)),
     }
+    return {what: connection.execute(query).scalar() for what, query in oldest.items()}
 
 
 def _groups(connection: Connection, project: str, policy: str) -> dict[str, int]:

@@ -7,13 +7,14 @@ admin views is one in JSON, even where SQLite stores it as text.
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 from rich.cells import cell_len, set_cell_size
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from migrations.views import VIEWS, Kind
@@ -59,17 +60,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int | No
         return _records(columns, rows)
     made = Table()
     for name, values in _by_column(columns, rows):
-        numbers = all(isinstance(value, int | float | Decimal | None) for value in values)
-        made.add_column(Text(name), justify="right" if numbers else "left", no_wrap=True)
+        is_number = all(isinstance(value, int | float | Decimal | None) for value in values)
+        made.add_column(Text(name), justify="right" if is_number else "left", no_wrap=True)
     for line in cells:
         made.add_row(*line)
     return made
 
 
 def _records(columns: Sequence[str], rows: Rows) -> Table:
-    made = Table(show_header=False)
-    made.add_column(no_wrap=True, style="bold")
-    made.add_column(overflow="fold")
+    made = Table(Column(no_wrap=True, style="bold"), Column(overflow="fold"), show_header=False)
     for row in rows:
         for name, value in zip(columns, row, strict=True):
             made.add_row(name, _cell(name, value, CELL_OF_RECORD))
@@ -87,9 +86,7 @@ def _cell(name: str, value: Any, widest: int) -> Text:
         return Text("NULL", style="dim italic")
     if value in ("", "NULL"):
         return Text(f"'{value}'")
-    text = _text(value)
-    if len(text) > 2 * widest:
-        text = text[: 2 * widest]
+    text = _text(value)[: 2 * widest]
     # Text from apps must not move the reader's cursor.
     text = "".join(one if one.isprintable() else "↵" if one == "\n" else "·" for one in text)
     return Text(text if cell_len(text) <= widest else set_cell_size(text, widest - 1) + "…")
@@ -138,10 +135,8 @@ def _value(value: Any, is_value: bool) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON cannot represent it
     if is_value and isinstance(value, str) and value[:1] in ("[", "{"):
-        try:
+        with suppress(msgspec.DecodeError):
             return msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            return value
     return value
 
 
@@ -160,8 +155,3 @@ def _field(value: Any) -> str:
     if text == "" or any(one in text for one in ',"\r\n') or text[0] == " " or text[-1] == " ":
         return '"' + text.replace('"', '""') + '"'
     return text
-
-
-def first(rows: Iterator[Any], most: int) -> Iterator[Any]:
-    """Yield at most `most` rows; the remaining ones can still be taken from `rows`."""
-    return (row for _, row in zip(range(most), rows, strict=False))

@@ -1,14 +1,16 @@
 """SQL of `whetstone trajectories` and `whetstone groups`: rows of the admin views, the newest first."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from operator import ge, le
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, Float, Integer, Text, and_, column, select, table
+from sqlalchemy import Boolean, Connection, Float, Integer, Text, column, select, table
 from sqlalchemy.sql.expression import ColumnElement, TableClause
 
 from migrations.views import BY_NAME, Kind
 from whetstone.database.types import Json, Logprobs, TokenIds, Utc
+from whetstone.errors import WhetstoneError
 
 _TYPES: Mapping[Kind, Any] = {
     Kind.TEXT: Text, Kind.INTEGER: Integer, Kind.LARGE_INTEGER: Integer, Kind.REAL: Float, Kind.BOOLEAN: Boolean,
@@ -24,75 +26,81 @@ def _view(name: str) -> TableClause:
 
 GROUPS, TRAJECTORIES = _view("admin_groups"), _view("admin_trajectories")
 COMPLETIONS, FEEDBACK = _view("admin_completions"), _view("admin_feedback")
-g, t, c, f = GROUPS.c, TRAJECTORIES.c, COMPLETIONS.c, FEEDBACK.c
+t, c, f = TRAJECTORIES.c, COMPLETIONS.c, FEEDBACK.c
+ID = {GROUPS: "group_id", TRAJECTORIES: "trajectory_id"}
 
 
-def trajectories(
+class NotFound(WhetstoneError):
+    """There is no group or trajectory of that id; the message lists similar ids."""
+
+
+def newest(
     connection: Connection,
+    of: TableClause,
     project: str,
     given: Mapping[str, Any],
     *,
-    since: datetime | None = None,
+    since: datetime | None,
     rewards: tuple[float | None, float | None] = (None, None),
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Return the newest trajectories with these column values; `since`: earliest beginning; `rewards`: bounds."""
-    where = [t.project == project, *(t[name] == value for name, value in given.items())]
-    if since is not None:
-        where.append(t.created_at >= since)
-    if rewards[0] is not None:
-        where.append(t.reward >= rewards[0])
-    if rewards[1] is not None:
-        where.append(t.reward <= rewards[1])
-    return _rows(connection, TRAJECTORIES, where, limit, t.created_at.desc(), t.trajectory_id.desc())
+    """Return the newest groups or trajectories with these column values (None: any); `since`: earliest beginning;
+    `rewards`: bounds of a trajectory's."""
+    bounds = ((of.c.created_at, ge, since), (t.reward, ge, rewards[0]), (t.reward, le, rewards[1]))
+    where = [
+        of.c.project == project,
+        *(of.c[name] == value for name, value in given.items() if value is not None),
+        *(compare(column, bound) for column, compare, bound in bounds if bound is not None),
+    ]
+    return _rows(connection, of.c, where, of.c.created_at.desc(), of.c[ID[of]].desc(), limit=limit)
 
 
-def groups(
-    connection: Connection, project: str, given: Mapping[str, Any], *, since: datetime | None = None, limit: int
-) -> list[dict[str, Any]]:
-    """Return the newest groups with these column values."""
-    where = [g.project == project, *(g[name] == value for name, value in given.items())]
-    if since is not None:
-        where.append(g.created_at >= since)
-    return _rows(connection, GROUPS, where, limit, g.created_at.desc(), g.group_id.desc())
+def group(connection: Connection, project: str, group_id: str) -> dict[str, Any]:
+    """Return one group with its `members`.
 
-
-def group(connection: Connection, project: str, group_id: str) -> dict[str, Any] | None:
-    """Return one group with its `members`; None if there is none."""
-    rows = _rows(connection, GROUPS, [g.project == project, g.group_id == group_id], 1)
-    if not rows:
-        return None
-    of_it = [t.project == project, t.group_id == group_id]
-    return rows[0] | {"members": _rows(connection, TRAJECTORIES, of_it, None, t.created_at, t.trajectory_id)}
-
-
-def trajectory(connection: Connection, project: str, trajectory_id: str, *, ids: bool) -> dict[str, Any] | None:
-    """Return one trajectory with its `turns` and `feedback`, or None; `ids`: include token ids and logprobs."""
-    rows = _rows(connection, TRAJECTORIES, [t.project == project, t.trajectory_id == trajectory_id], 1)
-    if not rows:
-        return None
-    columns = [one for one in c if ids or one.name not in LONG]
-    turns = select(*columns).where(c.project == project, c.trajectory_id == trajectory_id).order_by(c.turn)
-    of_trajectory = and_(f.project == project, f.trajectory_id == trajectory_id)
-    feedback = select(*f).where(of_trajectory).order_by(f.created_at, f.feedback_id)
-    return rows[0] | {
-        "turns": [dict(row._mapping) for row in connection.execute(turns)],
-        "feedback": [dict(row._mapping) for row in connection.execute(feedback)],
+    Raises:
+        NotFound: there is none.
+    """
+    members = [t.project == project, t.group_id == group_id]
+    return _one(connection, GROUPS, project, group_id) | {
+        "members": _rows(connection, t, members, t.created_at, t.trajectory_id)
     }
 
 
-def named_like(connection: Connection, project: str, begins: str, of: TableClause, limit: int) -> list[str]:
-    """Return ids that begin with this text."""
-    its_id = of.c.trajectory_id if of is TRAJECTORIES else of.c.group_id
+def trajectory(connection: Connection, project: str, trajectory_id: str, *, ids: bool) -> dict[str, Any]:
+    """Return one trajectory with its `turns` and `feedback`; `ids`: include token ids and logprobs.
+
+    Raises:
+        NotFound: there is none.
+    """
+    columns = [one for one in c if ids or one.name not in LONG]
+    turns = [c.project == project, c.trajectory_id == trajectory_id]
+    feedback = [f.project == project, f.trajectory_id == trajectory_id]
+    return _one(connection, TRAJECTORIES, project, trajectory_id) | {
+        "turns": _rows(connection, columns, turns, c.turn),
+        "feedback": _rows(connection, f, feedback, f.created_at, f.feedback_id),
+    }
+
+
+def _one(connection: Connection, of: TableClause, project: str, its_id: str) -> dict[str, Any]:
+    own_id = of.c[ID[of]]
+    rows = _rows(connection, of.c, [of.c.project == project, own_id == its_id])
+    if rows:
+        return rows[0]
     # A range instead of LIKE, so that the database uses an index.
-    alike = (of.c.project == project, its_id >= begins, its_id < begins + "\x7f")
-    return [
-        str(one) for one in connection.execute(select(its_id).where(*alike).order_by(its_id).limit(limit)).scalars()
-    ]
+    alike = [of.c.project == project, own_id >= its_id, own_id < its_id + "\x7f"]
+    names = [row[ID[of]] for row in _rows(connection, [own_id], alike, own_id, limit=5)]
+    what = "group" if of is GROUPS else "trajectory"
+    suggestion = f"; there are: {', '.join(names)}" if names else ""
+    raise NotFound(f"there is no {what} {its_id!r} in project {project}{suggestion}")
 
 
 def _rows(
-    connection: Connection, of: TableClause, where: list[ColumnElement[bool]], limit: int | None, *order: Any
+    connection: Connection,
+    columns: Iterable[ColumnElement[Any]],
+    where: list[ColumnElement[bool]],
+    *order: Any,
+    limit: int | None = None,
 ) -> list[dict[str, Any]]:
-    query = select(*of.c).where(*where).order_by(*order).limit(limit)
+    query = select(*columns).where(*where).order_by(*order).limit(limit)
     return [dict(row._mapping) for row in connection.execute(query)]

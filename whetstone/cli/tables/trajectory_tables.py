@@ -9,20 +9,15 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from whetstone.domain.ids import version_id
-from whetstone.errors import WhetstoneError
 from whetstone.terminal.fitting import Fitting
 from whetstone.transfer.exporting.rows import Completion, Conversation, build_conversations
 
 COLOURS = {"system": "dim", "developer": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 Row = Mapping[str, Any]
-
-
-class NotFound(WhetstoneError):
-    """There is no group or trajectory of that id; the message lists similar ids."""
 
 
 def conversations_of(trajectory: Row) -> list[Conversation]:
@@ -36,16 +31,16 @@ def conversations_of(trajectory: Row) -> list[Conversation]:
 
 def trajectories_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
     """Return a table of trajectories; `wide`: include their tasks."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trajectory", overflow="fold", min_width=12)
-    table.add_column("version", overflow="fold")
-    if wide:
-        table.add_column("task", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    table.add_column("reward", justify="right", no_wrap=True)
-    table.add_column("turns", justify="right")
-    table.add_column("why not trained", overflow="fold")
-    table.add_column("began", justify="right", no_wrap=True)
+    columns = (
+        Column("trajectory", overflow="fold", min_width=12),
+        *(Column(name, overflow="fold") for name in (("version", "task") if wide else ("version",))),
+        Column("state", no_wrap=True),
+        Column("reward", justify="right", no_wrap=True),
+        Column("turns", justify="right"),
+        Column("why not trained", overflow="fold"),
+        Column("began", justify="right", no_wrap=True),
+    )
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         version = row["policy"] if row["last_version"] is None else version_id(row["policy"], row["last_version"])
         task = (row["task"] or "",) if wide else ()
@@ -56,14 +51,14 @@ def trajectories_table(rows: Sequence[Row], now: datetime, *, wide: bool = False
 
 def groups_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
     """Return a table of groups; `wide`: include their policies."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("group", overflow="fold", min_width=12)
-    for name in ("policy", "formed by", "state")[0 if wide else 1 :]:
-        table.add_column(name, overflow="fold")
-    for name in ("rewarded", "mean", "spread"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    table.add_column("began", justify="right", no_wrap=True)
+    columns = (
+        Column("group", overflow="fold", min_width=12),
+        *(Column(name, overflow="fold") for name in ("policy", "formed by", "state")[0 if wide else 1 :]),
+        *(Column(name, justify="right", no_wrap=True) for name in ("rewarded", "mean", "spread")),
+        Column("reason", overflow="fold"),
+        Column("began", justify="right", no_wrap=True),
+    )
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         rewarded = f"{row['rewarded']}/{row['size']}" if row["size"] else "–"
         figures = (rewarded, number(row["reward_mean"]), number(row["reward_spread"]))
@@ -88,32 +83,39 @@ def trajectory_shown(trajectory: Row) -> RenderableType:
         "group_id", "policy", "task", "split", "state", "reward", "reward_source", "why_not_trained",
         "trained_in_step", "metadata", "created_at", "ended_at",
     )  # fmt: skip
-    parts: list[RenderableType] = [facts(trajectory, "trajectory_id", names)]
+    return Group(facts(trajectory, "trajectory_id", names), *_content(trajectory))
+
+
+def _content(trajectory: Row) -> Iterator[RenderableType]:
+    """Yield its conversations, the turns that are in none of them, and its feedback."""
     conversations = conversations_of(trajectory)
     for place, one in enumerate(conversations):
         if len(conversations) > 1:
-            parts.append(Text(f"\nconversation {place + 1} of {len(conversations)}", style="bold"))
-        parts += _render_messages(one)
+            yield Text(f"\nconversation {place + 1} of {len(conversations)}", style="bold")
+        yield from _render_messages(one)
     shown = {completion.id for one in conversations for completion in one.line}
     for turn in trajectory["turns"]:
         if turn["completion_id"] not in shown:
             why = _plain(turn["error"] or turn["why_not_trained"] or turn["status"])
-            parts.append(Text(f"\nturn {turn['turn']} is in no conversation: {why}", style="red"))
+            yield Text(f"\nturn {turn['turn']} is in no conversation: {why}", style="red")
     for row in trajectory["feedback"]:
-        parts.append(Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta"))
-    return Group(*parts)
+        yield Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta")
 
 
 def facts(row: Row, title: str, names: Sequence[str]) -> RenderableType:
     """Return a table of the values that are not None, by name."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = pairs_table()
     table.add_row(title, Text(str(row[title]), style="bold"))
     for name in names:
         if (value := row.get(name)) is not None:
             table.add_row(name, Text(_text(value)))
     return table
+
+
+def pairs_table() -> Table:
+    """Return an empty table for a name and a value in each row."""
+    columns = (Column(style="dim", no_wrap=True), Column(overflow="fold"))
+    return Table(*columns, show_header=False, box=None, pad_edge=False)
 
 
 def _render_messages(one: Conversation) -> Iterator[RenderableType]:
@@ -125,7 +127,7 @@ def _render_messages(one: Conversation) -> Iterator[RenderableType]:
             about = [f"v{completion.policy_version}", completion.finish_reason, completion.why_not_trained]
             head.append(f"  {' · '.join(part for part in about if part)}", style="dim")
         yield head
-        yield Padding(Text(_content(message)), (0, 0, 0, 2))
+        yield Padding(Text(_plain(_text_with_calls(message))), (0, 0, 0, 2))
 
 
 def _plain(text: str) -> str:
@@ -133,12 +135,8 @@ def _plain(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
 
 
-def _content(message: Any) -> str:
-    """Return a message's text, with its tool calls below."""
-    return _plain(_text_with_calls(message))
-
-
 def _text_with_calls(message: Any) -> str:
+    """Return a message's text, with its tool calls below."""
     if not isinstance(message, Mapping):
         return _text(message)
     content = message.get("content", message.get("prompt"))
@@ -156,9 +154,8 @@ def _cell(text: str) -> str:
 
 
 def _why(row: Row) -> str:
-    if row["trained_in_step"] is not None:
-        return f"step {row['trained_in_step']}"
-    return row["why_not_trained"] or ""
+    step = row["trained_in_step"]
+    return row["why_not_trained"] or "" if step is None else f"step {step}"
 
 
 def _value(row: Row) -> str:

@@ -5,14 +5,13 @@ database.
 """
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 from rich.console import RenderableType
@@ -23,20 +22,11 @@ from sqlalchemy import Connection, Engine, Row
 from whetstone import torch_builds
 from whetstone.config.settings import Settings, as_environment
 from whetstone.domain.ids import version_id
-from whetstone.registry import (
-    adapter_copies,
-    manual_moves,
-    version_store,
-    versions,
-)
+from whetstone.registry import adapter_copies, manual_moves, version_store, versions
 from whetstone.registry.projects import Store, UnknownPolicy
 from whetstone.registry.versions import LedgerError, Move
 from whetstone.stack import admin_client
-from whetstone.stack.admin_client import RefusedByProxy, StackNotRunning
 from whetstone.terminal.fitting import Fitting
-
-NAMED = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
-"""Pattern of a version's name, also used by apps."""
 
 T = TypeVar("T")
 
@@ -114,11 +104,9 @@ class Versions:
 
     def before(self, policy: str) -> int | None:
         """Return the version that a rollback would make live; None if there is none."""
-        with self._reader.connect() as connection:
-            try:
-                return versions.step_back(connection, self._settings.project, policy)
-            except LedgerError:
-                return None
+        with suppress(LedgerError), self._reader.connect() as connection:
+            return versions.step_back(connection, self._settings.project, policy)
+        return None
 
     def pin(self, policy: str, version: int, *, pinned: bool) -> None:
         """Keep a version loaded and on the disk, or stop doing so.
@@ -179,7 +167,7 @@ class Versions:
             RefusedByProxy: it is not a LoRA of this base model that vLLM could serve, or cannot be written.
         """
         if not (source / adapter_copies.CONFIG).is_file():
-            raise RefusedByProxy(
+            raise admin_client.RefusedByProxy(
                 f"{source} has no {adapter_copies.CONFIG}: name a folder that peft has saved an adapter in"
             )
         model = self._policy(policy)["model_path"]
@@ -210,11 +198,9 @@ class Versions:
 
     def _ask(self, policy: str, move: str, fields: dict[str, Any]) -> bytes | None:
         """Return the running proxy's answer; None if no stack runs, and only then the move is made here."""
-        body = {name: value for name, value in fields.items() if value is not None}
-        path = f"/admin/policies/{quote(policy, safe='')}/{move}"
         try:
-            return admin_client.ask(self._settings.data, path, body, look=f"`whetstone versions {policy}`")
-        except StackNotRunning:
+            return admin_client.ask(self._settings.data, policy, move, fields, look=f"`whetstone versions {policy}`")
+        except admin_client.StackNotRunning:
             return None
 
     def _directly(self, policy: str, move: Callable[[Connection, datetime], T]) -> T:
@@ -234,14 +220,14 @@ class Versions:
     def _add(self, policy: str, number: int, folder: Path, manifest_sha256: str, origin: str) -> None:
         """Add the version's row, and remove the folder if that fails. If the process is killed, the folder stays, but
         no version ever refers to it: its number is used up."""
-        columns: dict[str, Any] = {"folder": folder, "manifest_sha256": manifest_sha256, "origin": origin}
         try:
             self._directly(
                 policy,
                 lambda connection, now: version_store.add(
-                    connection, self._settings.project, policy, number, now=now, **columns
+                    connection, self._settings.project, policy, number, folder=folder,
+                    manifest_sha256=manifest_sha256, origin=origin, now=now,
                 ),
-            )
+            )  # fmt: skip
         except BaseException:
             if number not in (row["version"] for row in self.rows(policy)):
                 adapter_copies.remove(folder)
@@ -254,14 +240,16 @@ class Versions:
             RefusedByProxy: it failed, with the reason that it gives.
         """
         python = self._settings.trainer.python
-        settings = self._settings.model_copy(update={"model": model})
         # The environment contains all settings; a whetstone.toml in the working directory must not add to them.
-        environment = {**as_environment(settings, config=Path(os.devnull)), **torch_builds.environment(python)}
+        ours = as_environment(self._settings.model_copy(update={"model": model}), config=Path(os.devnull))
+        environment = {**os.environ, **ours, **torch_builds.environment(python)}
         # -P: the working directory, which may be a foreign adapter, must not be imported from.
         command = [str(python or sys.executable), "-P", "-m", module, *arguments]
-        ended = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise RefusedByProxy(ended.stderr.strip().rpartition("\n")[2] or f"{module} ended with {ended.returncode}")
+            raise admin_client.RefusedByProxy(
+                ended.stderr.strip().rpartition("\n")[2] or f"{module} ended with {ended.returncode}"
+            )
         return ended.stdout
 
 

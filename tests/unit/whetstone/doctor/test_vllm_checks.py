@@ -25,11 +25,10 @@ from whetstone.doctor.vllm_checks import (
     examine,
     in_short,
     last_test,
-    launch_arguments,
-    of_running,
     shown,
 )
 from whetstone.registry.projects import Store
+from whetstone.stack.admin_client import ProxyUnreachable, launch_arguments, of_running
 from whetstone.vllm.client import command as vllm_command
 from whetstone.vllm.self_test.questions import ADAPTERS, CALL, PLAIN, SEEDS, Check, knowing
 from whetstone.vllm.self_test.run import SelfTest
@@ -86,7 +85,7 @@ def test_without_a_stack_the_settings_say_it(tmp_path: Path) -> None:
 
 def test_damaged_addresses_are_no_riddle(tmp_path: Path) -> None:
     write_addresses(tmp_path, replicas=None)
-    with pytest.raises(NothingToTest, match=r"up\.json cannot be read"):
+    with pytest.raises(ProxyUnreachable, match=r"up\.json cannot be read"):
         of_running(Settings(data=tmp_path))
 
 

@@ -123,14 +123,13 @@ def test_the_command_line_asks_with_the_key_of_its_environment(
     proxy: RunningProxy, admin: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_addresses(tmp_path, proxy=proxy.url)
-    path = "/admin/policies/starter/step"
     for wrong in (None, "wsk_wrong", make(proxy.engine)[1]):
         if wrong is not None:
             monkeypatch.setenv(API_KEY_VARIABLE, wrong)
         with pytest.raises(
             ProxyUnreachable, match=f"the key in {API_KEY_VARIABLE}, which needs the scope admin"
         ) as caught:
-            ask(tmp_path, path, {}, look="")
+            ask(tmp_path, "starter", "step", {}, look="")
         assert wrong is None or wrong not in str(caught.value)
     monkeypatch.setenv(API_KEY_VARIABLE, admin["authorization"].removeprefix("Bearer "))
-    assert b"asked_at" in ask(tmp_path, path, {}, look="")
+    assert b"asked_at" in ask(tmp_path, "starter", "step", {}, look="")

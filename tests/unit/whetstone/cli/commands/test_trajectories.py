@@ -20,6 +20,7 @@ from benchmarks.fakes.json_server import Handler, Server
 from migrations import schema
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.conftest import Ended
+from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.main import app
 from whetstone.cli.tables.status_report import examine
 from whetstone.cli.tables.status_report import shown as status_shown
@@ -166,8 +167,7 @@ def test_status_says_what_is_wrong_and_what_to_do(here: Here) -> None:
 def test_a_dead_process_and_a_silent_proxy_are_found(here: Here) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    up = {"proxy": "http://127.0.0.1:9", "pids": {"up": os.getpid(), "judge": gone.pid}}
-    (here.data / "up.json").write_text(json.dumps(up))
+    write_addresses(here.data, proxy="http://127.0.0.1:9", pids={"up": os.getpid(), "judge": gone.pid})
     here.seed.feedback("t", 1.0)
     facts = examine(Settings(data=here.data), datetime.now(UTC))
     assert [(one["name"], one["alive"]) for one in facts["processes"]] == [("up", True), ("judge", False)]
@@ -203,7 +203,7 @@ class _ProxyHandler(Handler):
 def proxy(here: Here) -> Iterator[Proxy]:
     """That of a stack on the folder."""
     with Proxy() as proxy:
-        (here.data / "up.json").write_text(json.dumps({"proxy": proxy.url, "pids": {"up": os.getpid()}}))
+        write_addresses(here.data, proxy=proxy.url, pids={"up": os.getpid()})
         yield proxy
 
 

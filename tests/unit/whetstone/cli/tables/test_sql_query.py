@@ -10,9 +10,15 @@ import pytest
 from sqlalchemy import Engine
 
 from migrations import schema
-from whetstone.cli.tables.sql_query import QueryFailed, ask, asking
+from whetstone.cli.tables.sql_query import QueryFailed, asking
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {what} FROM n"
+
+
+def ask(url: str, sql: str, timeout_s: float | None = None) -> tuple[list[str], list[Any]]:
+    """The columns and all rows of one query."""
+    with asking(url, sql, timeout_s) as answer:
+        return list(answer.columns), list(answer.rows)
 
 
 def test_a_query_gives_columns_and_rows(seed: Any, database_url: str) -> None:
