@@ -161,6 +161,6 @@ def sql(text, place):
 
     # Comments may stand behind the last statement, and hold what ends one.
     for statement in filter(str.strip, re.sub("--[^\\n]*", "", text).split(";")):
-        with asking(load(environment={{}}).database_url, statement) as answer:
-            list(answer.rows)
+        with asking(load(environment={{}}).database_url, statement) as (_, rows):
+            list(rows)
 """

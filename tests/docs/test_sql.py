@@ -261,8 +261,8 @@ def test_the_queries_ask_only_views() -> None:
 
 def rows(database_url: str, query: str) -> list[Row]:
     """As `whetstone sql --jsonl` tells them."""
-    with asking(database_url, query, timeout_s=60) as answer:
-        return [list(json.loads(line).values()) for line in json_lines(answer.columns, answer.rows)]
+    with asking(database_url, query, timeout_s=60) as (columns, rows):
+        return [list(json.loads(line).values()) for line in json_lines(columns, rows)]
 
 
 def approximately(value: Any) -> Any:

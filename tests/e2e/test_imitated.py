@@ -97,8 +97,8 @@ class App:
         return step
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        with asking(self.database, sql) as answer:
-            return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+        with asking(self.database, sql) as (columns, rows):
+            return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def text_of(self, token_ids: str) -> str:
         """What vLLM reads in stored ids."""

@@ -186,7 +186,7 @@ def judge(context: typer.Context) -> None:
         whetstone judge calibrate --help
     """
     command = [sys.executable, "-P", "-m", "judge.audit", *context.args]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    raise typer.Exit(subprocess.call(command))
 
 
 for later in (promote, rollback, pin, trajectories, groups, status, export):

@@ -23,9 +23,8 @@ def app(stack: Stack, script: Path, arguments: Sequence[str], niceness: int = 0)
 
     Its niceness is how far it yields the CPU to others.
     """
-    command = [sys.executable, str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments]
     with subprocess.Popen(
-        command,
+        [sys.executable, str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments],
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         preexec_fn=lambda: os.nice(niceness),  # noqa: PLW1509  it takes no lock that another thread could hold

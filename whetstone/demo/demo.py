@@ -134,10 +134,9 @@ def _train(stack: Stack, store: Store, plan: Plan, console: Console) -> dict[str
     settings = stack.settings
     progress = Progress(TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     bar = progress.add_task("steps", total=plan.steps)
-    arguments = [*plan.arguments(settings.seed, settings.policy), "--games", "0", "--pause-s", str(plan.pause_s)]
-    arguments += ["--shuffle-rewards"] if plan.shuffle_rewards else []
+    phase = ["--games", "0", "--pause-s", str(plan.pause_s), *(["--shuffle-rewards"] if plan.shuffle_rewards else [])]
     with (
-        app(stack, AGENT, arguments, NICENESS) as agent,
+        app(stack, AGENT, [*plan.arguments(settings.seed, settings.policy), *phase], NICENESS) as agent,
         Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live,
     ):
         printed = 0
@@ -238,10 +237,14 @@ def _show(
     table.add_row("gain", f"{outcome.gain.mean:+.1%}", f"{outcome.gain.low:+.1%} to {outcome.gain.high:+.1%}")
     console.print(table)
     games = store.rewards_by_version(settings.project, settings.policy)
-    rewards = [games[version].mean for version in sorted(games)]
     picture = settings.data / "rewards.png"
     title = "rewards shuffled: the control" if plan.shuffle_rewards else f"{settings.policy} learns tic-tac-toe"
-    curve.draw(picture, rewards, list(zip(names, (outcome.first, outcome.last), strict=True)), title)
+    curve.draw(
+        picture,
+        [games[version].mean for version in sorted(games)],
+        list(zip(names, (outcome.first, outcome.last), strict=True)),
+        title,
+    )
     completions = store.completions_by_status(settings.project)
     console.print(
         f"{sum(completions.values())} completions recorded ({completions}), {outcome.failed_requests} failed requests, "
@@ -250,12 +253,11 @@ def _show(
     console.print(f"the curve: {picture}")
     ask = f"{Path(sys.executable).with_name('whetstone')} sql --data {settings.data}"
     console.print("look further:", *(f'\n  {ask} "{sql}"' for sql in QUERIES), soft_wrap=True, highlight=False)
-    if outcome.rose:
-        console.print("[bold green]the reward rose: the intervals do not overlap[/bold green]")
-    elif outcome.failed_requests:
-        console.print("[bold red]requests of the agent failed[/bold red]")
-    else:
-        console.print("[bold red]the reward did not rise: the intervals overlap[/bold red]")
+    verdict = "[bold green]the reward rose: the intervals do not overlap[/bold green]"
+    if not outcome.rose:
+        overlap = "the reward did not rise: the intervals overlap"
+        verdict = f"[bold red]{'requests of the agent failed' if outcome.failed_requests else overlap}[/bold red]"
+    console.print(verdict)
 
 
 QUERIES = (

@@ -100,7 +100,6 @@ def examine(engine: Engine, settings: Settings) -> tuple[Check, ...]:
 
 def checks(log: LogStatistics) -> tuple[Check, ...]:
     """Return one check for each question."""
-    few = log.trajectories < ENOUGH
     return (
         _share(SIBLINGS, log.grouped, log.trajectories, "attempts are in a group with another", LEAST_GROUPED),
         _share(REWARDS, log.rewarded, log.ended, "ended attempts have a reward", LEAST_REWARDED),
@@ -109,7 +108,8 @@ def checks(log: LogStatistics) -> tuple[Check, ...]:
         _sampled(log),
         _tools(log.tools),
         LENGTH.answer(
-            None if few else not log.too_long, f"{_of(log.too_long, log.trajectories)} too long; longest {log.longest}"
+            None if log.trajectories < ENOUGH else not log.too_long,
+            f"{_of(log.too_long, log.trajectories)} too long; longest {log.longest}",
         ),
         FRESH.answer(
             log.stale <= MOST_STALE * (log.stale + log.trained) if log.stale + log.trained >= ENOUGH else None,

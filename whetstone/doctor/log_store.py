@@ -14,7 +14,7 @@ NEWEST = 2000
 NEWEST_TOOLS = 200
 """Most calls with tools that are read: their descriptions may be long."""
 
-c, g, t = schema.completions.c, schema.groups.c, schema.trajectories.c
+c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.trajectories.c
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogS
     calls = select(c.why_not_trained, c.tools).where(c.project == project, c.policy == policy)
     latest_calls = calls.order_by(c.created_at.desc()).limit(NEWEST).subquery("latest_calls")
     offered = select(latest_calls.c.tools).where(latest_calls.c.tools.is_not(None)).limit(NEWEST_TOOLS)
-    p = schema.policies.c
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         rows = connection.execute(newest).all()
         oldest = connection.execute(attempts.order_by(t.created_at).limit(NEWEST)).all()
@@ -97,8 +96,9 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogS
 
 def _rewards(rows: Sequence[Any], version: int | None) -> tuple[float, ...]:
     """Return the rewards of trajectories that this version alone sampled."""
-    alone = [row for row in rows if row.first_version == row.last_version == version]
-    return tuple(row.reward for row in alone if row.reward is not None)
+    return tuple(
+        row.reward for row in rows if row.first_version == row.last_version == version and row.reward is not None
+    )
 
 
 def _names(tools: Any) -> list[str]:

@@ -115,8 +115,7 @@ def shown(test: run.SelfTest) -> RenderableType:
 
 def checks_table(title: str, checks: Sequence[Check]) -> Fitting:
     """Return a table with a row for each check."""
-    columns = ("question", "answer", "result, and what it means")
-    table = Table(*columns, title=title, title_justify="left", show_lines=True)
+    table = Table("question", "answer", "result, and what it means", title=title, title_justify="left", show_lines=True)
     for check in checks:
         table.add_row(check.name, _answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
     return Fitting(table)

@@ -1,5 +1,5 @@
 """Run everything on one machine.
 
-`stack` is `whetstone up`: it takes the `data_lock`, starts `vllm_processes` and the programs under a `supervisor`, and
-speaks to the proxy by `admin_client`.
+`stack` is `whetstone up`: it takes the `data_lock`, and starts `vllm_processes` and the programs under a `supervisor`.
+By `admin_client`, the command line finds a stack that runs, and calls its proxy.
 """

@@ -78,9 +78,13 @@ def of_running(settings: Settings) -> Settings:
             f"the stack that runs on {settings.data} has its tables at {up.database}: tell the command line that "
             "address too, with its password, in whetstone.toml or WHETSTONE_DATABASE"
         )
-    database = settings.database_url if is_same else up.database
-    vllm = settings.vllm.model_copy(update={"urls": up.replicas})
-    return settings.model_copy(update={"database": database, "policy": up.policy, "vllm": vllm})
+    return settings.model_copy(
+        update={
+            "database": settings.database_url if is_same else up.database,
+            "policy": up.policy,
+            "vllm": settings.vllm.model_copy(update={"urls": up.replicas}),
+        }
+    )
 
 
 def launch_arguments(data: Path) -> list[str]:
@@ -107,10 +111,10 @@ def ask(data: Path, policy: str, action: str, fields: dict[str, Any], *, look: s
     if up is None:
         raise StackNotRunning(f"no stack runs on {data}: start it with `whetstone up`, or name its folder with --data")
     url = up.proxy
-    route = f"{url}/admin/policies/{quote(policy, safe='')}/{action}"
+    path = f"/admin/policies/{quote(policy, safe='')}/{action}"
     body = {name: value for name, value in fields.items() if value is not None}
     try:
-        answer = httpx.post(route, json=body, headers=key(), timeout=TIMEOUT_S, trust_env=False)
+        answer = httpx.post(url + path, json=body, headers=key(), timeout=TIMEOUT_S, trust_env=False)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if is_locked(data):
             raise ProxyUnreachable(

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -28,7 +29,7 @@ from whetstone.registry.projects import Store
 from whetstone.stack import vllm_processes
 from whetstone.stack.data_lock import exclusive
 from whetstone.stack.supervisor import Part, StartFailed, Supervisor
-from whetstone.terminal.progress import Progress, Say, vllm_phase
+from whetstone.terminal.progress import Say, show_progress, vllm_phase
 
 MIN_FREE_BYTES = 256 * 2**20
 LAST_PORT = 65535
@@ -99,18 +100,29 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
         store.prepare(settings)
         bootstrap_key.ensure(engine, settings)
         os.environ.pop(BOOTSTRAP_VARIABLE, None)  # its hash is stored: no part needs the key itself
-        supervisor, progress = Supervisor(data / "logs", settings.log.format), Progress(say, console)
+        supervisor = Supervisor(data / "logs", settings.log.format)
         host = f"[{settings.proxy.host}]" if ":" in settings.proxy.host else settings.proxy.host
         stack = Stack(settings, supervisor, f"http://{host}:{settings.proxy.port}")
         try:
             if own_broker:
                 supervisor.start(_redis(Path(run)))
-            _start_models(settings, supervisor, store, ours, progress, own_vllm=own_vllm)
+            if own_vllm:
+                names = vllm_processes.names(settings.vllm.urls)
+                latest = partial(vllm_phase, *_log_end(supervisor, names[0]))
+                with show_progress(say, console, "starting vLLM", "vLLM is ready", latest) as look:
+                    for part in vllm_processes.parts(settings, store):
+                        supervisor.start(part)
+                    _start_workers(settings, supervisor, ours)
+                    # vLLM takes longest; nothing else is waited for yet.
+                    supervisor.await_ready(*names, meanwhile=look)
+            else:
+                _start_workers(settings, supervisor, ours)
             # Before the proxy starts: what vLLM samples after that belongs to apps, and must appear in SQL.
             vllm_checks.at_start(
                 settings, store, say, vllm_processes.command(settings, settings.vllm.urls[0]) if own_vllm else ()
             )
-            with progress.doing("starting the proxy and the workers", "the proxy and the workers are ready") as look:
+            what = "the proxy and the workers"
+            with show_progress(say, console, f"starting {what}", f"{what} are ready") as look:
                 supervisor.start(_proxy(settings, stack.proxy_url, ours))
                 supervisor.await_ready(*supervisor.pids, meanwhile=look)
                 _await_live(settings, supervisor, store.live_name(settings), own_vllm)
@@ -124,43 +136,27 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
                 supervisor.stop()
 
 
-def _start_models(
-    settings: Settings,
-    supervisor: Supervisor,
-    store: Store,
-    ours: dict[str, str],
-    progress: Progress,
-    *,
-    own_vllm: bool,
-) -> None:
-    """Start the workers, and vLLM if it is ours; wait for vLLM only, which takes longest."""
-    if not own_vllm:
-        _start_workers(settings, supervisor, ours)
-        return
-    names = vllm_processes.names(settings.vllm.urls)
-    log = supervisor.log(names[0])
-    begin = log.stat().st_size if log.exists() else 0
-    with progress.doing("starting vLLM", "vLLM is ready", lambda: vllm_phase(log, begin)) as look:
-        for part in vllm_processes.parts(settings, store):
-            supervisor.start(part)
-        _start_workers(settings, supervisor, ours)
-        supervisor.await_ready(*names, meanwhile=look)
+def _log_end(supervisor: Supervisor, name: str) -> tuple[Path, int]:
+    """Return a part's log, and its size: what comes after that is of the next start."""
+    log = supervisor.log(name)
+    return log, log.stat().st_size if log.exists() else 0
 
 
 def _check_judging(settings: Settings, ours: dict[str, str]) -> None:
     """Check, with the judging program itself, that everything that the judging settings need is available."""
     if not settings.learning and not settings.judges:
         return
-    command = [sys.executable, "-m", "judge"]
-    result = subprocess.run(command, env={**os.environ, **ours}, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "judge"], env={**os.environ, **ours}, capture_output=True, text=True, check=False
+    )
     if result.returncode != 0:
         raise SettingsError("; ".join(result.stdout.splitlines()) or result.stderr.strip()[-2000:])
 
 
 def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> None:
+    judge = [sys.executable, "-m", "celery", "-A", "judge.tasks"]
     # One thread to assemble, while reward functions and judges keep one each busy.
     threads = ["--pool", "threads", "--concurrency", "3"]
-    judge = [sys.executable, "-m", "celery", "-A", "judge.tasks"]
     supervisor.start(_worker(supervisor, "judge", judge, JUDGE_QUEUE, ours, threads))
     supervisor.start(training_worker(settings, supervisor, ours))
 
@@ -213,9 +209,9 @@ def _proxy(settings: Settings, url: str, ours: dict[str, str]) -> Part:
         except httpx.TransportError:
             return False
 
-    # It drains, and writes what is recorded.
-    stop_timeout_s = settings.proxy.drain_timeout_s + 25
-    return Part("proxy", [sys.executable, "-P", "-m", "proxy"], ours, ready, stop_timeout_s=stop_timeout_s)
+    command = [sys.executable, "-P", "-m", "proxy"]
+    # At its stop it drains, and writes what is recorded.
+    return Part("proxy", command, ours, ready, stop_timeout_s=settings.proxy.drain_timeout_s + 25)
 
 
 def _worker(
@@ -227,8 +223,7 @@ def _worker(
     pool: list[str],
     niceness: int = 0,
 ) -> Part:
-    log = supervisor.log(name)
-    begin = log.stat().st_size if log.exists() else 0
+    log, begin = _log_end(supervisor, name)
 
     def ready() -> bool:
         with log.open("rb") as file:
@@ -246,15 +241,12 @@ def _with_addresses(settings: Settings, run: Path) -> Settings:
     """Fill in what is unset: ports, and the URLs of the servers and the broker."""
     proxy = settings.proxy.model_copy(update={"port": settings.proxy.port or free_ports(1)[0]})
     _check_free(settings.proxy.host, proxy.port, "proxy.port", "--port")
-    vllm_settings = settings.vllm
-    if not vllm_settings.urls:
-        ports = _vllm_ports(vllm_settings, proxy.port)
-        vllm_settings = vllm_settings.model_copy(update={"urls": tuple(f"http://127.0.0.1:{port}" for port in ports)})
+    urls = settings.vllm.urls or tuple(f"http://127.0.0.1:{port}" for port in _vllm_ports(settings.vllm, proxy.port))
     return settings.model_copy(
         update={
             "data": settings.data.resolve(),
             "proxy": proxy,
-            "vllm": vllm_settings,
+            "vllm": settings.vllm.model_copy(update={"urls": urls}),
             "broker": settings.broker or f"redis+socket://{run / 'redis.sock'}",
         }
     )
@@ -298,8 +290,7 @@ def usable(data: Path) -> Path:
 
 
 def _check_free(host: str, port: int, setting: str, remedy: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

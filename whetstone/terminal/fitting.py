@@ -54,9 +54,10 @@ class Fitting:
         return plain
 
     def _stacked(self, cells: list[list[RenderableType]]) -> Table:
-        table = self.table
         columns = (Column(no_wrap=True, style="bold"), Column(overflow="fold"))
-        stacked = Table(*columns, show_header=False, title=table.title, caption=table.caption, title_justify="left")
+        stacked = Table(
+            *columns, show_header=False, title=self.table.title, caption=self.table.caption, title_justify="left"
+        )
         names, *rows = zip(*cells, strict=True)
         for row in rows:
             for name, value in zip(names, row, strict=True):

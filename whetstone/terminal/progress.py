@@ -33,52 +33,46 @@ PHASES = (
 Say = Callable[[str], None]
 
 
-class Progress:
-    """Reports what is being done, by `say` and, if it is a terminal, on the console."""
+@contextmanager
+def show_progress(
+    say: Say, console: Console | None, what: str, done: str, latest: Callable[[], str | None] = lambda: None
+) -> Iterator[Callable[[], None]]:
+    """Show `what` until the block ends: on the console if it is a terminal, else by `say`. Then say `done` with the
+    seconds that it took.
 
-    def __init__(self, say: Say, console: Console | None = None) -> None:
-        self.say = say
-        self._console = console if console is not None and console.is_terminal else None
+    Args:
+        what: for example "starting vLLM".
+        done: for example "vLLM is ready".
+        latest: returns the latest phase; called repeatedly.
 
-    @contextmanager
-    def doing(
-        self, what: str, done: str, latest: Callable[[], str | None] = lambda: None
-    ) -> Iterator[Callable[[], None]]:
-        """Show `what` until the block ends, then report `done` with the seconds that it took.
+    Yields:
+        A function that checks for a new phase; call it meanwhile.
+    """
+    began_s = time.monotonic()
+    status = console.status(escape(what)) if console is not None and console.is_terminal else None
+    if status is None:
+        say(escape(what))
+    looked_s, printed_s = 0.0, began_s
+    last_phase: str | None = None
 
-        Args:
-            what: for example "starting vLLM".
-            done: for example "vLLM is ready".
-            latest: returns the latest phase; called repeatedly.
+    def look() -> None:
+        nonlocal looked_s, printed_s, last_phase
+        now_s = time.monotonic()
+        if now_s - looked_s < LOOK_EVERY_S:
+            return
+        looked_s = now_s
+        phase = latest()
+        line = escape(f"{what}, {now_s - began_s:.0f} s{f': {phase}' if phase else ''}")
+        if status is not None:
+            status.update(line)
+        elif phase not in (None, last_phase) or now_s - printed_s >= PLAIN_EVERY_S:
+            printed_s = now_s
+            last_phase = phase
+            say(line)
 
-        Yields:
-            A function that checks for a new phase; call it meanwhile.
-        """
-        began_s = time.monotonic()
-        status = None if self._console is None else self._console.status(escape(what))
-        if status is None:
-            self.say(escape(what))
-        looked_s, printed_s = 0.0, began_s
-        last_phase: str | None = None
-
-        def look() -> None:
-            nonlocal looked_s, printed_s, last_phase
-            now_s = time.monotonic()
-            if now_s - looked_s < LOOK_EVERY_S:
-                return
-            looked_s = now_s
-            phase = latest()
-            line = escape(f"{what}, {now_s - began_s:.0f} s{f': {phase}' if phase else ''}")
-            if status is not None:
-                status.update(line)
-            elif phase not in (None, last_phase) or now_s - printed_s >= PLAIN_EVERY_S:
-                printed_s = now_s
-                last_phase = phase
-                self.say(line)
-
-        with status or nullcontext():
-            yield look
-        self.say(escape(f"{done} after {time.monotonic() - began_s:.0f} s"))
+    with status or nullcontext():
+        yield look
+    say(escape(f"{done} after {time.monotonic() - began_s:.0f} s"))
 
 
 def vllm_phase(log: Path, begin: int = 0) -> str:

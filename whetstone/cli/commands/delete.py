@@ -61,9 +61,8 @@ def delete(
     if dry_run or not yes:
         plans = [_plan(engine, target, now) for target in targets]
         _show(plans, as_json=as_json, begins="would go" if dry_run else "will go")
-    if dry_run:
-        return
-    if not yes:
+        if dry_run:
+            return
         typer.confirm("Delete it for good?", abort=True)
     _show([eraser.run(engine, eraser.erasing(target, now)) for target in targets], as_json=as_json, begins="gone")
 
@@ -99,10 +98,12 @@ def _show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, begins: str) -> N
         what = escape(f"{row['kind']} {row['target']}")
         console.print(f"{what}: {begins} {row['trajectories']} trajectories, {row['completions']} completions")
         if waiting := row["waits_for"]:
-            message = "trajectories wait for the step that has them; the judging worker deletes them then"
-            errors.print(f"{len(waiting)} {message}", style="yellow")
+            errors.print(
+                f"{len(waiting)} trajectories wait for the step that has them; the judging worker deletes them then",
+                style="yellow",
+            )
         for policy, versions in row["versions"].items():
-            names = ", ".join(f"{policy}@v{version}" for version in versions)
-            errors.print(f"adapters that have learned from it: {escape(names)}", style="yellow", soft_wrap=True)
+            names = escape(", ".join(f"{policy}@v{version}" for version in versions))
+            errors.print(f"adapters that have learned from it: {names}", style="yellow", soft_wrap=True)
     if any(row["versions"] for row in rows):
         errors.print("docs/privacy.md says what can be done with those", style="dim")

@@ -102,8 +102,10 @@ def export(
     own = settings.of_project(project) if project else settings.of_policy(policy)
     upgrade(database_of(settings))
     included = frozenset(one.value for one in include or ()) | ({"eval"} if split == "eval" else frozenset())
-    matching = Filter(own.project, policy, split, task, where, query)
-    options = ExportOptions(kind, matching, included, ids, min_reward, source, min_gap, pairs == "all", limit)
+    options = ExportOptions(
+        kind, Filter(own.project, policy, split, task, where, query), included, ids, min_reward, source, min_gap,
+        pairs == "all", limit,
+    )  # fmt: skip
     tally = _run(settings.database_url, options, to)
     size = Path(to).stat().st_size if tally.rows and to != files.STDOUT else None
     if as_json:
@@ -112,8 +114,7 @@ def export(
         typer.echo(msgspec.json.encode(summary).decode(), err=to == files.STDOUT)
     else:
         _print_summary(tally, to, size)
-    if not tally.rows:
-        raise typer.Exit(1)
+    raise typer.Exit(0 if tally.rows else 1)
 
 
 def _run(url: str, options: ExportOptions, to: str) -> Tally:

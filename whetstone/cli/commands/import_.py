@@ -1,7 +1,7 @@
 """`whetstone import`: options, output and exit codes. The work is done by `transfer.importing`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -56,8 +56,10 @@ def import_log(
     settings = running_settings(data, config)
     own = settings.of_project(project or settings.home)
     _check_policy(settings, policy)
-    normalise = (own.proxy.normalise, own.proxy.normalise_timeout_s)
-    options = ImportOptions(file, own.project, policy, reward_field, task, own.privacy.no_train, *normalise)
+    options = ImportOptions(
+        file, own.project, policy, reward_field, task, own.privacy.no_train, own.proxy.normalise,
+        own.proxy.normalise_timeout_s,
+    )  # fmt: skip
     with errors.status("checking") as status:
         outcome = check(options, lambda count: status.update(f"checked {count:,} lines"))
     if reward_field != "reward" and not outcome.rewarded:
@@ -66,7 +68,18 @@ def import_log(
         with database(settings, create=True) as engine, errors.status("writing") as status:
             run(engine, options, outcome, lambda line: status.update(f"wrote {line:,} lines"))
     if as_json:
-        print_json(_facts(outcome, options, dry_run=dry_run))
+        print_json(
+            {
+                "file": str(file),
+                "policy": policy,
+                "lines": outcome.lines,
+                "rewarded": outcome.rewarded,
+                "conversations": outcome.conversations,
+                "unanswered": outcome.unanswered,
+                "dry_run": dry_run,
+                **{name: outcome.counted[name] for name in ("trajectories", "completions", "there", "taken", "erased")},
+            }
+        )
     else:
         _print_summary(outcome, options, dry_run=dry_run)
 
@@ -81,19 +94,6 @@ def _check_policy(settings: Settings, policy: str) -> None:
             f"`whetstone step {policy} --imitate NAME` learns from it",
             param_hint="--policy",
         )
-
-
-def _facts(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "file": str(options.file),
-        "policy": options.policy,
-        "lines": outcome.lines,
-        "rewarded": outcome.rewarded,
-        "conversations": outcome.conversations,
-        "unanswered": outcome.unanswered,
-        "dry_run": dry_run,
-        **{name: outcome.counted[name] for name in ("trajectories", "completions", "there", "taken", "erased")},
-    }
 
 
 def _print_summary(outcome: Outcome, options: ImportOptions, *, dry_run: bool) -> None:

@@ -112,8 +112,10 @@ def list_keys(
     table = Table("key", "project", "name", "opens", "a minute", "made", "last used", "state")
     now = datetime.now(UTC)
     for row in rows:
-        about = (row["key_id"], row["project"], escape(row["name"]), ", ".join(row["scopes"]), _quota(row))
-        table.add_row(*about, _day(row["created_at"]), _minute(row["last_used_at"]), _state(row, now))
+        table.add_row(
+            row["key_id"], row["project"], escape(row["name"]), ", ".join(row["scopes"]), _quota(row),
+            _day(row["created_at"]), _minute(row["last_used_at"]), _state(row, now),
+        )  # fmt: skip
     console.print(Fitting(table))
 
 
@@ -133,9 +135,8 @@ def revoke_key(
     """
     key_id = id_of(key)
     with database(running_settings(data, config)) as engine, engine.begin() as connection:
-        revoked = api_key_store.revoke(connection, key_id, datetime.now(UTC))
-    if not revoked:
-        fail(f"there is no key {key_id!r}; `whetstone keys list` shows them")
+        if not api_key_store.revoke(connection, key_id, datetime.now(UTC)):
+            fail(f"there is no key {key_id!r}; `whetstone keys list` shows them")
     console.print(f"key {key_id} is revoked", highlight=False)
 
 

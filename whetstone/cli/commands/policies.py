@@ -38,9 +38,10 @@ def list_policies(as_json: JsonOption = False, data: DataOption = None, config: 
     for own in settings.of_projects():
         tested = store.tested(own.project)
         for row in store.policies(own.project):
-            names = (own.project, row["id"], ", ".join(row["aliases"] or ()), row["base_model"])
-            live = (str(row["live_version"]), tested.get(row["id"], ""), row["state"])
-            table.add_row(*names, row["upstream"] or "vLLM", *live)
+            table.add_row(
+                own.project, row["id"], ", ".join(row["aliases"] or ()), row["base_model"], row["upstream"] or "vLLM",
+                str(row["live_version"]), tested.get(row["id"], ""), row["state"],
+            )  # fmt: skip
     console.print(Fitting(table))
 
 
@@ -67,4 +68,4 @@ def train_policy(
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
     names = ("project", "base_model", "live_version", "state", "model_path", "created_at", "upstream", "aliases")
-    return {"policy": row["id"]} | {name: row[name] for name in names}
+    return {"policy": row["id"], **{name: row[name] for name in names}}

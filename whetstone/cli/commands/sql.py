@@ -21,7 +21,7 @@ from migrations import readers
 from migrations.views import BY_NAME, VIEWS, View
 from whetstone.cli.options import ConfigOption, DataOption, console, database, database_of, errors, fail
 from whetstone.cli.tables import table_formats
-from whetstone.cli.tables.sql_query import Answer, QueryFailed, asking
+from whetstone.cli.tables.sql_query import QueryFailed, asking
 from whetstone.config.settings import load
 from whetstone.database.engine import snapshot
 from whetstone.terminal.fitting import Fitting
@@ -75,11 +75,11 @@ def sql(
         return
     settings = load(config, data=data)
     given_s = settings.sql.timeout_s if timeout_s is None else timeout_s
-    with _until_enough(), asking(database_of(settings), statement, given_s or None) as answer:
+    with _until_enough(), asking(database_of(settings), statement, given_s or None) as (columns, rows):
         if formats:
-            sys.stdout.writelines(formats[0](answer.columns, islice(answer.rows, limit)))
+            sys.stdout.writelines(formats[0](columns, islice(rows, limit)))
         else:
-            _show(answer, limit or ROWS_OF_TABLE)
+            _show(columns, rows, limit or ROWS_OF_TABLE)
 
 
 @contextmanager
@@ -126,13 +126,13 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def _show(answer: Answer, limit: int) -> None:
-    rows = list(islice(answer.rows, limit))
+def _show(columns: Sequence[str], answer: Iterator[Sequence[Any]], limit: int) -> None:
+    rows = list(islice(answer, limit))
     count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
-    if next(answer.rows, None) is not None:
+    if next(answer, None) is not None:
         count = f"the first {len(rows)} rows; --limit gives more, --csv and --json all"
     wide = console if console.is_terminal else Console(width=100_000)
-    _print(table_formats.table(answer.columns, rows, console.width if console.is_terminal else None), on=wide)
+    _print(table_formats.table(columns, rows, console.width if console.is_terminal else None), on=wide)
     errors.print(count, style="dim", highlight=False)
 
 
@@ -145,10 +145,10 @@ def _print_views(view: View | None, *, as_json: bool) -> None:
         more = '\nwhetstone sql admin_steps lists its columns; whetstone sql "SELECT …" asks; docs/sql.md has queries'
         _print(_bare_table(names, [(one.name, one.purpose) for one in VIEWS]), more)
     else:
-        heads = [Column(name, no_wrap=True) for name in ("column", "on SQLite", "on PostgreSQL")]
+        heads = (Column(name, no_wrap=True) for name in ("column", "on SQLite", "on PostgreSQL"))
         meanings = [(column.name, *column.kind.value, column.meaning) for column in view.columns]
-        table = _bare_table([*heads, Column("meaning", overflow="fold")], meanings)
-        _print(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", table)
+        columns = [*heads, Column("meaning", overflow="fold")]
+        _print(f"[bold]{view.name}[/bold]: {escape(view.purpose)}\n", _bare_table(columns, meanings))
 
 
 def _bare_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Fitting:
@@ -197,10 +197,9 @@ def sql_role(
         )
     if not readers.NAME.fullmatch(name):
         raise typer.BadParameter("a role's name has 1 to 63 of a-z, 0-9 and _, a letter first", param_hint="NAME")
-    timeout_s = settings.sql.timeout_s
     if show:
         with snapshot(url) as connection:
-            for statement in readers.statements(connection, name, "<password>", timeout_s, exists=False):
+            for statement in readers.statements(connection, name, "<password>", settings.sql.timeout_s, exists=False):
                 typer.echo(f"{statement};")
         return
     password = secrets.token_urlsafe(24) if password_file is None else _password(password_file)
@@ -209,7 +208,7 @@ def sql_role(
             if drop:
                 readers.drop(connection, name)
             else:
-                _make(connection, name, password, timeout_s)
+                _make(connection, name, password, settings.sql.timeout_s)
     except readers.RoleRefused as error:
         fail(str(error))
     except DBAPIError as error:

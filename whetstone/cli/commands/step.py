@@ -80,21 +80,21 @@ def step(
         whetstone step --dry-run
     """
     settings = running_settings(data, config)
-    is_bounded = min_reward is not None or limit is not None
     check(
         {
             "--dry-run shows a policy-gradient step; leave out --imitate and --no-wait": dry_run
             and (imitate is not None or no_wait),
             "--rows goes with --dry-run": rows and not dry_run,
-            "--min-reward and --limit go with --imitate": is_bounded and imitate is None and not dry_run,
+            "--min-reward and --limit go with --imitate": (min_reward is not None or limit is not None)
+            and imitate is None
+            and not dry_run,
         }
     )
     if dry_run:
         _dry_run(settings, policy, rows=rows, as_json=as_json)
     name = policy or settings.policy
     fields = {"kind": "sft" if imitate else "grpo", "from": imitate, "min_reward": min_reward, "limit": limit}
-    look = '`whetstone sql "SELECT * FROM admin_steps"`'
-    answer = admin_client.ask(settings.data, name, "step", fields, look=look)
+    answer = admin_client.ask(settings.data, name, "step", fields, look='`whetstone sql "SELECT * FROM admin_steps"`')
     requested_at = msgspec.json.decode(answer, type=_StepResponse).asked_at
     if no_wait:
         message = f'requested a step of {name}; `whetstone sql` "SELECT * FROM admin_steps" shows it'

@@ -73,19 +73,19 @@ def trajectories(
             {"messages": one.messages, "tools": one.tools, "completion_ids": [completion.id for completion in one.line]}
             for one in trajectory_tables.conversations_of(trajectory)
         ]
-        shown = trajectory | {"conversations": conversations}
-        show(shown, lambda: trajectory_tables.trajectory_shown(trajectory), as_json=as_json)
+        show(
+            trajectory | {"conversations": conversations},
+            lambda: trajectory_tables.trajectory_shown(trajectory),
+            as_json=as_json,
+        )
         return
     given = {
         "policy": policy, "task": task, "group_id": group, "state": state, "split": split, "why_not_trained": why,
         "last_version": version, "trained_in_step": step,
     }  # fmt: skip
-    newest = partial(
-        trajectory_store.newest, of=trajectory_store.TRAJECTORIES, project=own.project, given=given,
-        since=_since(since), rewards=(min_reward, max_reward), limit=limit,
-    )  # fmt: skip
-    rows = _read(settings, newest)
-    _show(rows, trajectory_tables.trajectories_table, limit, as_json=as_json)
+    bounds: dict[str, Any] = {"since": _since(since), "rewards": (min_reward, max_reward), "limit": limit}
+    newest = partial(trajectory_store.newest, of=trajectory_store.TRAJECTORIES, project=own.project, given=given)
+    _show(_read(settings, partial(newest, **bounds)), trajectory_tables.trajectories_table, limit, as_json=as_json)
 
 
 def groups(
@@ -119,12 +119,13 @@ def groups(
         show(group, lambda: trajectory_tables.group_shown(group, datetime.now(UTC)), as_json=as_json)
         return
     given = {"policy": policy, "state": state, "formed_by": formed_by, "reason": reason}
-    newest = partial(
-        trajectory_store.newest, of=trajectory_store.GROUPS, project=own.project, given=given, since=_since(since),
-        limit=limit,
-    )  # fmt: skip
-    rows = _read(settings, newest)
-    _show(rows, trajectory_tables.groups_table, limit, as_json=as_json)
+    newest = partial(trajectory_store.newest, of=trajectory_store.GROUPS, project=own.project, given=given)
+    _show(
+        _read(settings, partial(newest, since=_since(since), limit=limit)),
+        trajectory_tables.groups_table,
+        limit,
+        as_json=as_json,
+    )
 
 
 def _show(rows: list[dict[str, Any]], table: Callable[..., Any], limit: int, *, as_json: bool) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperGroup
 
 from whetstone.cli.options import (
@@ -19,10 +21,11 @@ from whetstone.cli.options import (
     running_settings,
     show,
 )
-from whetstone.cli.tables.version_commands import Versions, table
+from whetstone.cli.tables.version_commands import Versions
 from whetstone.config.settings import Settings
 from whetstone.domain.ids import version_id
 from whetstone.registry.versions import Move
+from whetstone.terminal.fitting import Fitting
 
 NAMED = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 """Pattern of a version's name, also used by apps."""
@@ -65,7 +68,7 @@ def list_versions(
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
     rows = line.rows(name)
-    show(rows, lambda: table(name, rows), as_json=as_json)
+    show(rows, lambda: _table(name, rows), as_json=as_json)
 
 
 @versions.command("export")
@@ -132,8 +135,7 @@ def fork(
         raise typer.BadParameter(
             f"{policy!r} is none of: {', '.join(settings.trained)}; name it in `policies` of the settings first"
         )
-    number = line.fork(source, version, policy)
-    _print_number(policy, number)
+    _print_number(policy, line.fork(source, version, policy))
 
 
 def promote(
@@ -154,8 +156,7 @@ def promote(
         whetstone promote starter 7
     """
     _, line = _open(data, config, policy)
-    move = line.promote(policy, version, reason)
-    _print_move(policy, move)
+    _print_move(policy, line.promote(policy, version, reason))
     if (before := line.before(policy)) is not None:
         console.print(f"`whetstone rollback {policy}` goes back to version {before}", highlight=False, soft_wrap=True)
 
@@ -181,8 +182,7 @@ def rollback(
     """
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
-    move = line.roll_back(name, to, reason)
-    _print_move(name, move)
+    _print_move(name, line.roll_back(name, to, reason))
 
 
 def pin(
@@ -231,3 +231,27 @@ def _print_move(policy: str, move: Move) -> None:
     console.print(f"version {move.live} of {policy} answers now, {move.before} no longer", highlight=False)
     if move.rejected:
         console.print(f"rejected: {', '.join(map(str, move.rejected))}", highlight=False)
+
+
+def _table(policy: str, rows: list[dict[str, Any]]) -> RenderableType:
+    """Return a table of the versions for people."""
+    shown = Table("version", "from", "state", "reason", "k3", "held out", "loaded", "when", title=escape(policy))
+    shown.title_justify = "left"
+    for row in rows:
+        shown.add_row(
+            str(row["version"]),
+            escape(row["origin"] or ("" if row["parent"] is None else str(row["parent"]))),
+            f"{row['state']} ({row['tested_by']})" if row["tested_by"] else row["state"],
+            escape(row["reason"] or ""),
+            "" if row["probe_k3"] is None else f"{row['probe_k3']:.2g}",
+            "" if row["heldout_mean"] is None else f"{row['heldout_mean']:.3f} ({row['heldout_count']})",
+            _loaded(row),
+            f"{row['promoted_at'] or row['created_at']:%Y-%m-%d %H:%M}",
+        )
+    return Fitting(shown)
+
+
+def _loaded(row: dict[str, Any]) -> str:
+    if row["removed_at"]:
+        return "removed"
+    return ("pinned" if row["pinned_at"] else "yes") if row["served"] else "no"

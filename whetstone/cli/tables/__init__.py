@@ -1,1 +1,1 @@
-"""What commands read and print: queries, tables, reports."""
+"""What commands read, change and print: queries, moves of versions, tables."""

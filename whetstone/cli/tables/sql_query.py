@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -41,17 +40,10 @@ class QueryFailed(WhetstoneError):
     """The query failed; the message is the database's own, plus a suggestion."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The result of a query: its column names, and its rows, which are read as they are consumed."""
-
-    columns: tuple[str, ...]
-    rows: Iterator[tuple[Any, ...]]
-
-
 @contextmanager
-def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[Answer]:
-    """Run one query on a snapshot of the database. `timeout_s`: how long the database may work on it; None: no limit.
+def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[tuple[list[str], Iterator[tuple[Any, ...]]]]:
+    """Run one query on a snapshot of the database, and yield its columns and its rows, which are read as they are
+    consumed. `timeout_s`: how long the database may work on it; None: no limit.
 
     Raises:
         QueryFailed: it is not a query, it would write, it took too long, or the database is unavailable; also raised
@@ -63,7 +55,8 @@ def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[Answe
             if connection.dialect.name == "sqlite":
                 with _only_reads(dbapi):
                     clock = _Clock(sql, timeout_s, dbapi.interrupt)
-                    yield _answer(*_from_sqlite(dbapi, sql, clock), clock)
+                    columns, batches = _from_sqlite(dbapi, sql, clock)
+                    yield columns, _rows(batches, clock)
             else:
                 # Times then look as they do in SQLite.
                 connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
@@ -72,24 +65,21 @@ def asking(url: str, sql: str, timeout_s: float | None = None) -> Iterator[Answe
                 size = ROWS_AT_ONCE if psycopg.capabilities.has_stream_chunked() else 1
                 with closing(dbapi.cursor().stream(sql, size=size)) as rows:
                     batches = iter(lambda: list(islice(rows, ROWS_AT_ONCE)), [])
-                    yield _answer(columns, batches, clock)
+                    yield columns, _rows(batches, clock)
     except (SQLAlchemyError, sqlite3.Error, sqlite3.Warning, psycopg.Error) as error:
         raise QueryFailed(_why(error, sql)) from error
 
 
-def _answer(columns: Sequence[str], batches: Iterator[Sequence[tuple[Any, ...]]], clock: "_Clock") -> Answer:
-    def rows() -> Iterator[tuple[Any, ...]]:
-        while True:
-            with clock.running():
-                batch = next(batches, ())
-            if not batch:
-                return
-            yield from batch
-
-    return Answer(tuple(columns), rows())
+def _rows(batches: Iterator[Sequence[tuple[Any, ...]]], clock: "_Clock") -> Iterator[tuple[Any, ...]]:
+    while True:
+        with clock.running():
+            batch = next(batches, ())
+        if not batch:
+            return
+        yield from batch
 
 
-def _from_sqlite(dbapi: sqlite3.Connection, sql: str, clock: "_Clock") -> tuple[Sequence[str], Iterator[Any]]:
+def _from_sqlite(dbapi: sqlite3.Connection, sql: str, clock: "_Clock") -> tuple[list[str], Iterator[Any]]:
     cursor = dbapi.cursor()
     with clock.running():
         cursor.execute(sql)  # up to its first row
@@ -164,8 +154,7 @@ class _Clock:
 
 def _why(error: Exception, sql: str) -> str:
     own = getattr(error, "orig", None) or error
-    diagnosis = getattr(own, "diag", None)
-    message = str(getattr(diagnosis, "message_primary", None) or own).strip()
+    message = str(getattr(getattr(own, "diag", None), "message_primary", None) or own).strip()
     if isinstance(own, ReadOnlySqlTransaction) or message in ("not authorized", "attempt to write a readonly database"):
         return f"{REFUSED}; the database says: {message}"
     if isinstance(own, QueryCanceled):
@@ -187,10 +176,9 @@ def _advice(message: str, sql: str) -> str:
 def _of_table(name: str) -> str:
     if name in BY_NAME or name in schema.metadata.tables:
         return ". This database is of an earlier version: `whetstone migrate` brings it to this one"
-    there = [*BY_NAME, *schema.metadata.tables]
     # People often omit the prefix that all views share.
-    views = [one for one in (f"admin_{name}", f"admin_{name}s") if one in BY_NAME]
-    return f"{_question(views or _nearest(name, there))} `whetstone sql` lists the views"
+    likely = next((view for view in (f"admin_{name}", f"admin_{name}s") if view in BY_NAME), name)
+    return f"{_did_you_mean(likely, [*BY_NAME, *schema.metadata.tables])} `whetstone sql` lists the views"
 
 
 def _of_column(name: str, sql: str) -> str:
@@ -200,14 +188,11 @@ def _of_column(name: str, sql: str) -> str:
     columns = list(dict.fromkeys(column.name for view in views for column in BY_NAME[view].columns))
     if name in columns:
         return f"; it is one of {', '.join(views)}: is its name in front of it right, or the database older?"
-    return f"{_question(_nearest(name, columns))} `whetstone sql {views[0]}` lists its columns"
+    return f"{_did_you_mean(name, columns)} `whetstone sql {views[0]}` lists its columns"
 
 
-def _nearest(name: str, among: list[str]) -> list[str]:
-    return difflib.get_close_matches(name.lower(), among, n=1, cutoff=0.5)
-
-
-def _question(nearest: list[str]) -> str:
+def _did_you_mean(name: str, among: list[str]) -> str:
+    nearest = difflib.get_close_matches(name.lower(), among, n=1, cutoff=0.5)
     return f". Did you mean {nearest[0]}?" if nearest else "."
 
 

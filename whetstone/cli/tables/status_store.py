@@ -16,8 +16,8 @@ s, t, v = schema.steps.c, schema.trajectories.c, schema.policy_versions.c
 
 def policies(connection: Connection, project: str) -> list[dict[str, Any]]:
     """Return the project's policies: live version, candidate, last step, groups by state."""
-    columns = (p.id.label("policy"), p.state, p.live_version, p.upstream, p.created_at)
-    rows = connection.execute(select(*columns).where(p.project == project).order_by(p.id)).all()
+    query = select(p.id.label("policy"), p.state, p.live_version, p.upstream, p.created_at)
+    rows = connection.execute(query.where(p.project == project).order_by(p.id)).all()
     candidates = select(v.policy, func.max(v.version)).where(v.project == project, v.state == "candidate")
     tested: dict[str, int] = {row[0]: row[1] for row in connection.execute(candidates.group_by(v.policy))}
     return [

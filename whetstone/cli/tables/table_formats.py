@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -107,10 +108,9 @@ def _distinct(columns: Sequence[str]) -> Iterator[str]:
     """Yield distinct names for an object's keys: the second `count` is `count_2`."""
     seen = set(columns)
     for place, name in enumerate(columns):
-        number, own = 2, name
+        own = name
         if name in columns[:place]:
-            while (own := f"{name}_{number}") in seen:
-                number += 1
+            own = next(other for other in (f"{name}_{number}" for number in count(2)) if other not in seen)
             seen.add(own)
         yield own
 
@@ -141,10 +141,10 @@ def _value(value: Any, is_value: bool) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     return (
-        json.dumps(value, ensure_ascii=False, separators=(",", ":")) if isinstance(value, list | dict) else str(value)
+        json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        if isinstance(value, bool | list | dict)
+        else str(value)
     )
 
 

@@ -103,4 +103,4 @@ def _rows(
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
     query = select(*columns).where(*where).order_by(*order).limit(limit)
-    return [dict(row._mapping) for row in connection.execute(query)]
+    return [dict(row) for row in connection.execute(query).mappings()]

@@ -114,8 +114,9 @@ def facts(row: Row, title: str, names: Sequence[str]) -> RenderableType:
 
 def pairs_table() -> Table:
     """Return an empty table for a name and a value in each row."""
-    columns = (Column(style="dim", no_wrap=True), Column(overflow="fold"))
-    return Table(*columns, show_header=False, box=None, pad_edge=False)
+    return Table(
+        Column(style="dim", no_wrap=True), Column(overflow="fold"), show_header=False, box=None, pad_edge=False
+    )
 
 
 def _render_messages(one: Conversation) -> Iterator[RenderableType]:
@@ -154,8 +155,7 @@ def _cell(text: str) -> str:
 
 
 def _why(row: Row) -> str:
-    step = row["trained_in_step"]
-    return row["why_not_trained"] or "" if step is None else f"step {step}"
+    return f"step {row['trained_in_step']}" if row["trained_in_step"] is not None else row["why_not_trained"] or ""
 
 
 def _value(row: Row) -> str:

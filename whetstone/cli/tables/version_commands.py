@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 from sqlalchemy import Connection, Engine, Row
 
 from whetstone import torch_builds
@@ -26,7 +23,6 @@ from whetstone.registry import adapter_copies, manual_moves, version_store, vers
 from whetstone.registry.projects import Store, UnknownPolicy
 from whetstone.registry.versions import LedgerError, Move
 from whetstone.stack import admin_client
-from whetstone.terminal.fitting import Fitting
 
 T = TypeVar("T")
 
@@ -172,8 +168,8 @@ class Versions:
             )
         model = self._policy(policy)["model_path"]
         number, folder = self._number(policy)
-        output = self._trainer(model, "trainer.adopt", str(source.resolve()), str(folder))
-        imported = msgspec.json.decode(output.splitlines()[-1], type=ImportResult)
+        lines = self._trainer(model, "trainer.adopt", str(source.resolve()), str(folder)).splitlines()
+        imported = msgspec.json.decode(lines[-1], type=ImportResult)
         self._add(policy, number, folder, imported.manifest_sha256, origin=str(source.resolve()))
         return number, imported
 
@@ -251,30 +247,6 @@ class Versions:
                 ended.stderr.strip().rpartition("\n")[2] or f"{module} ended with {ended.returncode}"
             )
         return ended.stdout
-
-
-def table(policy: str, rows: list[dict[str, Any]]) -> RenderableType:
-    """Return a table of the versions for people."""
-    shown = Table("version", "from", "state", "reason", "k3", "held out", "loaded", "when", title=escape(policy))
-    shown.title_justify = "left"
-    for row in rows:
-        shown.add_row(
-            str(row["version"]),
-            escape(row["origin"] or ("" if row["parent"] is None else str(row["parent"]))),
-            f"{row['state']} ({row['tested_by']})" if row["tested_by"] else row["state"],
-            escape(row["reason"] or ""),
-            "" if row["probe_k3"] is None else f"{row['probe_k3']:.2g}",
-            "" if row["heldout_mean"] is None else f"{row['heldout_mean']:.3f} ({row['heldout_count']})",
-            _loaded(row),
-            f"{row['promoted_at'] or row['created_at']:%Y-%m-%d %H:%M}",
-        )
-    return Fitting(shown)
-
-
-def _loaded(row: dict[str, Any]) -> str:
-    if row["removed_at"]:
-        return "removed"
-    return ("pinned" if row["pinned_at"] else "yes") if row["served"] else "no"
 
 
 def _move(answer: bytes) -> Move:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from whetstone.stack.supervisor import Part, Supervisor
-from whetstone.terminal.progress import LOADING, Progress, vllm_phase
+from whetstone.terminal.progress import LOADING, Say, show_progress, vllm_phase
 
 LOG = """\
 (APIServer pid=14405) INFO 11-25 02:56:19 [model.py:2152] Using max model len 2048
@@ -57,10 +57,10 @@ def part(tmp_path: Path) -> Part:
     return Part("vllm", [sys.executable, "-c", program + "time.sleep(60)"], {}, ready)
 
 
-def start(part: Part, folder: Path, progress: Progress) -> None:
+def start(part: Part, folder: Path, say: Say, console: Console) -> None:
     supervisor, latest = Supervisor(folder), partial(vllm_phase, folder / "vllm.log")
     try:
-        with progress.doing("starting vLLM", "vLLM is ready", latest) as look:
+        with show_progress(say, console, "starting vLLM", "vLLM is ready", latest) as look:
             supervisor.start(part)
             supervisor.await_ready("vllm", meanwhile=look)
     finally:
@@ -69,7 +69,7 @@ def start(part: Part, folder: Path, progress: Progress) -> None:
 
 def test_without_a_terminal_each_phase_is_a_plain_line_with_its_seconds(part: Part, tmp_path: Path) -> None:
     said: list[str] = []
-    start(part, tmp_path, Progress(said.append, Console(file=io.StringIO())))
+    start(part, tmp_path, said.append, Console(file=io.StringIO()))
     assert said[0] == "starting vLLM"
     assert any(line.startswith("starting vLLM, ") and line.endswith(" s: starting the engine") for line in said)
     assert said[-1].startswith("vLLM is ready after ") and said[-1].endswith(" s")
@@ -80,7 +80,7 @@ def test_without_a_terminal_each_phase_is_a_plain_line_with_its_seconds(part: Pa
 def test_on_a_terminal_the_phase_and_the_seconds_are_one_line_that_changes(part: Part, tmp_path: Path) -> None:
     said: list[str] = []
     screen = io.StringIO()
-    start(part, tmp_path, Progress(said.append, Console(file=screen, force_terminal=True, width=100)))
+    start(part, tmp_path, said.append, Console(file=screen, force_terminal=True, width=100))
     assert len(said) == 1 and said[0].startswith("vLLM is ready after ")
     assert "starting vLLM" in screen.getvalue() and " s: starting the engine" in screen.getvalue()
 
@@ -88,7 +88,7 @@ def test_on_a_terminal_the_phase_and_the_seconds_are_one_line_that_changes(part:
 def test_a_phase_that_lasts_is_told_again_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whetstone.terminal.progress.PLAIN_EVERY_S", 0.6)
     said: list[str] = []
-    with Progress(said.append).doing("starting vLLM", "done", lambda: "downloading the model") as look:
+    with show_progress(said.append, None, "starting vLLM", "done", lambda: "downloading the model") as look:
         deadline = time.monotonic() + 60
         while len(said) < 3 and time.monotonic() < deadline:
             look()
@@ -98,6 +98,6 @@ def test_a_phase_that_lasts_is_told_again_without_a_terminal(monkeypatch: pytest
 
 def test_a_start_that_fails_is_not_said_to_be_ready() -> None:
     said: list[str] = []
-    with pytest.raises(KeyError), Progress(said.append).doing("starting vLLM", "vLLM is ready"):
+    with pytest.raises(KeyError), show_progress(said.append, None, "starting vLLM", "vLLM is ready"):
         raise KeyError
     assert said == ["starting vLLM"]

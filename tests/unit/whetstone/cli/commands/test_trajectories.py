@@ -21,9 +21,9 @@ from migrations import schema
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.conftest import Ended
 from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
+from whetstone.cli.commands.status import examine
+from whetstone.cli.commands.status import shown as status_shown
 from whetstone.cli.main import app
-from whetstone.cli.tables.status_report import examine
-from whetstone.cli.tables.status_report import shown as status_shown
 from whetstone.cli.tables.trajectory_tables import trajectory_shown
 from whetstone.config.settings import Settings
 from whetstone.database.engine import connect

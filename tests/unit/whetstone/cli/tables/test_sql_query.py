@@ -17,8 +17,8 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 def ask(url: str, sql: str, timeout_s: float | None = None) -> tuple[list[str], list[Any]]:
     """The columns and all rows of one query."""
-    with asking(url, sql, timeout_s) as answer:
-        return list(answer.columns), list(answer.rows)
+    with asking(url, sql, timeout_s) as (columns, rows):
+        return columns, list(rows)
 
 
 def test_a_query_gives_columns_and_rows(seed: Any, database_url: str) -> None:
@@ -124,17 +124,17 @@ def test_a_query_that_works_for_too_long_is_stopped(engine: Engine, database_url
 
 
 def test_who_reads_slowly_has_all_the_time(engine: Engine, database_url: str) -> None:
-    with asking(database_url, ENDLESS.format(what="i") + " LIMIT 2000", timeout_s=10) as answer:
-        read = list(itertools.islice(answer.rows, 10))
+    with asking(database_url, ENDLESS.format(what="i") + " LIMIT 2000", timeout_s=10) as (_, rows):
+        read = list(itertools.islice(rows, 10))
         time.sleep(0.1)
-        read += answer.rows
+        read += rows
     assert [row[0] for row in read] == list(range(1, 2001))
 
 
 def test_rows_come_before_the_last_is_known(engine: Engine, database_url: str) -> None:
     # On SQLite: PostgreSQL computes a WITH as far as it is read, too.
-    with asking(database_url, ENDLESS.format(what="i"), timeout_s=60) as answer:
-        assert [row[0] for row in itertools.islice(answer.rows, 3)] == [1, 2, 3]
+    with asking(database_url, ENDLESS.format(what="i"), timeout_s=60) as (_, rows):
+        assert [row[0] for row in itertools.islice(rows, 3)] == [1, 2, 3]
 
 
 def test_an_error_after_the_first_rows_is_told_as_well(engine: Engine, database_kind: str, database_url: str) -> None:
@@ -143,10 +143,10 @@ def test_an_error_after_the_first_rows_is_told_as_well(engine: Engine, database_
         if database_kind == "postgresql"
         else "json_extract(CASE i WHEN 1500 THEN '{' ELSE '{}' END, '$')"
     )
-    with asking(database_url, ENDLESS.format(what=bad) + " LIMIT 2000", timeout_s=60) as answer:
-        assert len(list(itertools.islice(answer.rows, 1000))) == 1000
+    with asking(database_url, ENDLESS.format(what=bad) + " LIMIT 2000", timeout_s=60) as (_, rows):
+        assert len(list(itertools.islice(rows, 1000))) == 1000
         with pytest.raises(QueryFailed, match="division by zero|malformed JSON"):
-            list(answer.rows)
+            list(rows)
 
 
 def test_times_read_alike_on_both_databases(seed: Any, database_url: str) -> None:
@@ -160,6 +160,6 @@ def test_others_may_write_afterwards(seed: Any, database_url: str) -> None:
 
 
 def test_others_write_while_rows_are_taken(seed: Any, database_url: str) -> None:
-    with asking(database_url, "SELECT count(*) FROM admin_groups") as answer:
+    with asking(database_url, "SELECT count(*) FROM admin_groups") as (_, rows):
         seed.group("g")
-        assert list(answer.rows) in ([(0,)], [(1,)])
+        assert list(rows) in ([(0,)], [(1,)])
