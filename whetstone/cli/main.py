@@ -189,8 +189,8 @@ def judge(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call(command))
 
 
-for later in (promote, rollback, pin, trajectories, groups, status, export):
-    app.command()(later)
+for other_command in (promote, rollback, pin, trajectories, groups, status, export):
+    app.command()(other_command)
 app.command("import")(import_log)
 app.command()(delete)
 
