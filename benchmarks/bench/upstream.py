@@ -11,8 +11,9 @@ import re
 from typing import Any
 
 import httptools
-import msgspec
 import uvloop
+
+from benchmarks.fakes import wire
 
 NAMES = ("bench", "bench@v0", "other@v0")
 """Names of its one model: as apps request it, and as the proxy does."""
@@ -24,27 +25,22 @@ EVENTS = 64
 EVERY_S = 0.01
 """Time between two events of a paced stream."""
 REST_S = 0.002
-PLAIN_TOKENS, LARGE_TOKENS = 3, 256
+PROMPT_TOKENS, PLAIN_TOKENS, LARGE_TOKENS = 32, 3, 256
 PLAIN_TEXT = "A text that says little. " * 50
 WORD = " word"
 TALLY = "/bench"
 """The route that returns the counts."""
 
-_json = msgspec.json.Encoder().encode
 _kind = re.compile(rb'"content":\s*"(' + "|".join(KINDS).encode() + rb") ").search
 _streams = re.compile(rb'"stream":\s*true').search
 _wants_ids = re.compile(rb'"return_token_ids":\s*true').search
-_PROMPT_IDS = list(range(100, 132))
+_PROMPT_IDS = list(range(100, 100 + PROMPT_TOKENS))
 _TOP = {"id": "chatcmpl-bench", "created": 1_700_000_000, "model": "bench@v0"}
 
 
 def text_of(kind: str) -> str:
     """Return the text of an answer, the same with and without streaming."""
-    if kind == "plain":
-        return PLAIN_TEXT
-    if kind == "silent":
-        return WORD
-    return WORD * (LARGE_TOKENS if kind == "large" else EVENTS)
+    return PLAIN_TEXT if kind == "plain" else WORD * {"large": LARGE_TOKENS, "silent": 1}.get(kind, EVENTS)
 
 
 def whole(kind: str, captured: bool) -> bytes:
@@ -58,29 +54,26 @@ def whole(kind: str, captured: bool) -> bytes:
         "stop_reason": None,
         "token_ids": list(range(1000, 1000 + tokens)) if captured else None,
     }
-    prompt = len(_PROMPT_IDS)
-    usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens, "total_tokens": PROMPT_TOKENS + tokens}
     fields = {"choices": [choice], "usage": usage, "prompt_token_ids": _PROMPT_IDS if captured else None}
-    return _json({**_TOP, "object": "chat.completion", **fields})
+    return wire.to_json({**_TOP, "object": "chat.completion", **fields})
 
 
 def events(captured: bool) -> list[bytes]:
     """Return a streamed answer, one token per event, including `[DONE]`."""
-    made = []
-    for place in range(EVENTS):
-        delta = {"role": "assistant", "content": WORD} if place == 0 else {"content": WORD}
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": _logprobs(1) if captured else None,
-            "finish_reason": "stop" if place == EVENTS - 1 else None,
-            "token_ids": [1000 + place] if captured else None,
-        }
-        chunk: dict[str, Any] = {**_TOP, "object": "chat.completion.chunk", "choices": [choice]}
-        if place == 0:
-            chunk["prompt_token_ids"] = _PROMPT_IDS if captured else None
-        made.append(b"data: " + _json(chunk) + b"\n\n")
-    return [*made, b"data: [DONE]\n\n"]
+    return [*(_event(place, captured) for place in range(EVENTS)), wire.DONE]
+
+
+def _event(place: int, captured: bool) -> bytes:
+    choice = {
+        "index": 0,
+        "delta": {"content": WORD} if place else {"role": "assistant", "content": WORD},
+        "logprobs": _logprobs(1) if captured else None,
+        "finish_reason": "stop" if place == EVENTS - 1 else None,
+        "token_ids": [1000 + place] if captured else None,
+    }
+    opening = {} if place else {"prompt_token_ids": _PROMPT_IDS if captured else None}
+    return wire.event({**_TOP, "object": "chat.completion.chunk", "choices": [choice], **opening})
 
 
 def _logprobs(tokens: int) -> dict[str, Any]:
@@ -88,18 +81,15 @@ def _logprobs(tokens: int) -> dict[str, Any]:
     return {"content": [one] * tokens}
 
 
-def _response(status: int, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status} Said\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-_CHUNKS = {captured: [b"%x\r\n%b\r\n" % (len(one), one) for one in events(captured)] for captured in (False, True)}
-_BEGINS = {captured: _STREAM + chunks[0] for captured, chunks in _CHUNKS.items()}
-_ENDS = {captured: b"".join(chunks[1:]) + b"0\r\n\r\n" for captured, chunks in _CHUNKS.items()}
-_WHOLE = {(kind, captured): _response(200, whole(kind, captured)) for kind in KINDS[:2] for captured in (False, True)}
-_MODELS = {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": 40_960} for name in NAMES]}
-_RESPONSES = {b"/v1/models": _response(200, _json(_MODELS)), b"/is_sleeping": _response(200, b'{"is_sleeping":false}')}
+_CHUNKS = {captured: [*map(wire.chunk, events(captured))] for captured in (False, True)}
+_BEGINS = {captured: wire.STREAM_HEAD + chunks[0] for captured, chunks in _CHUNKS.items()}
+_ENDS = {captured: b"".join(chunks[1:]) + wire.END for captured, chunks in _CHUNKS.items()}
+_WHOLE = {(kind, captured): wire.whole(200, whole(kind, captured)) for kind in KINDS[:2] for captured in (False, True)}
+_RESPONSES = {
+    b"/v1/models": wire.whole(200, wire.models(NAMES)),
+    b"/is_sleeping": wire.whole(200, b'{"is_sleeping":false}'),
+}
+_EMPTY = wire.whole(200, b"")
 
 
 class Upstream:
@@ -113,7 +103,7 @@ class Upstream:
     def tally(self) -> bytes:
         """Return the counts since the start; `open_streams` are those that are silent now."""
         counts = {"accepted": self.accepted, "requests": self.requests, "open_streams": self.open_streams}
-        return _response(200, _json(counts))
+        return wire.whole(200, wire.to_json(counts))
 
     def pace(self, connection: "Connection", captured: bool) -> None:
         """Send the rest of a stream, an event every EVERY_S from now on."""
@@ -137,7 +127,7 @@ class Upstream:
                 else:
                     slot[connection] = (chunks, place + 1)
                 if not connection.gone:
-                    connection.write(chunks[place] + b"0\r\n\r\n" if last else chunks[place])
+                    connection.write(chunks[place] + wire.END if last else chunks[place])
         self._ticking = any(self._slots)
         if self._ticking:
             loop.call_later(0.001, self._tick)
@@ -195,9 +185,6 @@ class Connection(asyncio.Protocol):
     def _rest(self, captured: bool) -> None:
         if not self.gone:
             self.write(_ENDS[captured])
-
-
-_EMPTY = _response(200, b"")
 
 
 async def serve(port: int) -> None:

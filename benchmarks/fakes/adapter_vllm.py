@@ -5,7 +5,6 @@ Completions are always the same tokens, and each takes a moment, as vLLM's do. A
 few fixed answers with the logprobs of the base model, so that it can be trained on.
 """
 
-import json
 import random
 import signal
 import sys
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fakes.json_server import Handler, Server
+from benchmarks.fakes.wire import CHAT, DONE, event
 from trainer.learner.learner import Learner
 from whetstone.config.settings import Settings, load
 
 COMPLETION_IDS = [5, 9, 11, 7]
 RESPONSE_TIME_S = 0.05
-CHAT = "/v1/chat/completions"
 CHAT_ANSWERS, PROMPT_TOKENS, ANSWER_TOKENS, VOCABULARY = 32, 12, 6, 256
 
 
@@ -48,9 +47,10 @@ class AdapterVllm(Server):
         if path == "/v1/models":
             return 200, {"object": "list", "data": [{"id": name} for name in learners]}
         if path == "/v1/load_lora_adapter":
-            folder, settings = Path(body["lora_path"]), self._settings
+            folder = Path(body["lora_path"])
             with self._loading:
-                self._adapters[body["lora_name"]] = Learner.resume(settings.model, folder, settings.trainer)
+                learner = Learner.resume(self._settings.model, folder, self._settings.trainer)
+                self._adapters[body["lora_name"]] = learner
             return 200, "loaded"
         if path == "/v1/unload_lora_adapter":
             return (200, "unloaded") if self._adapters.pop(body["lora_name"], None) else (404, "no such adapter")
@@ -67,8 +67,7 @@ class AdapterVllm(Server):
             usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": ANSWER_TOKENS}
             return top | {"object": "chat.completion", "choices": [choice], "usage": usage}
         delta = {name: value for name, value in choice.items() if name != "message"} | {"delta": choice["message"]}
-        event = top | {"object": "chat.completion.chunk", "choices": [delta]}
-        return b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
+        return event(top | {"object": "chat.completion.chunk", "choices": [delta]}) + DONE
 
     def _chat_answer(self) -> tuple[list[int], dict[str, Any]]:
         """Return prompt ids, and the choice."""

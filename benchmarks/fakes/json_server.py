@@ -1,10 +1,18 @@
 """An HTTP server of JSON on loopback, with threads: what every fake model server on `http.server` is built on."""
 
 import json
+import secrets
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+
+def chat_answer(text: str, model: str, **fields: Any) -> dict[str, Any]:
+    """Return the body of a chat completion with this text. `fields`: more of them."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion", "created": 0, "model": model}
+    return head | {"choices": [choice]} | fields
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,9 +52,10 @@ class Server(ThreadingHTTPServer):
 
     request_queue_size = 128
 
-    def __init__(self, handler: type[Handler], port: int = 0) -> None:
+    def __init__(self, handler: type[Handler], port: int = 0, base: str = "") -> None:
+        """`base`: the path that its address ends with."""
         super().__init__(("127.0.0.1", port), handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.url = f"http://127.0.0.1:{self.server_port}{base}"
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 

@@ -5,7 +5,6 @@ from its last message.
 """
 
 import hashlib
-import itertools
 import json
 import random
 import re
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.fakes.json_server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server, chat_answer
 
 ATTEMPT = re.compile(r'<attempt id="(\w+)">\n(.*?)\n</attempt>', re.DOTALL)
 WORTH = re.compile(r"worth ([01]\.\d+)")
@@ -36,65 +35,24 @@ def attempts(prompt: str) -> dict[str, list[dict[str, Any]]]:
     return {name: [json.loads(line) for line in lines.splitlines()] for name, lines in ATTEMPT.findall(prompt)}
 
 
-def _items(scores: dict[str, float]) -> list[dict[str, Any]]:
-    return [{"id": name, "explanation": f"worth {score}", "score": score} for name, score in scores.items()]
-
-
-def _shuffled(scores: dict[str, float], rng: random.Random) -> str:
-    items = _items(scores)
-    rng.shuffle(items)
-    return json.dumps({"scores": items})
-
-
-def _short(scores: dict[str, float], _rng: random.Random) -> str:
-    return json.dumps({"scores": _items(scores)[:-1]})
-
-
-def _duplicated(scores: dict[str, float], _rng: random.Random) -> str:
-    items = _items(scores)
-    return json.dumps({"scores": [*items, items[0] | {"score": 1.0}]})
-
-
-def _renamed(scores: dict[str, float], _rng: random.Random) -> str:
-    items = _items(scores)
-    return json.dumps({"scores": [items[0] | {"id": "zzzzzz"}, *items[1:]]})
-
-
-def _taken_twice(scores: dict[str, float], _rng: random.Random) -> str:
-    items = _items(scores)
-    return json.dumps({"scores": [items[-1] | {"score": 0.5}, *items[1:]]})
-
-
-def _out_of_range(scores: dict[str, float], rng: random.Random) -> str:
-    items = _items(scores)
-    items[0]["score"] = rng.choice([7, -3, 1.0001, -0.0001, 1e308])
-    return json.dumps({"scores": items})
-
-
-def _no_number(scores: dict[str, float], rng: random.Random) -> str:
-    items = _items(scores)
-    items[0]["score"] = rng.choice([None, "0.5", True, [0.5], float("nan")])
-    return json.dumps({"scores": items})
-
-
-def _not_json(scores: dict[str, float], rng: random.Random) -> str:
-    whole = json.dumps({"scores": _items(scores)})
-    return rng.choice(
-        ["I would say they are all good.", "", whole[:-7], f"Here you are: {whole}", "[0.5, 0.5]", "null"]
-    )
-
-
-WRONG = {
-    "short": _short,
-    "duplicated": _duplicated,
-    "renamed": _renamed,
-    "taken twice": _taken_twice,
-    "out of range": _out_of_range,
-    "no number": _no_number,
-    "not JSON": _not_json,
+Item = dict[str, Any]
+Wrong = Callable[[list[Item], random.Random], list[Item]]
+"""Right items of an answer, a random generator -> wrong ones."""
+OUT_OF_RANGE = (7, -3, 1.0001, -0.0001, 1e308)
+NO_NUMBER = (None, "0.5", True, [0.5], float("nan"))
+WRONG_ITEMS: dict[str, Wrong] = {
+    "short": lambda items, _rng: items[:-1],
+    "duplicated": lambda items, _rng: [*items, items[0] | {"score": 1.0}],
+    "renamed": lambda items, _rng: [items[0] | {"id": "zzzzzz"}, *items[1:]],
+    "taken twice": lambda items, _rng: [items[-1] | {"score": 0.5}, *items[1:]],
+    "out of range": lambda items, rng: [items[0] | {"score": rng.choice(OUT_OF_RANGE)}, *items[1:]],
+    "no number": lambda items, rng: [items[0] | {"score": rng.choice(NO_NUMBER)}, *items[1:]],
 }
-"""Answers that must be refused."""
+"""Answers of the right form that must be refused."""
+NOT_JSON = "not JSON"
 HTTP = {"overloaded": 503, "broken": 500, "limited": 429}
+WRONG = (*WRONG_ITEMS, NOT_JSON)
+"""Answers that must be refused."""
 FAULTS = (*WRONG, *HTTP, "slow", "cut")
 
 
@@ -108,10 +66,8 @@ class ScriptedJudge(Server):
         """The user's message of each call."""
         self.noise: Callable[[int, str], float] = lambda _number, _text: 0.0
         """Noise that is added to the score of an attempt that ends with this text, in the call of this number."""
-        self._numbers = itertools.count()
         self._lock = threading.Lock()
-        super().__init__(_Handler)
-        self.url += "/v1"
+        super().__init__(_Handler, base="/v1")
 
     @property
     def calls(self) -> int:
@@ -121,8 +77,8 @@ class ScriptedJudge(Server):
     def record_call(self, prompt: str) -> tuple[int, str | None, random.Random]:
         """Record a call; return its number, its fault, and a random generator."""
         with self._lock:
+            number = len(self.prompts)
             self.prompts.append(prompt)
-            number = next(self._numbers)
             return number, self.fault(number, self.rng), random.Random(self.rng.random())
 
 
@@ -132,23 +88,28 @@ class _Handler(Handler):
     def respond(self, body: dict[str, Any]) -> None:
         prompt = body["messages"][-1]["content"]
         number, fault, rng = self.server.record_call(prompt)
-        scores = {}
+        items = []
         for name, lines in attempts(prompt).items():
             noise = self.server.noise(number, str(lines[-1].get("content")))
-            scores[name] = min(1.0, max(0.0, worth(lines[-1]) + noise))
+            score = min(1.0, max(0.0, worth(lines[-1]) + noise))
+            items.append({"id": name, "explanation": f"worth {score}", "score": score})
         if fault == "slow":
             time.sleep(self.server.slow_s)
         if fault in HTTP:
             self.whole(HTTP[fault], {"error": {"message": fault, "type": "server_error", "code": None}})
             return
-        text = WRONG.get(fault or "", _shuffled)(scores, rng)
-        message = {"role": "assistant", "content": text}
-        answer = {
-            "id": "chatcmpl-judge",
-            "object": "chat.completion",
-            "created": 0,
-            "model": f"{body['model']}-2026-01-01",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": len(prompt) // 4, "completion_tokens": len(text) // 4, "total_tokens": 1},
-        }
+        text = _text(fault, items, rng)
+        usage = {"prompt_tokens": len(prompt) // 4, "completion_tokens": len(text) // 4, "total_tokens": 1}
+        answer = chat_answer(text, f"{body['model']}-2026-01-01", usage=usage)
         self.whole(200, answer, sent=0.5 if fault == "cut" else 1.0)
+
+
+def _text(fault: str | None, items: list[Item], rng: random.Random) -> str:
+    right = json.dumps({"scores": items})
+    if fault == NOT_JSON:
+        return rng.choice(
+            ["I would say they are all good.", "", right[:-7], f"Here you are: {right}", "[0.5, 0.5]", "null"]
+        )
+    if fault in WRONG_ITEMS:
+        return json.dumps({"scores": WRONG_ITEMS[fault](items, rng)})
+    return json.dumps({"scores": rng.sample(items, len(items))})

@@ -3,12 +3,11 @@
 It answers the board in the last message, in the form of whetstone/demo/tictactoe/game.py.
 """
 
-import secrets
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fakes.json_server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server, chat_answer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "whetstone" / "demo" / "tictactoe"))
 
@@ -31,18 +30,9 @@ class Teacher(Server):
     """Answers at `url` until its `with` ends."""
 
     def __init__(self) -> None:
-        super().__init__(_Handler)
-        self.url += "/v1"
+        super().__init__(_Handler, base="/v1")
 
 
 class _Handler(Handler):
     def respond(self, body: dict[str, Any]) -> None:
-        message = {"role": "assistant", "content": move(body["messages"][-1]["content"])}
-        answer = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        }
-        self.whole(200, answer)
+        self.whole(200, chat_answer(move(body["messages"][-1]["content"]), body["model"]))

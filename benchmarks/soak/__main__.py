@@ -129,7 +129,7 @@ class Run:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, STOP_S)
             self._exit = process.returncode
-        await self._model.stop()
+        self._model.stop()
 
     async def _drive(
         self,

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from benchmarks.fakes.vllm import CHAT, HARMLESS, STATUSES, TEXT, Fate, Plan, plan_of, words_of
+from benchmarks.fakes.vllm import HARMLESS, STATUSES, Fate, Plan, plan_of, words_of
+from benchmarks.fakes.wire import CHAT, TEXT
 
 
 @dataclass(frozen=True)

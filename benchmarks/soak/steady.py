@@ -29,7 +29,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from sqlalchemy import text
 
-from benchmarks.fakes.instant_vllm import CHAT, Instant
+from benchmarks.fakes.instant_vllm import Instant
+from benchmarks.fakes.wire import CHAT
 from benchmarks.kit import proc
 from benchmarks.kit.check import verdict
 from benchmarks.kit.process import (

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fakes.json_server import Handler, Server
+from benchmarks.fakes.json_server import Handler, Server, chat_answer
 
 
 class FakeOpenAI(Server):
@@ -41,10 +41,8 @@ class Answer(Handler):
         if number <= self.server.refused:
             self.whole(503, {"error": {"message": "not yet"}})
             return
-        message = {"role": "assistant", "content": self.server.say(number, body["messages"][-1]["content"])}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        answer = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": "m"}
-        self.whole(200, answer | {"choices": [choice]})
+        text = self.server.say(number, body["messages"][-1]["content"])
+        self.whole(200, chat_answer(text, "m", id=f"chatcmpl-{number}"))
 
 
 def command(script: Path, server: Server, *flags: str) -> list[str]:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fakes.vllm import CHAT, Arrival, Fate, plan_of
+from benchmarks.fakes.vllm import Arrival, Fate, plan_of
+from benchmarks.fakes.wire import CHAT
 from benchmarks.kit.process import WHEN_QUIET, open_files, too_many, unhandled
 from benchmarks.soak.__main__ import MOST_GROWTH_BYTES, Sample, flat
 from benchmarks.soak.apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, ReceivedAnswer, ask_of, wrong_with

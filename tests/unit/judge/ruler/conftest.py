@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, text
 
+from benchmarks.fakes.json_server import chat_answer
 from benchmarks.fakes.judge import ScriptedJudge, attempts, worth
 from judge.ruler.ranker import rank_due
 from judge.settlement.sweep import sweep
@@ -162,10 +163,7 @@ def right(handler):
 
 
 def say(handler, items):
-    choice = {"index": 0, "finish_reason": "stop"}
-    content = json.dumps({"scores": items})
-    choices = [choice | {"message": {"role": "assistant", "content": content}}]
-    handler.whole(200, {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": choices})
+    handler.whole(200, chat_answer(json.dumps({"scores": items}), "m"))
 
 
 @pytest.fixture
