@@ -7,6 +7,7 @@ baseline's. `--short` is too short for the bars: it checks none of them.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -14,12 +15,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -28,9 +27,8 @@ from rich.progress import Progress, TextColumn
 from benchmarks.bench import report, start
 from benchmarks.bench.figures import Figures, Measurement, as_json, bars, worse
 from benchmarks.bench.host import Host
-from benchmarks.bench.load import OPEN_CONNECTIONS, LoadResult, SilentStreams, closed_loop, merged, open_loop
+from benchmarks.bench.load import OPEN_CONNECTIONS, LoadResult, closed_loop, merged, open_loop, silent_streams
 from benchmarks.bench.sides import DIRECT, SQL_OFF, Side, on_cores
-from benchmarks.bench.start import tally
 from benchmarks.bench.upstream import EVENTS, EVERY_S
 from benchmarks.kit.process import ROOT, until
 
@@ -77,63 +75,49 @@ SHORT = ("plain 16", "stream 16", "large 16", "open", "paced 128")
 
 
 class Bench:
-    """One run over all sides."""
+    """One run over all sides, the upstream first."""
 
-    def __init__(self, address: str, sides: list[Side], seconds: float, silent_streams: int, tries: int) -> None:
-        self._address, self._sides, self._seconds, self._silent_streams = address, sides, seconds, silent_streams
-        self.figures = Figures()
+    def __init__(self, sides: list[Side], seconds: float, silent_streams: int, tries: int) -> None:
+        self._sides, self._seconds, self._silent_streams = sides, seconds, silent_streams
+        self._upstream = sides[0].target.url
+        self.figures, self.host = Figures(), Host(tries)
         self.faults: list[str] = []
         self.notes: list[str] = []
         """Faults of peers."""
-        self.host = Host(tries)
         self._sent: Counter[str] = Counter()
 
     async def go(self, names: list[str], rounds: int, progress: Callable[[str], None]) -> None:
         """Measure all sides, in turns; hold silent streams; count the rows."""
         for side in self._sides:
-            with self._awake(side):
+            with side.awake():
                 progress(f"{side.name}, first requests")
                 for kind in ("plain", "stream"):
-                    took = await self._closed(side, Measure(kind, 4), WARM_S)
-                    self._note(side, f"first {kind}", took)
-        for _ in range(rounds):
-            for name in names:
-                for side in self._sides:
-                    if _concerns(name, side):
-                        progress(f"{name}, {side.name}")
-                        with self._awake(side):
-                            measurement = await self.host.calmest(name, partial(self._measure, side, name))
-                        self.figures.add(name, side.name, measurement)
-        for side in self._sides:
-            if side.name == DIRECT:
-                continue
+                    self._note(side, f"first {kind}", await self._closed(side, Measure(kind, 4), WARM_S))
+        for _, name, side in itertools.product(range(rounds), names, self._sides):
+            if _concerns(name, side):
+                progress(f"{name}, {side.name}")
+                with side.awake():
+                    measurement = await self.host.calmest(name, partial(self._measure, side, name))
+                self.figures.add(name, side.name, measurement)
+        for side in self._sides[1:]:
             self.figures.highest_rss[side.name] = side.memory_bytes("VmHWM")
             if self._silent_streams and _concerns(None, side):
                 progress(f"{self._silent_streams} silent streams, {side.name}")
-                with self._awake(side):
+                with side.awake():
                     await self._hold(side)
         for side in self._sides:
             if side.settings is not None:
                 progress(f"rows of {side.name}")
-                side.go_on()
-                await self._count(side)
-
-    @contextmanager
-    def _awake(self, side: Side) -> Iterator[None]:
-        side.go_on()
-        yield
-        side.stop()
+                with side.awake():
+                    await self._count(side)
 
     async def _closed(self, side: Side, measure: Measure, seconds: float) -> LoadResult:
         each = max(1, measure.connections // len(side.targets))
-        return merged(
-            await asyncio.gather(
-                *(closed_loop(one, measure.kind, each, seconds, measure.spread_s) for one in side.targets)
-            )
-        )
+        loads = (closed_loop(one, measure.kind, each, seconds, measure.spread_s) for one in side.targets)
+        return merged(await asyncio.gather(*loads))
 
     async def _measure(self, side: Side, name: str) -> Measurement:
-        measure, before = MEASURES[name], tally(self._address)
+        measure, before = MEASURES[name], start.tally(self._upstream)
         began_cpu_s = side.cpu_s()
         with side.database_blocked():
             busy = asyncio.ensure_future(self._busy(side, measure.spread_s))
@@ -144,7 +128,7 @@ class Bench:
             share, rss, in_journal_cpu_s = await busy, side.memory_bytes(), side.cpu_s()
         written_s = side.wait_written() if side.settings is not None else 0.0
         cpu_s = (in_journal_cpu_s if side.form == SQL_OFF else side.cpu_s()) - began_cpu_s
-        after = tally(self._address)
+        after = start.tally(self._upstream)
         opened = after["accepted"] - before["accepted"] - 1  # the connection that reads the tally
         self._note(side, name, took)
         if _ours(side):
@@ -171,16 +155,16 @@ class Bench:
             lines.append(f"{side.name}, {what}: {took.lost} requests were not answered in time")
 
     async def _hold(self, side: Side) -> None:
-        before, streams = side.memory_bytes(), SilentStreams(side.target, self._silent_streams)
-        took = await streams.open()
-        await asyncio.sleep(HOLD_S)
-        # Streams that broke off meanwhile are faults.
-        self.figures.silent_streams[side.name] = (streams.begun, (side.memory_bytes() - before) / max(1, streams.begun))
-        self._note(side, "silent streams", took)
-        await streams.close()
+        before = side.memory_bytes()
+        async with silent_streams(side.target, self._silent_streams) as took:
+            await asyncio.sleep(HOLD_S)
+            # Streams that broke off meanwhile are faults.
+            begun = self._silent_streams - took.lost
+            self.figures.silent_streams[side.name] = (begun, (side.memory_bytes() - before) / max(1, begun))
+            self._note(side, "silent streams", took)
 
         async def left() -> bool:
-            return tally(self._address)["open_streams"] == 0
+            return start.tally(self._upstream)["open_streams"] == 0
 
         if not await until(left, QUIET_S) and side.form is not None:
             self.faults.append(f"{side.name}: streams continue upstream without a client")
@@ -216,28 +200,25 @@ def main() -> int:
     cores = sorted(os.sched_getaffinity(0))
     own = [{core} for core in cores[: 2 if len(cores) > 3 else 1]]
     load = set(cores) - set().union(*own) or set(cores)
-    machine: dict[str, Any] = {"cores": len(cores), "side": [*map(list, own)], "load": sorted(load)}
-    machine["seconds"] = args.seconds
     console.print(report.where(own, load), highlight=False)
-    peers = {name: start.Peer(command) for name, command in (one.split("=", 1) for one in args.peer)}
-    if args.litellm:
-        peers["litellm"] = start.litellm(args.litellm)
-    if args.rllm:
-        peers["rllm"] = start.rllm(args.rllm)
+    binaries = {"nginx": args.nginx, "litellm": args.litellm, "rllm": args.rllm}
+    peers = {name: replace(start.PEERS[name], binary=binary) for name, binary in binaries.items() if binary}
+    peers |= {name: start.Peer(command) for name, command in (one.split("=", 1) for one in args.peer)}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as temporary,
         on_cores(load),
-        start.started(args.forms, args.nginx, peers, Path(temporary), own) as (address, sides),
+        start.started(args.forms, peers, Path(temporary), own) as sides,
         Progress(TextColumn("{task.description}"), console=console, transient=True, auto_refresh=False) as progress,
     ):
-        bench = Bench(address, sides, args.seconds, args.silent_streams, args.tries)
+        bench = Bench(sides, args.seconds, args.silent_streams, args.tries)
         names = [name for name in MEASURES if name in args.only]
         task = progress.add_task("starts")
         uvloop.run(bench.go(names, args.rounds, lambda text: progress.update(task, description=text, refresh=True)))
-    machine["stolen"] = bench.host.shares()
     judged = [] if args.short else bars(bench.figures)
     report.show(console, bench.figures, judged, bench.host.notes() + bench.notes)
     if args.json:
+        machine = {"cores": len(cores), "side": [*map(list, own)], "load": sorted(load), "seconds": args.seconds}
+        machine["stolen"] = bench.host.shares()
         args.json.write_text(json.dumps(as_json(bench.figures, machine), indent=1) + "\n")
     faults = bench.faults
     if args.check:

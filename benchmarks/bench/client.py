@@ -13,11 +13,10 @@ from typing import Any
 import httptools
 
 from benchmarks.bench.upstream import text_of
+from benchmarks.fakes.wire import DONE
 
 WHOLE = ("plain", "large")
 """Kinds of answers that are not streamed."""
-JSON = "content-type: application/json\r\n"
-DONE = b"data: [DONE]\n\n"
 
 _numbers = itertools.count()
 
@@ -26,8 +25,7 @@ _numbers = itertools.count()
 class Target:
     """Where requests go, and with which headers."""
 
-    host: str
-    port: int
+    url: str
     model: str
     headers: str = ""
     """More headers, each ended by CRLF."""
@@ -47,28 +45,10 @@ def _template(target: Target, kind: str) -> bytes:
     ]
     fields: dict[str, Any] = {"model": target.model, "messages": talk, "max_tokens": 256}
     body = json.dumps(fields | ({} if kind in WHOLE else {"stream": True}), separators=(",", ":"))
-    head = (
+    return (
         f"POST {target.base}/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-        f"content-type: application/json\r\n{target.headers}"
-    )
-    return f"{head}content-length: {len(body.encode() % 0)}\r\n\r\n{body}".encode()
-
-
-class Judge:
-    """Checks answers. An answer equal to the last right one is not parsed again."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._right = b""
-
-    def wrong(self, status: int, body: bytes) -> str | None:
-        """Return what is wrong with an answer; None where nothing is."""
-        if status == 200 and body == self._right:
-            return None
-        fault = wrong_with(self._kind, status, body)
-        if fault is None:
-            self._right = body
-        return fault
+        f"content-type: application/json\r\n{target.headers}content-length: {len(body.encode() % 0)}\r\n\r\n{body}"
+    ).encode()
 
 
 def wrong_with(kind: str, status: int, body: bytes) -> str | None:
@@ -79,18 +59,17 @@ def wrong_with(kind: str, status: int, body: bytes) -> str | None:
     try:
         if kind in WHOLE:
             chunks = [json.loads(body)]
-            text = chunks[0]["choices"][0]["message"]["content"]
+        elif body.endswith(DONE):
+            chunks = [
+                json.loads(event.removeprefix(b"data: ")) for event in body.removesuffix(DONE).split(b"\n\n")[:-1]
+            ]
         else:
-            pieces = [piece.removeprefix(b"data: ") for piece in body.split(b"\n\n") if piece]
-            chunks = [json.loads(piece) for piece in pieces if piece != b"[DONE]"]
-            choices = [choice for chunk in chunks for choice in chunk["choices"]]
-            text = "".join(choice["delta"].get("content") or "" for choice in choices)
-            if not body.endswith(DONE):
-                return f"a stream without its end: {excerpt}"
+            return f"a stream without its end: {excerpt}"
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        parts = [choice["message" if kind in WHOLE else "delta"] for choice in choices]
+        text = "".join(part.get("content") or "" for part in parts)
         unasked = [chunk.get("prompt_token_ids") for chunk in chunks]
-        unasked += [
-            choice.get(name) for one in chunks for choice in one["choices"] for name in ("token_ids", "logprobs")
-        ]
+        unasked += [choice.get(name) for choice in choices for name in ("token_ids", "logprobs")]
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return f"no answer of a chat ({type(error).__name__}): {excerpt}"
     if text != text_of(kind):

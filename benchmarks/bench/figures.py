@@ -63,14 +63,17 @@ class Figures:
     def add(self, what: str, side: str, measured: Measurement) -> None:
         self.by.setdefault(what, {}).setdefault(side, []).append(measured)
 
+    def sides(self) -> list[str]:
+        """Return all sides that were measured."""
+        return list(dict.fromkeys(side for measured in self.by.values() for side in measured))
+
     def of(self, what: str, side: str) -> list[Measurement]:
         """Return its rounds; none where it was not measured."""
         return self.by.get(what, {}).get(side, [])
 
     def median(self, what: str, side: str, figure: str) -> float | None:
         """Return the median of an attribute of Measurement."""
-        values = [getattr(one, figure) for one in self.of(what, side)]
-        return statistics.median(values) if values else None
+        return _median([getattr(one, figure) for one in self.of(what, side)])
 
     def ratio(self, what: str, side: str, other: str, own: str = "rate", others: str = "capacity") -> float | None:
         """Return the median of the round-by-round ratios of two figures of Measurement.
@@ -78,30 +81,30 @@ class Figures:
         A peer counts as if it used its core fully.
         """
         pairs = zip(self.of(what, side), self.of(what, other), strict=False)
-        ratios = [getattr(one, own) / getattr(two, others) for one, two in pairs if two.rate > 0]
-        return statistics.median(ratios) if ratios else None
+        return _median([getattr(one, own) / getattr(two, others) for one, two in pairs if two.rate > 0])
 
     def cpu_us(self, what: str, side: str) -> float | None:
         """Return the CPU time per request, in microseconds."""
-        rounds = self.of(what, side)
-        answers = sum(len(one.took.ms) for one in rounds)
-        spent_s = sum(one.cpu_s for one in rounds)
+        answers = sum(len(one.took.ms) for one in self.of(what, side))
+        spent_s = sum(one.cpu_s for one in self.of(what, side))
         return spent_s / answers * 1e6 if answers and spent_s else None
 
     def percentile(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
         """Return a percentile in ms, the median of the rounds; infinite where too much was lost."""
-        values = self._percentiles(what, side, share, first)
-        return statistics.median(values) if values else None
+        return _median(self._percentiles(what, side, share, first))
 
     def added_ms(self, what: str, side: str, share: float, *, first: bool = False) -> float | None:
         """Return by how much a side's percentile exceeds that of the upstream alone: the median of the rounds."""
-        own, alone = (self._percentiles(what, name, share, first) for name in (side, DIRECT))
-        added = [one - two for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
-        return statistics.median(added) if added else None
+        return _median([own - alone for own, alone in self._beside_direct(what, side, share, first)])
 
     def _percentiles(self, what: str, side: str, share: float, first: bool) -> list[float]:
         tooks = [one.took for one in self.of(what, side)]
         return [percentile(took.first_ms if first else took.ms, share, took.lost) for took in tooks]
+
+    def _beside_direct(self, what: str, side: str, share: float, first: bool) -> list[tuple[float, float]]:
+        """Return a side's percentile and that of the upstream alone, by round."""
+        own, alone = (self._percentiles(what, name, share, first) for name in (side, DIRECT))
+        return [(one, two) for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
 
     def longer(self, what: str, side: str) -> float | None:
         """Return how much longer a paced stream takes than the upstream's schedule, at the median; 0.05 is 5 %."""
@@ -113,9 +116,7 @@ class Figures:
 
         The upstream alone is limited by its core too.
         """
-        own, alone = (self._percentiles(what, name, 0.5, False) for name in (side, DIRECT))
-        times = [one / two for one, two in zip(own, alone, strict=False) if math.isfinite(two)]
-        return statistics.median(times) - 1 if times else None
+        return _median([own / alone - 1 for own, alone in self._beside_direct(what, side, 0.5, False)])
 
     def lost(self, what: str, side: str) -> int:
         """Return the number of requests without a complete answer in time."""
@@ -143,6 +144,10 @@ class Figures:
                 if longer is not None and math.isfinite(longer):
                     ratios[f"{what}, time: {side} / {DIRECT}"] = round(1 + longer, 4)
         return ratios
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def percentile(values: Sequence[float], share: float, lost: int = 0) -> float:
@@ -222,10 +227,8 @@ def bars(figures: Figures, side: str = "whetstone", workers: str = "whetstone, 2
 
 def as_json(figures: Figures, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything, for a file."""
-    sides = sorted({side for measured in figures.by.values() for side in measured})
-    by_measurement: dict[str, Any] = {}
-    for what, measured in figures.by.items():
-        by_measurement[what] = {
+    by_measurement = {
+        what: {
             side: {
                 "requests_per_s": [round(one.rate, 1) for one in rounds],
                 "core": [round(one.busy, 3) for one in rounds],
@@ -238,10 +241,12 @@ def as_json(figures: Figures, machine: Mapping[str, Any]) -> dict[str, Any]:
             }
             for side, rounds in measured.items()
         }
+        for what, measured in figures.by.items()
+    }
     return {
         "machine": dict(machine),
         "figures": by_measurement,
-        "rss_bytes": {side: figures.rss_bytes(side) for side in sides},
+        "rss_bytes": {side: figures.rss_bytes(side) for side in sorted(figures.sides())},
         "highest_rss_bytes": figures.highest_rss,
         "held": {
             side: {"streams": count, "bytes_each": each} for side, (count, each) in figures.silent_streams.items()

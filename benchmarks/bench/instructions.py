@@ -5,13 +5,13 @@ counts too, so that few requests cost more each than many. Needs Debian's `valgr
 """
 
 import argparse
+import operator
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -35,38 +35,31 @@ NAMES = {"01": "event loop", "": "all"}
 _TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class ThreadCount:
-    """The instructions of one thread."""
-
-    thread: str
-    instructions: int
-
-
-def read(folder: Path) -> list[ThreadCount]:
-    """Read what callgrind wrote there (`callgrind.1-01`: the first dump, thread 1), the largest first."""
+def read(folder: Path) -> dict[str, int]:
+    """Read what callgrind wrote there (`callgrind.1-01`: the first dump, thread 1): thread -> its instructions, the
+    largest first.
+    """
     matches = {path: _TOTALS.search(path.read_text(errors="replace")) for path in folder.glob("callgrind.*")}
-    counts = [ThreadCount(path.suffix.partition("-")[2], int(one[1])) for path, one in matches.items() if one]
-    return sorted(counts, key=lambda one: one.instructions, reverse=True)
+    counts = {path.suffix.partition("-")[2]: int(match[1]) for path, match in matches.items() if match}
+    return dict(sorted(counts.items(), key=operator.itemgetter(1), reverse=True))
 
 
 async def _ask(side: Side, kind: str, seconds: float) -> int:
     """Send requests while counting; return the number of answers."""
-    pid = str(side.pids[0])
     await closed_loop(side.target, kind, CONNECTIONS, WARM_S)
     side.wait_written()
-    _control("--instr=on", pid)
+    _control(side, "--instr=on")
     took = await closed_loop(side.target, kind, CONNECTIONS, seconds)
     side.wait_written()
-    _control("--instr=off", pid)
-    _control("--dump", pid)
+    _control(side, "--instr=off")
+    _control(side, "--dump")
     if took.faults or not took.ms:
         raise SystemExit(f"it does not answer as it should: {took.faults[:3]}")
     return len(took.ms)
 
 
-def _control(*words: str) -> None:
-    subprocess.run(["callgrind_control", *words], check=True, capture_output=True)
+def _control(side: Side, order: str) -> None:
+    subprocess.run(["callgrind_control", order, str(side.pids[0])], check=True, capture_output=True)
 
 
 def main() -> int:
@@ -86,13 +79,13 @@ def main() -> int:
         if any(folder.iterdir()):
             sys.exit(f"{folder} is not empty")
         under = ["valgrind", "--tool=callgrind", "--separate-threads=yes", "--instr-atstart=no", "--quiet"]
-        under.append(f"--callgrind-out-file={folder}/callgrind")
+        under += [f"--callgrind-out-file={folder}/callgrind"]
         with (
             running_broker() as broker,
             start.upstream() as direct,
             start.proxy(
                 args.form,
-                f"http://{direct.target.host}:{direct.target.port}",
+                direct.target.url,
                 broker,
                 Path(temporary) / "proxy",
                 [set(os.sched_getaffinity(0))],
@@ -104,12 +97,12 @@ def main() -> int:
             requests = uvloop.run(_ask(side, args.kind, args.seconds))
         counted = read(folder)
         table = Table(title=f"{requests} requests ({args.kind}, {CONNECTIONS} connections)")
-        for column in ("thread", "instructions a request"):
-            table.add_column(column, justify="right" if table.columns else "left")
-        whole = sum(one.instructions for one in counted)
-        for one in [*counted, ThreadCount("", whole)]:
-            if one.instructions >= LEAST * whole:
-                table.add_row(NAMES.get(one.thread, f"thread {one.thread}"), f"{one.instructions / requests:,.0f}")
+        table.add_column("thread")
+        table.add_column("instructions a request", justify="right")
+        whole = sum(counted.values())
+        for thread, count in (counted | {"": whole}).items():
+            if count >= LEAST * whole:
+                table.add_row(NAMES.get(thread, f"thread {thread}"), f"{count / requests:,.0f}")
         console.print(table)
         if args.out:
             console.print(f"look further: callgrind_annotate --inclusive=yes {folder}/callgrind.1-01", highlight=False)

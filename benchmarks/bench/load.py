@@ -7,10 +7,11 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-from benchmarks.bench.client import Client, Judge, Target
+from benchmarks.bench.client import Client, Target, wrong_with
 
 PATIENCE_S = 10.0
 """How long to wait for the last answers after the end; then they count as lost."""
@@ -40,19 +41,17 @@ class _Asking:
     """The part that all forms of load share: clients, results, and the end."""
 
     def __init__(self, target: Target, kind: str) -> None:
-        self._target, self._kind = target, kind
-        self._judge = Judge(kind)
+        self._target, self._kind, self._right = target, kind, b""
         self.took = LoadResult()
         self.clients: list[Client] = []
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
 
     async def connect(self, count: int, answered: Callable[[Client], None]) -> None:
-        loop = asyncio.get_running_loop()
+        loop, address = asyncio.get_running_loop(), urlsplit(self._target.url)
         for start in range(0, count, OPENED_AT_ONCE):
-            size = min(OPENED_AT_ONCE, count - start)
             made = (
-                loop.create_connection(lambda: Client(answered, self._lost), self._target.host, self._target.port)
-                for _ in range(size)
+                loop.create_connection(lambda: Client(answered, self._lost), address.hostname, address.port)
+                for _ in range(min(OPENED_AT_ONCE, count - start))
             )
             self.clients += [client for _, client in await asyncio.gather(*made)]
 
@@ -61,24 +60,27 @@ class _Asking:
         client.ask(self._target.request(self._kind), due_s, on_first)
 
     def note(self, client: Client) -> float:
-        """Record the time of an answer; return when it ended."""
+        """Record the time of an answer, and check it; return when it ended.
+
+        An answer equal to the last right one is not parsed again.
+        """
         now_s = time.perf_counter()
         self.took.ms.append((now_s - client.since_s) * 1000)
         self.took.first_ms.append((client.first_s - client.since_s) * 1000)
-        if fault := self._judge.wrong(client.status, client.body):
+        status, body = client.status, client.body
+        if status == 200 and body == self._right:
+            return now_s
+        if fault := wrong_with(self._kind, status, body):
             self.took.faults.append(fault)
-            self.over()
+            self.over.set()
+        else:
+            self._right = body
         return now_s
-
-    def over(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
 
     async def wait(self, until_s: float) -> None:
         """Wait until it is over, but not after `until_s`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until_s - time.perf_counter())):
-                await self._over
+            await asyncio.wait_for(self.over.wait(), max(0.0, until_s - time.perf_counter()))
 
     async def close(self) -> None:
         """Close all connections, even with requests in flight."""
@@ -89,7 +91,7 @@ class _Asking:
 
     def _lost(self, client: Client) -> None:
         self.took.faults.append("a connection broke off" + (" within an answer" if client.busy else ""))
-        self.over()
+        self.over.set()
 
 
 async def closed_loop(target: Target, kind: str, connections: int, seconds: float, spread_s: float = 0.0) -> LoadResult:
@@ -107,17 +109,14 @@ async def closed_loop(target: Target, kind: str, connections: int, seconds: floa
         else:
             left -= 1
             if not left:
-                asking.over()
+                asking.over.set()
 
     await asking.connect(connections, answered)
     with _collecting_nothing():
         began_s = time.perf_counter()
         until_s = began_s + spread_s + seconds
         for place, client in enumerate(asking.clients):
-            if spread_s:
-                loop.call_later(spread_s * place / connections, asking.ask, client)
-            else:
-                asking.ask(client)
+            loop.call_later(spread_s * place / connections, asking.ask, client)
         await asking.wait(until_s + PATIENCE_S)
         asking.took.seconds = time.perf_counter() - began_s
     await asking.close()
@@ -140,12 +139,7 @@ async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> L
         while waiting and free:
             asking.ask(free.pop(), waiting.popleft())
         if due == count and not waiting and len(free) == len(asking.clients):
-            asking.over()
-
-    await asking.connect(OPEN_CONNECTIONS, answered)
-    free += asking.clients
-    # epoll alone wakes a loop to the millisecond, which is more than what has to be measured.
-    timer = Ticks(1 / rate)
+            asking.over.set()
 
     def ticked() -> None:
         nonlocal due
@@ -154,9 +148,11 @@ async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> L
             waiting.append(timer.due_s(due))
         go_on()
 
+    await asking.connect(OPEN_CONNECTIONS, answered)
+    free += asking.clients
     loop = asyncio.get_running_loop()
-    with _collecting_nothing(), contextlib.closing(timer):
-        timer.start()
+    # epoll alone wakes a loop to the millisecond, which is more than what has to be measured.
+    with _collecting_nothing(), contextlib.closing(Ticks(1 / rate)) as timer:
         loop.add_reader(timer.fd, ticked)
         await asking.wait(timer.due_s(count) + PATIENCE_S)
         loop.remove_reader(timer.fd)
@@ -166,44 +162,33 @@ async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> L
     return asking.took
 
 
-class SilentStreams:
-    """Streams that have begun and send nothing more. Call `open` first, `close` last."""
+@contextlib.asynccontextmanager
+async def silent_streams(target: Target, count: int) -> AsyncIterator[LoadResult]:
+    """Open streams that have one event and nothing more, until the end; yield once each has it, or is lost."""
+    asking, begun, began_s = _Asking(target, "silent"), 0, time.perf_counter()
 
-    def __init__(self, target: Target, count: int) -> None:
-        self._asking, self._count = _Asking(target, "silent"), count
-        self.begun = 0
+    def first() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == count:
+            asking.over.set()
 
-    async def open(self) -> LoadResult:
-        """Open all streams; on return each has had its first event, or is lost."""
-        began_s = time.perf_counter()
-        await self._asking.connect(self._count, lambda _client: self._asking.over())
-        for client in self._asking.clients:
-            self._asking.ask(client, on_first=self._first)
-        await self._asking.wait(time.perf_counter() + 3 * PATIENCE_S)
-        took = self._asking.took
-        took.seconds, took.lost = time.perf_counter() - began_s, self._count - self.begun
-        return took
-
-    def _first(self) -> None:
-        self.begun += 1
-        if self.begun == self._count:
-            self._asking.over()
-
-    async def close(self) -> None:
-        """Close all streams."""
-        await self._asking.close()
+    await asking.connect(count, lambda _client: asking.over.set())
+    for client in asking.clients:
+        asking.ask(client, on_first=first)
+    await asking.wait(time.perf_counter() + 3 * PATIENCE_S)
+    asking.took.seconds, asking.took.lost = time.perf_counter() - began_s, count - begun
+    yield asking.took
+    await asking.close()
 
 
 class Ticks:
-    """A kernel timer, exact to some microseconds (timerfd)."""
+    """A kernel timer, exact to some microseconds (timerfd). The first tick is one interval from its creation."""
 
     def __init__(self, every_s: float) -> None:
         self._every_ns = round(every_s * 1e9)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def start(self) -> None:
-        """Start the timer; the first tick is one interval from now."""
         self._start_ns = time.perf_counter_ns()
         times = (self._every_ns, self._start_ns + self._every_ns)
         words = [word for nanoseconds in times for word in divmod(nanoseconds, 10**9)]
@@ -238,11 +223,11 @@ def _collecting_nothing() -> Iterator[None]:
 
 def merged(parts: list[LoadResult]) -> LoadResult:
     """Merge the results of loads that ran at the same time."""
-    whole = LoadResult(max(part.seconds for part in parts))
-    for part in parts:
-        whole.ms += part.ms
-        whole.first_ms += part.first_ms
-        whole.faults += part.faults
-        whole.sent += part.sent
-        whole.lost += part.lost
-    return whole
+    return LoadResult(
+        seconds=max(part.seconds for part in parts),
+        ms=[ms for part in parts for ms in part.ms],
+        first_ms=[ms for part in parts for ms in part.first_ms],
+        sent=sum(part.sent for part in parts),
+        lost=sum(part.lost for part in parts),
+        faults=[fault for part in parts for fault in part.faults],
+    )

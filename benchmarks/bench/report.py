@@ -1,12 +1,13 @@
 """Print the figures of a run as tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench.figures import RATES, SATURATED, Bar, Figures
+from benchmarks.bench.figures import RATES, SATURATED, Bar, Figures, Measurement
+from benchmarks.bench.sides import DIRECT
 from benchmarks.kit.process import mib
 
 
@@ -21,9 +22,8 @@ def where(own: list[set[int]], load: set[int]) -> str:
 
 def show(console: Console, figures: Figures, bars: Sequence[Bar], notes: list[str]) -> None:
     """Print all tables; without bars, no table of bars."""
-    peers = _peers(figures)
-    console.print(_rates(figures, peers))
-    if figures.of("open", "direct") or figures.of("first", "direct"):
+    console.print(_rates(figures))
+    if figures.of("open", DIRECT) or figures.of("first", DIRECT):
         console.print(_delays(figures))
     if any(what.startswith("paced") for what in figures.by):
         console.print(_paced(figures))
@@ -47,74 +47,78 @@ def verdict(faults: Sequence[str], bars: Sequence[Bar]) -> tuple[bool, str]:
     return True, f"it holds: no faults, {reached} bars reached, {len(bars) - reached} not measured"
 
 
-def _rates(figures: Figures, peers: list[str]) -> Table:
+def _rows(
+    figures: Figures, table: Table, measurements: tuple[str, ...]
+) -> Iterator[tuple[str, str, list[Measurement]]]:
+    """Yield measurement, side and rounds of each row, and begin a section of the table for each measurement.
+
+    `measurements`: what their names begin with.
+    """
+    for what, sides in figures.by.items():
+        if what.startswith(measurements):
+            table.add_section()
+            for side, rounds in sides.items():
+                yield what, side, rounds
+
+
+def _rates(figures: Figures) -> Table:
     caption = (
         f"× is a ratio of requests/s, the median of the rounds. A side that used less than {SATURATED:.0%} of its core "
         "(*) was slowed down by the load generator or by other programs: in a ratio to it, its whole core counts."
     )
     headings = ("what, connections", "side", "requests/s", "core", "CPU us each", "added p50 ms", "added p99 ms")
-    others = (f"× {name}" for name in ("direct", *peers))
-    table = Table(*headings, *others, "opened", "SQL after", title="As many as can be", caption=caption)
-    for what, sides in figures.by.items():
-        if not what.startswith(RATES):
-            continue
-        table.add_section()
-        for side, rounds in sides.items():
-            rate, busy = figures.median(what, side, "rate"), figures.median(what, side, "busy")
-            added = (figures.added_ms(what, side, share) for share in (0.5, 0.99))
-            waited = max(one.written_s for one in rounds)
-            table.add_row(
-                what,
-                side,
-                _number(rate, ",.0f") + ("*" if busy and busy < SATURATED else ""),
-                _number(busy or None, ".0%"),
-                _number(figures.cpu_us(what, side), ",.0f"),
-                *("" if side == "direct" else _number(value) for value in added),
-                *("" if side == other else _number(figures.ratio(what, side, other)) for other in ("direct", *peers)),
-                str(sum(one.opened for one in rounds)),
-                f"{waited:.1f} s" if side.startswith("whetstone") else "",
-            )
+    others = [DIRECT, *(side for side in figures.sides() if side != DIRECT and not side.startswith("whetstone"))]
+    ratios = (f"× {name}" for name in others)
+    table = Table(*headings, *ratios, "opened", "SQL after", title="As many as can be", caption=caption)
+    for what, side, rounds in _rows(figures, table, RATES):
+        busy = figures.median(what, side, "busy")
+        added = (figures.added_ms(what, side, share) for share in (0.5, 0.99))
+        table.add_row(
+            what,
+            side,
+            _number(figures.median(what, side, "rate"), ",.0f") + ("*" if busy and busy < SATURATED else ""),
+            _number(busy or None, ".0%"),
+            _number(figures.cpu_us(what, side), ",.0f"),
+            *("" if side == DIRECT else _number(value) for value in added),
+            *("" if side == other else _number(figures.ratio(what, side, other)) for other in others),
+            str(sum(one.opened for one in rounds)),
+            f"{max(one.written_s for one in rounds):.1f} s" if side.startswith("whetstone") else "",
+        )
     return table
 
 
 def _delays(figures: Figures) -> Table:
     table = Table("what", "side", "p50 ms", "p99 ms", "added p50", "added p99", "core", "CPU us each", "lost")
     table.title = "Delays: 1,000 requests/s, from when each is due; the first event of a stream"
-    for what, first in (("open", False), ("first", True)):
-        table.add_section()
-        for side in figures.by.get(what, {}):
-            shares = (0.5, 0.99)
-            took = (figures.percentile(what, side, share, first=first) for share in shares)
-            added = (figures.added_ms(what, side, share, first=first) for share in shares)
-            table.add_row(
-                what,
-                side,
-                *map(_number, took),
-                *("" if side == "direct" else _number(value) for value in added),
-                _number(figures.median(what, side, "busy") or None, ".0%"),
-                _number(figures.cpu_us(what, side), ",.0f"),
-                str(figures.lost(what, side) or ""),
-            )
+    for what, side, _ in _rows(figures, table, ("open", "first")):
+        first = what == "first"
+        took = (figures.percentile(what, side, share, first=first) for share in (0.5, 0.99))
+        added = (figures.added_ms(what, side, share, first=first) for share in (0.5, 0.99))
+        table.add_row(
+            what,
+            side,
+            *map(_number, took),
+            *("" if side == DIRECT else _number(value) for value in added),
+            _number(figures.median(what, side, "busy") or None, ".0%"),
+            _number(figures.cpu_us(what, side), ",.0f"),
+            str(figures.lost(what, side) or ""),
+        )
     return table
 
 
 def _paced(figures: Figures) -> Table:
     table = Table("what, streams", "side", "core", "longer than the schedule", "first event p50 ms", "streams", "lost")
     table.title = "Streams of 64 events, one every 10 ms"
-    for what, sides in figures.by.items():
-        if not what.startswith("paced"):
-            continue
-        table.add_section()
-        for side, rounds in sides.items():
-            table.add_row(
-                what,
-                side,
-                _number(figures.median(what, side, "busy") or None, ".0%"),
-                _number(figures.longer(what, side), ".1%"),
-                _number(figures.percentile(what, side, 0.5, first=True)),
-                str(sum(len(one.took.ms) for one in rounds)),
-                str(figures.lost(what, side) or ""),
-            )
+    for what, side, rounds in _rows(figures, table, ("paced",)):
+        table.add_row(
+            what,
+            side,
+            _number(figures.median(what, side, "busy") or None, ".0%"),
+            _number(figures.longer(what, side), ".1%"),
+            _number(figures.percentile(what, side, 0.5, first=True)),
+            str(sum(len(one.took.ms) for one in rounds)),
+            str(figures.lost(what, side) or ""),
+        )
     return table
 
 
@@ -132,21 +136,13 @@ def _bars(bars: Sequence[Bar]) -> Table:
     for bar in bars:
         sign = "≥" if bar.least else "≤"
         aim = "" if bar.aim is None else f"{sign} {bar.aim:g}"
-        result = {None: "not measured", True: "yes", False: "NO"}[bar.holds]
-        result += ", and the aim" if bar.aimed else ""
+        result = {None: "not measured", True: "yes, and the aim" if bar.aimed else "yes", False: "NO"}[bar.holds]
         table.add_row(bar.name, f"{sign} {bar.must:.4g}", aim, _number(bar.value, ".4g"), result)
     return table
 
 
-def _peers(figures: Figures) -> list[str]:
-    sides = dict.fromkeys(side for measured in figures.by.values() for side in measured)
-    return [side for side in sides if side != "direct" and not side.startswith("whetstone")]
-
-
 def _number(value: float | None, form: str = ".3g") -> str:
-    if value is None:
-        return ""
-    return format(value, form) if math.isfinite(value) else "saturated"
+    return "" if value is None else format(value, form) if math.isfinite(value) else "saturated"
 
 
 def _list(cores: set[int]) -> str:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
+from sqlalchemy import Engine
 
 from benchmarks.bench.client import Target
 from benchmarks.kit import proc
@@ -60,24 +60,19 @@ class Side:
         """Return the resident memory of its processes, or their maximum (`VmHWM`)."""
         return sum(proc.memory_bytes(pid, field) for pid in self.processes)
 
-    def stop(self) -> None:
-        """Stop its processes until `go_on`; not the upstream, which all others need."""
-        for pid in self.processes if self.name != DIRECT else ():
-            os.kill(pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Continue its processes."""
-        for pid in self.processes if self.name != DIRECT else ():
-            os.kill(pid, signal.SIGCONT)
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Continue its processes, and stop them at the end."""
+        self._send(signal.SIGCONT)
         if self.settings is not None:
             self.wait_written()
+        yield
+        self._send(signal.SIGSTOP)
 
-    def state(self, target: Target) -> dict[str, Any]:
-        """Return the proxy's own report of its state."""
-        headers = dict([self.target.headers.strip().split(": ", 1)])
-        answer = httpx.get(f"http://{target.host}:{target.port}/readyz", headers=headers, timeout=30)
-        reported: dict[str, Any] = answer.json()
-        return reported
+    def _send(self, sent: signal.Signals) -> None:
+        """Send a signal to its processes; not to the upstream, which all others need."""
+        for pid in self.processes if self.name != DIRECT else ():
+            os.kill(pid, sent)
 
     def wait_written(self) -> float:
         """Wait until the proxy can serve and SQL has everything; return how long that took.
@@ -85,22 +80,24 @@ class Side:
         Raises:
             SystemExit: it is not ready in time.
         """
-        began_s = time.perf_counter()
+        began_s, headers = time.perf_counter(), dict([self.target.headers.strip().split(": ", 1)])
         while time.perf_counter() - began_s < START_S:
-            states = [self.state(target) for target in self.targets]
+            states = [httpx.get(f"{one.url}/readyz", headers=headers, timeout=30).json() for one in self.targets]
             if all(one["status"] == "ok" and one["unwritten"] == 0 for one in states):
                 return time.perf_counter() - began_s
             time.sleep(0.02)
         raise SystemExit(f"{self.name}: not ready, or not everything written, after {START_S:g} s: {states}")
 
+    @functools.cached_property
+    def _engine(self) -> Engine:
+        assert self.settings is not None
+        return connect(self.settings.database_url)
+
     def rows(self) -> tuple[int, int]:
         """Return the number of completions in SQL, and of their calls."""
-        assert self.settings is not None
-        engine = connect(self.settings.database_url)
-        with engine.begin() as connection:
-            counted = connection.exec_driver_sql("SELECT count(*), count(DISTINCT call_id) FROM completions").one()
-        engine.dispose()
-        return counted[0], counted[1]
+        with self._engine.connect() as connection:
+            rows, calls = connection.exec_driver_sql("SELECT count(*), count(DISTINCT call_id) FROM completions").one()
+        return rows, calls
 
     @contextmanager
     def database_blocked(self) -> Iterator[None]:
@@ -111,13 +108,9 @@ class Side:
         if self.form != SQL_OFF:
             yield
             return
-        assert self.settings is not None
-        engine = connect(self.settings.database_url)
-        with engine.connect() as connection:
+        with self._engine.connect() as connection:
             connection.exec_driver_sql("SELECT 1")  # its transaction has the write lock from its first statement on
             yield
-            connection.rollback()
-        engine.dispose()
 
 
 @contextmanager

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import aiohttp
 import httptools
 import hypothesis
 import requests
@@ -33,75 +33,83 @@ from rich.table import Table
 from schemathesis import Case, GenerationMode
 
 from benchmarks.fakes.instant_vllm import Instant
-from benchmarks.fuzz.asks import ask, wrong_with
+from benchmarks.fuzz.asks import Answer, ask, wrong_with
 from benchmarks.fuzz.cases import Request, streams
 from benchmarks.fuzz.cases import requests as odd_requests
 from benchmarks.fuzz.records import counts, wrong_with_records
 from benchmarks.kit.check import data_folder, verdict
-from benchmarks.kit.postgres import Postgres
-from benchmarks.kit.process import running_proxy, unhandled
-from migrations.run import upgrade
-from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, load
+from benchmarks.kit.postgres import database_url
+from benchmarks.kit.process import DRAIN_S, START_S, STOP_S, prepare, running_proxy, state, unhandled, until
+from whetstone.config.settings import BOOTSTRAP_VARIABLE, load
 from whetstone.database.engine import connect
-from whetstone.registry.projects import Store
 
 CASES = 20_000
 SHARES = {"document": 0.3, "requests": 0.5, "bytes": 0.2}
 """Shares of the cases: as OpenAPI allows or forbids, HTTP with any content, and bytes that may be no HTTP."""
 FAILS_EVERY = 40
 """The model server answers one in this many calls with 500."""
-START_S, DRAIN_S, STOP_S = 60.0, 60.0, 40.0
 MOST_FAULTS = 20
 MAKES_KEYS = "POST /admin/keys"
 """Once there is a key, the proxy requires one: a run without keys does not create any."""
 RUNS = (("sqlite", False), ("postgresql", True))
 """Database, and whether the proxy requires keys."""
 WRITTEN = ("/v1/feedback", "/end", "/close")
+_Result = TypeVar("_Result")
 
 
 class Run:
     """One run against one database: `go`, then `report`."""
 
     def __init__(self, cases: int, seed: int, data: Path, database: str | None, *, keys: bool) -> None:
-        self._cases, self._seed, self._data = cases, seed, data
-        self._log = data / "proxy.log"
+        self._cases, self._seed, self._log = cases, seed, data / "proxy.log"
         self._key = f"fuzz-{secrets.token_hex(32)}" if keys else None
         self._calls: set[str] = set()
         self._feedback: set[str] = set()
-        self._statuses: dict[str, Counter[str]] = {}
+        self._statuses: dict[str, Counter[str]] = {kind: Counter() for kind in SHARES}
         self._faults: list[str] = []
-        self._database = database
+        self._loop = asyncio.new_event_loop()
+        """In a thread of its own, with the model server."""
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        vllm = Instant(("starter@v0",), fails_every=FAILS_EVERY, on_call=self._calls.add)
+        self._settings = load(
+            environment={},
+            data=data,
+            database=database,
+            # There is no broker: hints are lost, which does not matter here.
+            broker="redis://127.0.0.1:1/0",
+            vllm__urls=(self._await(vllm.start()),),
+            proxy__headers_timeout_s=5.0,
+            proxy__body_timeout_s=5.0,
+        )
 
     def go(self) -> None:
         """Start, send everything, stop."""
-        with _instant(self._calls.add) as vllm:
-            self._settings = _settings(self._data, self._database, vllm)
-            upgrade(self._settings.database_url)
-            Store(connect(self._settings.database_url)).prepare(self._settings)
-            secret = {} if self._key is None else {BOOTSTRAP_VARIABLE: self._key}
-            with running_proxy(self._settings, self._log, **secret) as (url, process):
-                if not _until(lambda: _state(url) is not None or process.poll() is not None, START_S):
-                    sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
-                began = time.perf_counter()
-                for kind, send in (("document", self._document), ("requests", self._requests), ("bytes", self._bytes)):
-                    self._statuses[kind] = Counter()
-                    send(url, int(self._cases * SHARES[kind]))
-                self._took_s = time.perf_counter() - began
-                if process.poll() is not None:
-                    self._faults.append(f"the proxy has died: {process.returncode}")
-                elif not _until(lambda: (_state(url) or {}).get("status") == "ok", DRAIN_S):
-                    self._faults.append(f"it is not ready afterwards: {_state(url)}")
-                process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_S)
-                if process.returncode != 0:
-                    self._faults.append(f"the proxy stopped with {process.returncode}")
+        prepare(self._settings)
+        secret = {} if self._key is None else {BOOTSTRAP_VARIABLE: self._key}
+        with running_proxy(self._settings, self._log, **secret) as (url, process):
+            if not self._await(until(lambda: _is_ready(url), START_S)):
+                sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
+            began = time.perf_counter()
+            for kind, send in (("document", self._document), ("requests", self._requests), ("bytes", self._bytes)):
+                send(url, int(self._cases * SHARES[kind]))
+            self._took_s = time.perf_counter() - began
+            if process.poll() is not None:
+                self._faults.append(f"the proxy has died: {process.returncode}")
+            elif not self._await(until(lambda: _is_ready(url), DRAIN_S)):
+                self._faults.append(f"it is not ready afterwards: {self._await(_state(url))}")
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            if process.returncode != 0:
+                self._faults.append(f"the proxy stopped with {process.returncode}")
+
+    def _await(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def report(self, console: Console) -> int:
         """Print the result; return the exit code."""
         self._faults += unhandled(self._log.read_text(encoding="utf-8", errors="replace"))
-        left = sorted(path.name for path in (self._data / "journal").iterdir())
-        if left:
+        if left := sorted(path.name for path in (self._settings.data / "journal").iterdir()):
             self._faults.append(f"left in the journal: {left}")
         engine = connect(self._settings.database_url)
         self._faults += wrong_with_records(engine, self._calls, self._feedback)
@@ -119,10 +127,9 @@ class Run:
     def _document(self, url: str, cases: int) -> None:
         headers = self._authorization()
         document = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers)
-        operations = [result.ok() for result in document.get_all_operations()]
         chosen = [
             (operation, mode)
-            for operation in operations
+            for operation in (result.ok() for result in document.get_all_operations())
             for mode in GenerationMode
             if mode is GenerationMode.POSITIVE or "requestBody" in operation.definition.raw
             if self._key is not None or operation.label != MAKES_KEYS
@@ -134,8 +141,8 @@ class Run:
                 if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
                     case.body["model"] = "starter"  # any other name ends at once with 404
                 response = case.call(session=session, headers=headers, timeout=60)
-                got = (response.status_code, {k: v[0] for k, v in response.headers.items()}, response.content)
-                self._note("document", got, case.as_curl_command, case.path, head=case.method == "HEAD")
+                answer = Answer(response.status_code, {k: v[0] for k, v in response.headers.items()}, response.content)
+                self._note("document", answer, case.as_curl_command, case.path, head=case.method == "HEAD")
 
             for operation, mode in chosen:
                 self._each(operation.as_strategy(generation_mode=mode), 1 + cases // len(chosen), send)
@@ -144,15 +151,14 @@ class Run:
         key = tuple((name.lower().encode(), value.encode()) for name, value in self._authorization().items())
 
         def send(request: Request) -> None:
-            if self._key is None and f"{request.method} {request.target.decode()}".startswith(MAKES_KEYS):
-                return
-            request = Request(request.method, request.target, (*key, *request.headers), request.body)
-            self._send("requests", url, request.wire(), request, patient=True)
+            if self._key is not None or not f"{request.method} {request.target.decode()}".startswith(MAKES_KEYS):
+                request = replace(request, headers=(*key, *request.headers))
+                self._send("requests", url, request.wire(), request)
 
         self._each(odd_requests(), cases, send)
 
     def _bytes(self, url: str, cases: int) -> None:
-        self._each(streams, cases, lambda data: self._send("bytes", url, data, None, patient=False))
+        self._each(streams, cases, lambda data: self._send("bytes", url, data, None))
 
     def _each(self, strategy: Any, cases: int, send: Callable[[Any], None]) -> None:
         """Send this many examples, the same with the same seed."""
@@ -172,28 +178,26 @@ class Run:
 
         every()
 
-    def _send(self, kind: str, url: str, data: bytes, request: Request | None, *, patient: bool) -> None:
+    def _send(self, kind: str, url: str, data: bytes, request: Request | None) -> None:
         try:
-            answers = ask(url, data, patient=patient and _may_be_answered(request))
+            answers = ask(url, data, patient=request is not None and _may_be_answered(request))
         except (OSError, httptools.HttpParserError) as error:
             self._fault(f"{type(error).__name__}: {error}", lambda: repr(data))
             return
         path = "" if request is None else request.target.decode()
         for answer in answers:
-            got = (answer.status, answer.headers, answer.body)
-            if answer.whole:
-                head = request is None or request.method == "HEAD"
-                self._note(kind, got, lambda: repr(data), path, head=head and not answer.body)
+            if answer.status:
+                head = (request is None or request.method == "HEAD") and not answer.body
+                self._note(kind, answer, lambda: repr(data), path, head=head)
         if not answers:
             self._statuses[kind]["none"] += 1
 
-    def _note(self, kind: str, got: tuple[int, Any, bytes], case: Callable[[], str], path: str, *, head: bool) -> None:
-        status, _, body = got
-        self._statuses[kind][str(status)] += 1
-        if fault := wrong_with(*got, head=head):
+    def _note(self, kind: str, answer: Answer, case: Callable[[], str], path: str, *, head: bool) -> None:
+        self._statuses[kind][str(answer.status)] += 1
+        if fault := wrong_with(answer.status, answer.headers, answer.body, head=head):
             self._fault(fault, case)
-        if status == 202 and path.split("?")[0].endswith(WRITTEN):
-            items = json.loads(body)
+        if answer.status == 202 and path.split("?")[0].endswith(WRITTEN):
+            items = json.loads(answer.body)
             self._feedback |= {one["id"] for one in (items if isinstance(items, list) else [items])}
 
     def _fault(self, what: str, case: Callable[[], str]) -> None:
@@ -203,58 +207,19 @@ class Run:
         return {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
 
 
-def _may_be_answered(request: Request | None) -> bool:
+def _may_be_answered(request: Request) -> bool:
     """Return whether an answer is certain: headers may announce more data than there is, or split one request."""
     framing = (b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
-    return request is not None and not any(name.lower() in framing for name, _ in request.headers)
+    return not any(name.lower() in framing for name, _ in request.headers)
 
 
-def _settings(data: Path, database: str | None, vllm: str) -> Settings:
-    return load(
-        environment={},
-        data=data,
-        database=database,
-        # There is no broker: hints are lost, which does not matter here.
-        broker="redis://127.0.0.1:1/0",
-        vllm__urls=(vllm,),
-        proxy__headers_timeout_s=5.0,
-        proxy__body_timeout_s=5.0,
-    )
+async def _state(url: str) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session:
+        return await state(session, url)
 
 
-@contextmanager
-def _instant(on_call: Callable[[str], None]) -> Iterator[str]:
-    """Start an instant model server in a thread of its own; yield its address."""
-    loop = asyncio.new_event_loop()
-    server = Instant(("starter@v0",), fails_every=FAILS_EVERY, on_call=on_call)
-    url = loop.run_until_complete(server.start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield url
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        server.stop()
-        loop.close()
-
-
-def _state(url: str) -> dict[str, Any] | None:
-    """Return the proxy's own report of its state; None where it cannot be reached."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url + "/readyz", timeout=5) as response:
-            reported: dict[str, Any] = json.load(response)
-            return reported
-    except OSError:
-        return None
-
-
-def _until(holds: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (result := holds()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return result
+async def _is_ready(url: str) -> bool:
+    return (await _state(url)).get("status") == "ok"
 
 
 def main() -> int:
@@ -265,14 +230,12 @@ def main() -> int:
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument("--keys", choices=("yes", "no"), help="the proxy asks for keys, and the cases have an admin's")
     args = parser.parse_args()
-    console = Console(width=120)
-    exit_code = 0
+    console, exit_code = Console(width=120), 0
     with data_folder("fuzz", None) as folder:
         for kind, keys in (run for run in RUNS if args.database in (run[0], "both")):
             data = folder / kind
             data.mkdir()
-            with contextlib.closing(Postgres()) if kind == "postgresql" else contextlib.nullcontext() as postgres:
-                database = None if postgres is None else postgres.url
+            with database_url(kind) as database:
                 run = Run(args.cases, args.seed, data, database, keys=args.keys == "yes" if args.keys else keys)
                 run.go()
                 exit_code |= run.report(console)

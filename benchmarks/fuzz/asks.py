@@ -22,9 +22,9 @@ class Answer:
     """One answer of the proxy."""
 
     status: int = 0
+    """0 until it is whole."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    whole: bool = False
 
 
 class _Answers:
@@ -33,15 +33,10 @@ class _Answers:
     def __init__(self) -> None:
         self.all: list[Answer] = []
         self._parser = httptools.HttpResponseParser(self)
-
-    def feed(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        self.feed = self._parser.feed_data
 
     def on_message_begin(self) -> None:
         self.all.append(Answer())
-
-    def on_status(self, _status: bytes) -> None:
-        self.all[-1].status = self._parser.get_status_code()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.all[-1].headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -51,7 +46,6 @@ class _Answers:
 
     def on_message_complete(self) -> None:
         self.all[-1].status = self._parser.get_status_code()
-        self.all[-1].whole = True
 
 
 def ask(url: str, data: bytes, *, patient: bool) -> list[Answer]:

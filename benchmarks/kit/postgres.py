@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.kit import proc
@@ -66,6 +67,13 @@ class Postgres:
         pid = self._server.get_pid()
         assert pid is not None
         return int(pid)
+
+
+@contextlib.contextmanager
+def database_url(kind: str) -> Iterator[str | None]:
+    """Yield the address of a PostgreSQL of its own; None for `sqlite`, a file in the data folder."""
+    with contextlib.closing(Postgres()) if kind == "postgresql" else contextlib.nullcontext() as postgres:
+        yield None if postgres is None else postgres.url
 
 
 def _await_end(pids: list[int]) -> None:

@@ -17,7 +17,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 
+from migrations.run import upgrade
 from whetstone.config.settings import Settings, as_environment
+from whetstone.database.engine import connect
+from whetstone.registry.projects import Store
 from whetstone.stack.stack import free_ports
 from whetstone.stack.supervisor import Part, Supervisor
 from whetstone.vllm import client
@@ -52,11 +55,18 @@ def unhandled(log: str) -> list[str]:
     lines = log.splitlines()
     faults = []
     for sign in UNHANDLED:
-        places = [place for place, line in enumerate(lines) if sign in line]
-        if places:
+        if places := [place for place, line in enumerate(lines) if sign in line]:
             first = "\n  ".join(lines[max(0, places[0] - 2) : places[0] + 40])
             faults.append(f"the proxy's log has {len(places)} × {sign!r}, first\n  {first}")
     return faults
+
+
+def prepare(settings: Settings) -> None:
+    """Create its tables and its projects, as `whetstone up` does."""
+    upgrade(settings.database_url)
+    engine = connect(settings.database_url)
+    Store(engine).prepare(settings)
+    engine.dispose()
 
 
 @contextmanager
@@ -160,8 +170,7 @@ def borrowed_vllm(url: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _empty_prefix_cache(url: str) -> None:
-    answer = httpx.post(f"{url}/reset_prefix_cache", timeout=client.CONTROL_TIMEOUT_S, trust_env=False)
-    answer.raise_for_status()
+    httpx.post(f"{url}/reset_prefix_cache", timeout=client.CONTROL_TIMEOUT_S, trust_env=False).raise_for_status()
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:
@@ -176,8 +185,7 @@ async def state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """Return the proxy's own report of its state; empty where it cannot be reached."""
     try:
         async with session.get(url + "/readyz") as response:
-            reported: dict[str, Any] = await response.json()
-            return reported
+            return await response.json()  # type: ignore[no-any-return]
     except (aiohttp.ClientError, ConnectionError):
         return {}
 
@@ -202,12 +210,9 @@ def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[st
     counts: Counter[str] = Counter()
     for link in links:
         local, remote, state_of = connections.get(link, (None, None, ""))
-        if local == here and state_of != LISTENING:
-            counts["clients"] += 1
-        elif remote in there:
-            counts["model servers"] += 1
-        else:
-            counts[_kind_of(link.removesuffix(" (deleted)"))] += 1
+        is_client = local == here and state_of != LISTENING
+        kind = "clients" if is_client else "model servers" if remote in there else _kind_of(link)
+        counts[kind] += 1
     return counts
 
 
@@ -235,17 +240,18 @@ async def left_open(
     return files, too_many(files, most)
 
 
-def _kind_of(path: str) -> str:
-    if path.endswith(".journal") or path.endswith("/journal"):
-        return "journal"
-    kinds = {".db": "database", ".db-wal": "database's log", ".db-shm": "database's index"}
-    return kinds.get(Path(path).suffix, "rest")
+def _kind_of(link: str) -> str:
+    path = link.removesuffix(" (deleted)")
+    ends = {
+        ".journal": "journal", "/journal": "journal", ".db": "database", ".db-wal": "database's log",
+        ".db-shm": "database's index",
+    }  # fmt: skip
+    return next((kind for end, kind in ends.items() if path.endswith(end)), "rest")
 
 
 def _connections(pid: int) -> dict[str, tuple[int, int, str]]:
     """Return TCP connections: link of the descriptor -> own port, the other end's port, state."""
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    fields = [line.split() for line in lines]
+    fields = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return {f"socket:[{one[9]}]": (_port(one[1]), _port(one[2]), one[3]) for one in fields}
 
 

@@ -15,16 +15,27 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from benchmarks.kit.check import data_folder, verdict
-from benchmarks.kit.postgres import Postgres
-from benchmarks.scale.rows import BLOCK, GROUPS, HOUR, MEMBERS, POLICY, PROJECT, TURNS, copy, fill, history_of
+from benchmarks.kit.postgres import database_url
+from benchmarks.scale.rows import (
+    BLOCK,
+    GROUPS,
+    HOUR,
+    MEMBERS,
+    POLICY,
+    PROJECT,
+    TURNS,
+    block_name,
+    copy,
+    fill,
+    history_of,
+)
 from judge.maintenance.rollups import roll_up
 from judge.store import unit_of_work as judge_store
 from migrations.run import upgrade
@@ -62,28 +73,23 @@ class Queries:
 
     def all(self) -> dict[str, Callable[[], object]]:
         """Return the queries by name."""
+        run = self._loop.run
         return {
             "claim of a step": self._claim,
-            "thread, by conversation": lambda: self._wait(self._threads.heads([self._history()], None, self._since_s)),
-            "thread, by name": lambda: self._wait(self._threads.trail(self._trajectory(), self._since_s)),
-            "thread, by unknown name": lambda: self._wait(self._threads.trail("nobody", self._since_s)),
-            "retry of a call": lambda: self._wait(self._threads.unanswered("nothing", None, self._since_s)),
-            "trajectory, by id": lambda: self._require(self._store.trajectory(PROJECT, self._trajectory())),
-            "completion, by the app's id": self._completion,
-            "group, by id": lambda: self._require(self._store.group(PROJECT, self._group())),
-            "members of a group": lambda: self._require(self._store.group_members(PROJECT, self._group())),
-            "feedback, by id": lambda: self._require(self._store.feedback(PROJECT, f"{self._trajectory()}-f")),
+            "thread, by conversation": lambda: run(self._threads.heads([self._history()], None, self._since_s)),
+            "thread, by name": lambda: run(self._threads.trail(self._trajectory(), self._since_s)),
+            "thread, by unknown name": lambda: run(self._threads.trail("nobody", self._since_s)),
+            "retry of a call": lambda: run(self._threads.unanswered("nothing", None, self._since_s)),
+            "trajectory, by id": lambda: require(self._store.trajectory(PROJECT, self._trajectory())),
+            "completion, by the app's id": lambda: require(self._ask(_BY_APPS_ID, id=self._apps_id())),
+            "group, by id": lambda: require(self._store.group(PROJECT, self._group())),
+            "members of a group": lambda: require(self._store.group_members(PROJECT, self._group())),
+            "feedback, by id": lambda: require(self._store.feedback(PROJECT, f"{self._trajectory()}-f")),
             "last 50 completions": lambda: self._ask(_LAST),
             "last 50 steps": lambda: self._ask(_ROLL_UP),
             "whether the judge has work": lambda: judge_store.look(self._engine, datetime.now(UTC), self._idle()),
             "idle trajectories": self._idle_trajectories,
         }
-
-    def _completion(self) -> None:
-        trajectory_id = self._trajectory()
-        upstream_id = f"{trajectory_id[: len(BLOCK)]}-chatcmpl-{BLOCK}{trajectory_id[len(BLOCK) :]}-c0"
-        with self._reader.connect() as connection:
-            self._require(connection.execute(_BY_APPS_ID, {"project": PROJECT, "id": upstream_id}).all())
 
     def _claim(self) -> None:
         """Claim a step, and roll back."""
@@ -91,7 +97,7 @@ class Queries:
             settings = TrainerSettings(groups_per_step=8, max_groups_per_step=16, max_staleness=1000)
             claim = Claims(connection, PROJECT, settings, datetime.now(UTC)).next(POLICY)
             connection.rollback()
-        self._require(claim)
+        require(claim)
 
     def _idle_trajectories(self) -> None:
         with self._reader.connect() as connection:
@@ -100,18 +106,12 @@ class Queries:
     def _idle(self) -> datetime:
         return datetime.now(UTC) - 48 * HOUR
 
-    def _ask(self, query: Any) -> None:
+    def _ask(self, query: TextClause, **values: str) -> object:
         with self._reader.connect() as connection:
-            connection.execute(query, {"project": PROJECT}).all()
-
-    def _wait(self, awaitable: Any) -> None:
-        self._loop.run(awaitable)
-
-    def _require(self, row: object) -> None:
-        assert row, "the requested row does not exist"
+            return connection.execute(query, {"project": PROJECT, **values}).all()
 
     def _block(self) -> str:
-        return f"b{self._dice.randrange(self._blocks):0{len(BLOCK) - 1}}"
+        return block_name(self._dice.randrange(self._blocks))
 
     def _group(self) -> str:
         return f"{self._block()}-g{self._dice.randrange(GROUPS)}"
@@ -119,22 +119,28 @@ class Queries:
     def _trajectory(self) -> str:
         return f"{self._block()}-t{self._dice.randrange(GROUPS)}-{self._dice.randrange(MEMBERS)}"
 
+    def _apps_id(self) -> str:
+        trajectory_id = self._trajectory()
+        return f"{trajectory_id[: len(BLOCK)]}-chatcmpl-{BLOCK}{trajectory_id[len(BLOCK) :]}-c0"
+
     def _history(self) -> bytes:
-        trajectory = f"{BLOCK}-t{self._dice.randrange(GROUPS)}-{self._dice.randrange(MEMBERS)}"
-        return history_of(f"{trajectory}-c{self._dice.randrange(TURNS)}")
+        return history_of(f"{BLOCK}{self._trajectory()[len(BLOCK) :]}-c{self._dice.randrange(TURNS)}")
+
+
+def require(row: object) -> None:
+    assert row, "the requested row does not exist"
 
 
 def timed(sides: dict[str, dict[str, Callable[[], object]]]) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of each query on each side; the sides take turns."""
     took: dict[str, dict[str, list[float]]] = {side: {name: [] for name in queries} for side, queries in sides.items()}
-    for turn in range(WARM + RUNS):
+    for _ in range(WARM + RUNS):
         for side, queries in sides.items():
             for name, ask in queries.items():
                 began = time.perf_counter()
                 ask()
-                if turn >= WARM:
-                    took[side][name].append((time.perf_counter() - began) * 1000)
-    return {side: {name: statistics.median(all_of_it) for name, all_of_it in of.items()} for side, of in took.items()}
+                took[side][name].append((time.perf_counter() - began) * 1000)
+    return {side: {name: statistics.median(ms[WARM:]) for name, ms in of.items()} for side, of in took.items()}
 
 
 def slower(small: dict[str, float], large: dict[str, float]) -> list[str]:
@@ -180,14 +186,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which ids are requested")
     args = parser.parse_args()
     console, blocks = Console(width=120), {"small": 1, "large": max(2, args.completions // BLOCK_ROWS)}
-    with contextlib.ExitStack() as opened:
-        data = opened.enter_context(data_folder("scale", None))
-        loop = opened.enter_context(asyncio.Runner())
+    with data_folder("scale", None) as data, asyncio.Runner() as loop, contextlib.ExitStack() as opened:
         sides = {}
         for side, count in blocks.items():
-            url = None
-            if args.database == "postgresql":
-                url = opened.enter_context(contextlib.closing(Postgres())).url
+            url = opened.enter_context(database_url(args.database))
             engine = opened.enter_context(filled(url, data / side, count, console))
             sides[side] = Queries(engine, count, args.seed, loop).all()
         small, large = timed(sides).values()

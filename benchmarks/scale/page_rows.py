@@ -1,13 +1,11 @@
 """Write the rows that a dashboard shows beyond `rows`: tasks, keys, reasons, versions, steps, judgements, reviews."""
 
 import random
-from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import Connection, Table, case, func, select, text
 
-from benchmarks.scale.rows import BLOCK, GROUPS, MEMBERS, POLICY, PROJECT
+from benchmarks.scale.rows import GROUPS, MEMBERS, POLICY, PROJECT, Row, block_name, insert
 from migrations import schema
 
 TASKS = ("billing", "search", "code")
@@ -46,16 +44,14 @@ def dress(connection: Connection, blocks: int) -> None:
 
 def add_history(connection: Connection, blocks: int, now: datetime, dice: random.Random) -> None:
     """Add versions and steps, one per block, with their trajectories, judgements, and trajectories to review."""
-    for table, rows in _rows(blocks, now, dice):
-        names = dict.fromkeys(table.c.keys())
-        connection.execute(table.insert(), [names | row for row in rows])
+    for table, rows in _rows(blocks, now, dice).items():
+        insert(connection, table, rows)
     for number in range(1, blocks):
-        block = f"b{blocks - 1 - number:05}"
-        values = {"step_id": f"{POLICY}#{number}", "block": f"{block}-%", "members": MEMBERS_OF_A_STEP}
+        block = f"{block_name(blocks - 1 - number)}-%"
+        values = {"step_id": f"{POLICY}#{number}", "block": block, "members": MEMBERS_OF_A_STEP}
         connection.execute(_MEMBERS, {"project": PROJECT, **values})
     p, t = schema.policies.c, schema.trajectories.c
-    numbers = {"next_version": blocks, "next_step": blocks}
-    connection.execute(schema.policies.update().where(p.id == POLICY).values(numbers))
+    connection.execute(schema.policies.update().where(p.id == POLICY).values(next_version=blocks, next_step=blocks))
     newest = select(t.id).where(t.project == PROJECT).order_by(t.created_at.desc()).limit(REVIEWS)
     ids = connection.scalars(newest).all()
     connection.execute(schema.trajectories.update().where(t.id.in_(ids)).values(review_at=now))
@@ -63,38 +59,37 @@ def add_history(connection: Connection, blocks: int, now: datetime, dice: random
 
 def ids(connection: Connection, count: int, dice: random.Random, blocks: int) -> dict[str, list[str]]:
     """Return ids from all of the history, by their name in the pages' paths."""
-    values: dict[str, list[str]] = {"group_id": [], "trajectory_id": [], "feedback_id": []}
-    for _ in range(count):
-        block, group, member = f"b{dice.randrange(blocks):05}", dice.randrange(GROUPS), dice.randrange(MEMBERS)
-        values["group_id"].append(f"{block}-g{group}")
-        values["trajectory_id"].append(f"{block}-t{group}-{member}")
-        values["feedback_id"].append(f"{block}-t{group}-{member}-f")
-    steps = connection.scalar(select(func.count()).select_from(schema.steps))
-    values["policy"] = [POLICY]
-    values["number"] = [str(dice.randrange(1, (steps or 0) + 1)) for _ in range(count)]
-    return values
+    things = [
+        (block_name(dice.randrange(blocks)), dice.randrange(GROUPS), dice.randrange(MEMBERS)) for _ in range(count)
+    ]
+    steps = connection.scalar(select(func.count()).select_from(schema.steps)) or 0
+    return {
+        "group_id": [f"{block}-g{group}" for block, group, _ in things],
+        "trajectory_id": [f"{block}-t{group}-{member}" for block, group, member in things],
+        "feedback_id": [f"{block}-t{group}-{member}-f" for block, group, member in things],
+        "policy": [POLICY],
+        "number": [str(dice.randrange(1, steps + 1)) for _ in range(count)],
+    }
 
 
-def _rows(blocks: int, now: datetime, dice: random.Random) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
-    numbers = range(1, blocks)
-    yield schema.policy_versions, [_version(number, blocks, now) for number in numbers]
-    yield schema.steps, [_step(number, blocks, now, dice) for number in numbers]
-    yield schema.rubrics, [{"project": PROJECT, "id": "rubric", "text": "The better answer is the shorter one."}]
-    yield (
-        schema.judgements,
-        [_judgement(block, group, now, dice) for block in range(blocks) for group in range(JUDGED)],
-    )
+def _rows(blocks: int, now: datetime, dice: random.Random) -> dict[Table, list[Row]]:
+    numbers = {number: now - timedelta(hours=blocks - 1 - number) for number in range(1, blocks)}
     days = {(now - timedelta(hours=block)).strftime("%Y-%m-%d") for block in range(blocks)}
-    yield schema.judge_days, [_day(day) for day in sorted(days)]
-    yield schema.api_keys, [_key(key, number, now) for number, key in enumerate(KEYS)]
+    return {
+        schema.policy_versions: [_version(number, at) for number, at in numbers.items()],
+        schema.steps: [_step(number, at, dice) for number, at in numbers.items()],
+        schema.rubrics: [{"project": PROJECT, "id": "rubric", "text": "The better answer is the shorter one."}],
+        schema.judgements: [
+            _judgement(block, group, now - timedelta(hours=block), dice)
+            for block in range(blocks)
+            for group in range(JUDGED)
+        ],
+        schema.judge_days: [_day(day) for day in sorted(days)],
+        schema.api_keys: [_key(key, number, now) for number, key in enumerate(KEYS)],
+    }
 
 
-def _at(number: int, blocks: int, now: datetime) -> datetime:
-    return now - timedelta(hours=blocks - 1 - number)
-
-
-def _version(number: int, blocks: int, now: datetime) -> dict[str, Any]:
-    at = _at(number, blocks, now)
+def _version(number: int, at: datetime) -> Row:
     rejected = number % 9 == 0
     return {
         "project": PROJECT,
@@ -113,8 +108,7 @@ def _version(number: int, blocks: int, now: datetime) -> dict[str, Any]:
     }
 
 
-def _step(number: int, blocks: int, now: datetime, dice: random.Random) -> dict[str, Any]:
-    at = _at(number, blocks, now)
+def _step(number: int, at: datetime, dice: random.Random) -> Row:
     figures = ("reward_mean", "reward_spread", "loss", "kl", "entropy", "mismatch_k3", "grad_norm", "fresh_share")
     return {name: dice.random() for name in figures} | {
         "project": PROJECT,
@@ -139,12 +133,12 @@ def _step(number: int, blocks: int, now: datetime, dice: random.Random) -> dict[
     }
 
 
-def _judgement(block: int, group: int, now: datetime, dice: random.Random) -> dict[str, Any]:
-    name = f"b{block:0{len(BLOCK) - 1}}"
-    at = now - timedelta(hours=block)
-    members = [f"{name}-t{group}-{member}" for member in range(MEMBERS)]
-    why = "It answers the question."
-    scores = [{"score": dice.random(), "explanation": why, "position": place} for place in range(MEMBERS)]
+def _judgement(block: int, group: int, at: datetime, dice: random.Random) -> Row:
+    name, why = block_name(block), "It answers the question."
+    scores = {
+        f"{name}-t{group}-{member}": {"score": dice.random(), "explanation": why, "position": member}
+        for member in range(MEMBERS)
+    }
     return {
         "project": PROJECT,
         "id": f"{name}-j{group}",
@@ -158,7 +152,7 @@ def _judgement(block: int, group: int, now: datetime, dice: random.Random) -> di
         "judge": "strong",
         "model": "a-model",
         "rubric_hash": "rubric",
-        "scores": dict(zip(members, scores, strict=True)),
+        "scores": scores,
         "calls": 1,
         "refusals": 0,
         "left_out": 0,
@@ -171,11 +165,11 @@ def _judgement(block: int, group: int, now: datetime, dice: random.Random) -> di
     }
 
 
-def _day(day: str) -> dict[str, Any]:
+def _day(day: str) -> Row:
     counts = {"calls": 2400, "refused": 3, "failed": 1, "tokens": 2_400_000, "cost_usd": 4.8}
     return {"project": PROJECT, "policy": POLICY, "day": day, "judge": "strong"} | counts
 
 
-def _key(key: str, number: int, now: datetime) -> dict[str, Any]:
+def _key(key: str, number: int, now: datetime) -> Row:
     fields = {"name": f"app {number}", "secret_sha256": f"{number:064}", "scopes": ["inference"], "created_at": now}
     return {"project": PROJECT, "id": key, "revoked_at": now} | fields

@@ -7,9 +7,9 @@ slowest hundredth of every page stays below 300 ms; a page fails only if it is s
 
 import argparse
 import asyncio
-import contextlib
 import random
 import re
+import secrets
 import statistics
 import sys
 import time
@@ -29,16 +29,14 @@ from sqlalchemy import Engine
 
 from benchmarks.fakes.instant_vllm import Instant
 from benchmarks.kit.check import data_folder, verdict
-from benchmarks.kit.postgres import Postgres
+from benchmarks.kit.postgres import database_url
 from benchmarks.kit.process import ready, running_broker, running_proxy, unhandled, until
 from benchmarks.scale.__main__ import BLOCK_ROWS, filled
 from benchmarks.scale.page_rows import add_history, dress, ids
-from benchmarks.scale.rows import POLICY, PROJECT
+from benchmarks.scale.rows import POLICY
 from judge.maintenance.rollups import roll_up
 from proxy.dashboard.pages.registry import PAGES
-from whetstone.config.settings import load
-from whetstone.domain.api_keys import hash_of, new_key
-from whetstone.registry import api_key_store
+from whetstone.config.settings import BOOTSTRAP_VARIABLE, load
 
 MOST_MS = 300.0
 """Most server time of a page."""
@@ -67,6 +65,8 @@ DEPTH = 3
 ADD_UP_EVERY_S = 5.0
 """Interval of the roll-ups, as in the judging worker."""
 START_S = 60.0
+KEY = f"pages-{secrets.token_hex(32)}"
+"""An admin's API key."""
 _LINK = re.compile(r'(?:href|hx-get|data-[a-z]+)="(/ui[^"#]*)"')
 _TOTAL = re.compile(r"total;dur=([0-9.]+)")
 
@@ -91,7 +91,7 @@ class PageTimes:
 
     def slow(self) -> dict[str, float]:
         """Return the kinds whose slowest hundredth takes too long, and how long."""
-        slowest = {kind: percentile(took, 0.99) for kind, took in self.took_ms.items() if took}
+        slowest = {kind: percentile(took, 0.99) for kind, took in self.took_ms.items()}
         return {kind: took for kind, took in slowest.items() if took > MOST_MS}
 
 
@@ -104,11 +104,9 @@ def percentile(values: Iterable[float], share: float) -> float:
 def kind_of(url: str, patterns: Mapping[str, re.Pattern[str]]) -> str | None:
     """Return the page's path with placeholders, and the names of its query; None if it is no page."""
     parts = urlsplit(url)
-    for path, pattern in patterns.items():
-        if pattern.fullmatch(parts.path):
-            names = sorted({name for name, value in parse_qsl(parts.query) if value})
-            return path + (f"?{'&'.join(names)}" if names else "")
-    return None
+    names = sorted({name for name, value in parse_qsl(parts.query) if value})
+    query = f"?{'&'.join(names)}" if names else ""
+    return next((path + query for path, pattern in patterns.items() if pattern.fullmatch(parts.path)), None)
 
 
 def patterns_of(paths: Iterable[str]) -> dict[str, re.Pattern[str]]:
@@ -144,21 +142,18 @@ class Visitor:
             links: list[str] = []
             for address in fresh:
                 kind = kind_of(address, self._patterns)
-                if kind is None or address in visited[kind] or len(visited[kind]) >= SAMPLES:
-                    continue
-                visited[kind].append(address)
-                links += [unescape(one) for one in _LINK.findall(await self.ask(address, kind, times))]
+                if kind is not None and address not in visited[kind] and len(visited[kind]) < SAMPLES:
+                    visited[kind].append(address)
+                    links += [unescape(one) for one in _LINK.findall(await self.ask(address, kind, times))]
             fresh = sorted(set(links))
             dice.shuffle(fresh)
-        return {kind: addresses for kind, addresses in visited.items() if addresses}
+        return visited
 
 
 def filled_in(path: str, things: Mapping[str, list[str]]) -> list[str]:
     """Return the path's addresses: one, or one for each thing in its placeholders."""
     holes = re.findall(r"\{(\w+)\}", path)
-    if not holes:
-        return [path]
-    count = max(len(things[hole]) for hole in holes)
+    count = max((len(things[hole]) for hole in holes), default=1)
     return [
         path.format(**{hole: things[hole][place % len(things[hole])] for hole in holes})
         for place in range(min(count, SAMPLES))
@@ -166,21 +161,17 @@ def filled_in(path: str, things: Mapping[str, list[str]]) -> list[str]:
 
 
 async def until_quick(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, times: PageTimes) -> None:
-    """Request everything, and slow pages again: a page that is slow each time is not slow by chance."""
-    await rounds(visitor, addresses, count, times)
-    for _ in range(AGAIN):
-        slow = {kind: addresses[kind] for kind in times.slow()}
-        for kind in slow:
-            times.took_ms[kind].clear()
-            del times.slowest[kind]
-        await rounds(visitor, slow, count, times)
-
-
-async def rounds(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, times: PageTimes) -> None:
-    """Request everything `count` times, in turns."""
-    for turn in range(count):
-        for kind, several in addresses.items():
-            await visitor.ask(several[turn % len(several)], kind, times)
+    """Request everything `count` times, in turns. Request slow pages again: one that is slow each time is not slow by
+    chance.
+    """
+    for _ in range(1 + AGAIN):
+        for kind in addresses:
+            times.took_ms.pop(kind, None)
+            times.slowest.pop(kind, None)
+        for turn in range(count):
+            for kind, several in addresses.items():
+                await visitor.ask(several[turn % len(several)], kind, times)
+        addresses = {kind: addresses[kind] for kind in times.slow()}
 
 
 class Load:
@@ -216,23 +207,20 @@ async def add_up(engine: Engine) -> None:
         await asyncio.to_thread(roll_up, engine)
 
 
-async def measure(
-    engine: Engine, url: str, key: str, blocks: int, count: int, seed: int
-) -> tuple[PageTimes, PageTimes, float]:
+async def measure(engine: Engine, url: str, blocks: int, count: int, seed: int) -> tuple[PageTimes, PageTimes, float]:
     """Measure alone and under load; also return the load in completions per second."""
     dice = random.Random(seed)
     with engine.connect() as connection:
         things = ids(connection, SAMPLES, dice, blocks)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}, connector=connector) as session:
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}, connector=connector) as session:
         if not await until(lambda: ready(session, url), START_S):
             raise SystemExit("the proxy did not start")
         visitor = Visitor(session, url)
         alone, loaded = PageTimes(), PageTimes()
+        # The first request of an address can be a fault, but its time does not count: it is forgotten.
         addresses = await visitor.explore(things, dice, alone)
         addresses |= {path: filled_in(path, things) for path in READS} | {address: [address] for address in FORMS}
-        alone.took_ms.clear()  # the first request of an address can be a fault, but its time does not count
-        alone.slowest.clear()
         await until_quick(visitor, addresses, count, alone)
         load = Load(session, url)
         began = time.perf_counter()
@@ -246,40 +234,23 @@ async def measure(
     return alone, loaded, rate
 
 
-def admin_key(engine: Engine) -> str:
-    """Create a key with all scopes."""
-    key_id, key = new_key()
-    with engine.begin() as connection:
-        made = api_key_store.KeyRecord(PROJECT, "pages", ["inference", "feedback", "admin"], datetime.now(UTC))
-        api_key_store.create(connection, made, key_id, hash_of(key.encode()))
-    return key
-
-
-def prove(
+async def prove(
     data: Path, database: str | None, blocks: int, count: int, seed: int, console: Console
 ) -> tuple[PageTimes, PageTimes, float, list[str]]:
     """Fill, start, measure; return the results alone and under load, the load, and what does not hold."""
-    with contextlib.ExitStack() as opened:
-        began = time.monotonic()
-        dressing = partial(dress, blocks=blocks)
-        engine = opened.enter_context(filled(database, data / "data", blocks, console, dressing))
+    began, log = time.monotonic(), data / "proxy.log"
+    with filled(database, data / "data", blocks, console, partial(dress, blocks=blocks)) as engine:
         with engine.begin() as connection:
             add_history(connection, blocks, datetime.now(UTC), random.Random(seed))
-        key = admin_key(engine)
         console.print(f"{blocks * BLOCK_ROWS:,} completions in {time.monotonic() - began:.0f} s", highlight=False)
-        broker = opened.enter_context(running_broker())
-
-        async def measured() -> tuple[PageTimes, PageTimes, float]:
-            server = Instant((f"{POLICY}@v0",))
+        with running_broker() as broker:
             settings = load(
-                environment={}, data=data / "data", policy=POLICY, broker=broker, vllm__urls=(await server.start(),),
-                database=database, log__level="warning",
+                environment={}, data=data / "data", policy=POLICY, broker=broker, database=database,
+                vllm__urls=(await Instant((f"{POLICY}@v0",)).start(),), log__level="warning",
             )  # fmt: skip
-            with running_proxy(settings, data / "proxy.log") as (url, _):
-                return await measure(engine, url, key, blocks, count, seed)
-
-        alone, loaded, rate = asyncio.run(measured())
-        faults = [*alone.faults, *loaded.faults, *unhandled((data / "proxy.log").read_text(errors="replace"))]
+            with running_proxy(settings, log, **{BOOTSTRAP_VARIABLE: KEY}) as (url, _):
+                alone, loaded, rate = await measure(engine, url, blocks, count, seed)
+    faults = [*alone.faults, *loaded.faults, *unhandled(log.read_text(errors="replace"))]
     missing = {page.path for page in PAGES} - {kind.partition("?")[0] for kind in alone.took_ms}
     faults += [f"{path} was never requested" for path in sorted(missing)]
     return alone, loaded, rate, faults + too_slow(alone, "alone") + too_slow(loaded, "under load")
@@ -312,12 +283,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which things are looked at")
     args = parser.parse_args()
     console, blocks = Console(width=140), max(2, args.completions // BLOCK_ROWS)
-    with contextlib.ExitStack() as opened:
-        data = opened.enter_context(data_folder("pages", args.data))
-        url = None
-        if args.database == "postgresql":
-            url = opened.enter_context(contextlib.closing(Postgres())).url
-        alone, loaded, rate, faults = prove(data, url, blocks, args.rounds, args.seed, console)
+    with data_folder("pages", args.data) as data, database_url(args.database) as url:
+        alone, loaded, rate, faults = asyncio.run(prove(data, url, blocks, args.rounds, args.seed, console))
     title = f"{args.database}, {blocks * BLOCK_ROWS:,} completions; load: {rate:.0f} completions/s"
     show(alone, loaded, title, console)
     return verdict(faults, console)

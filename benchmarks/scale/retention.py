@@ -6,12 +6,12 @@ of the deletion takes long, no write waits long, everything due is deleted, and 
 """
 
 import argparse
-import contextlib
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,7 +22,7 @@ from rich.table import Table
 from sqlalchemy import Connection, Engine, func, select, text
 
 from benchmarks.kit.check import data_folder, verdict
-from benchmarks.kit.postgres import Postgres
+from benchmarks.kit.postgres import database_url
 from benchmarks.scale.__main__ import BLOCK_ROWS, filled
 from benchmarks.scale.pages import percentile
 from benchmarks.scale.rows import PROJECT, writing
@@ -71,48 +71,30 @@ def transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
         return work(connection)
 
 
-class Writer:
-    """A proxy's writer, in a thread: a call now and then, each in a transaction."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._write = writing()
-        self.took_s: list[float] = []
-        self.error: Exception | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            while not self._over.wait(EVERY_S):
-                timed(self.took_s, partial(transaction, self._engine, self._write))
-        except Exception as error:
-            self.error = error
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
+def write_until(over: threading.Event, engine: Engine, took_s: list[float]) -> None:
+    """Write as a proxy's writer does, a call now and then, each in a transaction; record how long each took."""
+    write = writing()
+    while not over.wait(EVERY_S):
+        timed(took_s, partial(transaction, engine, write))
 
 
 def prove(engine: Engine, before: datetime, now: datetime) -> Ran:
     """Delete what is older than `before`, and write beside it."""
-    ran = Ran()
-    writer = Writer(engine)
-    writer.start()
-    try:
-        time.sleep(50 * EVERY_S)
-        ran.alone_s = list(writer.took_s)
-        began = time.perf_counter()
-        row = _delete(engine, Target(PROJECT, "age", before.isoformat()), now, ran)
-        ran.seconds, ran.deleted = time.perf_counter() - began, int(row["trajectories"])
-    finally:
-        writer.stop()
-    ran.beside_s = writer.took_s[len(ran.alone_s) :]
-    if writer.error is not None:
-        ran.faults.append(f"a write failed: {writer.error!r}")
+    ran, over = Ran(), threading.Event()
+    took_s: list[float] = []
+    with ThreadPoolExecutor(1) as threads:
+        writer = threads.submit(write_until, over, engine, took_s)
+        try:
+            time.sleep(50 * EVERY_S)
+            ran.alone_s = list(took_s)
+            began = time.perf_counter()
+            row = _delete(engine, Target(PROJECT, "age", before.isoformat()), now, ran)
+            ran.seconds, ran.deleted = time.perf_counter() - began, int(row["trajectories"])
+        finally:
+            over.set()
+    ran.beside_s = took_s[len(ran.alone_s) :]
+    if error := writer.exception():
+        ran.faults.append(f"a write failed: {error!r}")
     roll_up(engine)
     ran.faults += _wrong(engine, before, ran)
     return ran
@@ -135,21 +117,19 @@ def _delete(engine: Engine, target: Target, now: datetime, ran: Ran) -> Any:
 def _wrong(engine: Engine, before: datetime, ran: Ran) -> list[str]:
     t, c = schema.trajectories.c, schema.completions.c
     with engine.connect() as connection:
-        old = connection.scalar(select(func.count()).select_from(schema.trajectories).where(t.last_seen_at < before))
-        left = connection.scalar(select(func.count()).select_from(schema.completions).where(c.project == PROJECT))
+        old = connection.scalar(select(func.count()).where(t.last_seen_at < before))
+        left = connection.scalar(select(func.count()).where(c.project == PROJECT))
         counted = connection.scalar(_LEFT, {"project": PROJECT})
     faults = [f"{old} trajectories are still there"] if old else []
     if counted != left:
         faults.append(f"the roll-ups say {counted} completions, there are {left}")
     if not ran.deleted:
         faults.append("nothing was deleted")
-    for what, took_s, most_s in (
-        ("a transaction of the deletion", ran.transactions_s, MOST_TRANSACTION_S),
-        ("a write beside it", ran.beside_s, MOST_WAIT_S),
-    ):
-        if took_s and max(took_s) > most_s:
-            faults.append(f"{what} took {max(took_s):.2f} s")
-    return faults
+    longest = (
+        ("a transaction of the deletion", max(ran.transactions_s, default=0.0), MOST_TRANSACTION_S),
+        ("a write beside it", max(ran.beside_s, default=0.0), MOST_WAIT_S),
+    )
+    return faults + [f"{what} took {took_s:.2f} s" for what, took_s, most_s in longest if took_s > most_s]
 
 
 def show(ran: Ran, title: str, console: Console) -> None:
@@ -175,12 +155,11 @@ def main() -> int:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     args = parser.parse_args()
     console, blocks = Console(width=120), max(2, args.completions // BLOCK_ROWS)
-    with contextlib.ExitStack() as opened:
-        data = opened.enter_context(data_folder("retention", None))
-        url = None
-        if args.database == "postgresql":
-            url = opened.enter_context(contextlib.closing(Postgres())).url
-        engine = opened.enter_context(filled(url, data / "data", blocks, console))
+    with (
+        data_folder("retention", None) as data,
+        database_url(args.database) as url,
+        filled(url, data / "data", blocks, console) as engine,
+    ):
         now = datetime.now(UTC)
         ran = prove(engine, now - timedelta(hours=blocks / 2), now)
     show(ran, f"{args.database}, {blocks * BLOCK_ROWS:,} completions, the older half goes", console)

@@ -4,7 +4,7 @@ Nearly all were trained on; the last groups are unfinished. A copy is made by SQ
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any
@@ -24,11 +24,14 @@ TOKENS = 16
 """Tokens of each prompt's new part, and of each answer."""
 BLOCK = "b00000"
 """Prefix of the ids of the first block; each copy has another number."""
+TABLES = (schema.groups, schema.trajectories, schema.completions, schema.feedback)
 HOUR = timedelta(hours=1)
 
+Row = dict[str, Any]
 
-def _rows(now: datetime) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
-    """Yield the rows of the small database: groups, trajectories, completions, feedback."""
+
+def _rows(now: datetime) -> dict[Table, list[Row]]:
+    """Return the rows of the small database."""
     groups, trajectories, completions, feedback = [], [], [], []
     for number in range(GROUPS):
         began = now - timedelta(seconds=GROUPS - number)
@@ -41,13 +44,10 @@ def _rows(now: datetime) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
             trajectories.append(_trajectory(trajectory_id, group_id, state, member, began))
             completions += [_completion(trajectory_id, turn, began) for turn in range(TURNS)]
             feedback.append(_feedback(trajectory_id, state, member, began))
-    yield schema.groups, groups
-    yield schema.trajectories, trajectories
-    yield schema.completions, completions
-    yield schema.feedback, feedback
+    return dict(zip(TABLES, (groups, trajectories, completions, feedback), strict=True))
 
 
-def _group(group_id: str, state: str, began: datetime) -> dict[str, Any]:
+def _group(group_id: str, state: str, began: datetime) -> Row:
     over = state != "open"
     return {
         "project": PROJECT,
@@ -67,7 +67,7 @@ def _group(group_id: str, state: str, began: datetime) -> dict[str, Any]:
     }
 
 
-def _trajectory(trajectory_id: str, group_id: str, state: str, member: int, began: datetime) -> dict[str, Any]:
+def _trajectory(trajectory_id: str, group_id: str, state: str, member: int, began: datetime) -> Row:
     state = {"open": "open", "scored": "rewarded"}.get(state, state)
     over = state != "open"
     return {
@@ -95,7 +95,7 @@ def _trajectory(trajectory_id: str, group_id: str, state: str, member: int, bega
     }
 
 
-def _completion(trajectory_id: str, turn: int, began: datetime) -> dict[str, Any]:
+def _completion(trajectory_id: str, turn: int, began: datetime) -> Row:
     completion_id = f"{trajectory_id}-c{turn}"
     return {
         "project": PROJECT,
@@ -127,7 +127,7 @@ def _completion(trajectory_id: str, turn: int, began: datetime) -> dict[str, Any
     }
 
 
-def _feedback(trajectory_id: str, state: str, member: int, began: datetime) -> dict[str, Any]:
+def _feedback(trajectory_id: str, state: str, member: int, began: datetime) -> Row:
     return {
         "project": PROJECT,
         "id": f"{trajectory_id}-f",
@@ -144,6 +144,11 @@ def _feedback(trajectory_id: str, state: str, member: int, began: datetime) -> d
     }
 
 
+def block_name(number: int) -> str:
+    """Return the prefix of a block's ids."""
+    return f"b{number:0{len(BLOCK) - 1}}"
+
+
 def history_of(name: str) -> bytes:
     """Return a hash in place of that of the conversation after a completion."""
     return blake2b(name.encode(), digest_size=16).digest()
@@ -151,8 +156,13 @@ def history_of(name: str) -> bytes:
 
 def fill(connection: Connection, now: datetime) -> None:
     """Write the first block."""
-    for table, block in _rows(now):
-        connection.execute(table.insert(), [dict.fromkeys(table.c.keys()) | row for row in block])
+    for table, rows in _rows(now).items():
+        insert(connection, table, rows)
+
+
+def insert(connection: Connection, table: Table, rows: list[Row]) -> None:
+    """Write rows; columns that they leave out are NULL."""
+    connection.execute(table.insert(), [dict.fromkeys(table.c.keys()) | row for row in rows])
 
 
 def writing() -> Callable[[Connection], None]:
@@ -161,25 +171,22 @@ def writing() -> Callable[[Connection], None]:
 
     def write(connection: Connection) -> None:
         now, name = datetime.now(UTC), f"new-{next(numbers)}"
-        rows = (
-            (schema.trajectories, _trajectory(name, name, "open", 0, now) | {"group_id": None, "completions": 1}),
-            (schema.completions, _completion(name, 0, now)),
-        )
-        for table, row in rows:
-            connection.execute(table.insert(), dict.fromkeys(table.c.keys()) | row)
+        trajectory = _trajectory(name, name, "open", 0, now) | {"group_id": None, "completions": 1}
+        insert(connection, schema.trajectories, [trajectory])
+        insert(connection, schema.completions, [_completion(name, 0, now)])
 
     return write
 
 
 def copy(connection: Connection, number: int) -> None:
     """Write a copy of the first block as it was `number` hours before, with every group trained on."""
-    for table in (schema.groups, schema.trajectories, schema.completions, schema.feedback):
+    for table in TABLES:
         columns = [column for column in table.c if column.computed is None]
         values = ", ".join(_copied(connection.dialect.name, table, column) for column in columns)
         names = ", ".join(f'"{column.name}"' for column in columns)
         connection.execute(
             text(f"INSERT INTO {table.name} ({names}) SELECT {values} FROM {table.name} WHERE id LIKE :block"),
-            {"block": f"{BLOCK}-%", "number": f"b{number:05}", "hours": f"-{number} hours", "older": number},
+            {"block": f"{BLOCK}-%", "number": block_name(number), "hours": f"-{number} hours", "older": number},
         )
 
 

@@ -12,20 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench import (
-    host as bench_host,
-)
-from benchmarks.bench import (
-    instructions,
-    report,
-    start,
-)
-from benchmarks.bench import (
-    upstream as bench_upstream,
-)
+from benchmarks.bench import host as bench_host
+from benchmarks.bench import instructions, report, start
+from benchmarks.bench import upstream as bench_upstream
 from benchmarks.bench.client import Target, wrong_with
 from benchmarks.bench.figures import Bar, Figures, Measurement, bars, percentile, worse
-from benchmarks.bench.load import LoadResult, SilentStreams, Ticks, closed_loop, open_loop
+from benchmarks.bench.load import LoadResult, Ticks, closed_loop, open_loop, silent_streams
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = bench_upstream.whole("plain", captured=False)
@@ -270,7 +262,7 @@ async def serving() -> tuple[Target, bench_upstream.Upstream, asyncio.Server]:
     upstream = bench_upstream.Upstream()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: bench_upstream.Connection(upstream), "127.0.0.1", 0)
-    return Target("127.0.0.1", server.sockets[0].getsockname()[1], "bench"), upstream, server
+    return Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "bench"), upstream, server
 
 
 def test_every_way_of_asking_gets_its_answers() -> None:
@@ -283,10 +275,8 @@ def test_every_way_of_asking_gets_its_answers() -> None:
             assert upstream.accepted == 15
             took = await open_loop(target, "plain", rate=200, seconds=0.25)
             assert (took.faults, took.lost, took.sent, len(took.ms)) == ([], 0, 50, 50)
-            streams = SilentStreams(target, 20)
-            assert (await streams.open()).lost == 0
-            assert (streams.begun, upstream.open_streams) == (20, 20)
-            await streams.close()
+            async with silent_streams(target, 20) as took:
+                assert (took.lost, upstream.open_streams) == (0, 20)
             async with asyncio.timeout(5):
                 while upstream.open_streams:
                     await asyncio.sleep(0.01)
@@ -315,7 +305,7 @@ class Late(asyncio.Protocol):
 async def load_on(server: type[asyncio.Protocol], ask: Callable[[Target], Awaitable[LoadResult]]) -> LoadResult:
     """Return the result of load on a server of that kind."""
     async with await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0) as listening:
-        return await ask(Target("127.0.0.1", listening.sockets[0].getsockname()[1], "bench"))
+        return await ask(Target(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", "bench"))
 
 
 def test_a_connection_that_breaks_off_is_a_fault() -> None:
@@ -333,7 +323,6 @@ def test_an_answer_that_is_due_while_others_are_slow_takes_from_then_on() -> Non
 
 def test_ticks_are_due_one_interval_apart() -> None:
     ticks = Ticks(0.002)
-    ticks.start()
     assert ticks.due_s(3) - ticks.due_s(2) == pytest.approx(0.002)
     ticks.close()
 
@@ -342,4 +331,4 @@ def test_instructions_are_read_thread_by_thread(tmp_path: Path) -> None:
     (tmp_path / "callgrind.1-01").write_text("version: 1\nsummary: 0\n\nfn=(1) f\n1 5\n\ntotals: 500\n")
     (tmp_path / "callgrind.1-03").write_text("version: 1\nsummary: 0\n\ntotals: 700\n")
     (tmp_path / "callgrind").write_text("")
-    assert [(one.thread, one.instructions) for one in instructions.read(tmp_path)] == [("03", 700), ("01", 500)]
+    assert list(instructions.read(tmp_path).items()) == [("03", 700), ("01", 500)]
