@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -31,6 +32,11 @@ class Target:
     """More headers, each ended by CRLF."""
     base: str = "/v1"
     """The path before `/chat/completions`."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = urlsplit(self.url).netloc.partition(":")
+        return host, int(port)
 
     def request(self, kind: str) -> bytes:
         """Return a request with a prompt that was never sent before."""

@@ -5,7 +5,6 @@ counts too, so that few requests cost more each than many. Needs Debian's `valgr
 """
 
 import argparse
-import operator
 import os
 import re
 import shutil
@@ -41,7 +40,7 @@ def read(folder: Path) -> dict[str, int]:
     """
     matches = {path: _TOTALS.search(path.read_text(errors="replace")) for path in folder.glob("callgrind.*")}
     counts = {path.suffix.partition("-")[2]: int(match[1]) for path, match in matches.items() if match}
-    return dict(sorted(counts.items(), key=operator.itemgetter(1), reverse=True))
+    return dict(sorted(counts.items(), key=lambda count: count[1], reverse=True))
 
 
 async def _ask(side: Side, kind: str, seconds: float) -> int:

@@ -7,9 +7,8 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from benchmarks.bench.client import Client, Target, wrong_with
 
@@ -46,15 +45,6 @@ class _Asking:
         self.clients: list[Client] = []
         self.over = asyncio.Event()
 
-    async def connect(self, count: int, answered: Callable[[Client], None]) -> None:
-        loop, address = asyncio.get_running_loop(), urlsplit(self._target.url)
-        for start in range(0, count, OPENED_AT_ONCE):
-            made = (
-                loop.create_connection(lambda: Client(answered, self._lost), address.hostname, address.port)
-                for _ in range(min(OPENED_AT_ONCE, count - start))
-            )
-            self.clients += [client for _, client in await asyncio.gather(*made)]
-
     def ask(self, client: Client, due_s: float | None = None, on_first: Callable[[], None] | None = None) -> None:
         self.took.sent += 1
         client.ask(self._target.request(self._kind), due_s, on_first)
@@ -82,16 +72,36 @@ class _Asking:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.over.wait(), max(0.0, until_s - time.perf_counter()))
 
-    async def close(self) -> None:
-        """Close all connections, even with requests in flight."""
-        self.took.lost += sum(client.busy for client in self.clients)
-        for client in self.clients:
-            client.close()
-        await asyncio.sleep(0)
-
-    def _lost(self, client: Client) -> None:
+    def broke_off(self, client: Client) -> None:
         self.took.faults.append("a connection broke off" + (" within an answer" if client.busy else ""))
         self.over.set()
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    target: Target, kind: str, count: int, answered: Callable[[Client], None]
+) -> AsyncIterator[_Asking]:
+    """Open connections, and close them at the end, even with requests in flight.
+
+    Garbage collection is off meanwhile, so that our own pauses are not measured.
+    """
+    asking, loop = _Asking(target, kind), asyncio.get_running_loop()
+    for start in range(0, count, OPENED_AT_ONCE):
+        made = (
+            loop.create_connection(lambda: Client(answered, asking.broke_off), *target.address)
+            for _ in range(min(OPENED_AT_ONCE, count - start))
+        )
+        asking.clients += [client for _, client in await asyncio.gather(*made)]
+    gc.collect()
+    gc.disable()
+    try:
+        yield asking
+    finally:
+        gc.enable()
+    asking.took.lost += sum(client.busy for client in asking.clients)
+    for client in asking.clients:
+        client.close()
+    await asyncio.sleep(0)
 
 
 async def closed_loop(target: Target, kind: str, connections: int, seconds: float, spread_s: float = 0.0) -> LoadResult:
@@ -99,7 +109,6 @@ async def closed_loop(target: Target, kind: str, connections: int, seconds: floa
 
     Connections start within `spread_s`.
     """
-    asking, loop = _Asking(target, kind), asyncio.get_running_loop()
     left = connections
 
     def answered(client: Client) -> None:
@@ -111,21 +120,18 @@ async def closed_loop(target: Target, kind: str, connections: int, seconds: floa
             if not left:
                 asking.over.set()
 
-    await asking.connect(connections, answered)
-    with _collecting_nothing():
+    async with _connected(target, kind, connections, answered) as asking:
         began_s = time.perf_counter()
         until_s = began_s + spread_s + seconds
         for place, client in enumerate(asking.clients):
-            loop.call_later(spread_s * place / connections, asking.ask, client)
+            asyncio.get_running_loop().call_later(spread_s * place / connections, asking.ask, client)
         await asking.wait(until_s + PATIENCE_S)
         asking.took.seconds = time.perf_counter() - began_s
-    await asking.close()
     return asking.took
 
 
 async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> LoadResult:
     """Send requests at a fixed rate, even if earlier requests are unanswered. Times run from when each was due."""
-    asking = _Asking(target, kind)
     free: list[Client] = []
     waiting: deque[float] = deque()
     count, due = int(rate * seconds), 0
@@ -148,24 +154,23 @@ async def open_loop(target: Target, kind: str, rate: float, seconds: float) -> L
             waiting.append(timer.due_s(due))
         go_on()
 
-    await asking.connect(OPEN_CONNECTIONS, answered)
-    free += asking.clients
-    loop = asyncio.get_running_loop()
-    # epoll alone wakes a loop to the millisecond, which is more than what has to be measured.
-    with _collecting_nothing(), contextlib.closing(Ticks(1 / rate)) as timer:
-        loop.add_reader(timer.fd, ticked)
-        await asking.wait(timer.due_s(count) + PATIENCE_S)
-        loop.remove_reader(timer.fd)
-        asking.took.seconds = time.perf_counter() - timer.due_s(0)
-    asking.took.lost += len(waiting) + count - due
-    await asking.close()
+    async with _connected(target, kind, OPEN_CONNECTIONS, answered) as asking:
+        free += asking.clients
+        loop = asyncio.get_running_loop()
+        # epoll alone wakes a loop to the millisecond, which is more than what has to be measured.
+        with contextlib.closing(Ticks(1 / rate)) as timer:
+            loop.add_reader(timer.fd, ticked)
+            await asking.wait(timer.due_s(count) + PATIENCE_S)
+            loop.remove_reader(timer.fd)
+            asking.took.seconds = time.perf_counter() - timer.due_s(0)
+        asking.took.lost += len(waiting) + count - due
     return asking.took
 
 
 @contextlib.asynccontextmanager
 async def silent_streams(target: Target, count: int) -> AsyncIterator[LoadResult]:
     """Open streams that have one event and nothing more, until the end; yield once each has it, or is lost."""
-    asking, begun, began_s = _Asking(target, "silent"), 0, time.perf_counter()
+    begun, began_s = 0, time.perf_counter()
 
     def first() -> None:
         nonlocal begun
@@ -173,13 +178,12 @@ async def silent_streams(target: Target, count: int) -> AsyncIterator[LoadResult
         if begun == count:
             asking.over.set()
 
-    await asking.connect(count, lambda _client: asking.over.set())
-    for client in asking.clients:
-        asking.ask(client, on_first=first)
-    await asking.wait(time.perf_counter() + 3 * PATIENCE_S)
-    asking.took.seconds, asking.took.lost = time.perf_counter() - began_s, count - begun
-    yield asking.took
-    await asking.close()
+    async with _connected(target, "silent", count, lambda _client: asking.over.set()) as asking:
+        for client in asking.clients:
+            asking.ask(client, on_first=first)
+        await asking.wait(time.perf_counter() + 3 * PATIENCE_S)
+        asking.took.seconds, asking.took.lost = time.perf_counter() - began_s, count - begun
+        yield asking.took
 
 
 class Ticks:
@@ -208,17 +212,6 @@ class Ticks:
 
     def close(self) -> None:
         os.close(self.fd)
-
-
-@contextlib.contextmanager
-def _collecting_nothing() -> Iterator[None]:
-    """Switch garbage collection off, so that our own pauses are not measured."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def merged(parts: list[LoadResult]) -> LoadResult:

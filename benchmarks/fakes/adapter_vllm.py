@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fakes.json_server import Handler, Server
-from benchmarks.fakes.wire import CHAT, DONE, event
+from benchmarks.fakes.wire import CHAT, DONE, Answer, Call, Token, to_json
 from trainer.learner.learner import Learner
 from whetstone.config.settings import Settings, load
 
@@ -40,7 +40,8 @@ class AdapterVllm(Server):
         """Return status and JSON; bytes are the events of a stream."""
         learners = {self._settings.served_name: self._base, **self._adapters}
         if path == CHAT and body["model"] in learners:
-            return 200, self._chat(body)
+            answer = Answer(Call(path, "adapter", body), *self._dice.choice(self._chat_answers))
+            return 200, b"".join([*answer.events(), DONE]) if body.get("stream") else to_json(answer.fields())
         time.sleep(RESPONSE_TIME_S)
         if path == "/health":
             return 200, ""
@@ -60,27 +61,13 @@ class AdapterVllm(Server):
             return 200, {"choices": [choice]}
         return 404, {"error": {"message": f"no {path} for {body.get('model')}", "type": "NotFoundError", "code": 404}}
 
-    def _chat(self, body: dict[str, Any]) -> Any:
-        prompt_ids, choice = self._dice.choice(self._chat_answers)
-        top = {"id": "chatcmpl-adapter", "created": 1, "model": body["model"], "prompt_token_ids": prompt_ids}
-        if not body.get("stream"):
-            usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": ANSWER_TOKENS}
-            return top | {"object": "chat.completion", "choices": [choice], "usage": usage}
-        delta = {name: value for name, value in choice.items() if name != "message"} | {"delta": choice["message"]}
-        return event(top | {"object": "chat.completion.chunk", "choices": [delta]}) + DONE
-
-    def _chat_answer(self) -> tuple[list[int], dict[str, Any]]:
-        """Return prompt ids, and the choice."""
+    def _chat_answer(self) -> tuple[list[int], list[Token]]:
+        """Return prompt ids, and what is sampled."""
         prompt_ids, token_ids = (
             [self._dice.randrange(VOCABULARY) for _ in range(count)] for count in (PROMPT_TOKENS, ANSWER_TOKENS)
         )
-        logprobs = [
-            {"token": "x", "logprob": logprob, "bytes": [120], "top_logprobs": []}
-            for logprob in self._base.logprobs(prompt_ids, token_ids)
-        ]
-        message = {"role": "assistant", "content": "x" * ANSWER_TOKENS}
-        choice = {"index": 0, "message": message, "logprobs": {"content": logprobs}, "finish_reason": "stop"}
-        return prompt_ids, choice | {"token_ids": token_ids}
+        logprobs = self._base.logprobs(prompt_ids, token_ids)
+        return prompt_ids, [Token(token, "x", logprob) for token, logprob in zip(token_ids, logprobs, strict=True)]
 
 
 class _Handler(Handler):

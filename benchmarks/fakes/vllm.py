@@ -190,7 +190,7 @@ class Faulty(WireServer):
         answer, fate = Answer(call, plan.prompt_ids, plan.tokens), plan.fate
         events = answer.events()
         if fate is Fate.NO_CHOICES:
-            events.insert(1 + plan.cut, answer.event_without_choice({}))
+            events.insert(1 + plan.cut, answer.chunk([], {}))
         if fate not in HARMLESS:
             events = events[: plan.opened + plan.cut]
         chunks = [STREAM_HEAD, *map(chunk, events)]

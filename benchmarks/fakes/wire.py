@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-MAX_MODEL_LEN = 40_960
+MAX_MODEL_LEN, CREATED = 40_960, 1_795_278_185
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
@@ -73,13 +73,17 @@ class Answer:
     def __init__(self, call: Call, prompt_ids: list[int], tokens: Sequence[Token], choices: int = 1) -> None:
         self._prompt_ids, self._tokens, self._choices = prompt_ids, tokens, choices
         self._chat = call.path == CHAT
-        prefix, self._kind = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
-        self._top = {"id": f"{prefix}-{call.request_id}", "created": 1_795_278_185, "model": call.body["model"]}
+        answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{call.request_id}"
+        self._top = {
+            "id": answer_id,
+            "created": 1_795_278_185,
+            "model": call.body["model"],
+            "object": "text_completion",
+        }
         options = call.body.get("stream_options") or {}
         self._usage_at_end = options.get("include_usage") is True
         self._usage_in_each_event = options.get("continuous_usage_stats") is True
-        sampled = choices * len(tokens)
-        prompt = len(prompt_ids)
+        prompt, sampled = len(prompt_ids), choices * len(tokens)
         self._usage = {"prompt_tokens": prompt, "total_tokens": prompt + sampled, "completion_tokens": sampled}
 
     def fields(self) -> dict[str, Any]:
@@ -89,8 +93,9 @@ class Answer:
         if self._chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}}
         choices = [self._choice(content, index, self._tokens, "stop") for index in range(self._choices)]
-        fields = self._top | {"object": self._kind, "choices": choices, "usage": self._usage}
-        return fields | ({"prompt_token_ids": self._prompt_ids} if self._chat else {})
+        fields = self._top | {"choices": choices, "usage": self._usage}
+        chat = {"object": "chat.completion", "prompt_token_ids": self._prompt_ids}
+        return fields | (chat if self._chat else {})
 
     def events(self) -> list[bytes]:
         """Return all events but [DONE]: of each choice a chat's role, or an empty text, then one per token; usage last,
@@ -102,7 +107,7 @@ class Answer:
             events.append(self.event([], index, opening=True))
             for place, token in enumerate(self._tokens):
                 events.append(self.event([token], index, "stop" if place == last else None))
-        return [*events, self.event_without_choice({"usage": self._usage})] if self._usage_at_end else events
+        return [*events, self.chunk([], {"usage": self._usage})] if self._usage_at_end else events
 
     def event(
         self, tokens: Sequence[Token], index: int = 0, finish_reason: str | None = None, *, opening: bool = False
@@ -112,16 +117,14 @@ class Answer:
         content: dict[str, Any] = {"text": text, "prompt_token_ids": self._prompt_ids if opening else None}
         if self._chat:
             content = {"delta": {"role": "assistant", "content": ""} if opening else {"content": text} if text else {}}
-        fields = self._chunk_top() | {"choices": [self._choice(content, index, tokens, finish_reason)]}
-        if self._chat and opening:
-            fields["prompt_token_ids"] = self._prompt_ids
-        return event(fields | ({"usage": self._usage} if self._usage_in_each_event else {}))
+        fields = {"prompt_token_ids": self._prompt_ids} if self._chat and opening else {}
+        usage = {"usage": self._usage} if self._usage_in_each_event else {}
+        return self.chunk([self._choice(content, index, tokens, finish_reason)], fields | usage)
 
-    def event_without_choice(self, fields: dict[str, Any]) -> bytes:
-        return event(self._chunk_top() | {"choices": []} | fields)
-
-    def _chunk_top(self) -> dict[str, Any]:
-        return self._top | {"object": "chat.completion.chunk" if self._chat else self._kind}
+    def chunk(self, choices: list[dict[str, Any]], fields: dict[str, Any]) -> bytes:
+        """Return an event with these choices."""
+        kind = {"object": "chat.completion.chunk"} if self._chat else {}
+        return event(self._top | kind | {"choices": choices} | fields)
 
     def _choice(
         self, content: dict[str, Any], index: int, tokens: Sequence[Token], finish_reason: str | None

@@ -27,15 +27,13 @@ import httptools
 import hypothesis
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given
 from rich.console import Console
 from rich.table import Table
 from schemathesis import Case, GenerationMode
 
 from benchmarks.fakes.instant_vllm import Instant
+from benchmarks.fuzz import cases
 from benchmarks.fuzz.asks import Answer, ask, wrong_with
-from benchmarks.fuzz.cases import Request, streams
-from benchmarks.fuzz.cases import requests as odd_requests
 from benchmarks.fuzz.records import counts, wrong_with_records
 from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import database_url
@@ -124,7 +122,7 @@ class Run:
         console.print(table)
         return verdict(self._faults, console)
 
-    def _document(self, url: str, cases: int) -> None:
+    def _document(self, url: str, count: int) -> None:
         headers = self._authorization()
         document = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers)
         chosen = [
@@ -145,32 +143,32 @@ class Run:
                 self._note("document", answer, case.as_curl_command, case.path, head=case.method == "HEAD")
 
             for operation, mode in chosen:
-                self._each(operation.as_strategy(generation_mode=mode), 1 + cases // len(chosen), send)
+                self._each(operation.as_strategy(generation_mode=mode), 1 + count // len(chosen), send)
 
-    def _requests(self, url: str, cases: int) -> None:
+    def _requests(self, url: str, count: int) -> None:
         key = tuple((name.lower().encode(), value.encode()) for name, value in self._authorization().items())
 
-        def send(request: Request) -> None:
+        def send(request: cases.Request) -> None:
             if self._key is not None or not f"{request.method} {request.target.decode()}".startswith(MAKES_KEYS):
                 request = replace(request, headers=(*key, *request.headers))
                 self._send("requests", url, request.wire(), request)
 
-        self._each(odd_requests(), cases, send)
+        self._each(cases.requests(), count, send)
 
-    def _bytes(self, url: str, cases: int) -> None:
-        self._each(streams, cases, lambda data: self._send("bytes", url, data, None))
+    def _bytes(self, url: str, count: int) -> None:
+        self._each(cases.streams, count, lambda data: self._send("bytes", url, data, None))
 
-    def _each(self, strategy: Any, cases: int, send: Callable[[Any], None]) -> None:
+    def _each(self, strategy: Any, count: int, send: Callable[[Any], None]) -> None:
         """Send this many examples, the same with the same seed."""
 
         @hypothesis.seed(self._seed)
-        @given(strategy)
+        @hypothesis.given(strategy)
         @hypothesis.settings(
-            max_examples=cases,
+            max_examples=count,
             database=None,
             deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
         )
         def every(example: Any) -> None:
             if len(self._faults) < MOST_FAULTS:
@@ -178,7 +176,7 @@ class Run:
 
         every()
 
-    def _send(self, kind: str, url: str, data: bytes, request: Request | None) -> None:
+    def _send(self, kind: str, url: str, data: bytes, request: cases.Request | None) -> None:
         try:
             answers = ask(url, data, patient=request is not None and _may_be_answered(request))
         except (OSError, httptools.HttpParserError) as error:
@@ -207,7 +205,7 @@ class Run:
         return {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
 
 
-def _may_be_answered(request: Request) -> bool:
+def _may_be_answered(request: cases.Request) -> bool:
     """Return whether an answer is certain: headers may announce more data than there is, or split one request."""
     framing = (b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
     return not any(name.lower() in framing for name, _ in request.headers)

@@ -53,9 +53,10 @@ class Request:
 
 texts = st.sampled_from(ODD_TEXTS) | st.text(max_size=8)
 numbers = st.sampled_from(ODD_NUMBERS) | st.integers() | st.floats()
-leaves = st.none() | st.booleans() | numbers | texts
 values: SearchStrategy[Any] = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
 )
 ids = st.sampled_from(IDS) | texts
 
@@ -105,10 +106,9 @@ def _with_an_odd_value(draw: st.DrawFn, body: Any) -> Any:
     names = st.sampled_from(sorted(body)) if body else texts
     name = draw(names | st.sampled_from(sorted(REFUSED)) | st.sampled_from(("metadata", "user", "n", "stop", "tools")))
     if isinstance(body.get(name), list) and body[name] and draw(st.booleans()):
-        items = list(body[name])
-        place = draw(st.integers(0, len(items) - 1))
-        items[place] = draw(_with_an_odd_value(items[place]))
-        return body | {name: items}
+        place = draw(st.integers(0, len(body[name]) - 1))
+        odd = draw(_with_an_odd_value(body[name][place]))
+        return body | {name: [*body[name][:place], odd, *body[name][place + 1 :]]}
     return body | {name: draw(values | values.map(lambda value: [value]))}
 
 
@@ -149,12 +149,9 @@ _values_of_headers = (
 def _headers(draw: st.DrawFn) -> tuple[tuple[bytes, bytes], ...]:
     odd = draw(st.just([]) | st.lists(st.tuples(st.sampled_from(HEADERS), _values_of_headers), max_size=3))
     usual = [("Host", "localhost"), ("Content-Type", "application/json")]
-    sent = [one for one in usual if draw(st.integers(0, 20))]
-    return tuple((name.encode(), _one_line(value)) for name, value in (*sent, *odd))
-
-
-def _one_line(value: str) -> bytes:
-    return value.replace("\r", "").replace("\n", "").encode("latin-1", "replace")
+    sent = [one for one in usual if draw(st.integers(0, 20))] + odd
+    one_line = str.maketrans("", "", "\r\n")
+    return tuple((name.encode(), value.translate(one_line).encode("latin-1", "replace")) for name, value in sent)
 
 
 _BODIES = {
@@ -169,9 +166,8 @@ def requests(draw: st.DrawFn) -> Request:
     if draw(st.integers(0, 3)):
         path = draw(st.sampled_from(sorted(_BODIES)))
         return Request("POST", path.encode(), draw(_headers()), draw(mutated(_BODIES[path])))
-    target = draw(_targets())
     body = draw(st.just(b"") | mutated(_passed | _admin | _feedback | values))
-    return Request(draw(st.sampled_from(METHODS)), target, draw(_headers()), body)
+    return Request(draw(st.sampled_from(METHODS)), draw(_targets()), draw(_headers()), body)
 
 
 _RIGHT = Request(

@@ -36,15 +36,11 @@ NONE_OF = {
 
 def wrong_with_records(engine: Engine, calls: Collection[str], feedback: Collection[str]) -> Iterator[str]:
     """Return what does not hold. `calls`: those that the model server answered; `feedback`: accepted feedback."""
+    sqlite = {"rows whose parents are not there": "PRAGMA foreign_key_check"}
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        for what, query in NONE_OF.items():
-            ids = list(connection.scalars(text(query)))
-            if ids:
-                yield f"{len(ids)} {what}, first {ids[:3]}"
-        if engine.dialect.name == "sqlite":
-            orphans = list(connection.execute(text("PRAGMA foreign_key_check")))
-            if orphans:
-                yield f"{len(orphans)} rows whose parents are not there, first {orphans[:3]}"
+        for what, query in (NONE_OF | (sqlite if engine.dialect.name == "sqlite" else {})).items():
+            if rows := connection.execute(text(query)).all():
+                yield f"{len(rows)} {what}, first {rows[:3]}"
         recorded = set(connection.scalars(text("SELECT call_id FROM completions")))
         taken = set(connection.scalars(text("SELECT id FROM feedback")))
     for name, missing in (("calls", set(calls) - recorded), ("feedbacks", set(feedback) - taken)):
@@ -54,6 +50,6 @@ def wrong_with_records(engine: Engine, calls: Collection[str], feedback: Collect
 
 def counts(engine: Engine) -> dict[str, int]:
     """Return the number of rows of each table."""
+    tables = ("trajectories", "completions", "groups", "feedback")
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        tables = ("trajectories", "completions", "groups", "feedback")
         return {table: int(connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0) for table in tables}

@@ -78,13 +78,11 @@ def running_proxy(
     command = [*under, sys.executable, "-m", "proxy"]
     ours = as_environment(settings, config=Path(os.devnull)) | {"WHETSTONE_PROXY__PORT": str(port)}
     environment = {**os.environ, **ours, "PYTHONASYNCIODEBUG": "", **environment}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
-    try:
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.kill()
-        process.wait()
+    with log.open("wb") as out, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out) as process:
+        try:
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            process.kill()
 
 
 @contextmanager

@@ -60,71 +60,60 @@ _LAST = text("SELECT * FROM admin_completions WHERE project = :project ORDER BY 
 _ROLL_UP = text("SELECT * FROM admin_steps WHERE project = :project ORDER BY step DESC LIMIT 50")
 
 
-class Queries:
-    """The queries, on a database with this many blocks."""
+def queries_of(engine: Engine, blocks: int, seed: int, loop: asyncio.Runner) -> dict[str, Callable[[], object]]:
+    """Return the queries by name, on a database with this many blocks."""
+    reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+    dice, run = random.Random(seed), loop.run
+    store, threads = Store(engine), ThreadTables(engine, PROJECT)
+    since_s = (datetime.now(UTC) - 24 * HOUR).timestamp()
 
-    def __init__(self, engine: Engine, blocks: int, seed: int, loop: asyncio.Runner) -> None:
-        self._engine, self._blocks, self._loop = engine, blocks, loop
-        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._dice = random.Random(seed)
-        self._store = Store(engine)
-        self._threads = ThreadTables(engine, PROJECT)
-        self._since_s = (datetime.now(UTC) - 24 * HOUR).timestamp()
-
-    def all(self) -> dict[str, Callable[[], object]]:
-        """Return the queries by name."""
-        run = self._loop.run
-        return {
-            "claim of a step": self._claim,
-            "thread, by conversation": lambda: run(self._threads.heads([self._history()], None, self._since_s)),
-            "thread, by name": lambda: run(self._threads.trail(self._trajectory(), self._since_s)),
-            "thread, by unknown name": lambda: run(self._threads.trail("nobody", self._since_s)),
-            "retry of a call": lambda: run(self._threads.unanswered("nothing", None, self._since_s)),
-            "trajectory, by id": lambda: require(self._store.trajectory(PROJECT, self._trajectory())),
-            "completion, by the app's id": lambda: require(self._ask(_BY_APPS_ID, id=self._apps_id())),
-            "group, by id": lambda: require(self._store.group(PROJECT, self._group())),
-            "members of a group": lambda: require(self._store.group_members(PROJECT, self._group())),
-            "feedback, by id": lambda: require(self._store.feedback(PROJECT, f"{self._trajectory()}-f")),
-            "last 50 completions": lambda: self._ask(_LAST),
-            "last 50 steps": lambda: self._ask(_ROLL_UP),
-            "whether the judge has work": lambda: judge_store.look(self._engine, datetime.now(UTC), self._idle()),
-            "idle trajectories": self._idle_trajectories,
-        }
-
-    def _claim(self) -> None:
+    def claim() -> None:
         """Claim a step, and roll back."""
-        with self._engine.connect() as connection:
-            settings = TrainerSettings(groups_per_step=8, max_groups_per_step=16, max_staleness=1000)
-            claim = Claims(connection, PROJECT, settings, datetime.now(UTC)).next(POLICY)
+        settings = TrainerSettings(groups_per_step=8, max_groups_per_step=16, max_staleness=1000)
+        with engine.connect() as connection:
+            require(Claims(connection, PROJECT, settings, datetime.now(UTC)).next(POLICY))
             connection.rollback()
-        require(claim)
 
-    def _idle_trajectories(self) -> None:
-        with self._reader.connect() as connection:
-            judge_store.idle(connection, self._idle(), 500)
+    def idle_trajectories() -> None:
+        with reader.connect() as connection:
+            judge_store.idle(connection, idle_since(), 500)
 
-    def _idle(self) -> datetime:
+    def idle_since() -> datetime:
         return datetime.now(UTC) - 48 * HOUR
 
-    def _ask(self, query: TextClause, **values: str) -> object:
-        with self._reader.connect() as connection:
+    def ask(query: TextClause, **values: str) -> object:
+        with reader.connect() as connection:
             return connection.execute(query, {"project": PROJECT, **values}).all()
 
-    def _block(self) -> str:
-        return block_name(self._dice.randrange(self._blocks))
+    def group() -> str:
+        return f"{block_name(dice.randrange(blocks))}-g{dice.randrange(GROUPS)}"
 
-    def _group(self) -> str:
-        return f"{self._block()}-g{self._dice.randrange(GROUPS)}"
+    def trajectory() -> str:
+        return f"{block_name(dice.randrange(blocks))}-t{dice.randrange(GROUPS)}-{dice.randrange(MEMBERS)}"
 
-    def _trajectory(self) -> str:
-        return f"{self._block()}-t{self._dice.randrange(GROUPS)}-{self._dice.randrange(MEMBERS)}"
+    def apps_id() -> str:
+        name = trajectory()
+        return f"{name[: len(BLOCK)]}-chatcmpl-{BLOCK}{name[len(BLOCK) :]}-c0"
 
-    def _apps_id(self) -> str:
-        trajectory_id = self._trajectory()
-        return f"{trajectory_id[: len(BLOCK)]}-chatcmpl-{BLOCK}{trajectory_id[len(BLOCK) :]}-c0"
+    def history() -> bytes:
+        return history_of(f"{BLOCK}{trajectory()[len(BLOCK) :]}-c{dice.randrange(TURNS)}")
 
-    def _history(self) -> bytes:
-        return history_of(f"{BLOCK}{self._trajectory()[len(BLOCK) :]}-c{self._dice.randrange(TURNS)}")
+    return {
+        "claim of a step": claim,
+        "thread, by conversation": lambda: run(threads.heads([history()], None, since_s)),
+        "thread, by name": lambda: run(threads.trail(trajectory(), since_s)),
+        "thread, by unknown name": lambda: run(threads.trail("nobody", since_s)),
+        "retry of a call": lambda: run(threads.unanswered("nothing", None, since_s)),
+        "trajectory, by id": lambda: require(store.trajectory(PROJECT, trajectory())),
+        "completion, by the app's id": lambda: require(ask(_BY_APPS_ID, id=apps_id())),
+        "group, by id": lambda: require(store.group(PROJECT, group())),
+        "members of a group": lambda: require(store.group_members(PROJECT, group())),
+        "feedback, by id": lambda: require(store.feedback(PROJECT, f"{trajectory()}-f")),
+        "last 50 completions": lambda: ask(_LAST),
+        "last 50 steps": lambda: ask(_ROLL_UP),
+        "whether the judge has work": lambda: judge_store.look(engine, datetime.now(UTC), idle_since()),
+        "idle trajectories": idle_trajectories,
+    }
 
 
 def require(row: object) -> None:
@@ -191,7 +180,7 @@ def main() -> int:
         for side, count in blocks.items():
             url = opened.enter_context(database_url(args.database))
             engine = opened.enter_context(filled(url, data / side, count, console))
-            sides[side] = Queries(engine, count, args.seed, loop).all()
+            sides[side] = queries_of(engine, count, args.seed, loop)
         small, large = timed(sides).values()
     title = f"median ms on {args.database}: {BLOCK_ROWS:,} and {blocks['large'] * BLOCK_ROWS:,} completions"
     table = Table("query", "small", "large", "times", title=title)

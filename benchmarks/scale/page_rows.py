@@ -73,6 +73,8 @@ def ids(connection: Connection, count: int, dice: random.Random, blocks: int) ->
 
 
 def _rows(blocks: int, now: datetime, dice: random.Random) -> dict[Table, list[Row]]:
+    day = {"policy": POLICY, "judge": "strong", "calls": 2400, "refused": 3, "failed": 1, "tokens": 2_400_000}
+    key = {"scopes": ["inference"], "created_at": now, "revoked_at": now}
     numbers = {number: now - timedelta(hours=blocks - 1 - number) for number in range(1, blocks)}
     days = {(now - timedelta(hours=block)).strftime("%Y-%m-%d") for block in range(blocks)}
     return {
@@ -84,8 +86,11 @@ def _rows(blocks: int, now: datetime, dice: random.Random) -> dict[Table, list[R
             for block in range(blocks)
             for group in range(JUDGED)
         ],
-        schema.judge_days: [_day(day) for day in sorted(days)],
-        schema.api_keys: [_key(key, number, now) for number, key in enumerate(KEYS)],
+        schema.judge_days: [day | {"project": PROJECT, "day": one, "cost_usd": 4.8} for one in sorted(days)],
+        schema.api_keys: [
+            key | {"project": PROJECT, "id": name, "name": f"app {number}", "secret_sha256": f"{number:064}"}
+            for number, name in enumerate(KEYS)
+        ],
     }
 
 
@@ -163,13 +168,3 @@ def _judgement(block: int, group: int, at: datetime, dice: random.Random) -> Row
         "created_at": at,
         "accepted_at": at,
     }
-
-
-def _day(day: str) -> Row:
-    counts = {"calls": 2400, "refused": 3, "failed": 1, "tokens": 2_400_000, "cost_usd": 4.8}
-    return {"project": PROJECT, "policy": POLICY, "day": day, "judge": "strong"} | counts
-
-
-def _key(key: str, number: int, now: datetime) -> Row:
-    fields = {"name": f"app {number}", "secret_sha256": f"{number:064}", "scopes": ["inference"], "created_at": now}
-    return {"project": PROJECT, "id": key, "revoked_at": now} | fields

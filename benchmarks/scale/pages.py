@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from html import unescape
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -239,7 +238,7 @@ async def prove(
 ) -> tuple[PageTimes, PageTimes, float, list[str]]:
     """Fill, start, measure; return the results alone and under load, the load, and what does not hold."""
     began, log = time.monotonic(), data / "proxy.log"
-    with filled(database, data / "data", blocks, console, partial(dress, blocks=blocks)) as engine:
+    with filled(database, data / "data", blocks, console, lambda connection: dress(connection, blocks)) as engine:
         with engine.begin() as connection:
             add_history(connection, blocks, datetime.now(UTC), random.Random(seed))
         console.print(f"{blocks * BLOCK_ROWS:,} completions in {time.monotonic() - began:.0f} s", highlight=False)

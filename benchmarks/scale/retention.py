@@ -75,7 +75,7 @@ def write_until(over: threading.Event, engine: Engine, took_s: list[float]) -> N
     """Write as a proxy's writer does, a call now and then, each in a transaction; record how long each took."""
     write = writing()
     while not over.wait(EVERY_S):
-        timed(took_s, partial(transaction, engine, write))
+        timed(took_s, lambda: transaction(engine, write))
 
 
 def prove(engine: Engine, before: datetime, now: datetime) -> Ran:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import func, select, text
 
-from benchmarks.scale.__main__ import Queries, filled, slower, timed
+from benchmarks.scale.__main__ import filled, queries_of, slower, timed
 from benchmarks.scale.rows import GROUPS, MEMBERS, PROJECT, TURNS
 from migrations import schema
 
@@ -35,7 +35,7 @@ def test_copies_are_whole_and_every_query_is_answered(tmp_path: Path) -> None:
             assert connection.scalar(lost) == 0
             newest = select(schema.completions.c.id).order_by(schema.completions.c.created_at.desc()).limit(1)
             assert str(connection.scalar(newest)).startswith("b00000-")
-        for ask in Queries(engine, BLOCKS, 0, loop).all().values():
+        for ask in queries_of(engine, BLOCKS, 0, loop).values():
             ask()
         with engine.connect() as connection:
             open_groups = select(func.count()).where(
