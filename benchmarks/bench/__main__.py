@@ -25,11 +25,10 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from benchmarks.bench import report, start
-from benchmarks.bench.figures import Figures, Measurement, as_json, bars, worse
+from benchmarks.bench.figures import PACED_S, Figures, Measurement, as_json, bars, worse
 from benchmarks.bench.host import Host
 from benchmarks.bench.load import OPEN_CONNECTIONS, LoadResult, closed_loop, merged, open_loop, silent_streams
 from benchmarks.bench.sides import DIRECT, SQL_OFF, Side, on_cores
-from benchmarks.bench.upstream import EVENTS, EVERY_S
 from benchmarks.kit.process import ROOT, until
 
 BASELINE = ROOT / "benchmarks" / "bench_baseline.json"
@@ -55,7 +54,6 @@ class Measure:
     """Measure every form of the proxy, not only the one with everything on."""
 
 
-PACED_S = EVENTS * EVERY_S
 MEASURES = {
     "plain 1": Measure("plain", 1),
     "plain 16": Measure("plain", 16, of_all=True),

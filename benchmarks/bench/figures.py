@@ -18,7 +18,7 @@ SATURATED = 0.9
 """Share of its core: a side that uses less is limited by the load generator, which shares the other core with the
 upstream.
 """
-PACED_MS = EVENTS * EVERY_S * 1000
+PACED_S = EVENTS * EVERY_S
 """Duration of a paced stream by the upstream's own schedule."""
 RATES = ("plain", "large", "stream")
 """Measurements that send as many requests as possible."""
@@ -109,7 +109,7 @@ class Figures:
     def longer(self, what: str, side: str) -> float | None:
         """Return how much longer a paced stream takes than the upstream's schedule, at the median; 0.05 is 5 %."""
         took = self.percentile(what, side, 0.5)
-        return None if took is None else took / PACED_MS - 1
+        return None if took is None else took / 1000 / PACED_S - 1
 
     def longer_than_alone(self, what: str, side: str) -> float | None:
         """Return how much longer it takes than from the upstream alone in the same round.
@@ -131,19 +131,17 @@ class Figures:
 
         Rates assume a fully used core: when other processes took the core, the proxy must not look slow.
         """
-        ratios = {}
-        for what, sides in self.by.items():
-            for side in sides:
-                if not side.startswith("whetstone"):
-                    continue
-                for other in sides:
-                    ratio = self.ratio(what, side, other, "capacity")
-                    if what.startswith(RATES) and not other.startswith("whetstone") and ratio is not None:
-                        ratios[f"{what}: {side} / {other}"] = round(ratio, 4)
-                longer = self.longer_than_alone(what, side) if what.startswith("paced") else None
-                if longer is not None and math.isfinite(longer):
-                    ratios[f"{what}, time: {side} / {DIRECT}"] = round(1 + longer, 4)
-        return ratios
+        ours = [(what, side) for what, sides in self.by.items() for side in sides if side.startswith("whetstone")]
+        ratios = {
+            f"{what}: {side} / {other}": self.ratio(what, side, other, "capacity")
+            for what, side in ours
+            for other in self.by[what]
+            if what.startswith(RATES) and not other.startswith("whetstone")
+        }
+        for what, side in ours:
+            if what.startswith("paced") and (longer := self.longer_than_alone(what, side)) is not None:
+                ratios[f"{what}, time: {side} / {DIRECT}"] = 1 + longer
+        return {name: round(ratio, 4) for name, ratio in ratios.items() if ratio is not None and math.isfinite(ratio)}
 
 
 def _median(values: list[float]) -> float | None:
@@ -161,14 +159,18 @@ def worse(now: Mapping[str, float], baseline: Mapping[str, float], tolerance: fl
 
     Ratios that only one of both has are not compared; if there is nothing to compare, that is a fault too.
     """
-    faults = []
-    shared = [name for name in baseline if name in now]
-    for name in shared:
-        timed = ", time:" in name
-        by = (now[name] / baseline[name] if timed else baseline[name] / max(now[name], 1e-9)) - 1
-        if by > tolerance:
-            faults.append(f"{name}: {now[name]:.3g}, was {baseline[name]:.3g}: {by:.0%} worse, {tolerance:.0%} may be")
-    return faults if shared else ["nothing of the baseline was measured"]
+    worse_by = {
+        name: (now[name] / was if ", time:" in name else was / max(now[name], 1e-9)) - 1
+        for name, was in baseline.items()
+        if name in now
+    }
+    if not worse_by:
+        return ["nothing of the baseline was measured"]
+    return [
+        f"{name}: {now[name]:.3g}, was {baseline[name]:.3g}: {by:.0%} worse, {tolerance:.0%} may be"
+        for name, by in worse_by.items()
+        if by > tolerance
+    ]
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,10 @@ class Host:
 
     def notes(self) -> list[str]:
         """Return notes for readers of the figures; none if the machine had its cores to itself."""
-        notes = []
-        if self._again:
-            notes.append(f"{self._again} times the machine's host took a share of the cores, and it was measured again")
-        by_what = [f"{what} {share:.0%}" for what, share in self.shares().items() if share >= NOTEWORTHY]
-        if by_what:
-            taken = "the machine's host took of the cores' time"
-            notes.append(f"{taken}: {', '.join(by_what)}; delays, and ratios in part, are its doing too")
-        return notes
+        again = f"{self._again} times the machine's host took a share of the cores, and it was measured again"
+        by_what = ", ".join(f"{what} {share:.0%}" for what, share in self.shares().items() if share >= NOTEWORTHY)
+        taken = f"the machine's host took of the cores' time: {by_what}; delays, and ratios in part, are its doing too"
+        return [note for note, holds in ((again, self._again), (taken, by_what)) if holds]
 
 
 def ticks() -> tuple[int, int]:

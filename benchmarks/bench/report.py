@@ -13,11 +13,10 @@ from benchmarks.kit.process import mib
 
 def where(own: list[set[int]], load: set[int]) -> str:
     """Return a line on which cores do what."""
-    shared = any(cores & load for cores in own)
     text = f"each side on core {_list(own[0])}, the load generator and the upstream on {_list(load)}"
     if len(own) > 1:
         return f"{text}; two workers on {_list(own[0] | own[1])}"
-    return f"{text}{', which is the same one' if shared else ''}; two workers are measured from four cores on"
+    return f"{text}{', which is the same one' if own[0] & load else ''}; two workers are measured from four cores on"
 
 
 def show(console: Console, figures: Figures, bars: Sequence[Bar], notes: list[str]) -> None:

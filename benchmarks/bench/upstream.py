@@ -55,8 +55,8 @@ def whole(kind: str, captured: bool) -> bytes:
         "token_ids": list(range(1000, 1000 + tokens)) if captured else None,
     }
     usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens, "total_tokens": PROMPT_TOKENS + tokens}
-    fields = {"choices": [choice], "usage": usage, "prompt_token_ids": _PROMPT_IDS if captured else None}
-    return wire.to_json({**_TOP, "object": "chat.completion", **fields})
+    answer = {"object": "chat.completion", "choices": [choice], "usage": usage}
+    return wire.to_json(_TOP | answer | {"prompt_token_ids": _PROMPT_IDS if captured else None})
 
 
 def events(captured: bool) -> list[bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fakes.json_server import Handler, Server
-from benchmarks.fakes.wire import CHAT, DONE, Answer, Call, Token, to_json
+from benchmarks.fakes.wire import CHAT, DONE, Answer, Call, Token
 from trainer.learner.learner import Learner
 from whetstone.config.settings import Settings, load
 
@@ -40,25 +40,26 @@ class AdapterVllm(Server):
         """Return status and JSON; bytes are the events of a stream."""
         learners = {self._settings.served_name: self._base, **self._adapters}
         if path == CHAT and body["model"] in learners:
-            answer = Answer(Call(path, "adapter", body), *self._dice.choice(self._chat_answers))
-            return 200, b"".join([*answer.events(), DONE]) if body.get("stream") else to_json(answer.fields())
+            call = Call(path, "adapter", body, streamed=body.get("stream") is True)
+            answer = Answer(call, *self._dice.choice(self._chat_answers))
+            return 200, b"".join([*answer.events(), DONE]) if call.streamed else answer.fields()
         time.sleep(RESPONSE_TIME_S)
-        if path == "/health":
-            return 200, ""
-        if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": name} for name in learners]}
-        if path == "/v1/load_lora_adapter":
-            folder = Path(body["lora_path"])
-            with self._loading:
-                learner = Learner.resume(self._settings.model, folder, self._settings.trainer)
-                self._adapters[body["lora_name"]] = learner
-            return 200, "loaded"
-        if path == "/v1/unload_lora_adapter":
-            return (200, "unloaded") if self._adapters.pop(body["lora_name"], None) else (404, "no such adapter")
-        if path == "/v1/completions" and (learner := learners.get(body["model"])):
-            logprobs = learner.logprobs(body["prompt"], COMPLETION_IDS)
-            choice = {"index": 0, "token_ids": COMPLETION_IDS, "logprobs": {"token_logprobs": logprobs}}
-            return 200, {"choices": [choice]}
+        match path:
+            case "/health":
+                return 200, ""
+            case "/v1/models":
+                return 200, {"object": "list", "data": [{"id": name} for name in learners]}
+            case "/v1/load_lora_adapter":
+                folder, settings = Path(body["lora_path"]), self._settings
+                with self._loading:
+                    self._adapters[body["lora_name"]] = Learner.resume(settings.model, folder, settings.trainer)
+                return 200, "loaded"
+            case "/v1/unload_lora_adapter":
+                return (200, "unloaded") if self._adapters.pop(body["lora_name"], None) else (404, "no such adapter")
+            case "/v1/completions" if learner := learners.get(body["model"]):
+                logprobs = learner.logprobs(body["prompt"], COMPLETION_IDS)
+                choice = {"index": 0, "token_ids": COMPLETION_IDS, "logprobs": {"token_logprobs": logprobs}}
+                return 200, {"choices": [choice]}
         return 404, {"error": {"message": f"no {path} for {body.get('model')}", "type": "NotFoundError", "code": 404}}
 
     def _chat_answer(self) -> tuple[list[int], list[Token]]:

@@ -114,7 +114,6 @@ class Arrival:
     """A request as it came, and whether its whole answer was sent."""
 
     request_id: str
-    path: str
     plan: Plan
     answered: bool = False
 
@@ -157,7 +156,7 @@ class Faulty(WireServer):
             return True
         last_words = call.body["messages"][-1]["content"] if call.path == CHAT else call.body["prompt"]
         plan = plan_of(self._seed, int(last_words.rpartition("#")[2]), call.streamed)
-        arrival = Arrival(call.request_id, call.path, plan)
+        arrival = Arrival(call.request_id, plan)
         self.arrivals.append(arrival)
         if plan.fate is Fate.NO_ANSWER:
             return False

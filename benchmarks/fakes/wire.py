@@ -61,10 +61,7 @@ class Call:
     path: str
     request_id: str
     body: dict[str, Any]
-
-    @property
-    def streamed(self) -> bool:
-        return self.body.get("stream") is True
+    streamed: bool
 
 
 class Answer:
@@ -187,7 +184,8 @@ class WireServer:
             return True
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         body = _read(await reader.readexactly(int(headers["content-length"])))
-        return await self.answer(Call(path, headers.get("x-request-id", ""), body), reader, writer)
+        call = Call(path, headers.get("x-request-id", ""), body, streamed=body.get("stream") is True)
+        return await self.answer(call, reader, writer)
 
 
 async def write(writer: asyncio.StreamWriter, data: bytes) -> None:

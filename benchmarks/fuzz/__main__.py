@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import httptools
@@ -52,7 +52,6 @@ MAKES_KEYS = "POST /admin/keys"
 RUNS = (("sqlite", False), ("postgresql", True))
 """Database, and whether the proxy requires keys."""
 WRITTEN = ("/v1/feedback", "/end", "/close")
-_Result = TypeVar("_Result")
 
 
 class Run:
@@ -61,6 +60,7 @@ class Run:
     def __init__(self, cases: int, seed: int, data: Path, database: str | None, *, keys: bool) -> None:
         self._cases, self._seed, self._log = cases, seed, data / "proxy.log"
         self._key = f"fuzz-{secrets.token_hex(32)}" if keys else None
+        self._headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         self._calls: set[str] = set()
         self._feedback: set[str] = set()
         self._statuses: dict[str, Counter[str]] = {kind: Counter() for kind in SHARES}
@@ -101,7 +101,7 @@ class Run:
             if process.returncode != 0:
                 self._faults.append(f"the proxy stopped with {process.returncode}")
 
-    def _await(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def report(self, console: Console) -> int:
@@ -123,8 +123,7 @@ class Run:
         return verdict(self._faults, console)
 
     def _document(self, url: str, count: int) -> None:
-        headers = self._authorization()
-        document = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers)
+        document = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=self._headers)
         chosen = [
             (operation, mode)
             for operation in (result.ok() for result in document.get_all_operations())
@@ -138,7 +137,7 @@ class Run:
             def send(case: Case) -> None:
                 if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
                     case.body["model"] = "starter"  # any other name ends at once with 404
-                response = case.call(session=session, headers=headers, timeout=60)
+                response = case.call(session=session, headers=self._headers, timeout=60)
                 answer = Answer(response.status_code, {k: v[0] for k, v in response.headers.items()}, response.content)
                 self._note("document", answer, case.as_curl_command, case.path, head=case.method == "HEAD")
 
@@ -146,7 +145,7 @@ class Run:
                 self._each(operation.as_strategy(generation_mode=mode), 1 + count // len(chosen), send)
 
     def _requests(self, url: str, count: int) -> None:
-        key = tuple((name.lower().encode(), value.encode()) for name, value in self._authorization().items())
+        key = tuple((name.lower().encode(), value.encode()) for name, value in self._headers.items())
 
         def send(request: cases.Request) -> None:
             if self._key is not None or not f"{request.method} {request.target.decode()}".startswith(MAKES_KEYS):
@@ -200,9 +199,6 @@ class Run:
 
     def _fault(self, what: str, case: Callable[[], str]) -> None:
         self._faults.append(f"{what}\n  {case()[:2000]}")
-
-    def _authorization(self) -> dict[str, str]:
-        return {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
 
 
 def _may_be_answered(request: cases.Request) -> bool:

@@ -216,8 +216,11 @@ def open_files(pid: int, url: str, model_servers: Collection[str]) -> Counter[st
 
 def too_many(counts: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
     """Return the kinds with more open descriptors than allowed."""
-    over = {kind: count for kind, count in counts.items() if count > most.get(kind, 0)}
-    return [f"open files, {kind}: {count}, {most.get(kind, 0)} may be" for kind, count in over.items()]
+    return [
+        f"open files, {kind}: {count}, {most.get(kind, 0)} may be"
+        for kind, count in counts.items()
+        if count > most.get(kind, 0)
+    ]
 
 
 async def left_open(

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, TextClause, text
 
 from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import database_url
+from benchmarks.kit.process import prepare
 from benchmarks.scale.rows import (
     BLOCK,
     GROUPS,
@@ -38,7 +39,6 @@ from benchmarks.scale.rows import (
 )
 from judge.maintenance.rollups import roll_up
 from judge.store import unit_of_work as judge_store
-from migrations.run import upgrade
 from proxy.recording.store import Store
 from proxy.trajectories.store import ThreadTables
 from trainer.store.claims import Claims
@@ -148,10 +148,9 @@ def filled(
     """Yield a database with this many blocks and up-to-date statistics. `dress`: adds to the first block."""
     data.mkdir()
     settings = load(environment={}, data=data, policy=POLICY, broker="memory://", database=url)
-    upgrade(settings.database_url)
+    prepare(settings)
     engine = connect(settings.database_url)
     try:
-        CommandLineStore(engine).prepare(settings)
         CommandLineStore(engine).set_policy_state(PROJECT, POLICY, "training")
         with engine.begin() as connection:
             fill(connection, datetime.now(UTC))

@@ -27,19 +27,21 @@ def dress(connection: Connection, blocks: int) -> None:
     t, c, f = schema.trajectories.c, schema.completions.c, schema.feedback.c
     version = blocks - 1
     of_task = case(*((t.id.like(f"%{digit}"), TASKS[digit % len(TASKS)]) for digit in range(MEMBERS)))
-    values = {"first_version": version, "last_version": version, "task": of_task, "metadata": {"customer": "acme"}}
-    connection.execute(schema.trajectories.update().values(values))
-    trained = {"trained_in_step": max(1, version)}
-    connection.execute(schema.trajectories.update().where(t.state == "trained").values(trained))
-    connection.execute(schema.groups.update().where(schema.groups.c.state == "trained").values(step=max(1, version)))
-    left_out = {"state": "excluded", "why_not_trained": "group_uniform", "trained_in_step": None}
-    connection.execute(schema.trajectories.update().where(t.id.like("%7-_"), t.state == "trained").values(left_out))
-    bent = left_out | {"why_not_trained": "sampling_bent: top_p"}
-    connection.execute(schema.trajectories.update().where(t.id.like("%11-_"), t.state == "trained").values(bent))
     keys = case(*((c.id.like(f"%-{digit}-c_"), KEYS[digit % len(KEYS)]) for digit in range(MEMBERS)))
-    connection.execute(schema.completions.update().values(policy_version=version, key_id=keys, ttft_ms=12.5))
-    thumbs = {"source": "thumbs", "comment": "not so good"}
-    connection.execute(schema.feedback.update().where(f.id.like("%-1-f")).values(thumbs))
+    all_of_it = {"first_version": version, "last_version": version, "task": of_task, "metadata": {"customer": "acme"}}
+    uniform = {"state": "excluded", "why_not_trained": "group_uniform", "trained_in_step": None}
+    bent = uniform | {"why_not_trained": "sampling_bent: top_p"}
+    trained = schema.trajectories.update().where(t.state == "trained")
+    for update in (
+        schema.trajectories.update().values(all_of_it),
+        trained.values(trained_in_step=max(1, version)),
+        schema.groups.update().where(schema.groups.c.state == "trained").values(step=max(1, version)),
+        trained.where(t.id.like("%7-_")).values(uniform),
+        trained.where(t.id.like("%11-_")).values(bent),
+        schema.completions.update().values(policy_version=version, key_id=keys, ttft_ms=12.5),
+        schema.feedback.update().where(f.id.like("%-1-f")).values(source="thumbs", comment="not so good"),
+    ):
+        connection.execute(update)
 
 
 def add_history(connection: Connection, blocks: int, now: datetime, dice: random.Random) -> None:

@@ -29,7 +29,7 @@ from sqlalchemy import Engine
 from benchmarks.fakes.instant_vllm import Instant
 from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import database_url
-from benchmarks.kit.process import ready, running_broker, running_proxy, unhandled, until
+from benchmarks.kit.process import START_S, ready, running_broker, running_proxy, unhandled, until
 from benchmarks.scale.__main__ import BLOCK_ROWS, filled
 from benchmarks.scale.page_rows import add_history, dress, ids
 from benchmarks.scale.rows import POLICY
@@ -63,7 +63,6 @@ DEPTH = 3
 """Number of links to follow from a page that no link leads to."""
 ADD_UP_EVERY_S = 5.0
 """Interval of the roll-ups, as in the judging worker."""
-START_S = 60.0
 KEY = f"pages-{secrets.token_hex(32)}"
 """An admin's API key."""
 _LINK = re.compile(r'(?:href|hx-get|data-[a-z]+)="(/ui[^"#]*)"')
@@ -82,11 +81,11 @@ class PageTimes:
 
     def note(self, kind: str, url: str, status: int, took_ms: float, body: str) -> None:
         """Record one answer."""
-        if status != 200:
+        if status == 200:
+            self.took_ms[kind].append(took_ms)
+            self.slowest[kind] = max(self.slowest.get(kind, (0.0, "")), (took_ms, url))
+        else:
             self.faults.append(f"{url}: {status} {body[:200]}")
-            return
-        self.took_ms[kind].append(took_ms)
-        self.slowest[kind] = max(self.slowest.get(kind, (0.0, "")), (took_ms, url))
 
     def slow(self) -> dict[str, float]:
         """Return the kinds whose slowest hundredth takes too long, and how long."""

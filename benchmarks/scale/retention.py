@@ -10,11 +10,11 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +25,7 @@ from benchmarks.kit.check import data_folder, verdict
 from benchmarks.kit.postgres import database_url
 from benchmarks.scale.__main__ import BLOCK_ROWS, filled
 from benchmarks.scale.pages import percentile
-from benchmarks.scale.rows import PROJECT, writing
+from benchmarks.scale.rows import PROJECT, write_conversation
 from judge.maintenance.rollups import roll_up
 from migrations import schema
 from whetstone.database.engine import giving_way
@@ -57,25 +57,20 @@ class Ran:
     faults: list[str] = field(default_factory=list)
 
 
-def timed(took_s: list[float], work: Callable[[], Any]) -> Any:
-    """Return the result of `work`, and record its time."""
+@contextmanager
+def timed(took_s: list[float], engine: Engine) -> Iterator[Connection]:
+    """Yield a transaction, and record its time."""
     began = time.perf_counter()
-    result = work()
-    took_s.append(time.perf_counter() - began)
-    return result
-
-
-def transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
-    """Run `work` in a transaction of its own."""
     with engine.begin() as connection:
-        return work(connection)
+        yield connection
+    took_s.append(time.perf_counter() - began)
 
 
 def write_until(over: threading.Event, engine: Engine, took_s: list[float]) -> None:
     """Write as a proxy's writer does, a call now and then, each in a transaction; record how long each took."""
-    write = writing()
     while not over.wait(EVERY_S):
-        timed(took_s, lambda: transaction(engine, write))
+        with timed(took_s, engine) as connection:
+            write_conversation(connection, len(took_s))
 
 
 def prove(engine: Engine, before: datetime, now: datetime) -> Ran:
@@ -108,8 +103,8 @@ def _delete(engine: Engine, target: Target, now: datetime, ran: Ran) -> Any:
             work = transactions.send(result)
         except StopIteration as end:
             return end.value
-        with giving_way(engine):
-            result = timed(ran.transactions_s, partial(transaction, engine, work))
+        with giving_way(engine), timed(ran.transactions_s, engine) as connection:
+            result = work(connection)
         if len(ran.transactions_s) % ADD_UP_EVERY == 0:
             roll_up(engine)
 

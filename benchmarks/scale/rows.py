@@ -3,8 +3,6 @@
 Nearly all were trained on; the last groups are unfinished. A copy is made by SQL, an hour older than the one before.
 """
 
-import itertools
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any
@@ -165,17 +163,12 @@ def insert(connection: Connection, table: Table, rows: list[Row]) -> None:
     connection.execute(table.insert(), [dict.fromkeys(table.c.keys()) | row for row in rows])
 
 
-def writing() -> Callable[[Connection], None]:
-    """Return a function that writes one conversation of one turn at each call."""
-    numbers = itertools.count()
-
-    def write(connection: Connection) -> None:
-        now, name = datetime.now(UTC), f"new-{next(numbers)}"
-        trajectory = _trajectory(name, name, "open", 0, now) | {"group_id": None, "completions": 1}
-        insert(connection, schema.trajectories, [trajectory])
-        insert(connection, schema.completions, [_completion(name, 0, now)])
-
-    return write
+def write_conversation(connection: Connection, number: int) -> None:
+    """Write one conversation of one turn."""
+    now, name = datetime.now(UTC), f"new-{number}"
+    trajectory = _trajectory(name, name, "open", 0, now) | {"group_id": None, "completions": 1}
+    insert(connection, schema.trajectories, [trajectory])
+    insert(connection, schema.completions, [_completion(name, 0, now)])
 
 
 def copy(connection: Connection, number: int) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fakes.vllm import Arrival, Fate, plan_of
-from benchmarks.fakes.wire import CHAT
 from benchmarks.kit.process import WHEN_QUIET, open_files, too_many, unhandled
 from benchmarks.soak.__main__ import MOST_GROWTH_BYTES, Sample, flat
 from benchmarks.soak.apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, ReceivedAnswer, ask_of, wrong_with
@@ -46,7 +45,7 @@ def received(ask: Ask, tokens: int) -> ReceivedAnswer:
 
 
 def arrived(ask: Ask) -> list[Arrival]:
-    return [Arrival(CALL, CHAT, ask.plan)]
+    return [Arrival(CALL, ask.plan)]
 
 
 def recorded(ask: Ask, tokens: int, status: str = "complete") -> Record:
