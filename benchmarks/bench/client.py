@@ -108,12 +108,9 @@ class Client(asyncio.Protocol):
         self._transport.write(request)
 
     @property
-    def status(self) -> int:
-        return int(self._parser.get_status_code())
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._parts)
+    def answer(self) -> tuple[int, bytes]:
+        """Status and body."""
+        return self._parser.get_status_code(), b"".join(self._parts)
 
     def close(self) -> None:
         self._on_lost = lambda _client: None

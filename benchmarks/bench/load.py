@@ -57,7 +57,7 @@ class _Asking:
         now_s = time.perf_counter()
         self.took.ms.append((now_s - client.since_s) * 1000)
         self.took.first_ms.append((client.first_s - client.since_s) * 1000)
-        status, body = client.status, client.body
+        status, body = client.answer
         if status == 200 and body == self._right:
             return now_s
         if fault := wrong_with(self._kind, status, body):

@@ -55,8 +55,7 @@ def add_history(connection: Connection, blocks: int, now: datetime, dice: random
     p, t = schema.policies.c, schema.trajectories.c
     connection.execute(schema.policies.update().where(p.id == POLICY).values(next_version=blocks, next_step=blocks))
     newest = select(t.id).where(t.project == PROJECT).order_by(t.created_at.desc()).limit(REVIEWS)
-    ids = connection.scalars(newest).all()
-    connection.execute(schema.trajectories.update().where(t.id.in_(ids)).values(review_at=now))
+    connection.execute(schema.trajectories.update().where(t.id.in_(newest)).values(review_at=now))
 
 
 def ids(connection: Connection, count: int, dice: random.Random, blocks: int) -> dict[str, list[str]]:

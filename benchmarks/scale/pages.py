@@ -113,39 +113,34 @@ def patterns_of(paths: Iterable[str]) -> dict[str, re.Pattern[str]]:
     return {path: re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))) for path in ordered}
 
 
-class Visitor:
-    """Requests pages, one after the other."""
+async def visit(session: aiohttp.ClientSession, address: str, kind: str, times: PageTimes) -> str:
+    """Request one address; return its content."""
+    began = time.perf_counter()
+    async with session.get(address, allow_redirects=False) as response:
+        body = await response.text()
+    took_ms = (time.perf_counter() - began) * 1000
+    match = _TOTAL.search(response.headers.get("server-timing", ""))
+    times.note(kind, address, response.status, float(match[1]) if match else took_ms, body)
+    return body
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session, self._url = session, url
-        self._patterns = patterns_of([page.path for page in PAGES])
 
-    async def ask(self, address: str, kind: str, times: PageTimes) -> str:
-        """Request one address; return its content."""
-        began = time.perf_counter()
-        async with self._session.get(self._url + address, allow_redirects=False) as response:
-            body = await response.text()
-        took_ms = (time.perf_counter() - began) * 1000
-        match = _TOTAL.search(response.headers.get("server-timing", ""))
-        times.note(kind, address, response.status, float(match[1]) if match else took_ms, body)
-        return body
-
-    async def explore(
-        self, things: Mapping[str, list[str]], dice: random.Random, times: PageTimes
-    ) -> dict[str, list[str]]:
-        """Return addresses of every kind: pages of these things, and the targets of their links."""
-        visited: dict[str, list[str]] = defaultdict(list)
-        fresh = [address for page in PAGES for address in filled_in(page.path, things)]
-        for _ in range(DEPTH):
-            links: list[str] = []
-            for address in fresh:
-                kind = kind_of(address, self._patterns)
-                if kind is not None and address not in visited[kind] and len(visited[kind]) < SAMPLES:
-                    visited[kind].append(address)
-                    links += [unescape(one) for one in _LINK.findall(await self.ask(address, kind, times))]
-            fresh = sorted(set(links))
-            dice.shuffle(fresh)
-        return visited
+async def explore(
+    session: aiohttp.ClientSession, things: Mapping[str, list[str]], dice: random.Random, times: PageTimes
+) -> dict[str, list[str]]:
+    """Return addresses of every kind: pages of these things, and the targets of their links."""
+    patterns = patterns_of([page.path for page in PAGES])
+    visited: dict[str, list[str]] = defaultdict(list)
+    fresh = [address for page in PAGES for address in filled_in(page.path, things)]
+    for _ in range(DEPTH):
+        links: list[str] = []
+        for address in fresh:
+            kind = kind_of(address, patterns)
+            if kind is not None and address not in visited[kind] and len(visited[kind]) < SAMPLES:
+                visited[kind].append(address)
+                links += [unescape(one) for one in _LINK.findall(await visit(session, address, kind, times))]
+        fresh = sorted(set(links))
+        dice.shuffle(fresh)
+    return visited
 
 
 def filled_in(path: str, things: Mapping[str, list[str]]) -> list[str]:
@@ -158,7 +153,9 @@ def filled_in(path: str, things: Mapping[str, list[str]]) -> list[str]:
     ]
 
 
-async def until_quick(visitor: Visitor, addresses: Mapping[str, list[str]], count: int, times: PageTimes) -> None:
+async def until_quick(
+    session: aiohttp.ClientSession, addresses: Mapping[str, list[str]], count: int, times: PageTimes
+) -> None:
     """Request everything `count` times, in turns. Request slow pages again: one that is slow each time is not slow by
     chance.
     """
@@ -168,33 +165,32 @@ async def until_quick(visitor: Visitor, addresses: Mapping[str, list[str]], coun
             times.slowest.pop(kind, None)
         for turn in range(count):
             for kind, several in addresses.items():
-                await visitor.ask(several[turn % len(several)], kind, times)
+                await visit(session, several[turn % len(several)], kind, times)
         addresses = {kind: addresses[kind] for kind in times.slow()}
 
 
+@dataclass
 class Load:
-    """Apps that request completions without a pause."""
+    """Apps that request completions without a pause, until it is over."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session, self._url = session, url
-        self.answered = 0
-        self.over = False
+    answered: int = 0
+    over: bool = False
 
-    async def app(self, number: int) -> None:
-        """Run one app, until `over`: conversations of four turns, with feedback on each."""
+    async def app(self, session: aiohttp.ClientSession, number: int) -> None:
+        """Run one app: conversations of four turns, with feedback on each."""
         while not self.over:
             talk: list[dict[str, str]] = []
             for turn in range(4):
                 talk.append({"role": "user", "content": f"question {turn} of {number} after {self.answered}"})
                 body = {"model": POLICY, "messages": talk}
-                async with self._session.post(f"{self._url}/v1/chat/completions", json=body) as response:
+                async with session.post("/v1/chat/completions", json=body) as response:
                     answer = await response.json()
                     assert response.status == 200, answer
                     trajectory_id = response.headers["x-trajectory-id"]
                 talk.append(answer["choices"][0]["message"] | {"role": "assistant"})
                 self.answered += 1
             feedback = {"trajectory_id": trajectory_id, "reward": number % 2}
-            async with self._session.post(f"{self._url}/v1/feedback", json=feedback) as response:
+            async with session.post("/v1/feedback", json=feedback) as response:
                 await response.read()
 
 
@@ -210,21 +206,20 @@ async def measure(engine: Engine, url: str, blocks: int, count: int, seed: int) 
     dice = random.Random(seed)
     with engine.connect() as connection:
         things = ids(connection, SAMPLES, dice, blocks)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}, connector=connector) as session:
+    headers, unlimited = {"authorization": f"Bearer {KEY}"}, aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, headers=headers, connector=unlimited) as session:
         if not await until(lambda: ready(session, url), START_S):
             raise SystemExit("the proxy did not start")
-        visitor = Visitor(session, url)
         alone, loaded = PageTimes(), PageTimes()
         # The first request of an address can be a fault, but its time does not count: it is forgotten.
-        addresses = await visitor.explore(things, dice, alone)
+        addresses = await explore(session, things, dice, alone)
         addresses |= {path: filled_in(path, things) for path in READS} | {address: [address] for address in FORMS}
-        await until_quick(visitor, addresses, count, alone)
-        load = Load(session, url)
+        await until_quick(session, addresses, count, alone)
+        load = Load()
         began = time.perf_counter()
-        apps = [asyncio.create_task(load.app(number)) for number in range(CONNECTIONS)]
+        apps = [asyncio.create_task(load.app(session, number)) for number in range(CONNECTIONS)]
         adding = asyncio.create_task(add_up(engine))
-        await until_quick(visitor, addresses, count, loaded)
+        await until_quick(session, addresses, count, loaded)
         load.over = True
         await asyncio.gather(*apps)
         rate = load.answered / (time.perf_counter() - began)
