@@ -169,8 +169,8 @@ class WireServer:
         try:
             while await self._request(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the other side hung up
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the other side hung up, or the run is over
         finally:
             writer.close()
 
