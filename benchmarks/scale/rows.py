@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table, text
-from sqlalchemy.types import LargeBinary, Text
+from sqlalchemy.types import Text
 
 from migrations import schema
 from whetstone.database.types import Utc
@@ -184,27 +184,24 @@ def copy(connection: Connection, number: int) -> None:
 
 
 def _copied(dialect: str, table: Table, column: Column[Any]) -> str:
-    name = f'"{column.name}"'
+    name, postgresql = f'"{column.name}"', dialect == "postgresql"
     over = {
-        (schema.groups.name, "state"): f"{_UNDER_WAY} THEN 'trained' ELSE state END",
-        (schema.trajectories.name, "state"): f"{_UNDER_WAY} THEN 'trained' ELSE state END",
-        (schema.trajectories.name, "why_not_trained"): f"{_UNDER_WAY} THEN NULL ELSE why_not_trained END",
-        (schema.feedback.name, "state"): "'used'",
+        (schema.groups, "state"): f"{_UNDER_WAY} THEN 'trained' ELSE state END",
+        (schema.trajectories, "state"): f"{_UNDER_WAY} THEN 'trained' ELSE state END",
+        (schema.trajectories, "why_not_trained"): f"{_UNDER_WAY} THEN NULL ELSE why_not_trained END",
+        (schema.completions, "history"): "decode(md5(:number || id), 'hex')" if postgresql else "randomblob(16)",
+        (schema.feedback, "state"): "'used'",
+        (schema.groups, "due_at"): "NULL",
+        (schema.feedback, "due_at"): "NULL",
     }
-    if (table.name, column.name) in over:
-        return over[table.name, column.name]
-    if column.name == "due_at":
-        return "NULL"
+    if (table, column.name) in over:
+        return over[table, column.name]
     if column.name in _VERSIONS:
-        least = "greatest" if dialect == "postgresql" else "max"
-        older = f"{least}({_VERSIONS[column.name]}, {name} - CAST(:older AS integer))"
-        return f"CASE WHEN {name} IS NULL THEN NULL ELSE {older} END"
+        older = f"({_VERSIONS[column.name]}, {name} - CAST(:older AS integer))"
+        return f"CASE WHEN {name} IS NULL THEN NULL ELSE {'greatest' if postgresql else 'max'}{older} END"
     if isinstance(column.type, Utc):
-        if dialect == "postgresql":
-            return f"{name} + CAST(:hours AS interval)"
-        return f"strftime('%Y-%m-%d %H:%M:%f', {name}, :hours) || '000'"
-    if isinstance(column.type, LargeBinary) and column.name == "history":
-        return "decode(md5(:number || id), 'hex')" if dialect == "postgresql" else "randomblob(16)"
+        sqlite = f"strftime('%Y-%m-%d %H:%M:%f', {name}, :hours) || '000'"
+        return f"{name} + CAST(:hours AS interval)" if postgresql else sqlite
     if isinstance(column.type, Text) and column.name in _IDS:
         return f"CASE WHEN {name} IS NULL THEN NULL ELSE :number || substr({name}, {len(BLOCK) + 1}) END"
     return name
