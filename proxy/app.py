@@ -22,8 +22,8 @@ from proxy.domain.call import Call
 from proxy.domain.feedback_rows import ended_by
 from proxy.domain.policies import Policy
 from proxy.http.asgi import Receive, Scope, Send
-from proxy.metrics.completeness import Completeness
 from proxy.metrics.traffic import Traffic
+from proxy.metrics.vllm import Completeness
 from proxy.project import SharedParts, Tenant
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store

@@ -14,7 +14,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.api.json_response import as_json
 from proxy.domain.policies import Policy, live_names
 from proxy.http.scope import is_admin
-from proxy.metrics.completeness import Completeness
 from proxy.metrics.exposition import (
     exposition,
     queues_of,
@@ -25,10 +24,9 @@ from proxy.metrics.exposition import (
     steps_of,
     traffic_of,
 )
-from proxy.metrics.queue_store import QueueTables
-from proxy.metrics.step_store import StepTables
+from proxy.metrics.store import MetricTables
 from proxy.metrics.traffic import Traffic
-from proxy.metrics.vllm import relabelled
+from proxy.metrics.vllm import Completeness, relabelled
 from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
 from proxy.recording.store import Store
@@ -55,16 +53,14 @@ def add(
 
     `policies`, `threads` and `redactors` are those of all projects. `failing` holds the tasks whose last run failed.
     """
-    step_tables = [StepTables(store.engine, project) for project in projects]
-    queue_tables = QueueTables(store.engine, projects)
+    tables = MetricTables(store.engine, projects)
 
     def from_the_database() -> list[Metric]:
         """Return the metrics from the database, or none while it is down."""
         now = datetime.now(UTC)
         try:
             reasons = store.reasons(projects, now - timedelta(hours=1))
-            steps = [of_one for tables in step_tables for of_one in tables.read()]
-            return [*reasons_of(reasons), *queues_of(queue_tables.read(now)), *steps_of(steps)]
+            return [*reasons_of(reasons), *queues_of(tables.queues(now)), *steps_of(tables.steps())]
         except SQLAlchemyError:
             return []
 
@@ -88,7 +84,6 @@ def add(
         """Report whether the proxy can serve: there is a policy, and a vLLM that has the live versions. Only admins see
         more."""
         serves = ready()
-        servers = {one.url: {"state": one.state, "reason": one.reason} for one in replicas}
         state = {
             "status": "ok" if serves else "unavailable",
             "vllm": any(one.healthy for one in replicas),
@@ -100,19 +95,23 @@ def add(
             "dropped": recorder.dropped,
             "waiting": replicas.waiting,
             "paused": replicas.pause_id is not None,
-            "replicas": servers,
+            "replicas": {one.url: {"state": one.state, "reason": one.reason} for one in replicas},
             "failing": dict(failing),
         }
-        body = state if is_admin(request.scope) else {"status": state["status"]}
-        return as_json(body, status=200 if serves else 503)
+        shown = state if is_admin(request.scope) else {"status": state["status"]}
+        return as_json(shown, status=200 if serves else 503)
 
     @api.get("/metrics")
     async def metrics() -> Response:
         """Report metrics in Prometheus' format."""
         share = await completeness.share()
         placed: Counter[str] = sum((one.placed for one in threads), Counter())
-        own = [*records_of(recorder, data, completeness.written, share), *traffic_of(traffic, placed)]
-        own += [*redaction_of(redactors), *servers_of(replicas)]
+        own = [
+            *records_of(recorder, data, completeness.written, share),
+            *traffic_of(traffic, placed),
+            *redaction_of(redactors),
+            *servers_of(replicas),
+        ]
 
         def text() -> bytes:
             return exposition([*own, *from_the_database(), *relabelled(completeness.server_texts)])

@@ -1,5 +1,5 @@
 """Say how the proxy is, for Prometheus.
 
-`exposition` writes `/metrics` from `traffic` (calls), `completeness` (are all tokens recorded), `rejections`, `vllm`
-(its own figures), `queue_store` (what waits) and `step_store` (steps).
+`exposition` writes `/metrics` from `traffic` (calls), `rejections`, `vllm` (its own figures, and whether all tokens are
+recorded) and `store` (what waits, and the steps).
 """

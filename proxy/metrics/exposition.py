@@ -7,15 +7,15 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.metrics.queue_store import Queues
 from proxy.metrics.rejections import refused
-from proxy.metrics.step_store import PolicySteps
+from proxy.metrics.store import PolicySteps, Queues
 from proxy.metrics.traffic import Histogram, Traffic
 from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
@@ -46,9 +46,7 @@ _process = ProcessCollector(registry=None)
 
 def exposition(families: Iterable[Metric]) -> bytes:
     """Return the metrics as text, with the kernel's figures for this process."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families([*families, *_process.collect()]))
-    return generate_latest(registry)
+    return generate_latest(_Families([*families, *_process.collect()]))
 
 
 def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness: float | None) -> list[Metric]:
@@ -103,7 +101,11 @@ def queues_of(queues: Queues) -> list[Metric]:
     judged = [
         ((day.policy, day.judge, outcome), count)
         for day in queues.judged
-        for outcome, count in (("accepted", day.accepted), ("refused", day.refused), ("failed", day.failed))
+        for outcome, count in (
+            ("accepted", day.calls - day.refused - day.failed),
+            ("refused", day.refused),
+            ("failed", day.failed),
+        )
     ]
     took = [
         ((judge, of), seconds)
@@ -134,12 +136,15 @@ def reasons_of(reasons: Mapping[tuple[str, str], int]) -> list[Metric]:
 
 def steps_of(steps: Sequence[PolicySteps]) -> list[Metric]:
     """Report the steps so far, and each policy's last ended one."""
-    merged = [("no", "completions"), ("yes", "rows")]
     # Start at 0: if a counter first appears as 1, Prometheus misses the increase.
     none = {state.value: 0 for state in (StepState.PROMOTED, StepState.REJECTED, StepState.NOOP, StepState.FAILED)}
-    ended = [((one.policy, state), count) for one in steps for state, count in sorted((none | dict(one.ended)).items())]
+    ended = [((one.policy, state), count) for one in steps for state, count in sorted((none | one.ended).items())]
     discarded = [((one.policy, why), count) for one in steps for why, count in sorted(one.discarded.items())]
-    rows = [((one.policy, which), one.last.get(column)) for one in steps for which, column in merged]
+    rows = [
+        ((one.policy, merged), one.last.get(column))
+        for one in steps
+        for merged, column in (("no", "completions"), ("yes", "rows"))
+    ]
     phases = [((one.policy, phase), seconds) for one in steps for phase, seconds in one.phases.items()]
     return [
         _some("whetstone_live_version", [((one.policy,), one.live_version) for one in steps]),
@@ -184,10 +189,10 @@ def _by_policy(figures: Mapping[str, float]) -> Samples:
     return [((policy,), figure) for policy, figure in sorted(figures.items())]
 
 
+@dataclass
 class _Families(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    families: list[Metric]
 
     def collect(self) -> list[Metric]:
         """Return the families."""
-        return self._families
+        return self.families

@@ -23,24 +23,20 @@ class Histogram:
     """A histogram of seconds, by upper bounds."""
 
     bounds_s: tuple[float, ...]
-    counts: list[int] = field(init=False)
-    """For each bound, the values up to it and above the one before; last, the values above all bounds."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """For each bound's place, the values up to it and above the one before; last, the values above all bounds."""
     sum_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds_s) + 1)
 
     def note(self, seconds: Sequence[float]) -> None:
         """Add these values."""
-        counts, bounds_s = self.counts, self.bounds_s
-        for one in seconds:
-            counts[bisect_left(bounds_s, one)] += 1
+        self.counts.update([bisect_left(self.bounds_s, one) for one in seconds])
         self.sum_s = sum(seconds, self.sum_s)
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the cumulative buckets in Prometheus' form: the bound, and the number of values up to it."""
         names = [*(str(bound) for bound in self.bounds_s), "+Inf"]
-        return [(name, float(count)) for name, count in zip(names, itertools.accumulate(self.counts), strict=True)]
+        up_to = itertools.accumulate(self.counts[place] for place in range(len(names)))
+        return [(name, float(count)) for name, count in zip(names, up_to, strict=True)]
 
 
 @dataclass
@@ -73,9 +69,8 @@ class Traffic:
 
     def _note(self, policy: str, calls: Sequence[Call]) -> None:
         counts = self._counts
-        sampled, read = sum([call.sampled_tokens for call in calls]), sum([call.read_tokens for call in calls])
-        counts.sampled_tokens[policy] += sampled
-        counts.prompt_tokens[policy] += read
+        counts.sampled_tokens[policy] += sum([call.sampled_tokens for call in calls])
+        counts.prompt_tokens[policy] += sum([call.read_tokens for call in calls])
         # A request with several prompts is one call for each: times and answers are counted for the first one.
         firsts = [call for call in calls if not call.first_id]
         counts.calls.update([(policy, call.endpoint, call.status) for call in firsts])

@@ -1,14 +1,83 @@
-"""Pass on vLLM's own metrics under their names, each labelled with its server."""
+"""Read vLLM's own metrics: compare its count of tokens with SQL's, and pass others on, each labelled with its server.
 
-from collections.abc import Iterator, Mapping
+The tokens recorded in SQL and vLLM's counter show whether every sampled token is recorded. Both count from the proxy's
+start. While answers are in flight, the share is lower than it will be. After vLLM crashes, it may be above 1, as vLLM's
+last count is lost. With several proxies only the sums of both counters can be compared. With several servers the sum is
+compared; each may restart, and count from zero, on its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.domain.call import Call
+from proxy.recording.store import Store
+from proxy.upstream.server import Upstream
 from whetstone.observability.metric_names import VLLM
 
-_PREFIXES = tuple(one.name for one in VLLM)
-_NAMES = frozenset(_PREFIXES)
+GENERATED = "vllm:generation_tokens_total"
+_NAMES = tuple(one.name for one in VLLM)
+"""The metrics that are passed on."""
+_LINES = tuple(f"{begin}{name}" for begin in ("", "# HELP ", "# TYPE ") for name in _NAMES)
+"""How their lines begin."""
+
+
+class Completeness:
+    """The share of sampled tokens that are recorded, and its parts."""
+
+    def __init__(self, servers: Mapping[str, Upstream], store: Store, projects: Sequence[str]) -> None:
+        self._servers = servers
+        self._store = store
+        self._projects = projects
+        self._began_at_s = time.time()
+        self._counted: dict[str, float] = {}
+        """Each server's last known counter; empty before the first reading."""
+        self._sampled = 0.0
+        self._not_ours = 0
+        """Tokens that were written and probed before the first reading of a server."""
+        self._lock = asyncio.Lock()
+        self.server_texts: dict[str, bytes] = {}
+        """The last metrics of each server that answers, in Prometheus' format."""
+        self.written = 0
+        """Sampled tokens that this proxy has written to SQL since its start."""
+
+    def note(self, calls: Sequence[Call]) -> None:
+        """Count committed calls. Called by the writer thread."""
+        # Calls left behind by an earlier process were sampled before.
+        self.written += sum([call.sampled_tokens for call in calls if call.created_at_s >= self._began_at_s])
+
+    async def share(self) -> float | None:
+        """Return recorded tokens over sampled tokens, both since the first call. None if none were sampled, or if no
+        server or no database answers."""
+        # One at a time: otherwise the older of two readings may arrive last, and look as if the counter had dropped.
+        async with self._lock:
+            counted = await self._generated()
+            try:
+                probed = await asyncio.to_thread(self._store.probe_tokens, self._projects)
+            except SQLAlchemyError:
+                return None
+            if not counted:
+                return None
+            recorded = self.written + probed
+            if not self._counted:
+                self._not_ours, self._counted = recorded, dict(counted)
+            for server, count in counted.items():
+                # A counter that dropped has restarted. A new server's counter also starts at zero.
+                before = self._counted.get(server, 0.0)
+                self._sampled += count - before if count >= before else count
+            self._counted |= counted
+            return (recorded - self._not_ours) / self._sampled if self._sampled else None
+
+    async def _generated(self) -> dict[str, float]:
+        """Return what each server has sampled so far, without those that do not answer."""
+        texts = await asyncio.gather(*(server.get("/metrics") for server in self._servers.values()))
+        self.server_texts = {server: one for server, one in zip(self._servers, texts, strict=True) if one is not None}
+        counts = {server: _count(text) for server, text in self.server_texts.items()}
+        return {server: count for server, count in counts.items() if count is not None}
 
 
 def relabelled(texts: Mapping[str, bytes]) -> list[Metric]:
@@ -19,22 +88,33 @@ def relabelled(texts: Mapping[str, bytes]) -> list[Metric]:
     families: dict[str, Metric] = {}
     for replica, text in texts.items():
         try:
-            of_one = list(_passed_on(text))
+            of_one = [family for family in _parsed(text, _LINES) if family.name in _NAMES]
         except ValueError:  # not in Prometheus' format
             continue
         for family in of_one:
             merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                labels = {**sample.labels, "replica": replica}
-                if not sample.name.endswith("_created"):
-                    merged.samples.append(sample._replace(labels=labels))
+            merged.samples += [
+                sample._replace(labels={**sample.labels, "replica": replica})
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            ]
     return list(families.values())
 
 
-def _passed_on(text: bytes) -> Iterator[Metric]:
-    """Parse only these lines: a server has five hundred, and the scraper waits."""
-    lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.split("{", 1)[0].startswith(_WANTED)]
-    yield from (family for family in text_string_to_metric_families("\n".join(lines) + "\n") if family.name in _NAMES)
+def _count(text: bytes) -> float | None:
+    """Return the tokens that a server has sampled; None if its text is not in Prometheus' format."""
+    try:
+        samples = [sample for family in _parsed(text, GENERATED) for sample in family.samples]
+    except ValueError:
+        return None
+    return sum(sample.value for sample in samples if sample.name == GENERATED)
 
 
-_WANTED = tuple(f"{begin}{name}" for begin in ("", "# HELP ", "# TYPE ") for name in _PREFIXES)
+def _parsed(text: bytes, beginnings: str | tuple[str, ...]) -> list[Metric]:
+    """Parse only the lines that begin so: a server has five hundred, and the event loop or the scraper waits.
+
+    Raises:
+        ValueError: a line is not in Prometheus' format.
+    """
+    lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.startswith(beginnings)]
+    return list(text_string_to_metric_families("\n".join([*lines, ""])))

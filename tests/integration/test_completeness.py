@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select
 
 from migrations import schema
-from proxy.metrics.completeness import Completeness
+from proxy.metrics.vllm import Completeness
 from proxy.recording.store import Store
 from proxy.upstream.server import Upstream
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, wait_for

@@ -14,8 +14,7 @@ from migrations import schema
 from proxy.errors import NotFound, RateLimited
 from proxy.metrics import rejections
 from proxy.metrics.exposition import OF_LAST_STEP, exposition, queues_of, steps_of, traffic_of
-from proxy.metrics.queue_store import QueueTables
-from proxy.metrics.step_store import StepTables
+from proxy.metrics.store import MetricTables
 from proxy.metrics.traffic import Traffic
 from proxy.metrics.vllm import relabelled
 from tests.conftest import Seed
@@ -40,10 +39,10 @@ def step(seed: Seed, number: int, state: str = "promoted", policy: str = "starte
     seed.insert(schema.steps, **(row | values))
 
 
-def metrics(tables: StepTables) -> dict[tuple[str, ...], float]:
+def metrics(tables: MetricTables) -> dict[tuple[str, ...], float]:
     """Samples by name, policy and the other label's value, as Prometheus reads them."""
     by_key: dict[tuple[str, ...], float] = {}
-    for sample in samples(steps_of(tables.read())):
+    for sample in samples(steps_of(tables.steps())):
         others = [value for label, value in sample.labels.items() if label != "policy"]
         by_key[sample.name, sample.labels.get("policy", ""), *others] = sample.value
     return by_key
@@ -63,12 +62,12 @@ def figures(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
 
 
 @pytest.fixture
-def tables(engine: Engine, seed: Seed) -> StepTables:
+def tables(engine: Engine, seed: Seed) -> MetricTables:
     assert seed.engine is engine
-    return StepTables(engine, "default")
+    return MetricTables(engine, ["default"])
 
 
-def test_the_last_steps_figures_stand_under_their_names(tables: StepTables, seed: Seed) -> None:
+def test_the_last_steps_figures_stand_under_their_names(tables: MetricTables, seed: Seed) -> None:
     step(seed, 1, **(FIGURES | {"loss": 99.0, "sampled_tokens": 1000}))
     step(seed, 2, **FIGURES)
     by_key = metrics(tables)
@@ -80,7 +79,7 @@ def test_the_last_steps_figures_stand_under_their_names(tables: StepTables, seed
     assert by_key["whetstone_step_sampled_tokens_total", "starter"] == 1200
 
 
-def test_steps_and_discarded_groups_are_counted_by_state_and_reason(tables: StepTables, seed: Seed) -> None:
+def test_steps_and_discarded_groups_are_counted_by_state_and_reason(tables: MetricTables, seed: Seed) -> None:
     step(seed, 1, discarded={"stale": 2})
     step(seed, 2, "rejected", discarded={"stale": 1, "group_uniform": 4})
     step(seed, 3, "noop")
@@ -93,7 +92,7 @@ def test_steps_and_discarded_groups_are_counted_by_state_and_reason(tables: Step
     assert by_key["whetstone_groups_discarded_total", "starter", "group_uniform"] == 4
 
 
-def test_what_a_step_did_not_measure_is_left_out(tables: StepTables, seed: Seed) -> None:
+def test_what_a_step_did_not_measure_is_left_out(tables: MetricTables, seed: Seed) -> None:
     assert {name for name, *_ in metrics(tables) if name.startswith("whetstone_step_")} == {
         "whetstone_step_sampled_tokens_total"
     }
@@ -103,7 +102,7 @@ def test_what_a_step_did_not_measure_is_left_out(tables: StepTables, seed: Seed)
     assert by_key["whetstone_step_loss", "starter"] == 0.0
 
 
-def test_a_step_under_way_counts_once_it_is_over(tables: StepTables, seed: Seed, engine: Engine) -> None:
+def test_a_step_under_way_counts_once_it_is_over(tables: MetricTables, seed: Seed, engine: Engine) -> None:
     step(seed, 1, **FIGURES)
     step(seed, 2, "claimed")
     assert metrics(tables)["whetstone_steps_total", "starter", "promoted"] == 1
@@ -117,7 +116,7 @@ def test_a_step_under_way_counts_once_it_is_over(tables: StepTables, seed: Seed,
 
 
 def test_a_scrape_reads_only_what_has_ended_since_the_one_before(
-    tables: StepTables, seed: Seed, engine: Engine
+    tables: MetricTables, seed: Seed, engine: Engine
 ) -> None:
     for number in range(1, 301):
         step(seed, number, **FIGURES)
@@ -136,7 +135,7 @@ def test_a_scrape_reads_only_what_has_ended_since_the_one_before(
 
 
 def test_policies_are_told_apart_and_other_projects_are_not_told(
-    tables: StepTables, seed: Seed, engine: Engine
+    tables: MetricTables, seed: Seed, engine: Engine
 ) -> None:
     seed.project("other")
     step(seed, 1, project="other", **FIGURES)
@@ -155,12 +154,12 @@ def test_policies_are_told_apart_and_other_projects_are_not_told(
     assert (by_key["whetstone_live_version", "starter"], by_key["whetstone_live_version", "second"]) == (3, 0)
 
 
-def test_a_policy_that_another_server_answers_for_has_no_steps_to_tell(tables: StepTables, seed: Seed) -> None:
+def test_a_policy_that_another_server_answers_for_has_no_steps_to_tell(tables: MetricTables, seed: Seed) -> None:
     seed.insert(
         schema.policies, project="default", id="teacher", base_model="gpt", model_path="", live_version=0,
         next_version=1, next_step=1, state="recording", created_at=seed.now, upstream="openai",
     )  # fmt: skip
-    assert [one.policy for one in tables.read()] == ["starter"]
+    assert [one.policy for one in tables.steps()] == ["starter"]
 
 
 def test_a_running_proxy_tells_of_steps(proxy: RunningProxy) -> None:
@@ -239,7 +238,7 @@ def test_what_waits_is_told_by_who_it_waits_for(engine: Engine, seed: Seed) -> N
     seed.trajectory("ended-t", "open-1", state="ended", created_at=seed.now + timedelta(seconds=30))
     seed.feedback("nobody", 1.0, due_at=now)
     step(seed, 1, "claimed", lease_until=seed.now + timedelta(seconds=90))
-    metrics = queues_of(QueueTables(engine, ["default"]).read(now))
+    metrics = queues_of(MetricTables(engine, ["default"]).queues(now))
     assert figures(metrics, "whetstone_groups") == {
         ("starter", "open"): 1, ("starter", "closed"): 1, ("starter", "scored"): 2, ("starter", "claimed"): 0,
     }  # fmt: skip
@@ -257,7 +256,7 @@ def test_what_waits_is_told_by_who_it_waits_for(engine: Engine, seed: Seed) -> N
 
 
 def test_where_nothing_waits_that_is_told_too(engine: Engine, seed: Seed) -> None:
-    metrics = queues_of(QueueTables(engine, ["default"]).read(seed.now))
+    metrics = queues_of(MetricTables(engine, ["default"]).queues(seed.now))
     assert set(figures(metrics, "whetstone_groups").values()) == {0}
     assert figures(metrics, "whetstone_assembly_lag_seconds") == {(): 0.0}
     assert figures(metrics, "whetstone_step_running_seconds") == {("starter",): 0.0}
@@ -275,7 +274,7 @@ def test_judges_are_told_by_what_they_took(engine: Engine, seed: Seed) -> None:
             refusals=0, left_out=0, prompt_tokens=1, completion_tokens=1, seconds=seconds, cached_from=cached_from,
             created_at=seed.now, accepted_at=seed.now,
         )  # fmt: skip
-    metrics = queues_of(QueueTables(engine, ["default"]).read(seed.now + timedelta(minutes=5)))
+    metrics = queues_of(MetricTables(engine, ["default"]).queues(seed.now + timedelta(minutes=5)))
     assert figures(metrics, "whetstone_judge_calls_total") == {
         ("starter", "strong", "accepted"): 14, ("starter", "strong", "refused"): 4, ("starter", "strong", "failed"): 2,
     }  # fmt: skip
@@ -287,7 +286,7 @@ def test_judges_are_told_by_what_they_took(engine: Engine, seed: Seed) -> None:
 def test_what_waits_is_found_by_indexes_on_what_is_not_over(engine: Engine, seed: Seed) -> None:
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement))
-    QueueTables(engine, ["default"]).read(seed.now)
+    MetricTables(engine, ["default"]).queues(seed.now)
     for index_s_condition in ("state = 'open'", "placed_at IS NULL", "state = 'waiting'"):
         assert any(index_s_condition in statement for statement in statements), index_s_condition
 
@@ -299,7 +298,7 @@ def test_no_history_is_read_however_long_it_is(sqlite_url: str) -> None:
     event.listen(
         engine, "before_cursor_execute", lambda _c, _cursor, text, values, *_: statements.append((text, values))
     )
-    QueueTables(engine, ["default"]).read(datetime.now(UTC))
+    MetricTables(engine, ["default"]).queues(datetime.now(UTC))
     with engine.connect() as connection:
         for statement, values in [one for one in statements if one[0].startswith("SELECT")]:
             for *_, step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values):
