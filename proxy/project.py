@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api import project as api
-from proxy.api.admin import keys, privacy, versions
+from proxy.api.admin import keys, privacy
 from proxy.api.admin import policies as admin
 from proxy.api.feedback_ingest import FeedbackIngest
 from proxy.api.version_moves import Ledger
@@ -159,18 +159,12 @@ class Tenant:
         )
         admin.add(
             routes,
-            project=self.project,
-            policies=lambda: self.policies,
-            recorder=shared.recorder,
-            on_step_requested=shared.on_step_requested,
-            settings=settings.proxy,
-        )
-        versions.add(
-            routes,
             settings=settings,
             policies=lambda: self.policies,
             engine=shared.store.engine,
+            recorder=shared.recorder,
             ledger=ledger,
+            on_step_requested=shared.on_step_requested,
         )
         keys.add(
             routes,

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import Metric
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.api.json_response import as_json
+from proxy.api.bodies import as_json
 from proxy.domain.policies import Policy, live_names
 from proxy.http.scope import is_admin
 from proxy.metrics.exposition import (

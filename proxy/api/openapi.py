@@ -132,18 +132,18 @@ IDEMPOTENT = {
 
 def feedback_body() -> dict[str, Any]:
     """Return the body of `POST /v1/feedback`, for its route."""
-    (one,), components = msgspec.json.schema_components([Feedback], ref_template="{name}")
-    schema = _whole(one, components)
-    batch = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_BATCH}
-    return _json_body({"anyOf": [schema, batch]})
+    schema = _schema_of(Feedback)
+    return _json_body({"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_BATCH}]})
 
 
 def json_body_of(kind: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:
     """Return the body of a route that reads `kind`. If it is not required, it may be left out."""
+    return _json_body(_schema_of(kind), required=required)
+
+
+def _schema_of(kind: type[msgspec.Struct]) -> Any:
     (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
-    body = _json_body(_whole(schema, components))
-    body["requestBody"]["required"] = required
-    return body
+    return _whole(schema, components)
 
 
 def _whole(schema: Any, components: dict[str, Any]) -> Any:
@@ -167,7 +167,7 @@ def _document(api: FastAPI) -> dict[str, Any]:
                 "summary": "Served and recorded." if recorded else "Passed to the model server, not recorded.",
                 "operationId": path.strip("/").replace("/", "_"),
                 "parameters": _parameters() if recorded else [],
-                "requestBody": _json_body(schema)["requestBody"],
+                **_json_body(schema),
                 "responses": {"200": {"description": "As the model server answers."}, "default": _ERROR},
             }
         }
@@ -191,5 +191,5 @@ def _parameters() -> list[dict[str, Any]]:
     ]
 
 
-def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def _json_body(schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}

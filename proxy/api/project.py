@@ -16,8 +16,8 @@ from starlette.routing import Match, Route
 from proxy.admission import scopes
 from proxy.admission.scopes import CONTENT
 from proxy.api import openapi
+from proxy.api.bodies import as_json
 from proxy.api.feedback_ingest import FeedbackIngest
-from proxy.api.json_response import as_json
 from proxy.domain.feedback import read_feedback
 from proxy.domain.feedback_rows import request_row, row_of, too_late
 from proxy.domain.policies import Policies, Policy
@@ -67,7 +67,9 @@ def build(
     @api.get("/v1/models")
     async def models() -> Response:
         """List every name that may be requested: policies, aliases, served versions."""
-        return as_json({"object": "list", "data": _models(policies())})
+        return as_json(
+            {"object": "list", "data": [_model(name, policy) for policy in policies() for name in policy.names]}
+        )
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -85,8 +87,7 @@ def build(
         now = datetime.now(UTC)
         # In order: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
-        ids = await take(rows, key_of(request.scope))
-        results = [_receipt(feedback_id) for feedback_id in ids]
+        results = [_receipt(feedback_id) for feedback_id in await take(rows, key_of(request.scope))]
         return as_json(results if batch else results[0], status=202)
 
     @api.post("/v1/trajectories/{trajectory_id}/end", status_code=202, openapi_extra=openapi.IDEMPOTENT)
@@ -102,8 +103,8 @@ def build(
     async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
         key = request.headers.get("idempotency-key")
         row = request_row(source, target_id, key, project, datetime.now(UTC))
-        ids = await take([row], key_of(request.scope))
-        return as_json(_receipt(ids[0]), status=202)
+        (feedback_id,) = await take([row], key_of(request.scope))
+        return as_json(_receipt(feedback_id), status=202)
 
     @api.get("/v1/feedback/{feedback_id}")
     def get_feedback(feedback_id: str, request: Request) -> Response:
@@ -145,10 +146,9 @@ def _no_route(api: FastAPI, request: Request) -> ProxyError:
     """Return why nothing is served at this path, and what to do."""
     method, path = request.method, request.url.path
     # A route's own 405 knows only its own method, and inference is served in front of these routes.
-    allowed = set(scopes.methods(path))
-    for route in api.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            allowed |= route.methods or set()
+    routes = [route for route in api.routes if isinstance(route, Route)]
+    matching = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    allowed = set(scopes.methods(path)).union(*matching)
     if allowed and method not in allowed:
         names = " or ".join(sorted(allowed))
         return WrongMethod(f"no {method} {path[:200]} here; this path takes {names}", allowed)
@@ -157,10 +157,6 @@ def _no_route(api: FastAPI, request: Request) -> ProxyError:
 
 def _receipt(feedback_id: str) -> dict[str, Any]:
     return {"id": feedback_id, "object": "feedback", "state": FeedbackState.WAITING}
-
-
-def _models(policies: Policies) -> list[dict[str, Any]]:
-    return [_model(name, policy) for policy in policies for name in policy.names]
 
 
 def _model(name: str, policy: Policy) -> dict[str, Any]:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """The ledger of one project's versions, for `api.admin.versions`. Use it from one event loop."""
+    """The ledger of one project's versions, for `api.admin.policies`. Use it from one event loop."""
 
     def __init__(
         self,
@@ -125,8 +125,9 @@ class Ledger:
             yield
         except BaseException:  # also on a caller's disconnect
             if was is not None:
-                unwanting = self._commit(policy, lambda connection, now: versions.unwant(connection, was, now))
-                await asyncio.shield(unwanting)
+                await asyncio.shield(
+                    self._commit(policy, lambda connection, now: versions.unwant(connection, was, now))
+                )
             raise
 
     async def _await_loaded(self, name: str) -> None:

@@ -13,8 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api import openapi
-from proxy.api.json_response import as_json
-from proxy.api.version_bodies import parse_body
+from proxy.api.bodies import as_json, parse_body
 from proxy.errors import BadRequest, NotFound
 from proxy.http.asgi import read_whole
 from proxy.recording.recorder import Recorder
@@ -67,14 +66,20 @@ def add(
             expires_at = None if wanted.expires is None else now + read_lifetime(wanted.expires)
         except ValueError as error:
             raise BadRequest(f"expires: {error}", param="expires") from error
-        limits = (wanted.requests_per_min, wanted.tokens_per_min)
-        made = api_key_store.KeyRecord(project, wanted.name, read_scopes(wanted.scopes), now, expires_at, *limits)
+        made = api_key_store.KeyRecord(
+            project,
+            wanted.name,
+            read_scopes(wanted.scopes),
+            now,
+            expires_at,
+            wanted.requests_per_min,
+            wanted.tokens_per_min,
+        )
         await recorder.commit(lambda connection: api_key_store.create(connection, made, key_id, hash_of(key.encode())))
         with suppress(SQLAlchemyError):  # the key is created, so the answer must contain it
             await refresh()
-        created = {"object": "key", "key_id": key_id, "key": key}
-        created |= {name: value for name, value in asdict(made).items() if name != "project"}
-        return as_json(created, status=201, headers=NO_STORE)
+        of_key = {name: value for name, value in asdict(made).items() if name != "project"}
+        return as_json({"object": "key", "key_id": key_id, "key": key} | of_key, status=201, headers=NO_STORE)
 
     @api.delete("/admin/keys/{key_id}")
     async def revoke_key(key_id: str) -> Response:

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from proxy.api.json_response import as_json
+from proxy.api.bodies import as_json
 from proxy.recording.recorder import Recorder
 from whetstone.privacy.eraser import Transactions, erasing
 from whetstone.privacy.store import Target
@@ -16,10 +16,10 @@ def add(api: FastAPI, *, project: str, recorder: Recorder) -> None:
 
     async def erase(kind: Any, name: str) -> Response:
         row = await _run(recorder, erasing(Target(project, kind, name), datetime.now(UTC)))
-        row["erasure_id"] = row.pop("id")
-        del row["project"]
+        shown = {name: value for name, value in row.items() if name not in ("id", "project")}
         # Data that a running step has claimed is deleted when the step is over.
-        return as_json({"object": "erasure"} | row, status=202 if row["waits_for"] else 200)
+        status = 202 if row["waits_for"] else 200
+        return as_json({"object": "erasure", **shown, "erasure_id": row["id"]}, status)
 
     @api.delete("/admin/trajectories/{trajectory_id}")
     async def delete_trajectory(trajectory_id: str) -> Response:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from migrations import schema
-from proxy.api.step_body import DEFAULT_LIMIT, MAX_LIMIT, StepAsked, read_step
+from proxy.api.bodies import DEFAULT_LIMIT, MAX_LIMIT, StepAsked, read_step
 from proxy.errors import BadRequest, NotJson
 from tests.conftest import Seed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for

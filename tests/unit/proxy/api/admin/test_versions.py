@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, update
 
 from migrations import schema
-from proxy.api.version_bodies import Pin, Promote, RollBack, parse_body
+from proxy.api.bodies import Pin, Promote, RollBack, parse_body
 from proxy.api.version_moves import Ledger
 from proxy.errors import BadRequest, NotJson, VersionRefused
 from proxy.recording.recorder import Recorder

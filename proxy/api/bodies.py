@@ -1,18 +1,51 @@
-"""Read and check the body of `POST /admin/policies/{policy}/step`, by which an admin requests a step."""
+"""Read and check the bodies of requests of admins, and build the JSON answers of all of FastAPI's routes."""
 
 import math
-from collections.abc import Collection
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from fastapi import Response
 from msgspec import Meta
 
-from proxy.api.version_bodies import parse_body
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, NotJson
 from whetstone.config.trainer import BEST, DEMONSTRATIONS, Kind
 
 DEFAULT_LIMIT = 64
 MAX_LIMIT = 10_000
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+Version = Annotated[int, Meta(ge=0, description="0 is the base model.")]
+Reason = Annotated[str, Meta(max_length=500, description="Why, for who reads the decisions later.")]
+
+
+class Promote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The version that answers from now on."""
+
+    version: Version
+    reason: Reason | None = None
+
+
+class RollBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The version to go back to. Without a body: the one before the live one."""
+
+    to: Annotated[int, Meta(ge=0, description="A version that the live one descends from.")] | None = None
+    reason: Reason | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The version to keep loaded, and on the disk, at any age."""
+
+    version: Version
+    pinned: Annotated[bool, Meta(description="`false` ends it.")] = True
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A policy's new state."""
+
+    state: Annotated[
+        Literal["recording", "training", "paused"],
+        Meta(description="`paused` answers and records as `recording` does, and refuses steps by hand too."),
+    ]
 
 
 class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
@@ -33,6 +66,27 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         Annotated[int, Meta(description=f"Of `sft`, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)]
         | None
     ) = None
+
+
+def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the value as a JSON response."""
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def parse_body(body: bytes, kind: type[BodyT]) -> BodyT:
+    """Parse a body; an empty one counts as an empty object.
+
+    Raises:
+        NotJson: the body is not JSON.
+        BadRequest: a field is unknown, missing or of the wrong type.
+    """
+    try:
+        return msgspec.json.decode(body if body.strip() else b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(kind.__struct_encode_fields__)
+        raise BadRequest(f"{str(error)[:300]}; fields are {fields}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(f"the body must be a JSON object: {error}") from error
 
 
 def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, Any]:
