@@ -1,1 +1,1 @@
-"""Serve `/admin`: `policies`, `versions`, `keys`, and deletions in `privacy`; `store` is their SQL."""
+"""Serve `/admin`: `policies` with their versions, `keys`, and deletions in `privacy`; `store` is their SQL."""
