@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -16,12 +15,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy.dashboard import error_page, session
-from proxy.dashboard.executor import in_page_thread
+from proxy.dashboard import error_page, rendering, session
 from proxy.dashboard.interfaces import Action, FormRequest, Page, PageRequest, Parts, Visitor
-from proxy.dashboard.middleware import VISITOR, address_of, check_csrf, read_form
+from proxy.dashboard.middleware import VISITOR, address_of, here, read_form
 from proxy.dashboard.pages.registry import ACTIONS, NAV, PAGES
-from proxy.dashboard.rendering import renderer
 from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError
 
 log = logging.getLogger(__name__)
@@ -59,7 +56,7 @@ async def _to_first(_request: Request) -> Response:
 
 async def _show(page: Page, parts: Parts, reader: Engine, request: Request) -> Response:
     started_s = time.perf_counter()
-    body = await in_page_thread(_rendered, page, parts, reader, request)
+    body = await rendering.in_page_thread(_rendered, page, parts, reader, request)
     taken_ms = 1000 * (time.perf_counter() - started_s)
     response = HTMLResponse(
         body, headers={"cache-control": "no-store", "server-timing": f"total;dur={taken_ms:.1f}", "vary": "cookie"}
@@ -75,26 +72,20 @@ def _rendered(page: Page, parts: Parts, reader: Engine, request: Request) -> str
     if "\0" in "".join(request.query_params.values()):
         raise BadRequest("ids and labels must not contain a NUL character")  # PostgreSQL's text cannot have one either
     with reader.connect() as connection:
-        page_request = PageRequest(
-            parts.settings.project, connection, request.path_params, dict(request.query_params), visitor, parts, now
+        values = page.load(
+            PageRequest(request.path_params, visitor, parts, now, connection, dict(request.query_params))
         )
-        values = page.load(page_request)
     notice = session.decode_notice(request.cookies.get(session.NOTICE, ""))
     common = {"nav": NAV, "current": page.nav, "notice": notice, "address": address_of(request.scope)}
-    return renderer().page(page.template, visitor, _here(request), now, common | dict(values))
+    return rendering.page(page.template, visitor, here(request.scope), now, common | dict(values))
 
 
 async def _act(action: Action, parts: Parts, request: Request) -> Response:
     visitor: Visitor = request.scope[VISITOR]
-    fields = await read_form(request.receive)
-    form = dict(fields)
-    check_csrf(form, visitor)
-    path = request.path_params
-    back = _filled(action.back, path)
+    form = await read_form(request.receive, visitor)
+    back = action.back.format_map({name: quote(value, safe="") for name, value in request.path_params.items()})
     try:
-        result = await action.act(
-            FormRequest(parts.settings.project, path, form, fields, visitor, parts, datetime.now(UTC))
-        )
+        result = await action.act(FormRequest(request.path_params, visitor, parts, datetime.now(UTC), form))
     except NotFound:
         raise
     except ProxyError as error:
@@ -114,21 +105,10 @@ def _go(to: str, notice: str) -> Response:
     return response
 
 
-def _filled(path: str, holes: Mapping[str, str]) -> str:
-    for name, value in holes.items():
-        path = path.replace(f"{{{name}}}", quote(value, safe=""))
-    return path
-
-
-def _here(request: Request) -> str:
-    query = request.url.query
-    return f"{quote(request.url.path)}?{query}" if query else quote(request.url.path)
-
-
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
     headers = {name.decode(): value.decode() for name, value in error.headers() if name == b"retry-after"}
-    page = error_page.page(error, request.scope.get(VISITOR, error_page.ANONYMOUS), _here(request))
+    page = error_page.page(error, request.scope.get(VISITOR, error_page.ANONYMOUS), here(request.scope))
     return HTMLResponse(page, error.status, headers | {"cache-control": "no-store"})
 
 

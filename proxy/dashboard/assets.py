@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "static"
@@ -24,7 +25,8 @@ class Asset:
     """Hash of the content. It is in the file's URL, so that browsers may cache the file forever."""
 
 
-def read() -> dict[str, Asset]:
+@cache
+def files() -> dict[str, Asset]:
     """Return the served files by their name relative to the folder."""
     paths = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in KINDS)
     return {path.relative_to(FOLDER).as_posix(): _asset(path) for path in paths}

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from http import HTTPStatus
 
+from proxy.dashboard import rendering
 from proxy.dashboard.interfaces import Visitor
-from proxy.dashboard.rendering import renderer
 from proxy.errors import ProxyError
 from proxy.http.asgi import Header, Send, send_whole
 
@@ -21,7 +21,7 @@ def page(error: ProxyError, visitor: Visitor = ANONYMOUS, here: str = "/ui") -> 
     except ValueError:
         title = "Error"
     values = {"status": error.status, "title": title, "message": error.message}
-    return renderer().page("error.html", visitor, here, datetime.now(UTC), values).encode()
+    return rendering.page("error.html", visitor, here, datetime.now(UTC), values).encode()
 
 
 async def answer(send: Send, error: ProxyError, visitor: Visitor = ANONYMOUS, here: str = "/ui") -> None:

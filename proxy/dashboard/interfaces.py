@@ -1,6 +1,6 @@
 """Define what a page and an action of the dashboard consist of. Values only."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,17 +47,35 @@ class Visitor:
 
 
 @dataclass(frozen=True)
-class PageRequest:
-    """The request of a page. `connection` is for reading; it is open while the page's values are loaded."""
+class _Request:
+    """What the request of a page and a submitted form have in common."""
 
-    project: str
-    connection: Connection
     path: Mapping[str, str]
-    """Values of the placeholders in the page's path."""
-    query: Mapping[str, str]
+    """Values of the placeholders in the path."""
     visitor: Visitor
     parts: Parts
     now: datetime
+
+    @property
+    def project(self) -> str:
+        """Return the project that the visitor sees."""
+        return self.parts.settings.project
+
+
+@dataclass(frozen=True)
+class PageRequest(_Request):
+    """The request of a page. `connection` is for reading; it is open while the page's values are loaded."""
+
+    connection: Connection
+    query: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class FormRequest(_Request):
+    """A submitted form, its CSRF token checked."""
+
+    form: Mapping[str, str]
+    """The last value of each field."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +85,11 @@ class Page:
     path: str
     template: str
     load: Callable[[PageRequest], Mapping[str, Any]]
-    nav: str | None = None
-    """Path of the page in the navigation that this page belongs to."""
 
-
-@dataclass(frozen=True)
-class FormRequest:
-    """A submitted form, its CSRF token checked."""
-
-    project: str
-    path: Mapping[str, str]
-    form: Mapping[str, str]
-    """The last value of each field."""
-    fields: Sequence[tuple[str, str]]
-    """All fields, in order."""
-    visitor: Visitor
-    parts: Parts
-    now: datetime
+    @property
+    def nav(self) -> str:
+        """Return the path of the page in the navigation that this page belongs to: `/ui/groups`."""
+        return "/".join(self.path.split("/")[:3])
 
 
 @dataclass(frozen=True)

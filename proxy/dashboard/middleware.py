@@ -4,6 +4,7 @@ Runs in `proxy.admission.middleware`, before API keys are checked.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hmac import compare_digest
 from typing import Any
@@ -15,13 +16,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.admission import origin
 from proxy.admission.api_keys import Keys
 from proxy.admission.concurrency import ConcurrencyLimit
-from proxy.dashboard import error_page, session
-from proxy.dashboard.assets import URL
-from proxy.dashboard.executor import in_page_thread
+from proxy.dashboard import assets, error_page, rendering, session
 from proxy.dashboard.interfaces import Visitor
 from proxy.dashboard.queries import sessions as store_sessions
-from proxy.dashboard.queries.sessions import Session, SessionTables
-from proxy.dashboard.rendering import renderer, static
+from proxy.domain.routes import DASHBOARD
 from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
 from proxy.http.asgi import Header, Receive, Scope, Send, headers_of, read_whole, send_whole, with_headers
 from proxy.http.scope import PRINCIPAL
@@ -53,42 +51,37 @@ Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 Commit = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 
+@dataclass(frozen=True, eq=False)
 class DashboardDoor:
-    """Admits visitors. `tenant` returns the pages of a project; `commit` runs a write in the writer's thread."""
+    """Admits visitors."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        sessions: SessionTables,
-        commit: Commit,
-        in_flight: ConcurrencyLimit,
-        home: str,
-        tenant: Callable[[str], Routes],
-    ) -> None:
-        self._keys = keys
-        self._sessions = sessions
-        self._commit = commit
-        self._in_flight = in_flight
-        self._home = home
-        self._tenant = tenant
+    keys: Keys
+    sessions: store_sessions.SessionTables
+    commit: Commit
+    """Runs a write in the writer's thread."""
+    in_flight: ConcurrencyLimit
+    home: str
+    """The project of a visitor without a key."""
+    tenant: Callable[[str], Routes]
+    """Returns the pages of a project."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: with a page of its project, or with an error page."""
         send = with_headers(send, SECURITY_HEADERS)
         try:
             headers = headers_of(scope)
-            origin.check(headers, keys_needed=self._keys.needed)
+            origin.check(headers, keys_needed=self.keys.needed)
             origin.check_own(headers)
             if "\0" in scope["path"]:
                 raise NotFound("a path must not contain a NUL character")
-            await self._in_flight.serve(self._serve, scope, receive, send)
+            await self.in_flight.serve(self._serve, scope, receive, send)
         except ProxyError as error:
-            await error_page.answer(send, error, scope.get(VISITOR, error_page.ANONYMOUS), _here(scope))
+            await error_page.answer(send, error, scope.get(VISITOR, error_page.ANONYMOUS), here(scope))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        if path.startswith(URL):
-            await _send_file(scope, send, path.removeprefix(URL))
+        if path.startswith(assets.URL):
+            await _send_file(scope, send, path.removeprefix(assets.URL))
             return
         visitor = scope[VISITOR] = await self._visitor(scope)
         if FRESH in scope:
@@ -97,10 +90,10 @@ class DashboardDoor:
             await self._sign_in(scope, receive, send)
         elif not visitor.may_look:
             await _ask_to_sign_in(scope, send)
-        elif path == f"{session.PATH}/sign-out":
+        elif path == f"{DASHBOARD}/sign-out":
             await self._sign_out(scope, receive, send)
         else:
-            await self._tenant(visitor.project)(scope, receive, send)
+            await self.tenant(visitor.project)(scope, receive, send)
 
     async def _visitor(self, scope: Scope) -> Visitor:
         """Return the visitor: from a session, from a key in a header (which scripts send), or anonymous if no keys are
@@ -112,7 +105,7 @@ class DashboardDoor:
         headers = headers_of(scope)
         with_key = b"authorization" in headers or b"x-api-key" in headers
         session_token = session.token_of(headers, session.COOKIE)
-        if self._keys.needed and not with_key and session_token is not None:
+        if self.keys.needed and not with_key and session_token is not None:
             signed_in = await self._signed_in(session_token)
             if signed_in is not None:
                 scope[PRINCIPAL] = signed_in
@@ -121,23 +114,18 @@ class DashboardDoor:
         if token is None:
             token = scope[FRESH] = session.new_token()
         csrf = session.csrf_of(token)
-        principal: Principal | None = None
-        if not self._keys.needed:
-            principal = anybody(self._home)
-        elif with_key:
-            principal = self._keys.admit(headers, "admin")
-        if principal is None:
-            return Visitor(self._home, None, csrf, signed_in=False, may_look=False)
-        scope[PRINCIPAL] = principal
+        if self.keys.needed and not with_key:
+            return Visitor(self.home, None, csrf, signed_in=False, may_look=False)
+        principal = scope[PRINCIPAL] = self.keys.admit(headers, "admin") if self.keys.needed else anybody(self.home)
         return Visitor(principal.project, principal.key_id, csrf, signed_in=False)
 
     async def _signed_in(self, token: str) -> Principal | None:
         """Return the principal that signed in, as long as its key is valid and has the scope `admin`."""
         try:
-            stored = await in_page_thread(self._sessions.find, session.hash_of(token), datetime.now(UTC))
+            stored = await rendering.in_page_thread(self.sessions.find, session.hash_of(token), datetime.now(UTC))
         except SQLAlchemyError as error:
             raise DatabaseAway("the database does not answer; try again soon") from error
-        principal = None if stored is None else self._keys.by_id(stored.project, stored.key_id)
+        principal = None if stored is None else self.keys.by_id(stored.project, stored.key_id)
         return principal if principal is not None and principal.allows("admin") else None
 
     async def _sign_in(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,8 +133,7 @@ class DashboardDoor:
         if visitor.may_look:
             await _go(send, session.FIRST)
         elif scope["method"] == "POST":
-            form = await _form(receive, visitor)
-            await self._try_key(scope, form, send)
+            await self._try_key(scope, await read_form(receive, visitor), send)
         else:
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
             await _show_sign_in(send, visitor, 200, query.get("next", ""), None)
@@ -154,15 +141,19 @@ class DashboardDoor:
     async def _try_key(self, scope: Scope, form: dict[str, str], send: Send) -> None:
         after = session.own_path(form.get("next", ""))
         try:
-            principal = self._keys.admit({b"x-api-key": form.get("key", "").strip().encode()}, "admin")
+            principal = self.keys.admit({b"x-api-key": form.get("key", "").strip().encode()}, "admin")
         except (NoKey, MissingScope) as error:
             await _show_sign_in(send, scope[VISITOR], error.status, after, error)
             return
         now, token = datetime.now(UTC), session.new_token()
-        new = Session(principal.project, str(principal.key_id))
-        await self._commit(
+        await self.commit(
             lambda connection: store_sessions.begin(
-                connection, new, session.hash_of(token), now, now + session.LIFETIME
+                connection,
+                principal.project,
+                str(principal.key_id),
+                session.hash_of(token),
+                now,
+                now + session.LIFETIME,
             )
         )
         lives_s = int(session.LIFETIME.total_seconds())
@@ -172,54 +163,42 @@ class DashboardDoor:
         if scope["method"] != "POST":
             await _go(send, session.FIRST)
             return
-        await _form(receive, scope[VISITOR])
+        await read_form(receive, scope[VISITOR])
         token = session.token_of(headers_of(scope), session.COOKIE)
         if token is not None:
-            await self._commit(lambda connection: store_sessions.end(connection, session.hash_of(token)))
+            await self.commit(lambda connection: store_sessions.end(connection, session.hash_of(token)))
         await _go(send, session.SIGN_IN, session.cookie(session.COOKIE, "", lives_s=0))
 
 
-async def _form(receive: Receive, visitor: Visitor) -> dict[str, str]:
-    fields = await read_form(receive)
-    check_csrf(dict(fields), visitor)
-    return dict(fields)
-
-
-async def read_form(receive: Receive) -> list[tuple[str, str]]:
-    """Return the fields of a submitted form, in order.
+async def read_form(receive: Receive, visitor: Visitor) -> dict[str, str]:
+    """Return the last value of each field of a submitted form, after checking that it was issued to this visitor.
 
     Raises:
         TooLarge, TooSlow, ClientDisconnected: as `read_whole`.
         BadRequest: the form has too many fields.
+        Forbidden: it was issued to somebody else; another site's page may have sent it.
     """
     body = await read_whole(receive, MOST_FORM_BYTES, FORM_TIMEOUT_S)
     try:
-        return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
     except ValueError as error:
         raise BadRequest(f"a form may have at most {MOST_FIELDS} fields") from error
-
-
-def check_csrf(form: dict[str, str], visitor: Visitor) -> None:
-    """Check that a form was issued to this visitor.
-
-    Raises:
-        Forbidden: it was not; another site's page may have sent it.
-    """
     if not compare_digest(form.get("csrf", "").encode(), visitor.csrf.encode()):
         raise Forbidden(
             "this form does not belong to your current session: it was open while you signed in or out, or cookies "
             "are off for this site. Nothing was changed; go back, reload the page and send it again"
         )
+    return form
 
 
 async def _show_sign_in(send: Send, visitor: Visitor, status: int, after: str, error: ProxyError | None) -> None:
     values = {"next": session.own_path(after), "wrong": None if error is None else error.message}
-    page = renderer().page("sign_in.html", visitor, session.SIGN_IN, datetime.now(UTC), values)
+    page = rendering.page("sign_in.html", visitor, session.SIGN_IN, datetime.now(UTC), values)
     await send_whole(send, status, [(b"content-type", error_page.HTML), error_page.NO_STORE], page.encode())
 
 
 async def _ask_to_sign_in(scope: Scope, send: Send) -> None:
-    after = quote(_here(scope), safe="/") if scope["method"] in ("GET", "HEAD") else session.FIRST
+    after = quote(here(scope), safe="/") if scope["method"] in ("GET", "HEAD") else session.FIRST
     to = f"{session.SIGN_IN}?next={after}"
     if b"hx-request" in headers_of(scope):
         # The request is for a part of a page whose session is over: redirect the whole page, not the part.
@@ -233,7 +212,7 @@ async def _go(send: Send, to: str, *headers: Header) -> None:
 
 
 async def _send_file(scope: Scope, send: Send, name: str) -> None:
-    asset = static().get(name)
+    asset = assets.files().get(name)
     if asset is None or scope["method"] not in ("GET", "HEAD"):
         raise NotFound(f"there is no file {name[:200]!r} here")
     # The URL contains the version, so its content never changes.
@@ -243,7 +222,8 @@ async def _send_file(scope: Scope, send: Send, name: str) -> None:
     await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else asset.body)
 
 
-def _here(scope: Scope) -> str:
+def here(scope: Scope) -> str:
+    """Return the path and query of a request."""
     query = scope["query_string"].decode("latin-1")
     return f"{quote(scope['path'])}?{query}" if query else quote(scope["path"])
 

@@ -1,11 +1,17 @@
-"""Render pages from Jinja templates, with autoescape and strict undefined values; format times and numbers."""
+"""Render pages from Jinja templates, with autoescape and strict undefined values; format times and numbers.
 
+Pages are rendered in a few threads, so that they never take all database connections from requests.
+"""
+
+import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -18,42 +24,43 @@ NOTHING = "–"
 _SPANS = ((86_400 * 365, "y"), (86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class Renderer:
-    """Renders pages. `static`: file name below static/ -> served file. Usable from any thread."""
+_threads = ThreadPoolExecutor(4, thread_name_prefix="ui")
 
-    def __init__(self, static: Mapping[str, assets.Asset]) -> None:
-        self._environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._environment.filters |= {
-            "utc": utc, "stamp": stamp, "ago": ago, "number": number, "whole": whole, "short": short,
-            "percent": percent, "seconds": seconds, "signed": signed, "money": money,
-        }  # fmt: skip
-        self._environment.globals["static"] = lambda name: f"{assets.URL}{name}?v={static[name].version}"
-        self._environment.globals["nothing"] = NOTHING
 
-    def page(self, template: str, visitor: Visitor, here: str, now: datetime, values: Mapping[str, Any]) -> str:
-        """Return the page of this template. `here`: path and query of the request."""
-        common = {"visitor": visitor, "here": here, "now": now, "nav": None, "current": None, "notice": None}
-        return self._environment.get_template(template).render(common | dict(values))
+async def in_page_thread(do: Callable[P, R], *args: P.args, **values: P.kwargs) -> R:
+    """Run `do` in one of these threads, with the caller's context; return its result."""
+    work: Callable[[], R] = partial(copy_context().run, do, *args, **values)
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+
+
+def page(template: str, visitor: Visitor, here: str, now: datetime, values: Mapping[str, Any]) -> str:
+    """Return the page of this template. `here`: path and query of the request. Usable from any thread."""
+    common = {"visitor": visitor, "here": here, "now": now, "nav": None, "current": None, "notice": None}
+    return _environment().get_template(template).render(common | dict(values))
 
 
 @cache
-def renderer() -> Renderer:
-    """Return the renderer of this process."""
-    return Renderer(static())
-
-
-@cache
-def static() -> dict[str, assets.Asset]:
-    """Return the static files."""
-    return assets.read()
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters |= {
+        "utc": utc, "stamp": stamp, "ago": ago, "number": number, "whole": whole, "short": short,
+        "percent": percent, "seconds": seconds, "signed": signed, "money": money,
+    }  # fmt: skip
+    environment.globals |= {
+        "static": lambda name: f"{assets.URL}{name}?v={assets.files()[name].version}",
+        "nothing": NOTHING,
+    }
+    return environment
 
 
 def utc(when: datetime | None) -> str:

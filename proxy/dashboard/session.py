@@ -22,13 +22,12 @@ FORM = "whetstone_form"
 no session cookie, and must not replace that cookie."""
 NOTICE = "whetstone_said"
 """Cookie with the result of an action, for the next page."""
-PATH = DASHBOARD
 LIFETIME = timedelta(hours=12)
 NOTICE_LIFETIME_S = 60
 MOST_NOTICE = 1000
 """Characters: browsers drop a cookie over 4 KB."""
-SIGN_IN = f"{PATH}/sign-in"
-FIRST = f"{PATH}/policies"
+SIGN_IN = f"{DASHBOARD}/sign-in"
+FIRST = f"{DASHBOARD}/policies"
 """First page after the sign-in."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -51,25 +50,19 @@ def csrf_of(token: str) -> str:
     return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
-def cookies(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return the request's cookies; if a name comes twice, the first one, which has the longer path."""
-    values: dict[str, str] = {}
-    for piece in headers.get(b"cookie", b"").decode("latin-1").split(";"):
-        name, _, value = piece.strip().partition("=")
-        values.setdefault(name, value)
-    return values
-
-
 def token_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
-    """Return the token in a request's cookie; None if it is missing or malformed."""
-    token = cookies(headers).get(name, "")
+    """Return the token in a request's cookie; None if it is missing or malformed. If the name comes twice, the first
+    cookie counts, which has the longer path."""
+    pieces = headers.get(b"cookie", b"").decode("latin-1").split(";")
+    cookies = (piece.strip().partition("=") for piece in pieces)
+    token = next((value for key, _, value in cookies if key == name), "")
     return token if _TOKEN.fullmatch(token) else None
 
 
 def cookie(name: str, value: str, *, lives_s: int | None = None, secure: bool = False) -> Header:
     """Return the header that sets a dashboard cookie; without a lifetime the cookie ends with the browser's session."""
     lasts = "" if lives_s is None else f"; Max-Age={lives_s}"
-    header = f"{name}={value}; Path={PATH}; HttpOnly; SameSite=Strict{lasts}{'; Secure' if secure else ''}"
+    header = f"{name}={value}; Path={DASHBOARD}; HttpOnly; SameSite=Strict{lasts}{'; Secure' if secure else ''}"
     return (b"set-cookie", header.encode("latin-1"))
 
 

@@ -10,8 +10,8 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ SPACE = "▁"
 """SentencePiece's spelling of a space (U+2581)."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """SentencePiece's spelling of a byte of a letter that it has no piece for."""
+
+_reading = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -68,44 +70,29 @@ class Vocabulary:
         token. None if an id is not in this vocabulary."""
         decoder, texts = codecs.getincrementaldecoder("utf-8")("replace"), []
         for token_id in token_ids:
-            spelled = self._added.get(token_id)
-            if spelled is None:
-                if token_id not in self._pieces:
-                    return None
+            if token_id in self._added:
+                spelled = self._added[token_id]
+            elif token_id in self._pieces:
                 spelled = self._bytes_of(self._pieces[token_id])
+            else:
+                return None
             texts.append(decoder.decode(spelled))
         return texts
 
 
-class Vocabularies:
-    """The vocabularies that were read, by the model's path. Used from several threads."""
-
-    def __init__(self) -> None:
-        self._cache: OrderedDict[str, Vocabulary | None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def texts(self, model_path: str, token_ids: Sequence[int]) -> list[str] | None:
-        """Return what each id spells; None if the model's vocabulary is not on this machine, or lacks one of the
-        ids."""
-        vocabulary = self._of(model_path)
-        return None if vocabulary is None else vocabulary.texts(token_ids)
-
-    def _of(self, model_path: str) -> Vocabulary | None:
-        with self._lock:  # several pages at once must not read the same file
-            if model_path not in self._cache:
-                self._cache[model_path] = _read(model_path)
-                while len(self._cache) > MOST_CACHED:
-                    self._cache.popitem(last=False)
-            self._cache.move_to_end(model_path)
-            return self._cache[model_path]
+def texts(model_path: str, token_ids: Sequence[int]) -> list[str] | None:
+    """Return what each id spells; None if the model's vocabulary is not on this machine, or lacks one of the ids. May
+    be called from several threads."""
+    with _reading:  # several pages at once must not read the same file
+        vocabulary = _vocabulary(model_path)
+    return None if vocabulary is None else vocabulary.texts(token_ids)
 
 
-def _read(model_path: str) -> Vocabulary | None:
+@lru_cache(MOST_CACHED)
+def _vocabulary(model_path: str) -> Vocabulary | None:
     path = _file(model_path)
-    if path is None:
-        return None
     try:
-        return Vocabulary(msgspec.json.decode(path.read_bytes(), type=_File))
+        return None if path is None else Vocabulary(msgspec.json.decode(path.read_bytes(), type=_File))
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         log.warning("the vocabulary in %s cannot be read: %s", path, error)
         return None
@@ -129,10 +116,7 @@ def _kinds(decoder: Any) -> set[str]:
     """Return the types of a decoder and of its parts."""
     if not isinstance(decoder, dict):
         return set()
-    kinds = {str(decoder.get("type"))}
-    for one in decoder.get("decoders") or ():
-        kinds |= _kinds(one)
-    return kinds
+    return {str(decoder.get("type"))}.union(*map(_kinds, decoder.get("decoders") or ()))
 
 
 def _of_bytes(piece: str) -> bytes:

@@ -1,21 +1,34 @@
-"""The pages of feedback: its content, and its outcome."""
+"""The pages of feedback: its content, and its outcome; and the review queue, the attempts that wait for a person.
 
-from collections.abc import Mapping
+A review is feedback like any app's: the same code reads, checks, redacts and commits it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Page, PageRequest
+from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
 from proxy.dashboard.queries import counts as store_counts
 from proxy.dashboard.queries import feedback as store_feedback
-from proxy.dashboard.queries.newest import RowPage, read_place
+from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.views import funnel
-from proxy.errors import NotFound
+from proxy.dashboard.views.message_view import messages_of
+from proxy.domain.feedback import read_feedback
+from proxy.domain.feedback_rows import row_of
+from proxy.errors import BadRequest, NotFound
+from proxy.recording.store import REVIEWS_AT_ONCE
 from whetstone.domain.ids import ID
 from whetstone.domain.states import FeedbackState
 
 SOURCES = ("reward", "thumbs", "parts", "demonstration", "judge", "end", "close")
 COUNTED = timedelta(days=7)
+MOST_MESSAGES = 8
+"""Most messages of a conversation: the first one, and the rest from its end."""
+MOST_CHARACTERS = 3_000
 
 
 def feedback(request: PageRequest) -> Mapping[str, Any]:
@@ -25,13 +38,14 @@ def feedback(request: PageRequest) -> Mapping[str, Any]:
     page = store_feedback.feedback(
         at, project, filters.get("state"), filters.get("source"), read_place(request.query.get("before"))
     )
-    since = request.now - COUNTED
+    counts = store_counts.feedback_states(at, project, request.now - COUNTED)
     return {
-        **_with_outcomes(request, page),
+        "page": page,
+        **_outcomes(request, page.rows),
         "filters": filters,
         "states": tuple(FeedbackState),
         "sources": SOURCES,
-        "counts": _by_state(store_counts.feedback_states(at, project, since)),
+        "counts": {state: counts[state] for state in FeedbackState if state in counts},
         "at": lambda **changed: pagination.href("/ui/feedback", {**filters, **changed}),
         **pagination.pages("/ui/feedback", request.query, filters, page),
     }
@@ -43,25 +57,63 @@ def one_feedback(request: PageRequest) -> Mapping[str, Any]:
     row = store_feedback.by_id(request.connection, request.project, feedback_id) if ID.fullmatch(feedback_id) else None
     if row is None:
         raise NotFound(f"there is no feedback {feedback_id[:200]!r} in this project")
-    return {**_with_outcomes(request, RowPage([row], None, 0, stopped=False)), "one": row}
+    return {**_outcomes(request, [row]), "one": row}
 
 
-def _with_outcomes(request: PageRequest, page: RowPage) -> dict[str, Any]:
-    ids = {row["trajectory_id"] for row in page.rows} - {None}
+def _outcomes(request: PageRequest, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the states of the trajectories that these rows of feedback refer to, and what their reasons mean."""
+    ids = {row["trajectory_id"] for row in rows} - {None}
     standing = store_feedback.standing(request.connection, request.project, ids)
     meanings = {name: funnel.meaning_of(row["why_not_trained"]) for name, row in standing.items()}
-    return {"page": page, "standing": standing, "meanings": meanings}
+    return {"standing": standing, "meanings": meanings}
 
 
-def _by_state(counts: list[tuple[str, str, int]]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for _, state, count in counts:
-        totals[state] = totals.get(state, 0) + count
-    return {state: totals[state] for state in FeedbackState if state in totals}
+def reviews(request: PageRequest) -> Mapping[str, Any]:
+    """Load the queue, the longest waiting first."""
+    rows = store_feedback.waiting_for_review(request.connection, request.project)
+    group_ids = {row["group_id"] for row in rows} - {None}
+    scores = store_feedback.explanations(request.connection, request.project, group_ids)
+    return {
+        "rows": [{**row, **_conversation(row), "scores": scores.get(row["trajectory_id"], [])} for row in rows],
+        "at_once": REVIEWS_AT_ONCE,
+    }
 
 
-PAGES = [
-    Page("/ui/feedback", "feedback.html", feedback, nav="/ui/feedback"),
-    Page("/ui/feedback/{feedback_id}", "feedback_one.html", one_feedback, nav="/ui/feedback"),
-]
-ACTIONS: list[Action] = []
+def _conversation(row: Mapping[str, Any]) -> dict[str, Any]:
+    messages = messages_of(row["messages"], MOST_CHARACTERS)
+    left_out = max(0, len(messages) - MOST_MESSAGES)
+    return {
+        "messages": [*messages[:1], *messages[1 - MOST_MESSAGES :]] if left_out else messages,
+        "left_out": left_out,
+        "answer": messages_of(row["response"], MOST_CHARACTERS),
+    }
+
+
+async def review(request: FormRequest) -> ActionResult:
+    """Store the review of one attempt.
+
+    Raises:
+        BadRequest: the form has no reward, or an invalid one.
+        NotRecorded: the feedback could not be stored.
+    """
+    body: dict[str, Any] = {"trajectory_id": request.path["trajectory_id"]}
+    if request.form.get("thumbs") in ("up", "down"):
+        body["thumbs"] = request.form["thumbs"]
+    else:
+        body["reward"] = _reward(request.form.get("reward", ""))
+    if comment := request.form.get("comment", "").strip():
+        body["comment"] = comment
+    (feedback,), _ = read_feedback(msgspec.json.encode(body))
+    (feedback_id,) = await request.parts.take([row_of(feedback, request.project, request.now)], request.visitor.key_id)
+    summary = f"thumbs {body['thumbs']}" if "thumbs" in body else f"reward {body['reward']:g}"
+    return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {feedback_id}).")
+
+
+def _reward(text: str) -> float:
+    try:
+        reward = float(text.strip().replace(",", ".").replace("−", "-"))
+    except ValueError as error:
+        raise BadRequest("choose thumbs up or down, or enter a reward: a number such as 0.5", param="reward") from error
+    if not math.isfinite(reward):
+        raise BadRequest("a reward must be a finite number", param="reward")
+    return reward

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Page, PageRequest
+from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import counts as store_counts
 from proxy.dashboard.queries import trajectories
 from proxy.dashboard.views.funnel import CLAIMED, ONGOING, funnel
@@ -38,7 +38,3 @@ def why_not_trained(request: PageRequest) -> Mapping[str, Any]:
         "examples": examples,
         "at": lambda **changed: pagination.href("/ui/funnel", {**filters, **changed}),
     }
-
-
-PAGES = [Page("/ui/funnel", "funnel.html", why_not_trained, nav="/ui/funnel")]
-ACTIONS: list[Action] = []

@@ -1,18 +1,16 @@
 """The pages of groups: the list, and one group's attempts side by side with their differences."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Page, PageRequest
+from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import groups as store_groups
 from proxy.dashboard.queries import trajectories
-from proxy.dashboard.queries.groups import Answer, Member
 from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.message_view import Message, messages_of
-from proxy.dashboard.views.text_diff import Comparer, Comparison
+from proxy.dashboard.views.text_diff import Comparer
 from proxy.dashboard.views.turn_view import answer_of
 from proxy.errors import NotFound
 from whetstone.domain.states import GroupState
@@ -22,32 +20,6 @@ MOST_ATTEMPTS = 16
 BEST = 10
 MOST_ANSWER = 4_000
 """Most characters of an answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A judge's score of an attempt."""
-
-    judge: str
-    score: float | None
-    explanation: str
-    purpose: str
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One member of the group, prepared for comparison."""
-
-    member: Member
-    meaning: str | None
-    answer: Answer | None
-    message: Message | None
-    text: str
-    differs: Comparison | None
-    is_best: bool
-    weighed: Mapping[str, Any] | None
-    scores: tuple[Score, ...]
-    feedback: tuple[Mapping[str, Any], ...]
 
 
 def groups(request: PageRequest) -> Mapping[str, Any]:
@@ -79,86 +51,53 @@ def group(request: PageRequest) -> Mapping[str, Any]:
         raise NotFound(f"there is no group {group_id[:200]!r} in this project")
     members = sorted(store_groups.members(at, project, group_id), key=_best_first)
     shown = members if len(members) <= MOST_ATTEMPTS else [*members[:BEST], *members[BEST - MOST_ATTEMPTS :]]
-    ids = [one.id for one in shown]
+    ids = [one["id"] for one in shown]
+    tails = [one["tail_completion_id"] for one in shown if one["tail_completion_id"]]
+    answers = store_groups.answers(at, project, tails)
+    weighed = {one["trajectory_id"]: one for one in store_groups.advantages(at, project, [row["policy"]], ids)}
     judgements = store_groups.judgements(at, project, group_id)
-    attempts = _attempts(
-        shown,
-        store_groups.answers(at, project, [one.tail_completion_id for one in shown if one.tail_completion_id]),
-        store_groups.advantages(at, project, [row["policy"]], ids),
-        judgements,
-        store_groups.feedback_on(at, project, ids),
-    )
+    feedback = store_groups.feedback_on(at, project, ids)
+    attempts = [
+        {
+            "member": one,
+            "meaning": funnel.meaning_of(one["why_not_trained"]),
+            "weighed": weighed.get(one["id"]),
+            "scores": store_groups.scores_of(judgements, one["id"]),
+            "feedback": [item for item in feedback if item["trajectory_id"] == one["id"]],
+            **compared,
+        }
+        for one, compared in zip(shown, _compared(shown, answers), strict=True)
+    ]
     return {
         "group": row,
         "size": max(len(members), row["size"]),
         "attempts": attempts,
-        "others": [one for one in members if one not in shown],
-        "prompt": messages_of(store_groups.prompt(at, project, shown[0].id), MOST_ANSWER) if shown else [],
+        "others": [one for one in members if one["id"] not in ids],
+        "prompt": messages_of(store_groups.prompt(at, project, ids[0]), MOST_ANSWER) if ids else [],
         "judgements": judgements,
-        "task": next((one.task for one in members if one.task), None),
+        "task": next((one["task"] for one in members if one["task"]), None),
     }
 
 
-def _best_first(one: Member) -> tuple[bool, float, str]:
-    return (one.reward is None, -(one.reward or 0.0), one.id)
+def _best_first(member: Mapping[str, Any]) -> tuple[bool, float, str]:
+    return (member["reward"] is None, -(member["reward"] or 0.0), member["id"])
 
 
-def _attempts(
-    members: Sequence[Member],
-    answers: Mapping[str, Answer],
-    weighed: Sequence[Mapping[str, Any]],
-    judgements: Sequence[Mapping[str, Any]],
-    feedback: Sequence[Mapping[str, Any]],
-) -> list[Attempt]:
-    """Prepare the members. The first member is the best one, if any has a reward."""
-    of_step = {one["trajectory_id"]: one for one in weighed}
-    messages = {one.id: _message(answers.get(one.id)) for one in members}
-    texts = {name: _text(answers.get(name), message) for name, message in messages.items()}
-    best = members[0] if members and members[0].reward is not None else None
-    compare = Comparer(texts[best.id]) if best is not None else None
-    return [
-        Attempt(
-            member=one,
-            meaning=funnel.meaning_of(one.why_not_trained),
-            answer=answers.get(one.id),
-            message=messages[one.id],
-            text=texts[one.id],
-            differs=None if compare is None or one is best else compare(texts[one.id]),
-            is_best=one is best,
-            weighed=of_step.get(one.id),
-            scores=tuple(_scores(one.id, judgements)),
-            feedback=tuple(row for row in feedback if row["trajectory_id"] == one.id),
-        )
-        for one in members
-    ]
+def _compared(
+    members: Sequence[Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the answer of each member, and how it differs from the best one: the first member's, if it has a reward."""
+    compare: Comparer | None = None
+    for place, member in enumerate(members):
+        answer = answers.get(member["id"])
+        message = None if answer is None else answer_of(answer, MOST_ANSWER)
+        text = "" if message is None else _text(message)
+        is_best = place == 0 and member["reward"] is not None
+        differs = None if compare is None else compare(text)
+        compare = Comparer(text) if is_best else compare
+        yield {"answer": answer, "message": message, "text": text, "differs": differs, "is_best": is_best}
 
 
-def _message(answer: Answer | None) -> Message | None:
-    if answer is None:
-        return None
-    return answer_of({"response": answer.response, "response_text": answer.response_text}, MOST_ANSWER)
-
-
-def _text(answer: Answer | None, message: Message | None) -> str:
+def _text(message: Message) -> str:
     """Return the text to compare: the answer's text, then its tool calls."""
-    if answer is None or message is None:
-        return ""
-    pieces = [f"{part.name} {part.text}" if part.kind == "call" else part.text for part in message.parts]
-    return "\n".join(pieces)
-
-
-def _scores(trajectory_id: str, judgements: Sequence[Mapping[str, Any]]) -> list[Score]:
-    scores = []
-    for one in judgements:
-        entry = (one["scores"] or {}).get(trajectory_id)
-        if one["state"] == "accepted" and isinstance(entry, Mapping):
-            score, explanation = entry.get("score"), str(entry.get("explanation") or "")
-            scores.append(Score(one["judge"], score, explanation, one["purpose"]))
-    return scores
-
-
-PAGES = [
-    Page("/ui/groups", "groups.html", groups, nav="/ui/groups"),
-    Page("/ui/groups/{group_id}", "group.html", group, nav="/ui/groups"),
-]
-ACTIONS: list[Action] = []
+    return "\n".join(f"{part.name} {part.text}" if part.kind == "call" else part.text for part in message.parts)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from proxy.dashboard import pagination
-from proxy.dashboard.interfaces import Action, Page, PageRequest
+from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import counts, trajectories
 from whetstone.registry import api_key_store
 
@@ -20,11 +20,9 @@ def keys(request: PageRequest) -> Mapping[str, Any]:
     filters = pagination.filters(request.query, "window")
     window, since = pagination.window(filters, WINDOWS, request.now)
     rows = api_key_store.keys(at, project)
-    usage = {row["key_id"]: row for row in counts.usage_by_key(at, project, since)}
+    usage = {row["key_id"]: row for row in counts.usage(at, project, "key_id", since)}
     known = {row["key_id"] for row in rows}
-    days = counts.judge_days(at, project, since)
     calls, cost = counts.judged(at, project, since)
-    policies = trajectories.policy_names(at, project)
     return {
         "keys": [{**row, "state": _state(row, request), "usage": usage.get(row["key_id"])} for row in rows[:MOST_KEYS]],
         "more_keys": max(0, len(rows) - MOST_KEYS),
@@ -34,12 +32,12 @@ def keys(request: PageRequest) -> Mapping[str, Any]:
             name: sum(row[name] for row in usage.values())
             for name in ("completions", "prompt_tokens", "sampled_tokens")
         },
-        "days": days,
+        "days": counts.judge_days(at, project, since),
         "cost": cost,
         "judge_calls": calls,
-        "by_task": counts.judged_by_task(at, project, policies),
+        "by_task": counts.judged_by_task(at, project, trajectories.policy_names(at, project)),
         "newest_judgements": counts.NEWEST_JUDGEMENTS,
-        "by_day": list(reversed(counts.usage_by_day(at, project, since)))[:60],
+        "by_day": counts.usage(at, project, "day", since)[:-61:-1],
         "window": window,
         "since": since,
         "at": lambda **changed: pagination.href("/ui/keys", {**filters, **changed}),
@@ -50,7 +48,3 @@ def _state(row: Mapping[str, Any], request: PageRequest) -> str:
     if row["revoked_at"] is not None:
         return "revoked"
     return "expired" if row["expires_at"] is not None and row["expires_at"] <= request.now else "live"
-
-
-PAGES = [Page("/ui/keys", "keys.html", keys, nav="/ui/keys")]
-ACTIONS: list[Action] = []

@@ -1,18 +1,14 @@
-"""The pages of policies: all policies, live; one policy with its versions, decisions and steps; and the actions on
-it."""
+"""The pages of policies: all policies, live; one policy with its versions, decisions and steps, and the actions on it;
+one step, with its metrics among those of the steps around it, and what it trained on."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from proxy.api.admin import store
 from proxy.api.admin.policies import known
-from proxy.dashboard.interfaces import Action, ActionResult, FormRequest, Page, PageRequest
+from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
 from proxy.dashboard.queries import policies as store_policies
-from proxy.dashboard.queries import steps as store_steps
-from proxy.dashboard.queries.policies import PolicyRow, RecentTraffic
 from proxy.dashboard.views import chart_data
-from proxy.dashboard.views.chart_data import Point
 from proxy.errors import BadRequest, NotFound, StepRefused
 from whetstone.registry import version_store
 
@@ -26,83 +22,72 @@ RECENT_H = 24
 MOST_REASON = 500
 STATES = {"training": "trains from now on", "recording": "is only recorded from now on", "paused": "is paused"}
 NAV = "/ui/policies"
-
-
-@dataclass(frozen=True)
-class PolicyCard:
-    """A policy as its card shows it."""
-
-    row: PolicyRow
-    curve: Mapping[str, Any]
-    points: Sequence[Point]
-    """The versions with a reward, the newest first."""
-    live: Point | None
-    """Mean reward of the live version; None while none of its trajectories has a reward."""
-    base: Point | None
-    """Mean reward of version 0; None as above."""
-    rewards: Mapping[int, Point]
-    """Mean reward of every version that has one."""
-    candidate: int | None
-    last_step: Mapping[str, Any] | None
-    recent: RecentTraffic
-    has_traffic: bool
-
-    @property
-    def gain(self) -> float | None:
-        """Return by how much the live version's mean reward exceeds version 0's."""
-        if self.live is None or self.base is None or self.live.version == 0:
-            return None
-        return None if self.live.mean is None or self.base.mean is None else self.live.mean - self.base.mean
-
-
-def load_card(request: PageRequest, row: PolicyRow) -> PolicyCard:
-    """Load what a policy's card shows."""
-    connection, project = request.connection, request.project
-    versions = store_policies.states(connection, project, row.name, DRAWN)
-    rewards = store_policies.rewards(connection, project, row.name, 0)
-    points = chart_data.points(versions, rewards)
-    # All versions ever measured, including those that the curve no longer shows.
-    by_version = chart_data.measured(rewards)
-    candidate = next((one.version for one in reversed(versions) if one.state == "candidate"), None)
-    recent = store_policies.recent(connection, project, row.name, request.now, RECENT_H)
-    steps = store_steps.newest(connection, project, row.name, None, 1)
-    return PolicyCard(
-        row=row,
-        curve=chart_data.rewards(points, row.live_version, candidate),
-        points=[point for point in reversed(points) if point.rewarded],
-        live=by_version.get(row.live_version),
-        base=by_version.get(0),
-        rewards=by_version,
-        candidate=candidate,
-        last_step=steps[0] if steps else None,
-        recent=recent,
-        has_traffic=bool(rewards or recent.trajectories) or store_policies.has_traffic(connection, project, row.name),
-    )
+STEPS_DRAWN = 60
+"""Most steps in the charts of a step; this step is the last one, or near it."""
+AFTER = 10
+"""Most steps in the charts of a step that may be later ones."""
+MEMBERS_LISTED = 100
+"""Trajectories per page of a step."""
+MEANINGS = {
+    "reward_mean": "Mean reward over its trajectories",
+    "loss": "What the update lowers; only its change over the steps is meaningful",
+    "kl": "How far the policy is from the base model, nats per token (k3)",
+    "entropy": "How random the sampling is, nats per token",
+    "mismatch_k3": "How far trainer and server disagree on the same tokens, nats per token",
+    "grad_norm": "Norm of the gradient, before clipping",
+    "tokens_per_s": "Sampled tokens per second of the whole step",
+    "seconds": "From claim to promotion",
+}
 
 
 def policies(request: PageRequest) -> dict[str, Any]:
     """Load all policies that are served here, each with its curve."""
     names = {one.name for one in request.parts.policies()}
-    rows = [row for row in store_policies.policies(request.connection, request.project) if row.name in names]
+    rows = [row for row in store_policies.policies(request.connection, request.project) if row["name"] in names]
     # Trainable policies first.
-    rows.sort(key=lambda row: (row.upstream is not None, row.name))
-    return {"policies": [load_card(request, row) for row in rows], "states": tuple(STATES)}
+    rows.sort(key=lambda row: (row["upstream"] is not None, row["name"]))
+    return {"policies": [_card(request, row) for row in rows], "states": tuple(STATES)}
+
+
+def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Load what a policy's card shows."""
+    connection, project, name = request.connection, request.project, row["name"]
+    versions = store_policies.states(connection, project, name, DRAWN)
+    rewards = store_policies.rewards(connection, project, name)
+    points = chart_data.points(versions, rewards)
+    # All versions ever measured, including those that the curve no longer shows.
+    by_version = chart_data.measured(rewards)
+    live, base = by_version.get(row["live_version"]), by_version.get(0)
+    candidate = next((one.version for one in reversed(versions) if one.state == "candidate"), None)
+    recent = store_policies.recent(connection, project, name, request.now, RECENT_H)
+    return {
+        "row": row,
+        "curve": chart_data.rewards(points, row["live_version"], candidate),
+        # The versions with a reward, the newest first.
+        "points": [point for point in reversed(points) if point.rewarded],
+        "rewards": by_version,
+        "live": live,
+        "gain": chart_data.gain(live, base),
+        "candidate": candidate,
+        "last_step": next(iter(store_policies.steps(connection, project, name, None, 1)), None),
+        "recent": recent,
+        "has_traffic": bool(rewards or recent["trajectories"]) or store_policies.has_traffic(connection, project, name),
+    }
 
 
 def policy(request: PageRequest) -> dict[str, Any]:
     """Load one policy with its versions, decisions and steps."""
     name = request.path["policy"]
-    row = store_policies.policy(request.connection, request.project, name)
-    if row is None:
+    rows = store_policies.policies(request.connection, request.project, name)
+    if not rows:
         raise NotFound(f"there is no policy {name[:200]!r} in this project")
-    before_version, before_step = number(request.query, "versions_before"), number(request.query, "steps_before")
+    before_version, before_step = _number(request.query, "versions_before"), _number(request.query, "steps_before")
     key = (request.connection, request.project, name)
     versions = store_policies.versions(*key, before_version, LISTED + 1)
-    steps = store_steps.newest(*key, before_step, LISTED + 1)
-    drawn = store_steps.newest(*key, None, FIGURED)[::-1]
-    card = load_card(request, row)
+    steps = store_policies.steps(*key, before_step, LISTED + 1)
+    drawn = store_policies.steps(*key, None, FIGURED)[::-1]
     return {
-        "policy": card,
+        "policy": _card(request, rows[0]),
         "states": tuple(STATES),
         "versions": versions[:LISTED],
         "older_versions": versions[LISTED - 1]["version"] if len(versions) > LISTED else None,
@@ -112,24 +97,42 @@ def policy(request: PageRequest) -> dict[str, Any]:
         "before_step": before_step,
         "decisions": store_policies.decisions(*key),
         "figures": [
-            (column.name, chart_data.figure(drawn, column.name)) for column in store_steps.FIGURES if len(drawn) > 1
+            (column.name, chart_data.figure(drawn, column.name)) for column in store_policies.FIGURES if len(drawn) > 1
         ],
         "keep": request.parts.settings.trainer.keep_served,
     }
 
 
-def number(fields: Mapping[str, str], name: str) -> int | None:
-    """Return a whole number from a link or a form; None if it is missing.
-
-    Raises:
-        BadRequest: it is not a whole number.
-    """
-    text = fields.get(name, "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise BadRequest(f"{name} must be a whole number, not {text[:50]!r}")
-    return int(text)
+def step(request: PageRequest) -> dict[str, Any]:
+    """Load one step."""
+    name, text = request.path["policy"], request.path["number"]
+    key = (request.connection, request.project, name)
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
+    row = None if number is None else store_policies.step(*key, number)
+    if row is None or number is None:
+        raise NotFound(f"there is no step {text[:50]!r} of a policy {name[:200]!r} in this project")
+    before, after = store_policies.neighbours(*key, number)
+    drawn = store_policies.steps(*key, number + AFTER + 1, STEPS_DRAWN)[::-1]
+    members = store_policies.trained_on(
+        request.connection, request.project, row["id"], _after(request), MEMBERS_LISTED + 1
+    )
+    last = members[MEMBERS_LISTED - 1] if len(members) > MEMBERS_LISTED else None
+    return {
+        "policy": name,
+        "step": row,
+        "before": before,
+        "after": after,
+        "figures": [
+            (column.name, MEANINGS[column.name], row[column.name], chart_data.figure(drawn, column.name, number))
+            for column in store_policies.FIGURES
+        ],
+        "phases": sorted((row["phases"] or {}).items(), key=lambda phase: -phase[1]),
+        "config": sorted((row["config"] or {}).items()),
+        "members": members[:MEMBERS_LISTED],
+        "largest": max((abs(one["advantage"]) for one in members if one["advantage"] is not None), default=0.0),
+        "next_members": None if last is None else f"{last['group_id']} {last['trajectory_id']}",
+        "is_first": "after" not in request.query,
+    }
 
 
 async def set_state(request: FormRequest) -> ActionResult:
@@ -156,7 +159,7 @@ async def promote(request: FormRequest) -> ActionResult:
 
 async def roll_back(request: FormRequest) -> ActionResult:
     """Roll back to an older version."""
-    name, to = _known(request), number(request.form, "to")
+    name, to = _known(request), _number(request.form, "to")
     move = await request.parts.ledger.roll_back(name, to, _reason(request))
     over = ", ".join(str(version) for version in move.rejected)
     return ActionResult(f"{name} is back at version {move.live}" + (f"; rejected: {over}" if over else ""))
@@ -190,7 +193,7 @@ def _known(request: FormRequest) -> str:
 
 
 def _version(request: FormRequest) -> int:
-    version = number(request.form, "version")
+    version = _number(request.form, "version")
     if version is None:
         raise BadRequest("enter a version")
     return version
@@ -200,14 +203,25 @@ def _reason(request: FormRequest) -> str | None:
     return request.form.get("reason", "").strip()[:MOST_REASON] or None
 
 
-PAGES = (
-    Page("/ui/policies", "policies.html", policies, NAV),
-    Page("/ui/policies/{policy}", "policy.html", policy, NAV),
-)
-ACTIONS = (
-    Action("/ui/policies/{policy}/state", set_state, "/ui/policies/{policy}"),
-    Action("/ui/policies/{policy}/promote", promote, "/ui/policies/{policy}"),
-    Action("/ui/policies/{policy}/rollback", roll_back, "/ui/policies/{policy}"),
-    Action("/ui/policies/{policy}/pin", pin, "/ui/policies/{policy}"),
-    Action("/ui/policies/{policy}/step", request_step, "/ui/policies/{policy}"),
-)
+def _after(request: PageRequest) -> tuple[str, str] | None:
+    text = request.query.get("after")
+    if text is None:
+        return None
+    group_id, _, trajectory_id = text.partition(" ")
+    if not trajectory_id:
+        raise BadRequest("after must be the id of a group and the id of a trajectory, as in the links of this page")
+    return group_id, trajectory_id
+
+
+def _number(fields: Mapping[str, str], name: str) -> int | None:
+    """Return a whole number from a link or a form; None if it is missing.
+
+    Raises:
+        BadRequest: it is not a whole number.
+    """
+    text = fields.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise BadRequest(f"{name} must be a whole number, not {text[:50]!r}")
+    return int(text)

@@ -1,26 +1,33 @@
-"""All pages and actions of the dashboard, and the navigation. Each of the other modules defines its own."""
+"""All pages and actions of the dashboard, and the navigation."""
 
 from proxy.dashboard.interfaces import Action, Page
-from proxy.dashboard.pages import (
-    feedback,
-    funnel,
-    groups,
-    keys,
-    policies,
-    reviews,
-    search,
-    steps,
-    trajectories,
-)
+from proxy.dashboard.pages import feedback, funnel, groups, keys, policies, trajectories
 
-MODULES = (
-    *(policies, steps, groups, search, trajectories),
-    *(funnel, feedback, reviews, keys),
-)
-PAGES: tuple[Page, ...] = tuple(page for module in MODULES for page in module.PAGES)
-ACTIONS: tuple[Action, ...] = tuple(action for module in MODULES for action in module.ACTIONS)
+_POLICY = "/ui/policies/{policy}"
 
-_LABELS = (
+PAGES = (
+    Page("/ui/policies", "policies.html", policies.policies),
+    Page(_POLICY, "policy.html", policies.policy),
+    Page(f"{_POLICY}/steps/{{number}}", "step.html", policies.step),
+    Page("/ui/groups", "groups.html", groups.groups),
+    Page("/ui/groups/{group_id}", "group.html", groups.group),
+    Page("/ui/trajectories", "search.html", trajectories.search),
+    Page("/ui/trajectories/{trajectory_id}", "trajectory.html", trajectories.trajectory),
+    Page("/ui/funnel", "funnel.html", funnel.why_not_trained),
+    Page("/ui/feedback", "feedback.html", feedback.feedback),
+    Page("/ui/feedback/{feedback_id}", "feedback_one.html", feedback.one_feedback),
+    Page("/ui/reviews", "reviews.html", feedback.reviews),
+    Page("/ui/keys", "keys.html", keys.keys),
+)
+ACTIONS = (
+    Action(f"{_POLICY}/state", policies.set_state, _POLICY),
+    Action(f"{_POLICY}/promote", policies.promote, _POLICY),
+    Action(f"{_POLICY}/rollback", policies.roll_back, _POLICY),
+    Action(f"{_POLICY}/pin", policies.pin, _POLICY),
+    Action(f"{_POLICY}/step", policies.request_step, _POLICY),
+    Action("/ui/reviews/{trajectory_id}", feedback.review, "/ui/reviews"),
+)
+NAV = (
     ("Policies", "/ui/policies"),
     ("Groups", "/ui/groups"),
     ("Trajectories", "/ui/trajectories"),
@@ -29,6 +36,4 @@ _LABELS = (
     ("Reviews", "/ui/reviews"),
     ("Keys and costs", "/ui/keys"),
 )
-_PATHS = {page.path for page in PAGES}
-NAV: tuple[tuple[str, str], ...] = tuple(label for label in _LABELS if label[1] in _PATHS)
 """Links in the navigation: label and path."""

@@ -5,7 +5,7 @@ A bucket of a roll-up may have several rows, some of them negative: read only su
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, column, func, select, table
 
@@ -23,7 +23,7 @@ ch = table(
 ).c
 fh = table(
     "admin_feedback_hours",
-    *(column(name) for name in ("project", "hour", "source", "state", "feedback")),
+    *(column(name) for name in ("project", "hour", "state", "feedback")),
 ).c
 p = schema.policies.c
 d, j, g, t = schema.judge_days.c, schema.judgements.c, schema.groups.c, schema.trajectories.c
@@ -46,48 +46,35 @@ def reasons(
     return [(row[0], row[1], row[2], int(row[3])) for row in connection.execute(query)]
 
 
-def usage_by_key(connection: Connection, project: str, since: datetime | None) -> list[dict[str, Any]]:
-    """Return the usage of each key since `since`; under None: usage without a key."""
-    return _usage(connection, ch.key_id, project, since)
-
-
-def usage_by_day(connection: Connection, project: str, since: datetime | None) -> list[dict[str, Any]]:
-    """Return the usage of each day, the oldest first."""
-    return _usage(connection, ch.day, project, since)
-
-
-def _usage(connection: Connection, by: Any, project: str, since: datetime | None) -> list[dict[str, Any]]:
-    """Return the completions and tokens that apps used, by a column and in its order. An imported log is not usage."""
+def usage(
+    connection: Connection, project: str, by: Literal["key_id", "day"], since: datetime | None
+) -> list[dict[str, Any]]:
+    """Return the completions and tokens that apps used since `since`, by a column and in its order; under the key None:
+    usage without a key. An imported log is not usage."""
     logs = select(p.id).where(p.project == project, p.upstream == IMPORTED_LOG)
     sums = {name: func.sum(ch[name]) for name in ("completions", "prompt_tokens", "sampled_tokens")}
     query = (
-        select(by, *(total.label(name) for name, total in sums.items()))
+        select(ch[by], *(total.label(name) for name, total in sums.items()))
         .where(ch.project == project, ch.policy.not_in(logs), *_since(ch.hour, since))
-        .group_by(by)
+        .group_by(ch[by])
         .having(sums["completions"] > 0)
-        .order_by(by)
+        .order_by(ch[by])
     )
     return [{**row._mapping, **{name: int(row._mapping[name]) for name in sums}} for row in connection.execute(query)]
 
 
-def feedback_states(connection: Connection, project: str, since: datetime | None) -> list[tuple[str, str, int]]:
-    """Return source, state and number of the feedback since `since`."""
+def feedback_states(connection: Connection, project: str, since: datetime) -> dict[str, int]:
+    """Return the number of the feedback since `since`, by state."""
     count = func.sum(fh.feedback)
-    query = (
-        select(fh.source, fh.state, count)
-        .where(fh.project == project, *_since(fh.hour, since))
-        .group_by(fh.source, fh.state)
-        .having(count > 0)
-    )
-    return [(row[0], row[1], int(row[2])) for row in connection.execute(query)]
+    query = select(fh.state, count).where(fh.project == project, *_since(fh.hour, since)).group_by(fh.state)
+    return {state: int(number) for state, number in connection.execute(query.having(count > 0))}
 
 
 def judge_days(connection: Connection, project: str, since: datetime | None) -> list[dict[str, Any]]:
     """Return the cost of judging each day, by policy and judge, the newest first."""
-    within = [] if since is None else [d.day >= f"{since:%Y-%m-%d}"]
     query = (
         select(d.day, d.policy, d.judge, d.calls, d.refused, d.failed, d.tokens, d.cost_usd)
-        .where(d.project == project, *within)
+        .where(d.project == project, *_since(d.day, since, "%Y-%m-%d"))
         .order_by(d.day.desc(), d.policy, d.judge)
         .limit(400)
     )
@@ -96,20 +83,18 @@ def judge_days(connection: Connection, project: str, since: datetime | None) -> 
 
 def judged(connection: Connection, project: str, since: datetime | None) -> tuple[int, float]:
     """Return the number of calls and the cost of all judging since `since`."""
-    within = [] if since is None else [d.day >= f"{since:%Y-%m-%d}"]
-    query = select(func.sum(d.calls), func.sum(d.cost_usd)).where(d.project == project, *within)
-    row = connection.execute(query).one()
-    return int(row[0] or 0), float(row[1] or 0.0)
+    sums = select(func.sum(d.calls), func.sum(d.cost_usd)).where(d.project == project)
+    calls, cost = connection.execute(sums.where(*_since(d.day, since, "%Y-%m-%d"))).one()
+    return int(calls or 0), float(cost or 0.0)
 
 
 def judged_by_task(connection: Connection, project: str, policies: Sequence[str]) -> list[dict[str, Any]]:
     """Return the cost of the newest judgements, by policy and the task of their group's attempts."""
     totals: dict[tuple[str, str | None], dict[str, Any]] = {}
     for policy in policies:
-        accepted = (j.project == project, j.policy == policy, j.accepted_at.is_not(None))
         newest = (
             select(j.group_id, j.cost_usd, j.prompt_tokens, j.completion_tokens)
-            .where(*accepted)
+            .where(j.project == project, j.policy == policy, j.accepted_at.is_not(None))
             .order_by(j.accepted_at.desc())
             .limit(NEWEST_JUDGEMENTS)
         )
@@ -128,13 +113,13 @@ def judged_by_task(connection: Connection, project: str, policies: Sequence[str]
 
 def _tasks(connection: Connection, project: str, group_ids: Sequence[str]) -> dict[str, str | None]:
     """Return the task of each group: its attempts' task, which is the same for all if the app tags them well."""
-    if not group_ids:
-        return {}
     query = (
         select(t.group_id, func.min(t.task)).where(t.project == project, t.group_id.in_(group_ids)).group_by(t.group_id)
     )
-    return {row[0]: row[1] for row in connection.execute(query)}
+    return {row[0]: row[1] for row in connection.execute(query)} if group_ids else {}
 
 
-def _since(hour: ColumnElement[Any], since: datetime | None) -> list[ColumnElement[bool]]:
-    return [] if since is None else [hour >= f"{since:%Y-%m-%d %H}:00"]
+def _since(
+    column: ColumnElement[Any], since: datetime | None, form: str = "%Y-%m-%d %H:00"
+) -> list[ColumnElement[bool]]:
+    return [] if since is None else [column >= f"{since:{form}}"]

@@ -1,4 +1,4 @@
-"""The dashboard's SQL for feedback, and for the state of its trajectories."""
+"""The dashboard's SQL for feedback, for the state of its trajectories, and for the attempts that wait for a review."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,8 +8,9 @@ from sqlalchemy import Connection, select
 from migrations import schema
 from proxy.dashboard.queries.newest import Place, RowPage, equal, newest
 from proxy.recording.reason_store import WHY_NOT_TRAINED
+from proxy.recording.store import REVIEWS
 
-f, t = schema.feedback.c, schema.trajectories.c
+f, t, j = schema.feedback.c, schema.trajectories.c, schema.judgements.c
 
 _LISTED = (
     *(f.id, f.target_kind, f.target_id, f.trajectory_id, f.completion_id, f.choice, f.reward, f.rewards, f.parts),
@@ -38,3 +39,31 @@ def standing(connection: Connection, project: str, trajectory_ids: Collection[st
         t.project == project, t.id.in_(trajectory_ids)
     )
     return {row.id: dict(row._mapping) for row in connection.execute(query)} if trajectory_ids else {}
+
+
+def waiting_for_review(connection: Connection, project: str) -> list[dict[str, Any]]:
+    """Return the attempts that wait longest, without those reviewed just now, whose feedback is not applied yet."""
+    rows = [dict(row._mapping) for row in connection.execute(REVIEWS, {"project": project})]
+    if not rows:
+        return []
+    fresh = (f.project == project, f.trajectory_id.is_(None), f.state == "waiting", f.target_kind == "trajectory")
+    query = select(f.target_id).where(*fresh, f.target_id.in_([row["trajectory_id"] for row in rows]))
+    reviewed = set(connection.execute(query).scalars())
+    return [row for row in rows if row["trajectory_id"] not in reviewed]
+
+
+def explanations(
+    connection: Connection, project: str, group_ids: Collection[str]
+) -> dict[str, list[tuple[str, float | None, str]]]:
+    """Return judge, score and explanation by trajectory, for all attempts of these groups."""
+    query = (
+        select(j.judge, j.scores)
+        .where(j.project == project, j.group_id.in_(group_ids), j.state == "accepted")
+        .order_by(j.accepted_at.desc())
+        .limit(200)
+    )
+    by_trajectory: dict[str, list[tuple[str, float | None, str]]] = {}
+    for judge, scores in connection.execute(query) if group_ids else ():
+        for name, entry in (scores or {}).items():
+            by_trajectory.setdefault(name, []).append((judge, entry.get("score"), str(entry.get("explanation") or "")))
+    return by_trajectory

@@ -1,8 +1,6 @@
 """The dashboard's SQL for groups."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -25,37 +23,11 @@ _LISTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An attempt, with the columns that its group's page needs."""
-
-    id: str
-    state: str
-    reward: float | None
-    reward_source: str | None
-    why_not_trained: str | None
-    trained_in_step: int | None
-    task: str | None
-    split: str
-    completions: int
-    sampled_tokens: int
-    first_version: int | None
-    last_version: int | None
-    tail_completion_id: str | None
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The last answer of an attempt."""
-
-    trajectory_id: str
-    response: Any
-    response_text: str | None
-    status: str
-    finish_reason: str | None
-    policy_version: int
-    redactions: int | None
+_MEMBER = (
+    *(t.id, t.state, t.reward, t.reward_source, WHY_NOT_TRAINED, t.trained_in_step, t.task, t.split, t.completions),
+    *(t.sampled_tokens, t.first_version, t.last_version, t.tail_completion_id, t.created_at),
+)
+_ANSWER = (c.trajectory_id, c.response, c.response_text, c.status, c.finish_reason, c.policy_version, c.redactions)
 
 
 def groups(
@@ -78,19 +50,16 @@ def group(connection: Connection, project: str, group_id: str) -> dict[str, Any]
     return None if row is None else dict(row._mapping)
 
 
-def members(connection: Connection, project: str, group_id: str) -> list[Member]:
+def members(connection: Connection, project: str, group_id: str) -> list[dict[str, Any]]:
     """Return its attempts, unordered, at most MOST_MEMBERS."""
-    columns = (WHY_NOT_TRAINED if name == "why_not_trained" else t[name] for name in Member.__slots__)
-    query = select(*columns).where(t.project == project, t.group_id == group_id)
-    return [Member(*row) for row in connection.execute(query.limit(MOST_MEMBERS))]
+    query = select(*_MEMBER).where(t.project == project, t.group_id == group_id)
+    return [dict(row._mapping) for row in connection.execute(query.limit(MOST_MEMBERS))]
 
 
-def answers(connection: Connection, project: str, tails: Collection[str]) -> dict[str, Answer]:
+def answers(connection: Connection, project: str, tails: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the last answers of attempts, by trajectory. `tails`: their last completions."""
-    if not tails:
-        return {}
-    query = select(*(c[name] for name in Answer.__slots__)).where(c.project == project, c.id.in_(tails))
-    return {row.trajectory_id: Answer(*row) for row in connection.execute(query)}
+    query = select(*_ANSWER).where(c.project == project, c.id.in_(tails))
+    return {row.trajectory_id: dict(row._mapping) for row in connection.execute(query)} if tails else {}
 
 
 def prompt(connection: Connection, project: str, trajectory_id: str) -> list[Any]:
@@ -103,8 +72,6 @@ def advantages(
     connection: Connection, project: str, policies: Collection[str], trajectory_ids: Collection[str]
 ) -> list[dict[str, Any]]:
     """Return the steps' data on attempts: advantage, baseline, staleness."""
-    if not trajectory_ids:
-        return []
     query = (
         select(
             s.trajectory_id, s.policy, s.reward, s.advantage, s.baseline, s.staleness, s.step_id, schema.steps.c.number
@@ -112,7 +79,7 @@ def advantages(
         .join(schema.steps, (schema.steps.c.project == s.project) & (schema.steps.c.id == s.step_id))
         .where(s.project == project, s.policy.in_(policies), s.trajectory_id.in_(trajectory_ids))
     )
-    return [dict(row._mapping) for row in connection.execute(query)]
+    return [dict(row._mapping) for row in connection.execute(query)] if trajectory_ids else []
 
 
 def judgements(connection: Connection, project: str, group_id: str) -> list[dict[str, Any]]:
@@ -130,10 +97,25 @@ def judgements(connection: Connection, project: str, group_id: str) -> list[dict
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
+def scores_of(judgements: Sequence[Mapping[str, Any]], trajectory_id: str) -> list[dict[str, Any]]:
+    """Return the judges' scores of an attempt, in the order of the judgements of its group, without rejected ones."""
+    scored = [
+        (one, one["scores"].get(trajectory_id)) for one in judgements if one["state"] == "accepted" and one["scores"]
+    ]
+    return [
+        {
+            **one,
+            "score": entry.get("score"),
+            "explanation": str(entry.get("explanation") or ""),
+            "parts": entry.get("parts"),
+        }
+        for one, entry in scored
+        if isinstance(entry, Mapping)
+    ]
+
+
 def feedback_on(connection: Connection, project: str, trajectory_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the feedback on attempts, the latest first."""
-    if not trajectory_ids:
-        return []
     query = (
         select(f.id, f.trajectory_id, f.completion_id, f.reward, f.rewards, f.parts, f.source, f.comment, f.state)
         .add_columns(f.reason, f.step, f.demonstration, f.created_at, f.withdrawn_at)
@@ -141,4 +123,4 @@ def feedback_on(connection: Connection, project: str, trajectory_ids: Sequence[s
         .order_by(f.created_at.desc(), f.id.desc())
         .limit(MOST_FEEDBACK)
     )
-    return [dict(row._mapping) for row in connection.execute(query)]
+    return [dict(row._mapping) for row in connection.execute(query)] if trajectory_ids else []

@@ -74,7 +74,8 @@ def newest(
     newest_first = (c.created_at.desc(), c.id.desc())
     if not filters:
         query = select(*columns).where(*within, *_before(table, before)).order_by(*newest_first)
-        return _page(connection.execute(query.limit(rows_at_once + 1)), rows_at_once, 0)
+        newest_rows = [dict(row._mapping) for row in connection.execute(query.limit(rows_at_once + 1))]
+        return _page(newest_rows, rows_at_once, 0)
     matches: list[dict[str, Any]] = []
     looked_at, chunk, until_s = 0, FIRST_CHUNK, time.perf_counter() + most_s
     while True:
@@ -107,16 +108,13 @@ def equal(*pairs: tuple[ColumnElement[Any], Any]) -> list[ColumnElement[bool]]:
 def _before(table: Table, place: Place | None) -> list[ColumnElement[bool]]:
     if place is None:
         return []
-    c = table.c
-    if not place.id:
-        return [c.created_at < place.created_at]
+    earlier = table.c.created_at < place.created_at
     # An index covers only the first part.
-    return [c.created_at <= place.created_at, or_(c.created_at < place.created_at, c.id < place.id)]
+    return [table.c.created_at <= place.created_at, or_(earlier, table.c.id < place.id)] if place.id else [earlier]
 
 
-def _page(rows: Any, rows_at_once: int, looked_at: int) -> RowPage:
-    got = [row if isinstance(row, dict) else dict(row._mapping) for row in rows]
-    shown = got[:rows_at_once]
-    last = shown[-1] if len(got) > rows_at_once else None
+def _page(rows: list[dict[str, Any]], rows_at_once: int, looked_at: int) -> RowPage:
+    """Return as many of these rows as a page has; there is an older page if one row more was read."""
+    last = rows[rows_at_once - 1] if len(rows) > rows_at_once else None
     older = None if last is None else Place(last["created_at"], last["id"])
-    return RowPage(shown, older, looked_at, stopped=False)
+    return RowPage(rows[:rows_at_once], older, looked_at, stopped=False)

@@ -1,27 +1,36 @@
-"""The dashboard's SQL for policies: their states, the rewards of each version, the gate decisions. Reads only.
+"""The dashboard's SQL for policies: their states, the rewards of each version, the gate decisions, their steps. Reads
+only.
 
 Rewards come from the roll-ups, never from trajectories: whatever their number, a page reads some thousand rows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import ColumnElement, Connection, and_, or_, select, text
 
 from migrations import schema
+from proxy.dashboard.queries.newest import equal
 
 p, v, g = schema.policies.c, schema.policy_versions.c, schema.gate_results.c
+s, t = schema.steps.c, schema.step_trajectories.c
 
 DECISIONS = 20
 """Most decisions shown for a policy, the newest."""
 
-_POLICY = (p.id, p.base_model, p.live_version, p.state, p.upstream, p.aliases, p.created_at, p.step_asked_at)
+FIGURES = (
+    s.reward_mean, s.loss, s.kl, s.entropy, s.mismatch_k3, s.grad_norm, s.tokens_per_s, s.seconds,
+)  # fmt: skip
+"""The metrics that are charted over steps."""
+_STEP = (
+    s.number, s.state, s.kind, s.version_in, s.version_out, s.groups, s.trajectories, s.error, s.created_at,
+    s.ended_at, s.asked_at, s.sampled_tokens, *FIGURES,
+)  # fmt: skip
 _REWARDS = text("""
     SELECT version, SUM(rewarded) AS rewarded, SUM(reward_sum) AS reward_sum, SUM(reward_squares) AS reward_squares
     FROM admin_trajectory_hours
-    WHERE project = :project AND policy = :policy AND split = 'train' AND version >= :since
+    WHERE project = :project AND policy = :policy AND split = 'train' AND version >= 0
     GROUP BY version HAVING SUM(rewarded) > 0 ORDER BY version
 """)
 _RECENT = text("""
@@ -32,20 +41,6 @@ _RECENT = text("""
 _EVER = text("""
     SELECT 1 FROM admin_trajectory_hours WHERE project = :project AND policy = :policy LIMIT 1
 """)
-
-
-@dataclass(frozen=True)
-class PolicyRow:
-    """A policy in its current state."""
-
-    name: str
-    base_model: str
-    live_version: int
-    state: str
-    upstream: str | None
-    aliases: Sequence[str]
-    created_at: datetime
-    step_asked_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -67,25 +62,12 @@ class VersionRewards:
     reward_squares: float
 
 
-@dataclass(frozen=True)
-class RecentTraffic:
-    """Recent traffic."""
-
-    trajectories: int
-    rewarded: int
-
-
-def policies(connection: Connection, project: str) -> list[PolicyRow]:
-    """Return the policies, sorted by name."""
-    query = select(*_POLICY).where(p.project == project).order_by(p.id)
-    return [_policy(row) for row in connection.execute(query)]
-
-
-def policy(connection: Connection, project: str, name: str) -> PolicyRow | None:
-    """Return one policy; None if it does not exist."""
-    query = select(*_POLICY).where(p.project == project, p.id == name)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else _policy(row)
+def policies(connection: Connection, project: str, name: str | None = None) -> list[dict[str, Any]]:
+    """Return the policies, sorted by name; only the one with this name, if one is given."""
+    query = select(
+        p.id.label("name"), p.base_model, p.live_version, p.state, p.upstream, p.aliases, p.created_at, p.step_asked_at
+    ).where(p.project == project, *equal((p.id, name)))
+    return [dict(row._mapping) for row in connection.execute(query.order_by(p.id))]
 
 
 def versions(connection: Connection, project: str, name: str, before: int | None, limit: int) -> list[dict[str, Any]]:
@@ -93,9 +75,7 @@ def versions(connection: Connection, project: str, name: str, before: int | None
     query = select(
         v.version, v.parent, v.state, v.reason, v.step, v.origin, v.probe_k3, v.heldout_mean, v.heldout_count,
         v.tested_by, v.tested_since, v.canary_share, v.served, v.pinned_at, v.created_at, v.promoted_at, v.removed_at,
-    ).where(v.project == project, v.policy == name)  # fmt: skip
-    if before is not None:
-        query = query.where(v.version < before)
+    ).where(v.project == project, v.policy == name, *_below(v.version, before))  # fmt: skip
     return [dict(row._mapping) for row in connection.execute(query.order_by(v.version.desc()).limit(limit))]
 
 
@@ -106,20 +86,18 @@ def states(connection: Connection, project: str, name: str, limit: int) -> list[
     return [VersionState(row.version, row.state, row.promoted_at is not None) for row in rows][::-1]
 
 
-def rewards(connection: Connection, project: str, name: str, since_version: int) -> list[VersionRewards]:
-    """Return the rewards of each version from `since_version` on, in order; versions without a reward are left out."""
-    parameters = {"project": project, "policy": name, "since": since_version}
+def rewards(connection: Connection, project: str, name: str) -> list[VersionRewards]:
+    """Return the rewards of each version, in order; versions without a reward are left out."""
     return [
         VersionRewards(row.version, int(row.rewarded), float(row.reward_sum), float(row.reward_squares))
-        for row in connection.execute(_REWARDS, parameters)
+        for row in connection.execute(_REWARDS, {"project": project, "policy": name})
     ]
 
 
-def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> RecentTraffic:
-    """Return the number of trajectories that began in the last full hours, and how many of them have a reward."""
+def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> dict[str, int]:
+    """Return the number of `trajectories` that began in the last full hours, and how many of them are `rewarded`."""
     parameters = {"project": project, "policy": name, "since": f"{now - timedelta(hours=hours):%Y-%m-%d %H}:00"}
-    row = connection.execute(_RECENT, parameters).one()
-    return RecentTraffic(int(row.trajectories or 0), int(row.rewarded or 0))
+    return {name: int(count or 0) for name, count in connection.execute(_RECENT, parameters).one()._mapping.items()}
 
 
 def has_traffic(connection: Connection, project: str, name: str) -> bool:
@@ -138,6 +116,39 @@ def decisions(connection: Connection, project: str, name: str) -> list[dict[str,
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
-def _policy(row: Any) -> PolicyRow:
-    name, base_model, live_version, state, upstream, aliases, created_at, step_asked_at = row
-    return PolicyRow(name, base_model, live_version, state, upstream, tuple(aliases or ()), created_at, step_asked_at)
+def steps(connection: Connection, project: str, name: str, before: int | None, limit: int) -> list[dict[str, Any]]:
+    """Return the policy's steps below `before`, the newest first."""
+    query = select(*_STEP).where(s.project == project, s.policy == name, *_below(s.number, before))
+    return [dict(row._mapping) for row in connection.execute(query.order_by(s.number.desc()).limit(limit))]
+
+
+def step(connection: Connection, project: str, name: str, number: int) -> dict[str, Any] | None:
+    """Return all columns of a step; None if no step has that number."""
+    query = select(schema.steps).where(s.project == project, s.policy == name, s.number == number)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else dict(row._mapping)
+
+
+def neighbours(connection: Connection, project: str, policy: str, number: int) -> tuple[int | None, int | None]:
+    """Return the numbers of the previous and the next step."""
+    of_policy = (s.project == project, s.policy == policy)
+    before = select(s.number).where(*of_policy, s.number < number).order_by(s.number.desc()).limit(1)
+    after = select(s.number).where(*of_policy, s.number > number).order_by(s.number).limit(1)
+    return connection.execute(before).scalar(), connection.execute(after).scalar()
+
+
+def trained_on(
+    connection: Connection, project: str, step_id: str, after: tuple[str, str] | None, limit: int
+) -> list[dict[str, Any]]:
+    """Return the trajectories that a step trained on, group by group, after that (group, trajectory)."""
+    query = select(t.trajectory_id, t.group_id, t.reward, t.baseline, t.advantage, t.staleness)
+    query = query.where(t.project == project, t.step_id == step_id)
+    if after is not None:
+        group_id, trajectory_id = after
+        query = query.where(or_(t.group_id > group_id, and_(t.group_id == group_id, t.trajectory_id > trajectory_id)))
+    rows = connection.execute(query.order_by(t.group_id, t.trajectory_id).limit(limit))
+    return [dict(row._mapping) for row in rows]
+
+
+def _below(column: ColumnElement[int], before: int | None) -> list[ColumnElement[bool]]:
+    return [] if before is None else [column < before]

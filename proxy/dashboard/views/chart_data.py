@@ -56,6 +56,13 @@ def _point(version: VersionState, rewards: VersionRewards | None) -> Point:
     return Point(version.version, version.state, version.was_live, n, mean, mean - half, mean + half)
 
 
+def gain(live: Point | None, base: Point | None) -> float | None:
+    """Return by how much the live version's mean reward exceeds version 0's; None if it is version 0 itself."""
+    if live is None or base is None or live.mean is None or base.mean is None or live.version == 0:
+        return None
+    return live.mean - base.mean
+
+
 def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[str, Any]:
     """Return the reward curve over versions, with the state of each; versions that were never live are beside it."""
     return {

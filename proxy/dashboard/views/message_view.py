@@ -19,7 +19,7 @@ MOST_PARTS = 100
 """Most parts of one message."""
 MOST_NAME = 40
 """Most characters of a role or a name: apps may send anything."""
-REDACTED = re.compile(r"\[(?:redaction timed out|redaction failed|[a-z0-9][a-z0-9_-]{0,40})\]")
+REDACTED = re.compile(r"(\[(?:redaction timed out|redaction failed|[a-z0-9][a-z0-9_-]{0,40})\])")
 """The mark that redaction leaves in place of removed text (docs/privacy.md)."""
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "refusal"})
@@ -77,12 +77,9 @@ def messages_of(values: Any, most_characters: int = MOST_CHARACTERS) -> list[Mes
 
 def marked(text: str) -> list[tuple[str, bool]]:
     """Return a text in pieces, each with whether it is a redaction mark."""
-    pieces, at = [], 0
-    for match in REDACTED.finditer(text):
-        pieces += [(text[at : match.start()], False)] if match.start() > at else []
-        pieces.append((match[0], True))
-        at = match.end()
-    return [*pieces, (text[at:], False)] if at < len(text) or not pieces else pieces
+    # The marks are at the odd places.
+    pieces = [(piece, place % 2 == 1) for place, piece in enumerate(REDACTED.split(text)) if piece]
+    return pieces or [(text, False)]
 
 
 def shortened(text: str, most: int) -> str:

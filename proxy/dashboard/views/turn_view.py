@@ -1,27 +1,31 @@
 """Shape a trajectory's turns for a page: request, answer, and the model's certainty. Pure.
 
 Pages stay small: of long texts, requests and answers only the beginning is shown, with the number of what is left out.
+Sampled tokens are coloured by their logprob, or by their trajectory's advantage. Colour is never the only sign: each
+token's tip shows the number, and a legend names the levels.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 import msgspec
 
 from proxy.dashboard.views.message_view import MOST_CHARACTERS, Message, indented, messages_of
-from proxy.dashboard.views.token_colours import Tint, Token, tinted
 
-MOST_MESSAGES = 30
-"""Most messages of a request; the first and the last messages are shown."""
+Tint = Literal["logprob", "advantage", "none"]
+TINTS: tuple[Tint, ...] = ("logprob", "advantage", "none")
+
+LEAST_PROBABILITY = (0.9, 0.5, 0.2, 0.05)
+"""Least probability of each level, from likely to unlikely; a token below the last one is the most surprising."""
+LEAST_ADVANTAGE = (0.05, 0.5, 1.0)
+"""Least absolute advantage of each stronger colour."""
+MOST_ALONE = 1_500
+"""Most tokens of an answer that each get a tip; in longer answers, neighbours of the same colour are merged."""
 FIRST_MESSAGES = 5
-MOST_TOKENS = 8_000
-"""Most tokens on a page, over all answers that are shown token by token."""
-WHOLE_CHARACTERS = 200_000
-WHOLE_MESSAGES = 2_000
-WHOLE_TOKENS = 40_000
-"""The bounds of a turn that is shown alone."""
+"""Messages at the beginning of a request that are shown if it has too many; the others are from its end."""
 SHOWN_ELSEWHERE = frozenset({"metadata", "user", "messages", "model"})
 """Fields of a request that are shown elsewhere on the page."""
 
@@ -34,11 +38,24 @@ class Bounds:
     """How much of each turn is shown."""
 
     characters: int = MOST_CHARACTERS
-    messages: int = MOST_MESSAGES
-    tokens: int = MOST_TOKENS
+    messages: int = 30
+    """Most messages of a request."""
+    tokens: int = 8_000
+    """Most tokens on a page, over all answers that are shown token by token."""
 
 
-WHOLE = Bounds(WHOLE_CHARACTERS, WHOLE_MESSAGES, WHOLE_TOKENS)
+WHOLE = Bounds(characters=200_000, messages=2_000, tokens=40_000)
+"""The bounds of a turn that is shown alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One sampled token, or neighbours of the same colour."""
+
+    text: str
+    look: str
+    """Its CSS class; empty: none."""
+    tip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +70,8 @@ class LeastLikelyToken:
 class Turn:
     """One completion, ready to show."""
 
-    id: str
-    number: int
-    policy: str
-    version: int
-    status: str
-    error: str | None
-    endpoint: str
-    finish_reason: str | None
-    threaded_by: str
-    why_not_trained: str | None
-    prompt_tokens: int | None
-    sampled_tokens: int | None
-    ttft_ms: float | None
-    total_ms: float | None
-    created_at: datetime
+    row: Mapping[str, Any]
+    """Its columns."""
     about: tuple[tuple[str, str], ...]
     """More details: name and value."""
     note: str | None
@@ -78,7 +82,6 @@ class Turn:
     answer: Message | None
     tools: tuple[tuple[str, str], ...]
     """Name and definition, if the request's tools differ from the previous turn's."""
-    redactions: int
     tokens: tuple[Token, ...]
     """The answer token by token; empty if that is not wanted, or there are too many tokens."""
     spelled: bool
@@ -115,6 +118,52 @@ def turns_of(
     return made
 
 
+def answer_of(row: Mapping[str, Any], most_characters: int = MOST_CHARACTERS) -> Message | None:
+    """Return the answer: the message, else the text of a text completion."""
+    response = row["response"]
+    if not row["response_text"] and not (isinstance(response, dict) and response):
+        return None
+    answer: dict[str, Any] = {"role": "assistant", **(response if isinstance(response, dict) else {})}
+    if answer.get("content") is None and row["response_text"]:
+        answer["content"] = row["response_text"]
+    return messages_of(answer, most_characters)[0]
+
+
+def level(logprob: float) -> int:
+    """Return 0 for a likely token, up to 4 for the most surprising tokens."""
+    probability = math.exp(min(0.0, logprob))
+    return next((place for place, least in enumerate(LEAST_PROBABILITY) if probability >= least), 4)
+
+
+def look_of(advantage: float | None) -> str:
+    """Return the CSS class of an advantage: `up1` to `up3`, `down1` to `down3`."""
+    if advantage is None:
+        return ""
+    strength = sum(abs(advantage) >= least for least in LEAST_ADVANTAGE)
+    return f"{'up' if advantage > 0 else 'down'}{strength}" if strength else ""
+
+
+def tinted(
+    texts: Sequence[str] | None,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float] | None,
+    tint: Tint,
+    advantage: float | None = None,
+) -> list[Token]:
+    """Return the tokens in order. `texts`: what each id spells; None if no vocabulary has them: then each token is a
+    tick."""
+    has_logprobs = logprobs is not None and len(logprobs) == len(token_ids)
+    tokens = []
+    for place, token_id in enumerate(token_ids):
+        logprob = logprobs[place] if logprobs is not None and has_logprobs else None
+        look = look_of(advantage) if tint == "advantage" else ""
+        if tint == "logprob" and logprob is not None:
+            look = f"lp{level(logprob)}" if level(logprob) else ""
+        chance = "" if logprob is None else f" · logprob {logprob:.3f} · {math.exp(min(0.0, logprob)):.1%}"
+        tokens.append(Token("" if texts is None else texts[place], look, f"token {token_id}{chance}"))
+    return tokens if len(tokens) <= MOST_ALONE else _together(tokens)
+
+
 def _turn(
     row: Mapping[str, Any],
     spell: Spell,
@@ -129,51 +178,22 @@ def _turn(
     fits = len(ids) <= tokens_left
     wanted = tint != "none" and bool(ids) and fits
     # Token ids that the settings keep (`privacy.keep_redacted_ids`) would spell the redacted text.
-    is_redacted = bool(row["redactions"])
-    texts = spell(row["policy"], ids) if wanted and not is_redacted else None
+    texts = spell(row["policy"], ids) if wanted and not row["redactions"] else None
     request, left_out = _request_messages(row["new_messages"], bounds)
     return Turn(
-        id=row["id"],
-        number=row["turn"],
-        policy=row["policy"],
-        version=row["policy_version"],
-        status=row["status"],
-        error=row["error"],
-        endpoint=row["endpoint"],
-        finish_reason=row["finish_reason"],
-        threaded_by=row["threaded_by"],
-        why_not_trained=row["why_not_trained"],
-        prompt_tokens=row["prompt_tokens"],
-        sampled_tokens=row["completion_tokens"],
-        ttft_ms=row["ttft_ms"],
-        total_ms=row["total_ms"],
-        created_at=row["created_at"],
+        row=row,
         about=_about(row),
         note=_note(row, places),
         request=request,
         left_out=left_out,
         answer=answer_of(row, bounds.characters),
         tools=_tools(row["tools"], bounds.characters),
-        redactions=row["redactions"] or 0,
         tokens=tuple(tinted(texts, ids, logprobs, tint, advantage)) if wanted else (),
         spelled=texts is not None,
         too_many_tokens=tint != "none" and not fits,
         mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
         least_likely=_least_likely(logprobs, texts),
     )
-
-
-def answer_of(row: Mapping[str, Any], most_characters: int = MOST_CHARACTERS) -> Message | None:
-    """Return the answer: the message, else the text of a text completion."""
-    response = row["response"]
-    if isinstance(response, dict) and response:
-        answer = {"role": "assistant", **response}
-        if answer.get("content") is None and row["response_text"]:
-            answer["content"] = row["response_text"]
-        return messages_of(answer, most_characters)[0]
-    if row["response_text"]:
-        return messages_of({"role": "assistant", "content": row["response_text"]}, most_characters)[0]
-    return None
 
 
 def _request_messages(values: Any, bounds: Bounds) -> tuple[tuple[Message, ...], int]:
@@ -185,12 +205,10 @@ def _request_messages(values: Any, bounds: Bounds) -> tuple[tuple[Message, ...],
 
 
 def _tools(values: Any, most: int) -> tuple[tuple[str, str], ...]:
-    tools = []
-    for tool in values if isinstance(values, list) else []:
-        inner = tool.get("function", tool) if isinstance(tool, dict) else tool
-        name = inner.get("name") or inner.get("type") if isinstance(inner, dict) else None
-        tools.append((str(name or "a tool")[:most], indented(inner, most)))
-    return tuple(tools)
+    tools = values if isinstance(values, list) else []
+    inner = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
+    names = [(one.get("name") or one.get("type")) if isinstance(one, dict) else None for one in inner]
+    return tuple((str(name or "a tool")[:most], indented(one, most)) for name, one in zip(names, inner, strict=True))
 
 
 def _note(row: Mapping[str, Any], places: Mapping[str, tuple[str, int]]) -> str | None:
@@ -222,3 +240,8 @@ def _about(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("redactions", str(row["redactions"]) if row["redactions"] else None),
     )
     return tuple((name, value) for name, value in named if value)
+
+
+def _together(tokens: Sequence[Token]) -> list[Token]:
+    runs = (list(run) for _, run in groupby(tokens, key=lambda one: one.look))
+    return [Token("".join(one.text for one in run), run[0].look, f"{len(run)} tokens") for run in runs]

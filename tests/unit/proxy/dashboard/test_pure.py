@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from proxy.dashboard.pages.search import around, read_criteria
+from proxy.dashboard import vocabulary
+from proxy.dashboard.pages.trajectories import around, read_criteria
 from proxy.dashboard.queries.newest import Place, read_place
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.funnel import STAGES, DropOut
 from proxy.dashboard.views.text_diff import MOST_PIECES, Comparer, Run
-from proxy.dashboard.views.token_colours import MOST_ALONE, level, look_of, tinted
-from proxy.dashboard.vocabulary import Vocabularies
+from proxy.dashboard.views.turn_view import MOST_ALONE, level, look_of, tinted
 from tests.unit.proxy.ui_scene import ids_of
 from whetstone.config.settings import STARTER
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -124,18 +124,18 @@ def made_of_words(folder: Path, decoder: object) -> Tokenizer:
 
 def test_the_models_own_vocabulary_spells_ids() -> None:
     ids = ids_of(TEXT)
-    texts = Vocabularies().texts(str(STARTER), ids)
+    texts = vocabulary.texts(str(STARTER), ids)
     assert texts is not None and len(texts) == len(ids)
     assert "".join(texts) == TEXT
 
 
 def test_every_id_of_the_starter_is_spelled_as_its_tokenizer_does() -> None:
     tokenizer = Tokenizer.from_file(str(STARTER / "tokenizer.json"))
-    vocabularies, drawn = Vocabularies(), random.Random(1)
-    assert vocabularies.texts(str(STARTER), range(tokenizer.get_vocab_size())) is not None
+    drawn = random.Random(1)
+    assert vocabulary.texts(str(STARTER), range(tokenizer.get_vocab_size())) is not None
     for _ in range(200):
         ids = [drawn.randrange(tokenizer.get_vocab_size()) for _ in range(30)]
-        texts = vocabularies.texts(str(STARTER), ids)
+        texts = vocabulary.texts(str(STARTER), ids)
         # Bytes that are no letter yet at its end are told by the library at once.
         assert texts is not None
         assert tokenizer.decode(ids, skip_special_tokens=False).rstrip("\ufffd") == "".join(texts).rstrip("\ufffd")
@@ -146,7 +146,7 @@ def test_pieces_of_sentencepiece_are_spelled_too(tmp_path: Path, decoder: object
     tokenizer = made_of_words(tmp_path, decoder)
     names = ["▁It", "▁arrives", "▁at", "▁", "1", "2", ":", "<0xE6>", "<0xBC>", "<0xA2>", "</s>"]
     ids = [tokenizer.token_to_id(name) for name in names]
-    texts = Vocabularies().texts(str(tmp_path), ids)
+    texts = vocabulary.texts(str(tmp_path), ids)
     assert texts == [" It", " arrives", " at", " ", "1", "2", ":", "", "", "漢", "</s>"]
 
 
@@ -155,12 +155,12 @@ def test_a_vocabulary_with_scores_is_a_list(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.Unigram(pieces, 0))
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert Vocabularies().texts(str(tmp_path), [1, 2]) == [" It", "s"]
+    assert vocabulary.texts(str(tmp_path), [1, 2]) == [" It", "s"]
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "no-such-org/no-such-model", ""])
 def test_without_a_vocabulary_nothing_is_guessed(path: str) -> None:
-    assert Vocabularies().texts(path, [1, 2]) is None
+    assert vocabulary.texts(path, [1, 2]) is None
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_without_a_vocabulary_nothing_is_guessed(path: str) -> None:
 )
 def test_a_file_that_cannot_be_read_leaves_all_unspelled(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    assert Vocabularies().texts(str(tmp_path), [0]) is None
+    assert vocabulary.texts(str(tmp_path), [0]) is None
 
 
 def test_an_id_that_the_vocabulary_does_not_know_leaves_all_unspelled() -> None:
-    assert Vocabularies().texts(str(STARTER), [5, 999_999]) is None
+    assert vocabulary.texts(str(STARTER), [5, 999_999]) is None
 
 
 def test_each_reason_has_a_stage_and_a_remedy() -> None:
@@ -263,9 +263,9 @@ def test_fields_are_read_as_people_write_them() -> None:
         | {"until": "2026-01-31T12:00+01:00"}
     )
     assert not wrong
-    assert (wanted.version, wanted.metadata, wanted.reward_from) == (3, ("customer", "42"), 0.5)
-    assert wanted.since == datetime(2026, 1, 31, tzinfo=UTC)
-    assert wanted.until is not None and wanted.until.utcoffset() is not None
+    assert (wanted["version"], wanted["metadata"], wanted["from"]) == (3, ("customer", "42"), 0.5)
+    assert wanted["since"] == datetime(2026, 1, 31, tzinfo=UTC)
+    assert wanted["until"].utcoffset() is not None
 
 
 @pytest.mark.parametrize(

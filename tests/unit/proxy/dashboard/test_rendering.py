@@ -50,4 +50,4 @@ def test_a_moment_is_told_from_now(elapsed: timedelta, expected: str) -> None:
 
 def test_what_a_template_does_not_get_is_an_error() -> None:
     with pytest.raises(UndefinedError):
-        rendering.renderer().page("error.html", ANONYMOUS, "/ui", NOW, {})
+        rendering.page("error.html", ANONYMOUS, "/ui", NOW, {})

@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import Engine, select, text
 
 from migrations import schema
-from proxy.dashboard.queries import search
-from proxy.dashboard.queries.search import SearchCriteria
+from proxy.dashboard.queries import trajectories
 from proxy.domain.call import Choice
 from proxy.recording.store import Store
 from proxy.trajectories.store import ThreadTables
@@ -73,8 +72,8 @@ def test_search_finds_words_wherever_they_are_stored(engine: Engine, seed: Any) 
     seed.trajectory("old", turns=0)
     seed.completion("old", 0, response={"role": "assistant", "content": "TRAINS"}, response_text="TRAINS")
     with engine.connect() as connection:
-        matches = search.answers(connection, "default", SearchCriteria(text="train"), None)
-        nothing = search.answers(connection, "default", SearchCriteria(text="assistant"), None)
+        matches = trajectories.answers(connection, "default", {"text": "train"}, None)
+        nothing = trajectories.answers(connection, "default", {"text": "assistant"}, None)
     words = {row["id"]: row["response_text"] for row in matches.rows}
     assert words == {"c0": "Take the Train", "c1": "a train in parts", "old-0": "TRAINS"}
     assert nothing.rows == []
