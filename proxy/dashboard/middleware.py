@@ -21,7 +21,7 @@ from proxy.dashboard.interfaces import Visitor
 from proxy.dashboard.queries import sessions as store_sessions
 from proxy.domain.routes import DASHBOARD
 from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
-from proxy.http.asgi import Header, Receive, Scope, Send, headers_of, read_whole, send_whole, with_headers
+from proxy.http.asgi import Header, Receive, Routes, Scope, Send, headers_of, read_whole, send_whole, with_headers
 from proxy.http.scope import PRINCIPAL
 from whetstone.domain.api_keys import Principal, anybody
 
@@ -47,7 +47,6 @@ SECURITY_HEADERS: list[Header] = [
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
 
-Routes = Callable[[Scope, Receive, Send], Awaitable[None]]
 Commit = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 

@@ -103,8 +103,8 @@ async def review(request: FormRequest) -> ActionResult:
         body["reward"] = _reward(request.form.get("reward", ""))
     if comment := request.form.get("comment", "").strip():
         body["comment"] = comment
-    (feedback,), _ = read_feedback(msgspec.json.encode(body))
-    (feedback_id,) = await request.parts.take([row_of(feedback, request.project, request.now)], request.visitor.key_id)
+    (parsed,), _ = read_feedback(msgspec.json.encode(body))
+    (feedback_id,) = await request.parts.take([row_of(parsed, request.project, request.now)], request.visitor.key_id)
     summary = f"thumbs {body['thumbs']}" if "thumbs" in body else f"reward {body['reward']:g}"
     return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {feedback_id}).")
 

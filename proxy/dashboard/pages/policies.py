@@ -57,7 +57,7 @@ def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
     points = chart_data.points(versions, rewards)
     # All versions ever measured, including those that the curve no longer shows.
     by_version = chart_data.measured(rewards)
-    live, base = by_version.get(row["live_version"]), by_version.get(0)
+    live = by_version.get(row["live_version"])
     candidate = next((one.version for one in reversed(versions) if one.state == "candidate"), None)
     recent = store_policies.recent(connection, project, name, request.now, RECENT_H)
     return {
@@ -67,7 +67,7 @@ def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
         "points": [point for point in reversed(points) if point.rewarded],
         "rewards": by_version,
         "live": live,
-        "gain": chart_data.gain(live, base),
+        "gain": chart_data.gain(live, by_version.get(0)),
         "candidate": candidate,
         "last_step": next(iter(store_policies.steps(connection, project, name, None, 1)), None),
         "recent": recent,

@@ -1,7 +1,6 @@
 """SQL of the dashboard's sessions. It stores hashes, never a token."""
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, select
 
@@ -16,7 +15,7 @@ class SessionTables:
     def __init__(self, engine: Engine) -> None:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def find(self, token_sha256: str, now: datetime) -> Row[Any] | None:
+    def find(self, token_sha256: str, now: datetime) -> Row[str, str] | None:
         """Return the `project` and `key_id` of this token's session; None if it does not exist or has expired."""
         query = select(s.project, s.key_id).where(s.id == token_sha256, s.expires_at > now)
         with self._reader.connect() as connection:

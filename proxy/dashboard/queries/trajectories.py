@@ -22,21 +22,9 @@ _ANSWER = (
     *(c.id, c.trajectory_id, c.turn, c.policy, c.policy_version, c.status, c.finish_reason, c.completion_tokens),
     *(response_text, c.created_at),
 )
-
 _TURN = (
-    *(
-        c.id,
-        c.trajectory_id,
-        c.upstream_id,
-        c.choice,
-        c.turn,
-        c.policy,
-        c.policy_version,
-        c.endpoint,
-        c.status,
-        c.error,
-    ),
-    *(c.follows, c.key_id, c.end_user, c.new_messages, c.tools, c.response, c.response_text, c.token_ids),
+    *(c.id, c.trajectory_id, c.upstream_id, c.choice, c.turn, c.policy, c.policy_version, c.endpoint, c.status),
+    *(c.error, c.follows, c.key_id, c.end_user, c.new_messages, c.tools, c.response, c.response_text, c.token_ids),
     *(c.inference_logprobs, c.sampling, c.finish_reason, c.prompt_tokens, c.completion_tokens, c.ttft_ms, c.total_ms),
     *(c.retry_of, c.threaded_by, c.why_not_trained, c.redactions, c.created_at),
 )

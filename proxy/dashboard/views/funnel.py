@@ -50,11 +50,6 @@ class FunnelStage:
     drop_outs: tuple[DropOut, ...]
     """The largest number first."""
 
-    @property
-    def lost(self) -> int:
-        """Return how many reached the previous stage, but not this one."""
-        return sum(one.trajectories for one in self.drop_outs)
-
 
 _WAITS = frozenset({Why.NO_REWARD, Why.GROUP_OPEN, Why.NO_GROUP, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING})
 

@@ -101,8 +101,7 @@ def _message(value: Any, most: int) -> Message:
     if "role" not in value:
         prompt = value.get("prompt", value)
         return Message("prompt", (_part("text" if isinstance(prompt, str) else "json", prompt, most),))
-    role = str(value["role"])
-    role = _ROLES.get(role, role)[:MOST_NAME]
+    role = _ROLES.get(str(value["role"]), str(value["role"]))[:MOST_NAME]
     parts = tuple(part for part, _ in zip(_role_parts(value, role, most), range(MOST_PARTS), strict=False))
     return Message(role, parts, str(value.get("name") or "")[:MOST_NAME])
 
@@ -168,8 +167,7 @@ def _thinking(one: Mapping[str, Any], most: int) -> Iterator[Part]:
 def _call(one: Any, most: int) -> Part:
     if not isinstance(one, Mapping):
         return _part("json", one, most)
-    made = one.get("function")
-    made = made if isinstance(made, Mapping) else one
+    made = one["function"] if isinstance(one.get("function"), Mapping) else one
     arguments = made.get("arguments", made.get("input", made.get("parameters")))
     return _part("call", _read_json(arguments), most, str(made.get("name") or "a tool"))
 

@@ -182,7 +182,7 @@ def test_each_reason_has_a_stage_and_a_remedy() -> None:
         assert stage.stage in names[1:]
         assert stage.drop_outs[0].meaning == reason.meaning
         assert stage.drop_outs[0].remedy == funnel.remedy_of(reason.value) != ""
-        assert stage.lost == 3
+        assert [one.trajectories for one in stage.drop_outs] == [3]
 
 
 def test_a_trajectory_falls_out_once_at_the_first_thing_it_lacks() -> None:
