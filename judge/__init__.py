@@ -6,5 +6,5 @@ its group, and the group's state. Where the project asks for it, `reward_functio
 and `ruler` (RULER) lets a language model rank a group; their results are parts of the same rewards. A group is scored
 once all its trajectories are over and have their rewards: from then on the program `trainer` may claim it.
 
-`audit` measures language models as judges, `maintenance` keeps tables small.
+`audit` measures language models as judges, `maintenance` keeps tables small. `errors` is the tree of what can fail.
 """

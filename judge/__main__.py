@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 from judge.reward_functions.sandbox import NotFound, Sandbox
 from whetstone.config.settings import Settings, load
@@ -12,7 +13,7 @@ def missing(settings: Settings) -> Iterator[str]:
     """Yield what is missing, one sentence each. Starts each reward function's process once."""
     for policy, learning in settings.learning.items():
         for function in learning.rewards:
-            with Sandbox(function) as box:
+            with closing(Sandbox(function)) as box:
                 try:
                     box.start()
                 except NotFound as error:
@@ -21,8 +22,7 @@ def missing(settings: Settings) -> Iterator[str]:
                         "`run`: `package.module:function`, importable from this folder, PYTHONPATH or the environment, "
                         "or the path of a file that may be executed"
                     )
-        rubrics = [learning.ruler.rubric, *learning.ruler.rubrics.values()]
-        for path in (path for path in rubrics if path is not None):
+        for path in filter(None, (learning.ruler.rubric, *learning.ruler.rubrics.values())):
             try:
                 path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:

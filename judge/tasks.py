@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +32,6 @@ sweep_every(app, task_names.RETAIN, RETAIN_EVERY_S)
 sweep_every(app, task_names.ROLL_UP, ROLL_UP_EVERY_S)
 
 log = logging.getLogger(__name__)
-_running_code, _ranking, _retaining, _rolling_up = (threading.Lock() for _ in range(4))
 _paused: dict[str, Any] = {}
 """Judges that are paused."""
 
@@ -40,6 +40,28 @@ _paused: dict[str, Any] = {}
 def _engine() -> Engine:
     """Return this process's own engine: connections do not survive a fork."""
     return connect(settings.database_url)
+
+
+def _one_at_a_time(later: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Make a task run once at a time in this process; where the database does not answer, log what happens `later`."""
+
+    def exclusive(work: Callable[[], None]) -> Callable[[], None]:
+        lock = threading.Lock()
+
+        @functools.wraps(work)
+        def run() -> None:
+            if not lock.acquire(blocking=False):
+                return
+            try:
+                work()
+            except DBAPIError as error:
+                log.warning("the database did not answer, %s: %s", later, str(error.orig).strip())
+            finally:
+                lock.release()
+
+        return run
+
+    return exclusive
 
 
 @app.task(name=task_names.ASSEMBLE)
@@ -53,11 +75,9 @@ def assemble() -> None:
         return
     if swept.scored:
         log.info("scored %d groups", swept.scored)
-        hint(app, task_names.STEP)
-    if swept.code:
-        hint(app, task_names.CODE)
-    if swept.ranking:
-        hint(app, task_names.RANK)
+    tasks = {task_names.STEP: swept.scored, task_names.CODE: swept.code, task_names.RANK: swept.ranking}
+    for name in (name for name, is_due in tasks.items() if is_due):
+        hint(app, name)
 
 
 @functools.cache
@@ -66,62 +86,37 @@ def _retention() -> Retention:
 
 
 @app.task(name=task_names.RETAIN)
+@_one_at_a_time("deletions go on later")
 def retain() -> None:
-    """Delete data past its retention time, and continue unfinished deletions; one pass at a time in this process."""
-    if not _retaining.acquire(blocking=False):
-        return
-    try:
-        if _retention().work(datetime.now(UTC)):
-            hint(app, task_names.ASSEMBLE)
-    except DBAPIError as error:
-        log.warning("the database did not answer, deletions go on later: %s", str(error.orig).strip())
-    finally:
-        _retaining.release()
+    """Delete data past its retention time, and continue unfinished deletions."""
+    if _retention().work(datetime.now(UTC)):
+        hint(app, task_names.ASSEMBLE)
 
 
 @app.task(name=task_names.ROLL_UP)
+@_one_at_a_time("figures are added up later")
 def add_up() -> None:
-    """Add changes to the figures that dashboards read, one pass at a time in this process."""
-    if not _rolling_up.acquire(blocking=False):
-        return
-    try:
-        roll_up(_engine())
-    except DBAPIError as error:
-        log.warning("the database did not answer, figures are added up later: %s", str(error.orig).strip())
-    finally:
-        _rolling_up.release()
+    """Add changes to the figures that dashboards read."""
+    roll_up(_engine())
 
 
 @app.task(name=task_names.CODE)
+@_one_at_a_time("reward functions run again later")
 def code() -> None:
     """Run the reward functions that are due, then sweep the groups of the changed trajectories.
 
-    It is a task of its own, and runs once at a time in this process: however slow a function is, another thread applies
-    feedback.
+    It is a task of its own: however slow a function is, another thread applies feedback.
     """
-    if not _running_code.acquire(blocking=False):
-        return
-    try:
-        while run_reward_functions(_engine(), settings.learning, datetime.now(UTC)):
-            hint(app, task_names.ASSEMBLE)
-    except DBAPIError as error:
-        log.warning("the database did not answer, reward functions run again later: %s", str(error.orig).strip())
-    finally:
-        _running_code.release()
+    while run_reward_functions(_engine(), settings.learning, datetime.now(UTC)):
+        hint(app, task_names.ASSEMBLE)
 
 
 @app.task(name=task_names.RANK)
+@_one_at_a_time("judges look again later")
 def rank() -> None:
-    """Have judges rank the groups that are due for them, one pass at a time in this process."""
-    if not _ranking.acquire(blocking=False):
-        return
-    try:
-        # Imported here: installations without a judge must not load litellm.
-        from judge.ruler.ranker import rank_due
+    """Have judges rank the groups that are due for them."""
+    # Imported here: installations without a judge must not load litellm.
+    from judge.ruler.ranker import rank_due
 
-        while asyncio.run(rank_due(_engine(), settings, paused=_paused)):
-            hint(app, task_names.ASSEMBLE)
-    except DBAPIError as error:
-        log.warning("the database did not answer, judges look again later: %s", str(error.orig).strip())
-    finally:
-        _ranking.release()
+    while asyncio.run(rank_due(_engine(), settings, paused=_paused)):
+        hint(app, task_names.ASSEMBLE)

@@ -3,10 +3,12 @@
 Exit codes: 0 done; 1 there is nothing to compare; 2 it could not begin, or `--fail-on-alarm` and there is an alarm.
 """
 
+import itertools
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from judge.audit import report as formatting
 from judge.audit import store
 from judge.audit.calibrate import Calibration, calibrations
-from judge.audit.hacking_signs import GroupMeans, drifted, hacked, repetition
-from judge.audit.plots import NoMatplotlib, draw
+from judge.audit.hacking_signs import RankedGroup, drifted, hacked, repetition
 from judge.audit.references import NoReferences, from_file
-from judge.audit.report import Table
-from judge.audit.store import RankedGroup, Reference, Scope
 from migrations.run import MigrationError, upgrade
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
@@ -89,8 +88,7 @@ def calibrate(
     sentences = [sentence for one in calibrated for sentence in formatting.verdicts(one)]
     for one in calibrated:
         _print(formatting.table(one))
-    for sentence in sentences:
-        console.print(escape(sentence), highlight=False, soft_wrap=True)
+    console.print(escape("\n".join(sentences)), highlight=False, soft_wrap=True)
     if out is not None:
         _write(out, calibrated, sentences, against)
 
@@ -117,37 +115,24 @@ def report(
         alarms = [*drifted(drift), *hacked(seen(connection, settings.project, ranked))]
     for table in tables:
         _print(table)
-    for sentence in formatting.alarmed(alarms, ranked=len(ranked)):
-        console.print(escape(sentence), highlight=False, soft_wrap=True)
+    console.print(escape("\n".join(formatting.alarmed(alarms, ranked=len(ranked)))), highlight=False, soft_wrap=True)
     raise typer.Exit(2 if alarms and fail_on_alarm else 0)
 
 
-def seen(connection: Connection, project: str, ranked: Sequence[RankedGroup]) -> list[GroupMeans]:
-    """Return the data for alarms. Of a policy with more than 400 groups, only the texts of 400 are read."""
+def seen(connection: Connection, project: str, ranked: Sequence[RankedGroup]) -> list[RankedGroup]:
+    """Return the groups with their repetition. Of a policy with more than 400 groups the texts of 400 are read."""
     of_policy: dict[str, list[str]] = {}
     for one in ranked:
         of_policy.setdefault(one.policy, []).append(one.id)
     read = [one for ids in of_policy.values() for one in ids[:: -(-len(ids) // MOST_READ)]]
-    repeated = _repeated(store.texts(connection, project, read))
-    return [
-        GroupMeans(one.policy, one.version, one.at, one.reward, one.tokens, repeated.get(one.id), one.noise)
-        for one in ranked
-    ]
+    shares: dict[str, list[float]] = {one.id: [] for one in ranked}
+    for (group_id, _), texts in itertools.groupby(store.texts(connection, project, read), key=lambda one: one[:2]):
+        if (share := repetition("\n".join(text for *_, text in texts))) is not None:
+            shares[group_id].append(share)
+    return [replace(one, repetition=statistics.fmean(shares[one.id]) if shares[one.id] else None) for one in ranked]
 
 
-def _repeated(texts: Iterable[tuple[str, str, str]]) -> Mapping[str, float]:
-    """Return group id -> mean share of repeated text in its attempts."""
-    texts_of: dict[tuple[str, str], list[str]] = {}
-    for group_id, trajectory_id, text in texts:
-        texts_of.setdefault((group_id, trajectory_id), []).append(text)
-    shares: dict[str, list[float]] = {}
-    for (group_id, _), several in texts_of.items():
-        if (share := repetition("\n".join(several))) is not None:
-            shares.setdefault(group_id, []).append(share)
-    return {group_id: statistics.fmean(several) for group_id, several in shares.items()}
-
-
-def _references(connection: Connection, scope: Scope, against: str) -> Mapping[str, Reference]:
+def _references(connection: Connection, scope: store.Scope, against: str) -> Mapping[str, store.Reference]:
     if against == "feedback":
         return store.by_feedback(connection, scope)
     if not against.startswith(CODE):
@@ -176,15 +161,15 @@ def _opened(data: Path | None, config: Path | None) -> Iterator[tuple[Settings, 
 
 def _scope(
     connection: Connection, settings: Settings, policy: str | None, days: int | None, judge: str | None = None
-) -> Scope:
+) -> store.Scope:
     there = store.policies(connection, settings.project)
     if policy is not None and policy not in there:
         raise SettingsError(f"no policy is named {policy!r}; there are: {', '.join(there) or 'none'}")
-    since = datetime.now(UTC) - timedelta(days=days) if days is not None else None
-    return Scope(settings.project, policy, judge, since)
+    since = None if days is None else datetime.now(UTC) - timedelta(days=days)
+    return store.Scope(settings.project, policy, judge, since)
 
 
-def _print(table: Table) -> None:
+def _print(table: formatting.Table) -> None:
     if not table.rows:
         console.print(f"{escape(table.title)}: none", style="dim", highlight=False)
         return
@@ -199,20 +184,18 @@ def _write(out: Path, calibrated: Sequence[Calibration], sentences: Sequence[str
     try:
         out.mkdir(parents=True, exist_ok=True)
         try:
-            pictures = [path for one in calibrated if one.groups for path in draw(out, one)]
-        except NoMatplotlib as error:
+            pictures = [path for one in calibrated if one.groups for path in formatting.draw(out, one)]
+        except formatting.NoMatplotlib as error:
             errors.print(escape(str(error)), highlight=False, soft_wrap=True)
-        head = f"# Judges against {against}\n"
-        shown = [f"![{path.stem}]({path.name})" for path in pictures]
-        text = [
-            head,
+        paragraphs = (
+            f"# Judges against {against}\n",
             *(f"- {one}" for one in sentences),
             "",
             *(formatting.table(one).markdown() for one in calibrated),
-            *shown,
+            *(f"![{path.stem}]({path.name})" for path in pictures),
             "",
-        ]
-        (out / "report.md").write_text("\n".join(text), encoding="utf-8")
+        )
+        (out / "report.md").write_text("\n".join(paragraphs), encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"{out} cannot be written: {error}") from error
     console.print(

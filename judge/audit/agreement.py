@@ -66,7 +66,7 @@ def kendall_tau_b(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 def pair_agreement(groups: Iterable[Scores]) -> Pairs:
     """Count, among the pairs within groups that neither judge nor reference ties, those that both order alike."""
-    return sum((_pairs(group, len(group) - 1) for group in groups), Pairs())
+    return sum(map(_pairs, groups), Pairs())
 
 
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
@@ -143,10 +143,9 @@ def repeatability(sections: Iterable[Section]) -> tuple[float | None, Pairs]:
             continue
         free = (len(names) - 1) * (len(section) - 1)
         squares, freedom = squares + free * noise**2, freedom + free
-        twice = [
+        alike = pair_agreement(
             [(one[name][0], other[name][0]) for name in names] for one, other in itertools.combinations(section, 2)
-        ]
-        alike = sum((_pairs(scores, len(names) - 1) for scores in twice), Pairs())
+        )
         pairs += replace(alike, free=min(alike.free, free))
     return (math.sqrt(squares / freedom) if freedom else None), pairs
 
@@ -165,14 +164,13 @@ def threshold_of(references: Sequence[float]) -> float:
 
 
 def _differences(points: Scores) -> Iterator[tuple[float, float]]:
-    for (x, y), (other_x, other_y) in itertools.combinations(points, 2):
-        yield x - other_x, y - other_y
+    return ((x - other_x, y - other_y) for (x, y), (other_x, other_y) in itertools.combinations(points, 2))
 
 
-def _pairs(points: Scores, free: int) -> Pairs:
+def _pairs(points: Scores) -> Pairs:
     """Count pairs; a pair that one of the rankings ties is not counted."""
     apart = [(dx > 0) == (dy > 0) for dx, dy in _differences(points) if dx and dy]
-    return Pairs(sum(apart), len(apart), min(free, len(apart)))
+    return Pairs(sum(apart), len(apart), min(len(points) - 1, len(apart)))
 
 
 def _residuals(judgements: Sequence[Mapping[str, float]]) -> list[float]:

@@ -6,11 +6,10 @@ with other attempts, only the last judgements count.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from judge.audit import agreement
-from judge.audit.agreement import Pairs, Section, Shown
 from judge.audit.store import Day, Reference, StoredJudgement
 from judge.ruler.aggregate import verdict
 from whetstone.domain.stats import Interval
@@ -29,7 +28,7 @@ class ScoreAgreement:
 
     taus: tuple[float, ...]
     """Kendall's τ_b of each group that has one."""
-    pairs: Pairs
+    pairs: agreement.Pairs
 
     @property
     def tau(self) -> Interval | None:
@@ -61,7 +60,7 @@ class Calibration:
     """The data behind `position`: `agreement.placed`."""
     noise: float | None
     """How much its judgements of the same attempts differ, as a standard deviation."""
-    again: Pairs
+    again: agreement.Pairs
     """Pairs that two of its judgements order."""
     spread: float | None
     """Population standard deviation of a group's scores, averaged over groups."""
@@ -82,7 +81,7 @@ class Calibration:
 def calibrations(
     judgement: Iterable[StoredJudgement],
     references: Mapping[str, Reference],
-    days: Iterable[Day],
+    days: Sequence[Day],
     threshold: float | None = None,
 ) -> list[Calibration]:
     """Return one for each policy, judge and rubric.
@@ -93,12 +92,8 @@ def calibrations(
     for one in sorted(judgement, key=lambda one: one.at):
         groups = by_key.setdefault((one.policy, one.judge, one.rubric), {})
         groups.setdefault(one.group_id, []).append(one)
-    took: dict[tuple[str, str], tuple[int, int]] = {}
-    for day in days:
-        calls, refused = took.get((day.policy, day.judge), (0, 0))
-        took[day.policy, day.judge] = calls + day.calls, refused + day.refused
     return [
-        _calibration(key, groups, references, took.get(key[:2], (0, 0)), threshold)
+        _calibration(key, groups, references, [one for one in days if (one.policy, one.judge) == key[:2]], threshold)
         for key, groups in sorted(by_key.items())
     ]
 
@@ -107,17 +102,17 @@ def _calibration(
     key: Key,
     groups: Mapping[str, Sequence[StoredJudgement]],
     references: Mapping[str, Reference],
-    took: tuple[int, int],
+    days: Sequence[Day],
     threshold: float | None,
 ) -> Calibration:
-    last = [_last(several) for several in groups.values()]
+    # The judgements of the attempts that were judged last.
+    last = [[one for one in several if one.attempts_hash == several[-1].attempts_hash] for several in groups.values()]
     scores = [_scores(several) for several in last]
     compared = [points for points in (_points(one, references) for one in scores) if len(points) > 1]
     flat = [point for points in compared for point in points]
     if threshold is None and flat:
         threshold = agreement.threshold_of([reference for _, reference in flat])
-    good = [threshold is not None and reference >= threshold for _, reference in flat]
-    sections = [list(_sections(several)) for several in last]
+    sections = [_sections(several) for several in last]
     noise, again = agreement.repeatability(section for several in sections for section in several)
     tokens, usd = _costs(groups.values())
     names = sorted(
@@ -131,22 +126,19 @@ def _calibration(
         whole=_compared(compared),
         parts={name: _of_part(name, last, references) for name in names},
         threshold=threshold,
-        auc=agreement.auc([score for score, _ in flat], good),
+        auc=agreement.auc(
+            [score for score, _ in flat], [threshold is not None and reference >= threshold for _, reference in flat]
+        ),
         position=agreement.position_bias(sections),
         placed=tuple(point for several in sections for one in several for point in agreement.placed(one)),
         noise=noise,
         again=again,
         spread=statistics.fmean(statistics.pstdev(one.values()) for one in scores) if scores else None,
-        calls=took[0],
-        refused=took[1],
+        calls=sum(day.calls for day in days),
+        refused=sum(day.refused for day in days),
         tokens_per_group=tokens,
         usd_per_group=usd,
     )
-
-
-def _last(several: Sequence[StoredJudgement]) -> list[StoredJudgement]:
-    """Return the judgements of the attempts that were judged last."""
-    return [one for one in several if one.attempts_hash == several[-1].attempts_hash]
 
 
 def _scores(several: Sequence[StoredJudgement], part: str | None = None) -> dict[str, float]:
@@ -205,29 +197,27 @@ def _compared(groups: Sequence[Sequence[tuple[float, float]]]) -> ScoreAgreement
     return ScoreAgreement(tuple(tau for tau in taus if tau is not None), agreement.pair_agreement(groups))
 
 
-def _sections(several: Sequence[StoredJudgement]) -> Iterator[Section]:
+def _sections(several: Sequence[StoredJudgement]) -> list[agreement.Section]:
     """Return, by section, the judgements that were calls: a reused answer is no second opinion."""
-    by_section: dict[int, list[Shown]] = {}
+    by_section: dict[int, list[agreement.Shown]] = {}
     for one in several:
         if one.was_called:
             by_section.setdefault(one.section, []).append(_shown(one))
-    return iter(by_section.values())
+    return list(by_section.values())
 
 
-def _shown(one: StoredJudgement) -> Shown:
+def _shown(one: StoredJudgement) -> agreement.Shown:
     attempts = {scored.attempt: scored for scored in one.scores.values()}
     last = max(len(attempts) - 1, 1)
     return {attempt: (scored.score, scored.position / last) for attempt, scored in sorted(attempts.items())}
 
 
-def _costs(groups: Iterable[Sequence[StoredJudgement]]) -> tuple[float | None, float | None]:
+def _costs(groups: Collection[Sequence[StoredJudgement]]) -> tuple[float | None, float | None]:
     """Return tokens and US dollars per group, over groups that needed a call; None: none did, or a price is unknown."""
-    calls = [[one for one in several if one.was_called] for several in groups]
-    calls = [several for several in calls if several]
+    calls = [one for several in groups for one in several if one.was_called]
     if not calls:
         return None, None
-    known = [[one.cost_usd for one in several if one.cost_usd is not None] for several in calls]
-    whole = all(len(costs) == len(several) for costs, several in zip(known, calls, strict=True))
-    tokens = sum(one.tokens for several in calls for one in several)
-    usd = math.fsum(cost for costs in known for cost in costs)
-    return tokens / len(calls), usd / len(calls) if whole else None
+    needed = sum(any(one.was_called for one in several) for several in groups)
+    known = [one.cost_usd for one in calls if one.cost_usd is not None]
+    usd = math.fsum(known) / needed if len(known) == len(calls) else None
+    return sum(one.tokens for one in calls) / needed, usd

@@ -6,7 +6,7 @@ A sign is no proof: an honest policy may well write more. Each alarm names what 
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -30,19 +30,23 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMeans:
-    """A group that judges have ranked: means over its attempts, None where there are no values."""
+class RankedGroup:
+    """A group that judges have ranked, with means over its attempts: None where there are no values."""
 
+    id: str
     policy: str
+    at: datetime
+    noise: float | None
+    """How much its judges differ from themselves."""
+    discarded: bool
+    """Its scores differ by less than judges differ from themselves, so it was discarded."""
     version: int | None
     """The oldest version that answered in it."""
-    at: datetime
     reward: float | None
     tokens: float | None
     """Tokens sampled in an attempt."""
-    repetition: float | None
-    noise: float | None
-    """How much its judges differ from themselves."""
+    repetition: float | None = None
+    """The share of its texts that repeats itself, where the texts were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def repetition(text: str) -> float | None:
     return 1 - len(set(runs)) / len(runs) if runs else None
 
 
-def hacked(seen: Sequence[GroupMeans]) -> list[Alarm]:
+def hacked(seen: Sequence[RankedGroup]) -> list[Alarm]:
     """Return alarms for policies whose reward rose together with a figure that should not rise.
 
     The halves are by version, then by time. Both rises lie beyond their 95 % intervals.
@@ -106,12 +110,11 @@ def hacked(seen: Sequence[GroupMeans]) -> list[Alarm]:
             continue
         for name, (figure, look_at) in SIGNS.items():
             if (rise := _rise(earlier, later, figure)) and rise[1].mean >= LEAST_RISE * abs(rise[0]):
-                figures = f"reward {_shown(*reward)}, {figure} {_shown(*rise)}"
-                alarms.append(Alarm(name, policy, figures, look_at))
+                alarms.append(Alarm(name, policy, f"reward {_shown(*reward)}, {figure} {_shown(*rise)}", look_at))
     return alarms
 
 
-def halves(seen: Sequence[GroupMeans]) -> tuple[list[GroupMeans], list[GroupMeans]]:
+def halves(seen: Sequence[RankedGroup]) -> tuple[list[RankedGroup], list[RankedGroup]]:
     """Return the earlier and the later half, by version, then by time."""
     ordered = sorted(seen, key=lambda one: (-1 if one.version is None else one.version, one.at))
     middle = len(ordered) // 2
@@ -140,26 +143,29 @@ def drifted(days: Sequence[DriftDay]) -> list[Alarm]:
             continue
         then = _agreement(before)
         if now < LEAST_AGREEMENT or (then is not None and then - now >= LARGEST_FALL):
-            shares = f"{now:.0%} of {_pairs(recent)} pairs since {recent[0].day}"
-            shares += f", {then:.0%} of {_pairs(before)} before" if then is not None else ""
-            look_at = (
-                "groups in admin_judgements where purpose 'reward' and 'drift' differ: has the judge's model changed?"
+            figures = f"judge and strong judge order alike {now:.0%} of {_pairs(recent)} pairs since {recent[0].day}"
+            figures += f", {then:.0%} of {_pairs(before)} before" if then is not None else ""
+            alarms.append(
+                Alarm(
+                    name="drift",
+                    policy=policy,
+                    figures=figures,
+                    look_at="groups in admin_judgements where purpose 'reward' and 'drift' differ: has the judge's "
+                    "model changed?",
+                )
             )
-            alarms.append(Alarm("drift", policy, f"judge and strong judge order alike {shares}", look_at))
     return alarms
 
 
-def _rise(earlier: Sequence[GroupMeans], later: Sequence[GroupMeans], figure: str) -> tuple[float, Interval] | None:
+def _rise(earlier: Sequence[RankedGroup], later: Sequence[RankedGroup], figure: str) -> tuple[float, Interval] | None:
     """Return the figure's earlier mean and its rise; None where a rise is not certain."""
-    before, after = (list(_figures(half, figure)) for half in (earlier, later))
+    before, after = (
+        [value for one in half if (value := getattr(one, figure)) is not None] for half in (earlier, later)
+    )
     if min(len(before), len(after)) < FEWEST_GROUPS:
         return None
     rise = change(before, after)
     return (statistics.fmean(before), rise) if rise is not None and rise.low > 0 else None
-
-
-def _figures(half: Sequence[GroupMeans], figure: str) -> Iterator[float]:
-    return (value for one in half if (value := getattr(one, figure)) is not None)
 
 
 def _shown(before: float, rise: Interval) -> str:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from judge.audit.store import Reference
+from judge.errors import JudgeError
 
 PART = "parts."
 """Prefix of the columns of a CSV file that are parts."""
 
 
-class NoReferences(Exception):
+class NoReferences(JudgeError):
     """There is nothing to compare judges with; the message gives the remedy."""
 
 
@@ -28,19 +29,11 @@ def from_file(path: Path) -> dict[str, Reference]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = _of_csv(csv.DictReader(file)) if path.suffix.lower() == ".csv" else _of_lines(file)
-            return dict(_reference(path, number, content) for number, content in lines)
+            is_csv = path.suffix.lower() == ".csv"
+            lines = _of_csv(csv.DictReader(file)) if is_csv else enumerate(file, 1)
+            return dict(_reference(path, number, line) for number, line in lines if is_csv or line.strip())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise NoReferences(f"{path} cannot be read: {error}") from error
-
-
-def _of_lines(lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                yield number, None
 
 
 def _of_csv(rows: "csv.DictReader[str]") -> Iterator[tuple[int, Any]]:
@@ -50,14 +43,15 @@ def _of_csv(rows: "csv.DictReader[str]") -> Iterator[tuple[int, Any]]:
         yield rows.line_num, {**cells, "parts": parts}
 
 
-def _reference(path: Path, line: int, content: Any) -> tuple[str, Reference]:
-    """Parse one line. Raises NoReferences, which names the line."""
+def _reference(path: Path, line: int, row: Any) -> tuple[str, Reference]:
+    """Parse a line of JSON, or the cells of a row. Raises NoReferences, which names the line."""
     try:
+        content = json.loads(row) if isinstance(row, str) else row
         name, parts = content["trajectory_id"], content.get("parts") or {}
         if not isinstance(name, str) or not isinstance(parts, Mapping):
             raise TypeError
         return name, Reference(_number(content["reward"]), {part: _number(value) for part, value in parts.items()})
-    except (TypeError, KeyError, ValueError, AttributeError):
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError):
         raise NoReferences(
             f'{path}, line {line}: not {{"trajectory_id": "…", "reward": number[, "parts": {{"…": number}}]}}'
         ) from None

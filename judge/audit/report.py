@@ -1,15 +1,28 @@
-"""Turn measurements of judges into tables and sentences. Pure."""
+"""Turn measurements of judges into tables, sentences and plots.
 
-from collections.abc import Iterable, Iterator, Sequence
+matplotlib, which draws the plots, is in the extra `demo` and may not be installed.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from judge.audit.agreement import FEWEST_CLUSTERS, Pairs
 from judge.audit.calibrate import FEWEST, TRUSTED, Calibration, ScoreAgreement
-from judge.audit.hacking_signs import FEWEST_GROUPS, Alarm, DriftDay
-from judge.audit.store import Day, RankedGroup, Waiting
+from judge.audit.hacking_signs import FEWEST_GROUPS, Alarm, DriftDay, RankedGroup
+from judge.audit.store import Day, Waiting
+from judge.errors import JudgeError
 from whetstone.domain.stats import Interval
 
 NOTHING = "–"
+LINE, DOT = "#1f4e79", "#b45309"
+BINS = 20
+
+
+class NoMatplotlib(JudgeError):
+    """matplotlib is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +78,35 @@ def verdicts(of: Calibration) -> list[str]:
 
 def days_table(days: Sequence[Day]) -> Table:
     """Return a table of what judging cost."""
-    columns = ("day", "policy", "judge", "calls", "refused", "failed", "tokens", "US dollars")
-    rows = (
-        (
-            one.day,
-            one.policy,
-            one.judge,
-            *map(str, (one.calls, one.refused, one.failed, one.tokens)),
-            _usd(one.cost_usd),
-        )
-        for one in days
+    return Table(
+        title="what judging took (dollars as far as prices are known)",
+        columns=("day", "policy", "judge", "calls", "refused", "failed", "tokens", "US dollars"),
+        rows=tuple(
+            (
+                *(one.day, one.policy, one.judge),
+                *map(str, (one.calls, one.refused, one.failed, one.tokens)),
+                f"{one.cost_usd:.4f}",
+            )
+            for one in days
+        ),
     )
-    return Table("what judging took (dollars as far as prices are known)", columns, tuple(rows))
 
 
 def waiting_table(waiting: Sequence[Waiting]) -> Table:
     """Return a table of groups that judges have not ranked yet."""
-    rows = (
-        (one.policy, str(one.groups), f"{one.since:%Y-%m-%d %H:%M}" if one.since else NOTHING, one.why or "its turn")
-        for one in waiting
+    return Table(
+        title="groups that wait for judges",
+        columns=("policy", "groups", "the oldest since (UTC)", "for"),
+        rows=tuple(
+            (
+                one.policy,
+                str(one.groups),
+                f"{one.since:%Y-%m-%d %H:%M}" if one.since else NOTHING,
+                one.why or "its turn",
+            )
+            for one in waiting
+        ),
     )
-    return Table("groups that wait for judges", ("policy", "groups", "the oldest since (UTC)", "for"), tuple(rows))
 
 
 def noise_table(ranked: Sequence[RankedGroup]) -> Table:
@@ -94,29 +115,32 @@ def noise_table(ranked: Sequence[RankedGroup]) -> Table:
     for policy in sorted({one.policy for one in ranked}):
         its = [one for one in ranked if one.policy == policy]
         noise = [one.noise for one in its if one.noise is not None]
-        mean = _number(sum(noise) / len(noise)) if noise else NOTHING
-        rows.append((policy, str(len(its)), mean, str(sum(one.discarded for one in its))))
-    columns = ("policy", "groups ranked", "noise, in the mean", "discarded as judge_noise")
-    return Table("by how much judges differ from themselves", columns, tuple(rows))
+        mean = sum(noise) / len(noise) if noise else None
+        rows.append((policy, str(len(its)), _number(mean), str(sum(one.discarded for one in its))))
+    return Table(
+        title="by how much judges differ from themselves",
+        columns=("policy", "groups ranked", "noise, in the mean", "discarded as judge_noise"),
+        rows=tuple(rows),
+    )
 
 
 def drift_table(days: Sequence[DriftDay]) -> Table:
     """Return a table of judges compared with their strong judge."""
-    rows = (
-        (one.day, one.policy, str(one.pairs), f"{one.agreement:.0%}", f"{one.difference:+.3f}")
-        for one in sorted(days, key=lambda one: one.day)
+    return Table(
+        title="judges and their strong judge",
+        columns=("day", "policy", "pairs", "ordered alike", "judge scores higher by"),
+        rows=tuple(
+            (one.day, one.policy, str(one.pairs), f"{one.agreement:.0%}", f"{one.difference:+.3f}")
+            for one in sorted(days, key=lambda one: one.day)
+        ),
     )
-    columns = ("day", "policy", "pairs", "ordered alike", "judge scores higher by")
-    return Table("judges and their strong judge", columns, tuple(rows))
 
 
 def alarmed(alarms: Iterable[Alarm], *, ranked: int) -> list[str]:
     """Return the alarms as sentences; without any, a sentence that there is none."""
-    sentences = [f"ALARM {one.name} ({one.policy}): {one.figures}. Look at {one.look_at}." for one in alarms]
-    if sentences:
-        return sentences
     few = f" With fewer than {2 * FEWEST_GROUPS} ranked groups ({ranked}) none could be seen."
-    return ["No alarm." + (few if ranked < 2 * FEWEST_GROUPS else "")]
+    none = "No alarm." + (few if ranked < 2 * FEWEST_GROUPS else "")
+    return [f"ALARM {one.name} ({one.policy}): {one.figures}. Look at {one.look_at}." for one in alarms] or [none]
 
 
 def _trust(pairs: Pairs) -> str:
@@ -153,10 +177,8 @@ def _doubts(of: Calibration) -> Iterator[str]:
 
 
 def _tau(of: ScoreAgreement) -> str:
-    tau = of.tau
-    if of.pairs.of < FEWEST or len(of.taus) < FEWEST_CLUSTERS or tau is None:
-        return "too few"
-    return f"{tau.mean:.2f} ({max(-1.0, tau.low):.2f} to {min(1.0, tau.high):.2f})"
+    tau = of.tau if of.pairs.of >= FEWEST and len(of.taus) >= FEWEST_CLUSTERS else None
+    return "too few" if tau is None else f"{tau.mean:.2f} ({max(-1.0, tau.low):.2f} to {min(1.0, tau.high):.2f})"
 
 
 def _share(pairs: Pairs) -> str:
@@ -165,15 +187,12 @@ def _share(pairs: Pairs) -> str:
 
 
 def _auc(of: Calibration) -> str:
-    if len(of.points) < FEWEST:
-        return "too few"
-    return NOTHING if of.auc is None else f"{of.auc:.2f}"
+    return "too few" if len(of.points) < FEWEST else NOTHING if of.auc is None else f"{of.auc:.2f}"
 
 
 def _position(of: Calibration) -> str:
-    if of.position is None or len(of.placed) < FEWEST:
-        return "too few"
-    return f"{of.position.mean:+.3f} ({of.position.low:+.3f} to {of.position.high:+.3f})"
+    at = of.position if len(of.placed) >= FEWEST else None
+    return "too few" if at is None else f"{at.mean:+.3f} ({at.low:+.3f} to {at.high:+.3f})"
 
 
 def _percent(interval: Interval) -> str:
@@ -184,5 +203,63 @@ def _number(number: float | None) -> str:
     return NOTHING if number is None else f"{number:.3g}"
 
 
-def _usd(number: float) -> str:
-    return f"{number:.4f}"
+def draw(folder: Path, of: Calibration) -> list[Path]:
+    """Write three PNGs and return their paths: scores against references, scores by position, τ of the groups.
+
+    Raises:
+        NoMatplotlib: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise NoMatplotlib(
+            "no pictures: matplotlib is not installed (pip install -e '.[demo]' in the repository)"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    prefix = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in (of.policy, of.judge, of.rubric[:8]))
+    written = []
+    for name, fill in _PICTURES.items():
+        figure, axes = pyplot.subplots(figsize=(6, 4.5), layout="constrained")
+        fill(axes, of)
+        axes.set_title(title(of), fontsize="small")
+        axes.spines[["top", "right"]].set_visible(False)
+        written.append(folder / f"{prefix}-{name}.png")
+        figure.savefig(written[-1], dpi=120)
+        pyplot.close(figure)
+    return written
+
+
+def _plot_scores(axes: Any, of: Calibration) -> None:
+    axes.scatter(*(zip(*of.points, strict=True) if of.points else ((), ())), color=DOT, s=12, alpha=0.4)
+    axes.set(xlabel="reference", ylabel="score of the judge", ylim=(-0.03, 1.03))
+
+
+def _plot_position(axes: Any, of: Calibration) -> None:
+    places = [place for place, _ in of.placed]
+    axes.scatter(places, [score for _, score in of.placed], color=DOT, s=12, alpha=0.4)
+    if of.position is not None:
+        ends = [min(places), max(places)]
+        axes.plot(ends, [end * of.position.mean for end in ends], color=LINE)
+        axes.fill_between(
+            ends,
+            [end * of.position.low for end in ends],
+            [end * of.position.high for end in ends],
+            color=LINE,
+            alpha=0.15,
+            linewidth=0,
+        )
+    axes.set(xlabel="shown earlier or later than in the mean (first to last: 1)", ylabel="scored higher or lower")
+
+
+def _plot_taus(axes: Any, of: Calibration) -> None:
+    axes.hist(of.whole.taus, bins=BINS, range=(-1, 1), color=LINE)
+    axes.set(xlabel="Kendall's τ of judge and reference", ylabel="groups", xlim=(-1.03, 1.03))
+
+
+_PICTURES: dict[str, Callable[[Any, Calibration], None]] = {
+    "scores": _plot_scores,
+    "position": _plot_position,
+    "tau": _plot_taus,
+}

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Float, Select, cast, func, literal, select, text
+from sqlalchemy import ColumnElement, Connection, Float, Select, Table, cast, func, literal, select, text
 
-from judge.audit.hacking_signs import DriftDay
-from judge.decisions.effective_feedback import rewards_from_feedback
+from judge.audit.hacking_signs import DriftDay, RankedGroup
+from judge.decisions.feedback import rewards_from_feedback
 from judge.decisions.model import Feedback, Trajectory
-from judge.store.unit_of_work import IS_ATTEMPT, STANDING, columns_of
+from judge.store.unit_of_work import IS_ATTEMPT, STANDING, columns_of, rows_of
 from migrations import schema
 from migrations.words import response_text
-from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
@@ -21,6 +20,12 @@ j, d, p = schema.judgements.c, schema.judge_days.c, schema.policies.c
 
 BY_APPS = ("reward", "thumbs", "parts")
 """Sources of feedback that do not come from the judges."""
+_DRIFT = text(
+    "SELECT policy, day, pairs, agreement, difference FROM admin_judge_drift WHERE project = :project "
+    "ORDER BY policy, day"
+)
+_HAS_TEXT = (t.completions > 0) & IS_ATTEMPT
+"""Condition on a trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +108,6 @@ class Waiting:
     """When the oldest of these groups closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankedGroup:
-    """A group that judges have ranked."""
-
-    id: str
-    policy: str
-    at: datetime
-    noise: float | None
-    discarded: bool
-    """Its scores differ by less than judges differ from themselves, so it was discarded."""
-    version: int | None
-    reward: float | None
-    tokens: float | None
-
-
 def policies(connection: Connection, project: str) -> list[str]:
     """Return the names of the project's policies."""
     return list(connection.execute(select(p.id).where(p.project == project).order_by(p.id)).scalars())
@@ -125,9 +115,9 @@ def policies(connection: Connection, project: str) -> list[str]:
 
 def judgements(connection: Connection, scope: Scope) -> Iterator[StoredJudgement]:
     """Yield the accepted judgements, in the order of acceptance."""
-    columns = (j.policy, j.judge, j.rubric_hash, j.group_id, j.attempts_hash, j.section, j.accepted_at)
+    asked = (j.policy, j.judge, j.rubric_hash, j.group_id, j.attempts_hash, j.section, j.accepted_at)
     taken = (j.cached_from.is_(None), j.prompt_tokens + j.completion_tokens, j.cost_usd, j.scores)
-    query = _accepted(select(*columns, *taken), scope).order_by(j.accepted_at, j.id)
+    query = select(*asked, *taken).where(*_accepted(scope)).order_by(j.accepted_at, j.id)
     for *values, scores in connection.execute(query):
         yield StoredJudgement(*(*values, {name: _scored(one) for name, one in (scores or {}).items()}))
 
@@ -137,23 +127,18 @@ def by_feedback(connection: Connection, scope: Scope) -> dict[str, Reference]:
 
     Parts are those of the last feedback on the whole trajectory that has any.
     """
-    trajectories = {one.id: one for one in _judged(connection, scope)}
     stands = (f.project == scope.project, f.source.in_(BY_APPS), f.state.in_(STANDING), f.withdrawn_at.is_(None))
-    columns = columns_of(schema.feedback, Feedback)
+    query = select(*columns_of(schema.feedback, Feedback)).where(*stands)
     of_one = f.trajectory_id.in_(select(t.id).where(_in_judged(scope)))
     left = select(t.left_group_id).where(_in_judged(scope), t.left_group_id.is_not(None))
     of_group = (f.target_kind == "group") & (f.target_id.in_(_groups(scope)) | f.target_id.in_(left))
-    counted = [
-        Feedback(*row)
-        for which in (of_one, of_group)
-        for row in connection.execute(select(*columns).where(*stands, which))
-    ]
+    counted = [Feedback(*row) for which in (of_one, of_group) for row in connection.execute(query.where(which))]
     parts = {
         one.trajectory_id: one.parts
         for one in sorted(counted, key=lambda one: one.order)
         if one.parts and one.completion_id is None
     }
-    rewards = rewards_from_feedback(counted, trajectories)
+    rewards = rewards_from_feedback(counted, {one.id: one for one in _judged(connection, scope)})
     return {name: Reference(reward, parts.get(name) or {}) for name, (reward, _) in rewards.items()}
 
 
@@ -166,32 +151,31 @@ def by_code(connection: Connection, scope: Scope, part: str) -> tuple[dict[str, 
 
 def days(connection: Connection, scope: Scope) -> list[Day]:
     """Return what judging cost, by day."""
-    wanted = [d.project == scope.project, d.day >= scope.first_day]
-    wanted += [column == value for column, value in ((d.policy, scope.policy), (d.judge, scope.judge)) if value]
+    wanted = (*_within(scope, schema.judge_days), d.day >= scope.first_day)
     query = select(*columns_of(schema.judge_days, Day)).where(*wanted).order_by(d.day, d.policy, d.judge)
     return [Day(*row) for row in connection.execute(query)]
 
 
 def waiting(connection: Connection, scope: Scope) -> list[Waiting]:
     """Return the groups that are due for judges, by the reason why they are not ranked yet."""
-    wanted = [g.project == scope.project, g.state == "closed", g.judge_due_at.is_not(None)]
-    wanted += [g.policy == scope.policy] if scope.policy else []
     columns = (g.policy, g.judge_waits, func.count(), func.min(g.closed_at, type_=g.closed_at.type))
-    query = select(*columns).where(*wanted).group_by(g.policy, g.judge_waits).order_by(g.policy, func.count().desc())
+    waits = (*_within(scope, schema.groups), g.state == "closed", g.judge_due_at.is_not(None))
+    query = select(*columns).where(*waits).group_by(g.policy, g.judge_waits).order_by(g.policy, func.count().desc())
     return [Waiting(*row) for row in connection.execute(query)]
 
 
 def ranked(connection: Connection, scope: Scope) -> list[RankedGroup]:
     """Return the groups that judges have ranked, the oldest first; means are over their attempts."""
-    wanted = [g.project == scope.project, g.judged_at.is_not(None)]
-    wanted += [g.policy == scope.policy] if scope.policy else []
-    wanted += [g.judged_at >= scope.since] if scope.since is not None else []
     discarded = func.coalesce(g.reason == WhyNotTrained.JUDGE_NOISE.value, literal(False))
     means = (func.min(t.first_version), func.avg(t.reward), cast(func.avg(t.sampled_tokens), Float))
-    columns = (g.id, g.policy, g.judged_at, g.judge_noise, discarded, *means)
-    is_member = (t.project == g.project) & (t.group_id == g.id) & _has_text()
-    joined = select(*columns).join_from(schema.groups, schema.trajectories, is_member).where(*wanted)
-    query = joined.group_by(g.project, g.id).order_by(g.judged_at, g.id)
+    is_member = (t.project == g.project) & (t.group_id == g.id) & _HAS_TEXT
+    query = (
+        select(g.id, g.policy, g.judged_at, g.judge_noise, discarded, *means)
+        .join_from(schema.groups, schema.trajectories, is_member)
+        .where(g.judged_at.is_not(None), *_within(scope, schema.groups, g.judged_at))
+        .group_by(g.project, g.id)
+        .order_by(g.judged_at, g.id)
+    )
     return [RankedGroup(*row) for row in connection.execute(query)]
 
 
@@ -199,28 +183,31 @@ def texts(connection: Connection, project: str, group_ids: Sequence[str]) -> Ite
     """Yield group, trajectory and text of all answers in these groups; the answers of a trajectory are consecutive."""
     is_of = (c.project == t.project) & (c.trajectory_id == t.id)
     query = select(t.group_id, t.id, response_text).join_from(schema.trajectories, schema.completions, is_of)
-    for some in chunks(group_ids):
-        of_groups = (t.project == project, t.group_id.in_(some), _has_text())
-        rows = connection.execute(query.where(*of_groups).order_by(t.id, c.turn))
-        yield from ((group, trajectory, text or "") for group, trajectory, text in rows)
+    answers = query.where(t.project == project, _HAS_TEXT).order_by(t.id, c.turn)
+    for group_id, trajectory_id, answer in rows_of(connection, answers, t.group_id, group_ids):
+        yield group_id, trajectory_id, answer or ""
 
 
 def drift(connection: Connection, scope: Scope) -> list[DriftDay]:
     """Return comparisons of judges and strong judges, by day."""
-    query = "SELECT policy, day, pairs, agreement, difference FROM admin_judge_drift WHERE project = :project"
-    rows = connection.execute(text(f"{query} ORDER BY policy, day"), {"project": scope.project})
+    rows = connection.execute(_DRIFT, {"project": scope.project})
     days = [DriftDay(row.policy, str(row.day), row.pairs, float(row.agreement), float(row.difference)) for row in rows]
     return [one for one in days if one.day >= scope.first_day and scope.policy in (None, one.policy)]
 
 
-def _accepted(query: Select[Any], scope: Scope) -> Select[Any]:
-    wanted = [j.project == scope.project, j.state == "accepted"]
-    wanted += [column == value for column, value in ((j.policy, scope.policy), (j.judge, scope.judge)) if value]
-    return query.where(*wanted, *([j.accepted_at >= scope.since] if scope.since is not None else []))
+def _within(scope: Scope, table: Table, at: ColumnElement[Any] | None = None) -> list[ColumnElement[bool]]:
+    """Return the conditions that rows belong to the scope: to its project, policy and judge, and its time by `at`."""
+    wanted = {"project": scope.project, "policy": scope.policy, "judge": scope.judge}
+    conditions = [table.c[name] == value for name, value in wanted.items() if value and name in table.c]
+    return conditions if at is None or scope.since is None else [*conditions, at >= scope.since]
+
+
+def _accepted(scope: Scope) -> list[ColumnElement[bool]]:
+    return [*_within(scope, schema.judgements, j.accepted_at), j.state == "accepted"]
 
 
 def _groups(scope: Scope) -> Select[Any]:
-    return _accepted(select(j.group_id), scope)
+    return select(j.group_id).where(*_accepted(scope))
 
 
 def _in_judged(scope: Scope) -> ColumnElement[bool]:
@@ -231,10 +218,6 @@ def _judged(connection: Connection, scope: Scope) -> Iterator[Trajectory]:
     """Yield the trajectories in judged groups."""
     query = select(*columns_of(schema.trajectories, Trajectory)).where(_in_judged(scope))
     return (Trajectory(*row) for row in connection.execute(query))
-
-
-def _has_text() -> ColumnElement[bool]:
-    return (t.completions > 0) & IS_ATTEMPT
 
 
 def _scored(score: Mapping[str, Any]) -> ScoredTrajectory:

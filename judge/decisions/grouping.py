@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from judge.decisions.lifecycle import alone, ended, explained
 from judge.decisions.model import EVALUATION, OVER, UNCLAIMED, Group, Rules, Trajectory
-from judge.decisions.trajectory_lifecycle import alone, ended, explained
 from whetstone.domain.ids import SHADOW, new_id
 
 TICK = timedelta(microseconds=1)
@@ -49,9 +49,8 @@ def original_of(trajectory: Trajectory) -> str | None:
 
 def prompt_of(trajectory: Trajectory, rules: Rules) -> Prompt | None:
     """Return the prompt to group it by, if it has to be grouped by its first prompt."""
-    if trajectory.group_id is not None or not trajectory.counts or not rules.prompt_window:
-        return None
-    return None if trajectory.prompt_hash is None else (trajectory.policy, trajectory.prompt_hash)
+    is_free = trajectory.group_id is None and trajectory.counts and bool(rules.prompt_window)
+    return (trajectory.policy, trajectory.prompt_hash) if is_free and trajectory.prompt_hash is not None else None
 
 
 def wanted(unplaced: Iterable[Trajectory], rules: Rules) -> dict[Prompt, datetime]:
@@ -73,8 +72,7 @@ def assign_groups(around: PlacementContext, now: datetime, rules: Rules) -> Plac
     """
     places = _Places(around, now, rules)
     moved = dict(around.trajectories)
-    unplaced = (around.trajectories[trajectory_id] for trajectory_id in around.unplaced)
-    in_order = sorted(unplaced, key=lambda one: (one.created_at, one.id))
+    in_order = sorted((moved[name] for name in around.unplaced), key=lambda one: (one.created_at, one.id))
     for one in in_order:
         group = places.groups.get(one.group_id or "")
         if group is not None and group.formed_by == EVALUATION:
@@ -87,8 +85,11 @@ def assign_groups(around: PlacementContext, now: datetime, rules: Rules) -> Plac
     for one in in_order:
         moved[one.id] = places.grouped(moved[one.id])
     states = {group.id: group.state for group in places.groups.values()}
-    after = (explained(one, states.get(one.group_id or "")) for one in moved.values())
-    return PlacementResult(tuple(after), tuple(places.opened), tuple(places.left))
+    return PlacementResult(
+        trajectories=tuple(explained(one, states.get(one.group_id or "")) for one in moved.values()),
+        opened=tuple(group for name, group in places.groups.items() if name not in around.groups),
+        left=tuple(name for name in around.groups if name not in places.groups),
+    )
 
 
 class _Places:
@@ -96,8 +97,6 @@ class _Places:
 
     def __init__(self, around: PlacementContext, now: datetime, rules: Rules) -> None:
         self.groups = dict(around.groups)
-        self.opened: list[Group] = []
-        self.left: list[str] = []
         self._sizes = dict(around.sizes)
         self._newest = dict(around.newest)
         self._now = now
@@ -110,13 +109,11 @@ class _Places:
         group = self.groups.get(one.group_id or "")
         if group is None:
             return one.group_id is None
-        ours = group.formed_by in ("prompt", "single") and group.state in UNCLAIMED
-        return ours and self._sizes[group.id] == 1
+        return group.formed_by in ("prompt", "single") and group.state in UNCLAIMED and self._sizes[group.id] == 1
 
     def moved(self, one: Trajectory, group: Group) -> Trajectory:
         """Return the trajectory in another group; it was the only member of its own."""
         if one.group_id is not None:
-            self.left.append(one.group_id)
             del self.groups[one.group_id]
         return replace(one, group_id=group.id, left_group_id=one.group_id)
 
@@ -135,14 +132,12 @@ class _Places:
 
     def _with_room(self, one: Trajectory, prompt: Prompt) -> Group:
         newest = self.groups.get(self._newest.get(prompt, ""))
-        near = newest is not None and abs(one.created_at - newest.created_at) < self._rules.prompt_window
-        if newest is not None and near:
+        began = one.created_at
+        if newest is not None and abs(began - newest.created_at) < self._rules.prompt_window:
             if newest.state in UNCLAIMED and self._sizes[newest.id] < self._rules.target_size:
                 return newest
             # Strictly after the previous one, so that it is clear which of the two is the newest.
-            began = max(one.created_at, newest.created_at + TICK)
-        else:
-            began = one.created_at
+            began = max(began, newest.created_at + TICK)
         group_id = f"prompt.{prompt[1][:16]}.{new_id()}"
         self._newest[prompt] = group_id
         return self._open(group_id, one, "prompt", began, prompt[1])
@@ -168,5 +163,4 @@ class _Places:
         )
         self.groups[group_id] = group
         self._sizes[group_id] = 0
-        self.opened.append(group)
         return group

@@ -9,11 +9,8 @@ from whetstone.config.rewards import RewardSettings
 
 OVER = frozenset({"claimed", "trained"})
 """Trajectory and group states in which rewards are frozen."""
-
-
 UNCLAIMED = ("open", "closed", "scored")
 """States of a group that the judge still decides on."""
-
 EVALUATION = "evaluation"
 """`formed_by` of a held-out prompt's group, answered by two versions: it is ranked, but no step ever takes it."""
 DRAWN = ("shadow", EVALUATION)
@@ -64,6 +61,8 @@ class Feedback:
     withdrawn_at: datetime | None
     judge: Mapping[str, Any] | None = None
     """Which judge has to rank the group, and by which rubric."""
+    due_at: datetime | None = None
+    """When to look for its target again, while it waits."""
 
     @property
     def order(self) -> tuple[datetime, str]:
@@ -138,20 +137,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackOutcome:
-    """The outcome of a feedback. `due_at` is set while it waits: when to look for its target again."""
-
-    id: str
-    state: str
-    reason: str | None
-    reward: float | None
-    trajectory_id: str | None
-    completion_id: str | None
-    applied_at: datetime | None
-    due_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class FeedbackContext:
     """The project's records of the targets of some feedback, read under their locks.
 
@@ -170,7 +155,7 @@ class FeedbackContext:
 class FeedbackChanges:
     """What a batch of feedback changes."""
 
-    feedback: tuple[FeedbackOutcome, ...]
+    feedback: tuple[Feedback, ...]
     trajectories: tuple[Trajectory, ...]
     closing: Mapping[str, datetime]
     """Groups that the app requested to close -> time of the last request."""

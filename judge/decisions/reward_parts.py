@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from judge.decisions.model import Trajectory
+from judge.errors import JudgeError
 from whetstone.config.rewards import RewardFunction, RewardSettings
 from whetstone.domain.reward_bounds import MAX_PARTS, MAX_REWARD, PART
 
@@ -19,7 +20,7 @@ Given = tuple[float, str]
 """A reward, and its source."""
 
 
-class NotNumbers(ValueError):
+class NotNumbers(JudgeError):
     """A function's answer is neither a number nor named numbers; the message names what it is."""
 
 
@@ -52,8 +53,8 @@ def _number(value: object) -> float:
 
 def worth(trajectory: Trajectory, given: Given | None, learning: RewardSettings) -> Trajectory:
     """Return the trajectory with the reward from feedback (`given`) and its parts; none while functions are due."""
-    both = None if trajectory.code_due_at is not None else combined(given, trajectory.code_parts or {}, learning)
-    reward, source = both or (None, None)
+    is_due = trajectory.code_due_at is not None
+    reward, source = (None if is_due else combined(given, trajectory.code_parts or {}, learning)) or (None, None)
     return replace(trajectory, reward=reward, reward_source=source)
 
 
@@ -77,8 +78,7 @@ def combined(given: Given | None, parts: Mapping[str, float], learning: RewardSe
 
 def vetoed(parts: Mapping[str, float], learning: RewardSettings) -> bool:
     """Return whether a function of kind `veto` gave a number that is not 0."""
-    vetoes = (one for one in learning.rewards if one.kind == "veto")
-    return any(number != 0 for veto in vetoes for number in _numbers(veto, parts))
+    return any(number for one in learning.rewards if one.kind == "veto" for number in _numbers(one, parts))
 
 
 def _numbers(function: RewardFunction, parts: Mapping[str, float]) -> list[float]:

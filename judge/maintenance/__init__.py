@@ -1,1 +1,1 @@
-"""Keep the tables small and the dashboards fast: `retention`, and `rollups` with `rollup_store`."""
+"""Keep the tables small (`retention`) and the dashboards fast (`rollups`)."""

@@ -1,5 +1,5 @@
 """Run reward functions on finished trajectories.
 
-`runner` takes what is due from `store`, makes it a `payload`, and asks the function in a `sandbox`, whose process is
-`sandbox_child`.
+`runner` takes from `store` what is due and what a function gets of it, and asks the function in a `sandbox`, whose
+process is `sandbox_child`.
 """

@@ -8,21 +8,20 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
 from sqlalchemy import Connection, Engine
 
-from judge.decisions.effective_feedback import rewards_from_feedback
+from judge.decisions.feedback import rewards_from_feedback
+from judge.decisions.lifecycle import explained, failed, rewarded
 from judge.decisions.model import Trajectory
 from judge.decisions.reward_parts import NotNumbers, parts_of, worth
-from judge.decisions.trajectory_lifecycle import explained, failed, rewarded
 from judge.reward_functions import store as store_code
 from judge.reward_functions.sandbox import START_S, NoReward, NotFound, Sandbox
-from judge.reward_functions.store import Ran
-from judge.settlement.write_back import record
+from judge.settlement.sweep import record
 from judge.store import groups as store_groups
 from judge.store import unit_of_work
 from whetstone.config.rewards import RewardFunction, RewardSettings
@@ -53,8 +52,9 @@ def run_reward_functions(engine: Engine, learning: Learning, now: datetime) -> i
             store_code.due_from(connection, project, [one.id for one in trajectories], until)
     if not due:
         return 0
-    ids = [one.id for trajectories in due.values() for one in trajectories]
-    with tracing.span("reward functions", {tracing.TRAJECTORIES: ids}):
+    with tracing.span(
+        "reward functions", {tracing.TRAJECTORIES: [one.id for several in due.values() for one in several]}
+    ):
         ran = _run(engine, due, learning)
     with engine.begin() as connection:
         for project, trajectories in due.items():
@@ -71,14 +71,14 @@ def lease_s(learning: Learning) -> float:
     return BUDGET_S + slowest + MARGIN_S
 
 
-def _run(engine: Engine, due: Mapping[str, list[Trajectory]], learning: Learning) -> dict[str, list[Ran]]:
+def _run(engine: Engine, due: Mapping[str, list[Trajectory]], learning: Learning) -> dict[str, list[store_code.Ran]]:
     """Return the functions' results, by project, for as many trajectories as the budget allows."""
     reader = engine.execution_options(isolation_level="AUTOCOMMIT")
     ends_at = time.monotonic() + BUDGET_S
-    ran: dict[str, list[Ran]] = {project: [] for project in due}
+    ran: dict[str, list[store_code.Ran]] = {project: [] for project in due}
     with ExitStack() as open_boxes:
         boxes = {
-            policy: [(one, open_boxes.enter_context(Sandbox(one))) for one in settings.rewards]
+            policy: [(one, open_boxes.enter_context(closing(Sandbox(one)))) for one in settings.rewards]
             for policy, settings in learning.items()
         }
         failures: Counter[str] = Counter()
@@ -89,7 +89,7 @@ def _run(engine: Engine, due: Mapping[str, list[Trajectory]], learning: Learning
                 payload = msgspec.json.encode(store_code.attempt(connection, project, trajectory))
             parts, errors, faults = _ask(boxes.get(trajectory.policy, []), payload)
             failures.update(faults)
-            ran[project].append(Ran(trajectory.id, parts, "; ".join(errors) or None))
+            ran[project].append(store_code.Ran(trajectory.id, parts, "; ".join(errors) or None))
     for fault, times in failures.items():
         log.warning("reward function %s (%d trajectories)", fault, times)
     return ran
@@ -121,7 +121,7 @@ def _write(
     connection: Connection,
     project: str,
     taken: list[Trajectory],
-    ran: list[Ran],
+    ran: list[store_code.Ran],
     learning: Learning,
     until: datetime,
     now: datetime,

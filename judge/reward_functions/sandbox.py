@@ -14,9 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from judge.errors import JudgeError
 from judge.reward_functions import sandbox_child
 from whetstone.config.rewards import RewardFunction
 
@@ -28,7 +27,7 @@ PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """The part of the worker's environment that a function sees, besides Python's module path: no settings, no keys."""
 
 
-class NoReward(Exception):
+class NoReward(JudgeError):
     """A function gave no answer; the message gives the reason, for admins and in SQL."""
 
 
@@ -37,7 +36,7 @@ class NotFound(NoReward):
 
 
 class Sandbox:
-    """One reward function, called for one trajectory after the other. Used from one thread.
+    """One reward function, called for one trajectory after the other. Used from one thread. Close it in the end.
 
     A process serves until it fails; the next trajectory gets a new one. Starting Python for each would cost more than
     most functions do.
@@ -47,12 +46,6 @@ class Sandbox:
         self._function = function
         self._process: _Process | None = None
         self._not_found: NotFound | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._stop()
 
     def start(self) -> None:
         """Start a process that has loaded the function, if there is none.
@@ -65,9 +58,9 @@ class Sandbox:
         if self._process is None:
             self._process = _Process(self._function)
             try:
-                _checked(self._process.read(START_S))
+                _checked(self._process.exchange(b"", START_S))
             except NoReward as error:
-                self._stop()
+                self.close()
                 self._not_found = NotFound(str(error))
                 raise self._not_found from error
 
@@ -81,13 +74,14 @@ class Sandbox:
         self.start()
         assert self._process is not None
         try:
-            reply = self._process.exchange(trajectory, self._function.timeout_s)
+            reply = self._process.exchange(trajectory + b"\n", self._function.timeout_s)
         except NoReward:
-            self._stop()
+            self.close()
             raise
         return str(_checked(reply).get("answer"))
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """End the process, if there is one."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -100,9 +94,15 @@ class _Process:
         self._folder = tempfile.TemporaryDirectory(prefix="whetstone-reward-", ignore_cleanup_errors=True)
         self._wire, theirs = socket.socketpair()
         run = str(Path(function.run).absolute()) if os.sep in function.run else function.run
-        limits = [str(function.timeout_s), str(function.memory_mb)]
         # -P: the judge's own modules must not hide those of the standard library.
-        command = [sys.executable, "-P", sandbox_child.__file__, str(theirs.fileno()), run, *limits]
+        command = [
+            sys.executable,
+            "-P",
+            sandbox_child.__file__,
+            str(theirs.fileno()),
+            run,
+            *map(str, (function.timeout_s, function.memory_mb)),
+        ]
         with theirs:
             self._popen = subprocess.Popen(
                 command,
@@ -116,68 +116,45 @@ class _Process:
             )
 
     def exchange(self, line: bytes, timeout_s: float) -> dict[str, object]:
-        """Send a line and read one.
+        """Send a line, if there is one, and read one.
 
         Raises:
-            NoReward: no line came in time, or the process has died.
+            NoReward: no line came in time, it has another format or reports an error, or the process has died.
         """
-        began = time.monotonic()
-        self._wire.settimeout(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        reply = bytearray()
         try:
-            self._wire.sendall(line + b"\n")
-        except TimeoutError:
-            raise NoReward(_too_late(timeout_s)) from None
-        except OSError:
-            raise NoReward(self._death()) from None
-        return self.read(timeout_s - (time.monotonic() - began), timeout_s)
-
-    def read(self, left_s: float, of_s: float | None = None) -> dict[str, object]:
-        """Read a line within `left_s` seconds (of `of_s` in all).
-
-        Raises:
-            NoReward: no line came, it has another format, or it reports an error.
-        """
-        deadline = time.monotonic() + left_s
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            self._wire.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
+            self._wire.settimeout(timeout_s)
+            self._wire.sendall(line)
+            while not reply.endswith(b"\n"):
+                self._wire.settimeout(max(deadline - time.monotonic(), 0.001))
                 more = self._wire.recv(2**16)
-            except TimeoutError:
-                raise NoReward(_too_late(of_s or left_s)) from None
-            except OSError:
-                more = b""
-            if not more or len(line) > LINE_BYTES:
-                raise NoReward(self._death())
-            line += more
+                if not more or len(reply) > LINE_BYTES:
+                    raise ConnectionError
+                reply += more
+        except TimeoutError:
+            raise NoReward(f"it took longer than {timeout_s:g} s") from None
+        except OSError:
+            raise NoReward(f"it {sandbox_child.how_ended(self.kill())}") from None
         with contextlib.suppress(ValueError):
-            reply = json.loads(line)
-            if isinstance(reply, dict):
-                return reply
+            parsed = json.loads(reply)
+            if isinstance(parsed, dict):
+                return parsed
         raise NoReward("it wrote into the socket that its answers go through")
 
     def kill(self) -> int:
         """Kill the process and all that it has started; return its exit code."""
-        if self._popen.returncode is None:
-            # Before `wait`: until then no other process can have its number.
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        code = self._popen.wait()
-        self._wire.close()
-        self._folder.cleanup()
-        return code
-
-    def _death(self) -> str:
-        return f"it {sandbox_child.how_ended(self.kill())}"
+        with self._folder, self._wire:
+            if self._popen.returncode is None:
+                # Before `wait`: until then no other process can have its number.
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            return self._popen.wait()
 
 
 def _checked(reply: dict[str, object]) -> dict[str, object]:
     if "error" in reply:
         raise NoReward(str(reply["error"]))
     return reply
-
-
-def _too_late(timeout_s: float) -> str:
-    return f"it took longer than {timeout_s:g} s"
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -39,13 +39,14 @@ class ProgramFailed(Exception):
 
 def main(fd: int, run: str, timeout_s: float, memory_mb: int) -> None:
     """Answer until the socket is closed."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {resource.RLIMIT_AS: memory_mb * 2**20, resource.RLIMIT_FSIZE: FILE_BYTES, resource.RLIMIT_CORE: 0}
+    for limit, most in limits.items():
+        resource.setrlimit(limit, (most, most))
     os.nice(NICENESS)
     wire = socket.socket(fileno=fd)
     try:
-        function = _program(run, timeout_s) if is_program(run) else _python(run)
+        # A path; else it is `package.module:function`.
+        function = _program(run, timeout_s) if os.sep in run or ":" not in run else _python(run)
     except BaseException as error:  # a module may raise anything, SystemExit included
         _send(wire, {"error": explained(error)})
         return
@@ -61,11 +62,6 @@ def main(fd: int, run: str, timeout_s: float, memory_mb: int) -> None:
             os._exit(0)  # a copy that the function forked and that returned
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(wire, reply)
-
-
-def is_program(run: str) -> bool:
-    """Return whether it is a path; else it is `package.module:function`."""
-    return os.sep in run or ":" not in run
 
 
 def explained(error: BaseException) -> str:
@@ -84,9 +80,8 @@ def how_ended(code: int) -> str:
 def _allow(timeout_s: float) -> None:
     """Allow `timeout_s` of CPU from now on, so that what escapes the process group ends too; limit the clock too."""
     signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
-    used_s = time.process_time()
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s + timeout_s) + 1, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + timeout_s) + 1, hard))
 
 
 def _send(wire: socket.socket, reply: dict[str, Any]) -> None:
@@ -126,12 +121,13 @@ def _program(run: str, timeout_s: float) -> Function:
         ):
             given.write(line.encode())
             given.seek(0)
-            late_s = timeout_s + GRACE_S / 2
-            code = subprocess.call([path], stdin=given, stdout=out, stderr=err, cwd=folder, timeout=late_s)
+            code = subprocess.call(
+                [path], stdin=given, stdout=out, stderr=err, cwd=folder, timeout=timeout_s + GRACE_S / 2
+            )
             out.seek(0)
             answer = out.read(ANSWER_BYTES + 1)
             if code != 0:
-                raise ProgramFailed(_ended(code, _last_line(err)))
+                raise ProgramFailed(": ".join(filter(None, (how_ended(code), _last_line(err)))))
         if len(answer) > ANSWER_BYTES:
             raise ProgramFailed(f"answered more than {ANSWER_BYTES} bytes")
         return answer.decode("utf-8", "replace")
@@ -140,15 +136,9 @@ def _program(run: str, timeout_s: float) -> Function:
 
 
 def _last_line(err: Any) -> str:
-    size = err.seek(0, os.SEEK_END)
-    err.seek(max(0, size - 4096))
+    err.seek(max(0, err.seek(0, os.SEEK_END) - 4096))
     lines = err.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def _ended(code: int, last_line: str) -> str:
-    how = how_ended(code)
-    return f"{how}: {last_line}" if last_line else how
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
-"""The SQL of reward functions: read what they get of a trajectory, write their results. Changes no other table."""
+"""The SQL of reward functions: read what they get of a trajectory, write their results. Changes no other table.
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+`Attempt` and its parts, written as JSON, are a function's argument. docs/rewards_in_code.md describes them to the
+authors of functions: fields may be added here, none may be removed.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, text
 
-from judge.decisions.effective_feedback import rewards_from_feedback
+from judge.decisions.feedback import rewards_from_feedback
 from judge.decisions.model import Trajectory
-from judge.reward_functions.payload import Attempt, CompletionPayload, FeedbackPayload
 from judge.store import unit_of_work
 from migrations import schema
+from whetstone.database.engine import chunks
 from whetstone.database.types import Json
 
 f, t, c = schema.feedback.c, schema.trajectories.c, schema.completions.c
@@ -19,6 +23,51 @@ f, t, c = schema.feedback.c, schema.trajectories.c, schema.completions.c
 _CONVERSATION = text(
     "SELECT messages FROM admin_conversations WHERE project = :project AND completion_id = :completion_id"
 ).columns(messages=Json)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPayload:
+    """One completion of the trajectory."""
+
+    completion_id: str
+    turn: int
+    response: Mapping[str, Any] | None
+    finish_reason: str | None
+    status: str
+    policy_version: int
+    total_ms: float | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackPayload:
+    """One feedback that counts."""
+
+    completion_id: str | None
+    """The completion that it targets; None where it targets the whole trajectory."""
+    source: str
+    reward: float | None
+    parts: Mapping[str, float] | None
+    comment: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A trajectory that has ended."""
+
+    trajectory_id: str
+    policy: str
+    task: str | None
+    split: str
+    metadata: Mapping[str, Any] | None
+    end_user: str | None
+    messages: list[Any]
+    """The conversation of its last completion, including that completion's answer."""
+    completions: list[CompletionPayload]
+    reward: float | None
+    """The reward from feedback alone."""
+    feedback: list[FeedbackPayload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +84,15 @@ def due_from(connection: Connection, project: str, trajectory_ids: Collection[st
 
     The caller has locked them.
     """
-    is_one = (t.project == project, t.id == bindparam("one"), t.code_due_at.is_not(None))
-    update = schema.trajectories.update().where(*is_one).values(code_due_at=when)
-    if trajectory_ids:
-        connection.execute(update, [{"one": trajectory_id} for trajectory_id in sorted(trajectory_ids)])
+    for ids in chunks(trajectory_ids):
+        is_due = (t.project == project, t.id.in_(ids), t.code_due_at.is_not(None))
+        unit_of_work.update_rows(connection, schema.trajectories, *is_due, code_due_at=when)
 
 
 def attempt(connection: Connection, project: str, trajectory: Trajectory) -> Attempt:
     """Return the argument of the functions for a trajectory."""
     about = select(t.task, t.metadata, t.end_user).where(t.project == project, t.id == trajectory.id)
-    row = connection.execute(about).one()
+    task, metadata, end_user = connection.execute(about).one()
     completions = _completions(connection, project, trajectory.id)
     messages: list[Any] = []
     if completions:
@@ -57,10 +105,10 @@ def attempt(connection: Connection, project: str, trajectory: Trajectory) -> Att
     return Attempt(
         trajectory_id=trajectory.id,
         policy=trajectory.policy,
-        task=row.task,
+        task=task,
         split=trajectory.split,
-        metadata=row.metadata,
-        end_user=row.end_user,
+        metadata=metadata,
+        end_user=end_user,
         messages=messages,
         completions=completions,
         reward=reward,
@@ -70,12 +118,11 @@ def attempt(connection: Connection, project: str, trajectory: Trajectory) -> Att
 
 def write(connection: Connection, project: str, ran: Sequence[Ran]) -> None:
     """Write the functions' results; these trajectories are no longer due. The caller has locked them."""
-    is_one = (t.project == project, t.id == bindparam("one"))
-    values = {name: bindparam(f"b_{name}", type_=t[name].type) for name in ("code_parts", "code_error")}
-    update = schema.trajectories.update().where(*is_one).values(code_due_at=None, **values)
-    rows = [{"one": one.id, "b_code_parts": one.code_parts, "b_code_error": one.code_error} for one in ran]
-    if rows:
-        connection.execute(update, rows)
+    if ran:
+        new = {name: bindparam(f"b_{name}", type_=t[name].type) for name in ("code_parts", "code_error")}
+        update = schema.trajectories.update().where(t.project == project, t.id == bindparam("b_id"))
+        rows = [{f"b_{name}": value for name, value in asdict(one).items()} for one in ran]
+        connection.execute(update.values(code_due_at=None, **new), rows)
 
 
 def _completions(connection: Connection, project: str, trajectory_id: str) -> list[CompletionPayload]:

@@ -31,34 +31,24 @@ def verdict(attempts: int, judged: Mapping[tuple[int, int], Mapping[int, float]]
     by_section: dict[int, list[Mapping[int, float]]] = {}
     for (section, _), scores in sorted(judged.items()):
         by_section.setdefault(section, []).append(scores)
-    medians = {
-        section: {one: statistics.median(scores[one] for scores in several) for one in several[0]}
-        for section, several in by_section.items()
-    }
-    scores_G = _laid_over(attempts, list(medians.values()))
-    return Verdict(_within(scores_G), _noise(list(by_section.values())))
+    medians = [
+        {one: statistics.median(scores[one] for scores in several) for one in several[0]}
+        for several in by_section.values()
+    ]
+    return Verdict(_within(_laid_over(attempts, medians)), _noise(list(by_section.values())))
 
 
 def _within(scores_G: Sequence[float]) -> tuple[float, ...]:
     """Move the scores into 0 to 1 by the same amount, and scale them where their range is longer. No ties arise."""
     low, high = min(scores_G, default=0.0), max(scores_G, default=1.0)
     scale = max(high - low, 1.0)
-    if scale > 1.0:
-        moved = [(score - low) / scale for score in scores_G]
-    else:
-        by = -low if low < 0.0 else min(1.0 - high, 0.0)
-        moved = [score + by for score in scores_G]
-    # Only corrects rounding.
-    return tuple(min(1.0, max(0.0, score)) for score in moved)
+    by = -low if low < 0.0 or scale > 1.0 else min(1.0 - high, 0.0)
+    # The bounds only correct rounding.
+    return tuple(min(1.0, max(0.0, (score + by) / scale)) for score in scores_G)
 
 
 def _laid_over(attempts: int, sections: Sequence[Mapping[int, float]]) -> list[float]:
-    if len(sections) == 1:
-        return [sections[0][one] for one in range(attempts)]
-    read_in: list[list[int]] = [[] for _ in range(attempts)]
-    for section, scores in enumerate(sections):
-        for one in scores:
-            read_in[one].append(section)
+    read_in = [[section for section, scores in enumerate(sections) if one in scores] for one in range(attempts)]
     offsets = _offsets(sections, read_in)
     return [
         statistics.fmean(sections[section][one] - offsets[section] for section in read_in[one])

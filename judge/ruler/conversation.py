@@ -69,22 +69,22 @@ def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
             reader = _Reader()
         added = [reader.line(message) for message in turn.messages]
         if restarts:
-            added = [_json({NOTE: _NEW_PROMPT}), *added[_equal(lines, added) :]]
+            added = [to_json({NOTE: _NEW_PROMPT}), *added[_equal(lines, added) :]]
         lines += added
         if turn.response is not None or turn.response_text is not None:
             lines.append(reader.line(_answer(turn)))
         tools = tools if turn.tools is None else turn.tools
     tools_line = _line(_plain, tools) if tools else None
-    return Conversation(trajectory_id, tools_line, tuple(lines), _digest(tools_line, lines))
+    looks = "\n".join([tools_line or "", *lines]).encode("utf-8", "surrogatepass")
+    return Conversation(
+        trajectory_id, tools_line, tuple(lines), hashlib.blake2b(looks, digest_size=DIGEST_BYTES).digest()
+    )
 
 
 def shared(conversations: Sequence[Conversation]) -> int:
     """Return the number of leading lines that all have: never all lines of one, since its last line is judged."""
-    if not conversations:
-        return 0
-    most = max(min(len(one.lines) for one in conversations) - 1, 0)
-    first = conversations[0].lines[:most]
-    return min((_equal(first, one.lines) for one in conversations), default=0)
+    most = max(min((len(one.lines) for one in conversations), default=0) - 1, 0)
+    return min((_equal(conversations[0].lines[:most], one.lines) for one in conversations), default=0)
 
 
 class _Reader:
@@ -104,8 +104,9 @@ class _Reader:
         if not fields.get("content", True):
             fields["content"] = None if fields.get("tool_calls") else ""
         shortened = self._object(fields, is_call=False)
-        if _are_token_ids(shortened.get("prompt")):
-            shortened["prompt"] = f"[{len(shortened['prompt'])} token ids]"
+        prompt = shortened.get("prompt")
+        if isinstance(prompt, list) and prompt and all(isinstance(one, int) for one in prompt):
+            shortened["prompt"] = f"[{len(prompt)} token ids]"
         return {**({"role": shortened.pop("role")} if "role" in shortened else {}), **shortened}
 
     def _object(self, value: dict[str, Any], is_call: bool) -> dict[str, Any]:
@@ -143,9 +144,9 @@ class _Reader:
 def _line(reading: Callable[[Any], Any], value: Any) -> str:
     """Return the result of `reading` as JSON. An app may nest values deeper than Python's stack allows."""
     try:
-        return _json(reading(value))
+        return to_json(reading(value))
     except RecursionError:
-        return _json({NOTE: _TOO_DEEP})
+        return to_json({NOTE: _TOO_DEEP})
 
 
 def _answer(turn: Turn) -> dict[str, Any]:
@@ -190,15 +191,13 @@ def _placeholder(match: re.Match[str]) -> str:
 
 def _is_base64(text: str) -> bool:
     """Return whether this is bytes, not words: long, in one base64 alphabet, with both cases and digits."""
-    if len(text) < _LEAST_BASE64 or _BASE64.fullmatch(text) is None:
-        return False
-    return text.lower() != text != text.upper() and _DIGIT.search(text) is not None
+    is_encoded = len(text) >= _LEAST_BASE64 and _BASE64.fullmatch(text) is not None
+    return is_encoded and text.lower() != text != text.upper() and _DIGIT.search(text) is not None
 
 
 def _is_unreadable(key: str, field: Any, kind: Any) -> bool:
-    if key not in _UNREADABLE or not isinstance(field, str):
-        return False
-    return _is_base64(field) or (kind == _UNREADABLE[key] and _BASE64.fullmatch(field) is not None)
+    is_base64 = isinstance(field, str) and key in _UNREADABLE and _BASE64.fullmatch(field) is not None
+    return is_base64 and (kind == _UNREADABLE[key] or _is_base64(field))
 
 
 def _is_id(value: Any) -> bool:
@@ -211,20 +210,12 @@ def _named(kind: str, data: str) -> str:
     return f"[{kind[:40]}, {len(data.rstrip('=')) * 3 // 4} bytes, {same}]"
 
 
-def _are_token_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, int) for one in prompt)
-
-
 def _equal(some: Sequence[str], others: Sequence[str]) -> int:
     """Return the number of equal leading lines."""
     pairs = enumerate(zip(some, others, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(some), len(others)))
 
 
-def _json(value: Any) -> str:
+def to_json(value: Any) -> str:
+    """Return the value as one line of JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _digest(tools: str | None, lines: Sequence[str]) -> bytes:
-    text = "\n".join([tools or "", *lines])
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

@@ -1,6 +1,6 @@
 """Classify why a judge gave no answer, by the names and texts of litellm's errors. Imports neither litellm nor openai.
 
-    JudgeError
+    CallFailed
     ├── JudgeUnavailable  the judge is busy, down, slow or unintelligible: ask again later
     ├── TooLarge          the prompt exceeds the model's limit: a shorter one may pass
     └── JudgeRefused      this judge will never answer this: ask another one
@@ -15,9 +15,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from judge.errors import JudgeError
 from whetstone.config.rewards import JudgeSettings
 
 MAX_AFTER_S = 3600.0
@@ -28,11 +29,11 @@ READ_CHARS = 2000
 """Only this much of an error is searched for its meaning. What follows, if anything, is the echoed prompt."""
 
 
-class JudgeError(Exception):
+class CallFailed(JudgeError):
     """A judge gave no answer; the message gives the reason, for admins and in SQL."""
 
 
-class JudgeUnavailable(JudgeError):
+class JudgeUnavailable(CallFailed):
     """Ask again later: after `after_s` seconds where the provider gave a time."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
@@ -40,11 +41,11 @@ class JudgeUnavailable(JudgeError):
         self.after_s = after_s
 
 
-class TooLarge(JudgeError):
+class TooLarge(CallFailed):
     """The prompt exceeds the model's context, or the limit of one request."""
 
 
-class JudgeRefused(JudgeError):
+class JudgeRefused(CallFailed):
     """This judge will not answer this; the message ends with what an admin can do."""
 
 
@@ -145,23 +146,22 @@ TOO_LARGE_EVER = re.compile(r"request too large", re.IGNORECASE)
 """
 NO_MONEY = re.compile(r"insufficient_quota|credit balance is too low|insufficient (?:balance|credits|funds)", re.I)
 """Errors for which waiting does not help, although OpenAI sends them with 429."""
-NO_PROVIDER = "LLM Provider NOT provided"
+NO_PROVIDER = re.compile("LLM Provider NOT provided")
 """litellm's text; it does not raise the class that it has for this."""
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:([\d.]+)ms)?")
 """As in OpenAI's headers: 1s, 6m0s, 120ms."""
 RESETS = re.compile(r"x-ratelimit-reset(?:-requests|-tokens)?|anthropic-ratelimit-[a-z-]+-reset")
 
 
-def translated(error: Exception, name: str, judge: JudgeSettings) -> JudgeError:
-    """Return the JudgeError for an error that litellm raised for judge `name`; the caller raises it from that."""
+def translated(error: Exception, name: str, judge: JudgeSettings) -> CallFailed:
+    """Return the CallFailed for an error that litellm raised for judge `name`; the caller raises it from that."""
     kind, text = kind_of(error), _message(error, judge)
     if kind is Kind.LATER:
         return JudgeUnavailable(text, after_s(_headers(error), time.time()))
     if kind is Kind.TOO_LARGE:
         return TooLarge(text)
-    key = f"the environment variable {judge.api_key_env} of judges.{name}"
-    if judge.api_key_env is None:
-        key = f"judges.{name}.api_key_env: it is to name the environment variable that holds the key"
+    unnamed = f"judges.{name}.api_key_env: it is to name the environment variable that holds the key"
+    key = f"the environment variable {judge.api_key_env} of judges.{name}" if judge.api_key_env is not None else unnamed
     return JudgeRefused(f"{text}; {str(kind.value).format(name=name, key=key)}")
 
 
@@ -170,16 +170,13 @@ def kind_of(error: Exception) -> Kind:
     kind = KINDS.get(f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}", Kind.LATER)
     status = getattr(error, "status_code", None)
     if kind is Kind.BY_STATUS:
-        refused = isinstance(status, int) and 400 <= status < 500
-        kind = STATUSES.get(status or 0, Kind.REFUSED if refused else Kind.LATER)
+        is_4xx = isinstance(status, int) and 400 <= status < 500
+        kind = STATUSES.get(status or 0, Kind.REFUSED if is_4xx else Kind.LATER)
     if status in (400, 402, 413, 422, 429):
         message = message_of(error)
-        if NO_PROVIDER in message:
-            return Kind.MODEL
-        if NO_MONEY.search(message):
-            return Kind.MONEY
-        if (TOO_LARGE_EVER if status == 429 else TOO_LARGE).search(message):
-            return Kind.TOO_LARGE
+        too_large = TOO_LARGE_EVER if status == 429 else TOO_LARGE
+        wordings = ((NO_PROVIDER, Kind.MODEL), (NO_MONEY, Kind.MONEY), (too_large, Kind.TOO_LARGE))
+        return next((meaning for wording, meaning in wordings if wording.search(message)), kind)
     return kind
 
 
@@ -202,12 +199,10 @@ def _message(error: Exception, judge: JudgeSettings) -> str:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for holder in (getattr(error, "litellm_response_headers", None), getattr(error, "response", None)):
-        source = getattr(holder, "headers", holder)
-        if isinstance(source, Mapping):
-            headers |= {str(key).lower(): str(value) for key, value in source.items()}
-    return headers
+    holders = (getattr(error, "litellm_response_headers", None), getattr(error, "response", None))
+    sources = [getattr(holder, "headers", holder) for holder in holders]
+    pairs = (pair for source in sources if isinstance(source, Mapping) for pair in source.items())
+    return {str(key).lower(): str(value) for key, value in pairs}
 
 
 def after_s(headers: Mapping[str, str], now: float) -> float | None:
@@ -216,13 +211,14 @@ def after_s(headers: Mapping[str, str], now: float) -> float | None:
     Names are in lower case. `retry-after` gives it directly, in seconds or as a date (RFC 9110, 10.2.3); without it,
     the wait ends when all of the provider's limits have been reset. None where no header gives a time.
     """
-    with contextlib.suppress(KeyError, ValueError):
-        return _bounded(_finite(headers["retry-after-ms"]) / 1000)
-    if (retry_after := headers.get("retry-after")) is not None:
-        with contextlib.suppress(ValueError):
-            return _bounded(_finite(retry_after))
-        with contextlib.suppress(ValueError):
-            return _bounded(_timestamp(email.utils.parsedate_to_datetime(retry_after)) - now)
+    readings: tuple[tuple[str, Callable[[str], float]], ...] = (
+        ("retry-after-ms", lambda value: _finite(value) / 1000),
+        ("retry-after", _finite),
+        ("retry-after", lambda value: _timestamp(email.utils.parsedate_to_datetime(value)) - now),
+    )
+    for name, reading in readings:
+        with contextlib.suppress(KeyError, ValueError):
+            return _bounded(reading(headers[name]))
     resets = [_reset_s(value, now) for key, value in headers.items() if RESETS.fullmatch(key)]
     return max((_bounded(reset) for reset in resets if reset is not None), default=None)
 

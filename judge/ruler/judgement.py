@@ -4,23 +4,19 @@ After an unusable answer the judge is called again with the reason, then another
 """
 
 import asyncio
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection
-
-from judge.ruler import plan
-from judge.ruler.judge_pool import Judges
-from judge.ruler.lease import GroupLease, Waits
-from judge.ruler.llm import JudgeError, JudgeUnavailable, TooLarge, ask, priced
+from judge.ruler.errors import CallFailed, JudgeUnavailable, TooLarge
+from judge.ruler.lease import LOOK_AGAIN_S, GroupLease, Waits
+from judge.ruler.llm import ask, priced
 from judge.ruler.parse import NotAnswered, read
-from judge.ruler.plan import PlannedJudgement
 from judge.ruler.prompt import Prompt, build
-from judge.ruler.ranking_input import RankingInput
-from judge.ruler.snapshot import LOOK_AGAIN_S
+from judge.ruler.ranking_input import PlannedJudgement, RankingInput
 from judge.store import ruler as store_ruler
-from judge.store.ruler import Judgement, Spent
 from whetstone.config.rewards import JudgeSettings, RulerSettings
 
 MARGIN_S = 30.0
@@ -30,6 +26,76 @@ CHARS_PER_TOKEN = 3
 SHRINK, MOST_SHRINKS = 0.6, 4
 """A prompt that was too long in spite of that is shortened to this share of its length, at most this often."""
 LONGEST_WHY = 1000
+LONGEST_WAIT_S = 3600.0
+"""Judges that give nothing are called again after about 2, 4, 8, … seconds, at most after this many."""
+SPREAD = 0.25
+"""Waits vary randomly by this share, so that judges that failed together are not called again together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause of a judge."""
+
+    until: datetime
+    why: str
+    failures: int
+    """Number of failures in a row."""
+
+
+@dataclass(slots=True)
+class Judges:
+    """The configured judges, how many groups each may rank at once, and which are paused."""
+
+    settings: Mapping[str, JudgeSettings]
+    paused: dict[str, Pause]
+    """By judge; shared with later passes."""
+    free: dict[str, asyncio.Semaphore] = field(init=False)
+    rng: random.Random = field(default_factory=random.SystemRandom)
+
+    def __post_init__(self) -> None:
+        """Create a semaphore for each judge."""
+        self.free = {name: asyncio.Semaphore(judge.concurrency) for name, judge in self.settings.items()}
+
+    def pause_of(self, name: str, now: datetime) -> Pause | None:
+        """Return the judge's pause, if it still runs."""
+        pause = self.paused.get(name)
+        return pause if pause is not None and pause.until > now else None
+
+    def pause(self, name: str, now: datetime, why: str, after_s: float | None) -> float:
+        """Pause a judge that did not answer, for at least `after_s` seconds; return the length of the pause in seconds.
+
+        Calls that were in flight together count as one failure: while a pause runs, another failure only extends it, to
+        `after_s` from now.
+        """
+        if before := self.pause_of(name, now):
+            until = now + timedelta(seconds=after_s or 0.0)
+            if until > before.until:
+                self.paused[name] = Pause(until, why, before.failures)
+            return (max(until, before.until) - now).total_seconds()
+        failures = 1 + (self.paused[name].failures if name in self.paused else 0)
+        wait_s = max(after_s or 0.0, self.wait_s(failures))
+        self.paused[name] = Pause(now + timedelta(seconds=wait_s), why, failures)
+        return wait_s
+
+    def answers(self, name: str, now: datetime) -> None:
+        """Record that the judge answers. A running pause stays: the call may have begun before the pause."""
+        if self.pause_of(name, now) is None:
+            self.paused.pop(name, None)
+
+    def wait_s(self, failures: int) -> float:
+        """Return the wait after this many failed calls in a row: it doubles each time, and varies by a quarter.
+
+        Never over `LONGEST_WAIT_S`; the longest waits vary too, below it.
+        """
+        wait = min(LONGEST_WAIT_S / (1 + SPREAD), 2.0 ** min(failures, 12))
+        return min(LONGEST_WAIT_S, wait * self.rng.uniform(1 - SPREAD, 1 + SPREAD))
+
+
+def next_judge(judge: str, first: str, fallback: Sequence[str]) -> str | None:
+    """Return the judge to call when `judge` does not answer in the place of `first`; None: there is none left."""
+    order = [first, *(name for name in fallback if name != first)]
+    later = order[order.index(judge) + 1 :] if judge in order else [first]
+    return later[0] if later else None
 
 
 class JudgementTask:
@@ -40,7 +106,7 @@ class JudgementTask:
         judges: Judges,
         lease: GroupLease,
         about: RankingInput,
-        judgement: Judgement,
+        judgement: store_ruler.Judgement,
         slot: PlannedJudgement,
         ruler: RulerSettings,
     ) -> None:
@@ -78,12 +144,14 @@ class JudgementTask:
 
     def _passed_over(self) -> bool:
         """Return whether the judge is paused; if so, its successor is next."""
-        pause, now = self._judges.paused.get(self._judge), self._lease.tables.now()
-        if pause is None or pause.until <= now:
-            return False
-        after = plan.next_judge(self._judge, self._slot.judge, self._ruler.fallback)
-        self._go_on(after, pause.why, (pause.until - now).total_seconds())
-        return True
+        now = self._lease.tables.now()
+        pause = self._judges.pause_of(self._judge, now)
+        if pause is not None:
+            self._go_on(self._successor(), pause.why, (pause.until - now).total_seconds())
+        return pause is not None
+
+    def _successor(self) -> str | None:
+        return next_judge(self._judge, self._slot.judge, self._ruler.fallback)
 
     def _go_on(self, judge: str | None, why: str, wait_s: float) -> None:
         """Continue with this judge; None: there is no other, and the group waits."""
@@ -99,20 +167,24 @@ class JudgementTask:
         await self._lease.extend(settings.timeout_s + MARGIN_S)
         try:
             answer = await ask(self._judge, settings, prompt.messages, prompt.schema)
-        except JudgeError as error:
+        except CallFailed as error:
             await self._unanswered(error, prompt)
             return None
         self._judges.answers(self._judge, self._lease.tables.now())
-        spent = Spent(answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.cost_usd)
+        spent = store_ruler.Spent(answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.cost_usd)
         try:
             scored = read(answer.text, prompt.ids, self._about.parts)
         except NotAnswered as error:
             await self._not_answered("it was cut off at its longest" if answer.cut_off else str(error), spent)
             return None
-        scores = self._about.stored(self._slot.section, scored, prompt.order)
-        key = self._about.cache_key(self._slot.section, self._slot.place, settings)
-        details = {"model": answer.model, "seconds": answer.seconds, "left_out": prompt.left_out}
-        return await self._accept({"scores": scores, "cache_key": key, **details}, spent)
+        row = {
+            "scores": self._about.stored(self._slot.section, scored, prompt.order),
+            "cache_key": self._about.cache_key(self._slot.section, self._slot.place, settings),
+            "model": answer.model,
+            "seconds": answer.seconds,
+            "left_out": prompt.left_out,
+        }
+        return await self._accept(row, spent)
 
     def _prompt(self, settings: JudgeSettings) -> Prompt:
         room = (settings.context_tokens - settings.max_output_tokens) * CHARS_PER_TOKEN
@@ -120,81 +192,55 @@ class JudgementTask:
         most_chars = min(room, self._most_chars or room)
         return build(attempts, self._about.rubric, self._about.parts, self._judges.rng, most_chars, self._refused)
 
-    async def _unanswered(self, error: JudgeError, prompt: Prompt) -> None:
-        why = f"{self._judge}: {error}"
-        self._failures += 1
+    async def _unanswered(self, error: CallFailed, prompt: Prompt) -> None:
+        why, wait_s = f"{self._judge}: {error}", None
         if isinstance(error, TooLarge) and self._shrinks < MOST_SHRINKS:
             self._shrinks += 1
             self._most_chars = int(SHRINK * sum(len(message["content"]) for message in prompt.messages))
-            await self._note(self._judge, why, "failed", Spent())
+            await self._note(self._judge, why, "failed", store_ruler.Spent())
             return
-        wait_s = plan.wait_s(self._failures, self._judges.rng)
         if isinstance(error, JudgeUnavailable):
             wait_s = self._judges.pause(self._judge, self._lease.tables.now(), why, error.after_s)
-        await self._leave(why, "failed", Spent(), wait_s)
+        await self._leave(why, "failed", store_ruler.Spent(), wait_s)
 
-    async def _not_answered(self, refused: str, spent: Spent) -> None:
+    async def _not_answered(self, refused: str, spent: store_ruler.Spent) -> None:
         why = f"{self._judge} gave no scores: {refused}"
-        self._failures += 1
         self._refusals += 1
         self._refused = refused
         if self._refusals < self._ruler.tries:
             await self._note(self._judge, why, "refused", spent)
-            return
-        await self._leave(why, "refused", spent, plan.wait_s(self._failures, self._judges.rng))
+        else:
+            await self._leave(why, "refused", spent)
 
-    async def _leave(self, why: str, outcome: str, spent: Spent, wait_s: float) -> None:
+    async def _leave(self, why: str, outcome: str, spent: store_ruler.Spent, wait_s: float | None = None) -> None:
         """Give up on this judge: its successor is called next, or the group waits for `wait_s`."""
-        after = plan.next_judge(self._judge, self._slot.judge, self._ruler.fallback)
+        after = self._successor()
         self._refusals = 0
         await self._note(after, why, outcome, spent)
-        self._go_on(after, why, wait_s)
+        self._go_on(after, why, self._judges.wait_s(self._failures) if wait_s is None else wait_s)
 
-    async def _note(self, after: str | None, why: str, outcome: str, spent: Spent) -> None:
+    async def _note(self, after: str | None, why: str, outcome: str, spent: store_ruler.Spent) -> None:
         """Store that the call gave nothing, and which judge is next."""
-        group, judge = self._lease.group, self._judge
-        now, next_judge, refusals = self._lease.tables.now(), after or self._slot.judge, self._refusals
+        self._failures += 1
+        values = {"judge": after or self._slot.judge, "refusals": self._refusals, "error": why[:LONGEST_WHY]}
+        called = (self._judge, self._lease.tables.now(), outcome, spent)
+        await self._lease.tables.write(store_ruler.note, self._lease.group, self._id, values, *called)
 
-        def write(connection: Connection) -> None:
-            store_ruler.note(connection, group.project, self._id, next_judge, refusals, why[:LONGEST_WHY], spent)
-            store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), outcome, spent)
-
-        await self._lease.tables.write(write)
-
-    async def _accept(self, row: Mapping[str, Any], spent: Spent | None) -> Mapping[str, Any]:
+    async def _accept(self, row: Mapping[str, Any], spent: store_ruler.Spent | None) -> Mapping[str, Any]:
         """Store the answer, unless this place has one already; return the scores that count.
 
         `spent`: of its call, if any.
         """
-        group, judge, now = self._lease.group, self._judge, self._lease.tables.now()
-        values = {**row, "judge": judge, "accepted_at": now}
-        scores: Mapping[str, Any] = row["scores"]
-
-        def write(connection: Connection) -> Mapping[str, Any]:
-            accepted = store_ruler.accept(connection, group.project, self._id, values, spent)
-            if spent is not None:
-                store_ruler.count_day(connection, group.project, group.policy, judge, day_of(now), "accepted", spent)
-            return scores if accepted else self._stored(connection)
-
-        return await self._lease.tables.write(write)
-
-    def _stored(self, connection: Connection) -> Mapping[str, Any]:
-        """Return the scores that another worker has accepted in this place: those count."""
-        scores = store_ruler.judgements(connection, self._lease.group.project, [self._id])[self._id].scores
-        assert scores is not None
-        return scores
+        values = {**row, "judge": self._judge, "accepted_at": self._lease.tables.now()}
+        return await self._lease.tables.write(store_ruler.accept, self._lease.group, self._id, values, spent)
 
     async def _used_again(self, settings: JudgeSettings) -> Mapping[str, Any] | None:
         """Return the scores of an earlier judgement of exactly the same, if there is one, without a call."""
-        project = self._lease.group.project
         key = self._about.cache_key(self._slot.section, self._slot.place, settings)
-        earlier = await self._lease.tables.read(
-            lambda connection: store_ruler.accepted_before(connection, project, key)
-        )
+        earlier = await self._lease.tables.read(store_ruler.accepted_before, self._lease.group.project, key)
         if earlier is None:
             return None
-        scores = self._about.again(self._slot.section, earlier["scores"])
-        return await self._accept({**earlier, "scores": scores}, None)
+        return await self._accept(earlier | {"scores": self._about.again(self._slot.section, earlier["scores"])}, None)
 
     async def _within_budget(self, settings: JudgeSettings) -> None:
         """Raise Waits if the day's budget is spent. Calls in flight may still exceed it."""
@@ -202,20 +248,17 @@ class JudgementTask:
         if ruler.usd_per_day is None and ruler.tokens_per_day is None:
             return
         if ruler.usd_per_day is not None and not priced(settings):
-            message = f"usd_per_day is set, but the price of judges.{self._judge} is unknown: set its usd_per_million_…"
-            raise Waits(message, LOOK_AGAIN_S)
-        day = day_of(now)
-        cost_usd, tokens = await self._lease.tables.read(
-            lambda connection: store_ruler.spent_on(connection, group.project, group.policy, day)
-        )
+            raise Waits(
+                f"usd_per_day is set, but the price of judges.{self._judge} is unknown: set its usd_per_million_…",
+                LOOK_AGAIN_S,
+            )
+        day = store_ruler.day_of(now)
+        cost_usd, tokens = await self._lease.tables.read(store_ruler.spent_on, group.project, group.policy, day)
         spent_usd = ruler.usd_per_day is not None and cost_usd >= ruler.usd_per_day
         if spent_usd or (ruler.tokens_per_day is not None and tokens >= ruler.tokens_per_day):
             midnight = datetime.combine(now.astimezone(UTC).date() + timedelta(days=1), datetime.min.time(), UTC)
             took = f"${cost_usd:.2f}" if spent_usd else f"{tokens} tokens"
-            message = f"the budget of {group.policy} for {day} is spent ({took}); judging goes on at midnight UTC"
-            raise Waits(message, (midnight - now).total_seconds() + 1)
-
-
-def day_of(now: datetime) -> str:
-    """Return the day of a call, in UTC."""
-    return now.astimezone(UTC).date().isoformat()
+            raise Waits(
+                f"the budget of {group.policy} for {day} is spent ({took}); judging goes on at midnight UTC",
+                (midnight - now).total_seconds() + 1,
+            )

@@ -17,20 +17,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from judge.ruler.errors import (
-    JudgeError,
-    JudgeRefused,
-    JudgeUnavailable,
-    Kind,
-    TooLarge,
-    kind_of,
-    message_of,
-    translated,
-)
+from judge.ruler.errors import JudgeRefused, JudgeUnavailable, Kind, kind_of, message_of, translated
 from whetstone.config.rewards import JudgeSettings
 from whetstone.observability import tracing
-
-__all__ = ["Answer", "JudgeError", "JudgeRefused", "JudgeUnavailable", "TooLarge", "ask", "close", "load", "priced"]
 
 NO_KEY = "none"
 """Sent to the user's own server that has no key: OpenAI's client requires one, and it must not be OPENAI_API_KEY's."""
@@ -76,9 +65,14 @@ async def ask(name: str, judge: JudgeSettings, messages: list[dict[str, str]], s
         JudgeRefused: it will never answer this.
     """
     key = _key(name, judge)
-    litellm = _litellm()
+    litellm = load()
     began = time.monotonic()
-    with tracing.span(f"chat {judge.model}", _traced(judge), "client"):
+    traced: dict[str, tracing.Value] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": judge.model.partition("/")[0],
+        "gen_ai.request.model": judge.model,
+    }
+    with tracing.span(f"chat {judge.model}", traced, "client"):
         try:
             # An HTTP client restarts its time limit with each byte.
             async with asyncio.timeout(judge.timeout_s) as limit:
@@ -98,26 +92,12 @@ async def ask(name: str, judge: JudgeSettings, messages: list[dict[str, str]], s
         return answer
 
 
-def _traced(judge: JudgeSettings) -> dict[str, tracing.Value]:
-    provider = judge.model.partition("/")[0]
-    return {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": provider,
-        "gen_ai.request.model": judge.model,
-    }
-
-
-def load() -> None:
-    """Load litellm, which takes seconds; else the first `ask` does it, in the event loop."""
-    _litellm()
-
-
 def priced(judge: JudgeSettings) -> bool:
     """Return whether the price of an answer is known: from the settings, or from litellm."""
     if judge.usd_per_million_prompt_tokens is not None and judge.usd_per_million_completion_tokens is not None:
         return True
     try:
-        return bool(_litellm().get_model_info(judge.model))
+        return bool(load().get_model_info(judge.model))
     except Exception:  # litellm raises many kinds of errors for unknown models
         return False
 
@@ -148,8 +128,11 @@ def _key(name: str, judge: JudgeSettings) -> str | None:
     raise JudgeRefused(f"there is no key: set the environment variable {judge.api_key_env} of judges.{name}")
 
 
-def _litellm() -> Any:
-    """Import litellm without its logs and network access. It takes seconds, so no module imports it at the top."""
+def load() -> Any:
+    """Import litellm without its logs and network access, and return it.
+
+    The first time takes seconds: no module imports it at the top, and a call in the event loop comes after one outside.
+    """
     if "litellm" not in sys.modules:
         # Else it fetches prices and headers, and reads a .env file.
         os.environ |= dict.fromkeys(LOCAL, "True") | {"LITELLM_MODE": "PRODUCTION"}

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from judge.errors import JudgeError
+
 EXPLANATION_CHARS = 2_000
 """Longest explanation that is stored."""
 QUOTED_CHARS = 40
@@ -19,7 +21,7 @@ _FENCED = re.compile(r"```json[ \t]*\r?\n(.*)```", re.DOTALL)
 _SPACE = " \t\r\n"
 
 
-class NotAnswered(ValueError):
+class NotAnswered(JudgeError):
     """The answer cannot be used; the message gives the reason, also to the judge."""
 
 
@@ -46,15 +48,10 @@ def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[Atte
     answer = _parsed(text)
     if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
         raise NotAnswered('the answer is no object with a list "scores"')
-    by_id: dict[str, AttemptScore] = {}
-    ids_read: list[str] = []
-    for item in answer["scores"]:
-        if not isinstance(item, dict):
-            raise NotAnswered('an item of "scores" is no object')
-        ids_read.append(_id(item, ids))
-        by_id[ids_read[-1]] = _scored(item, ids_read[-1], parts)
-    if twice := [one for one, times in Counter(ids_read).items() if times > 1]:
+    scored = [_scored(item, ids, parts) for item in answer["scores"]]
+    if twice := [one for one, times in Counter(one for one, _ in scored).items() if times > 1]:
         raise NotAnswered(f"more than one score for {', '.join(twice)}")
+    by_id = dict(scored)
     if missing := [one for one in ids if one not in by_id]:
         raise NotAnswered(f"no score for {', '.join(missing)}")
     return [by_id[one] for one in ids]
@@ -65,8 +62,6 @@ def _parsed(text: str) -> Any:
     fenced = _FENCED.fullmatch(stripped)
     try:
         return json.loads(fenced[1] if fenced else stripped, object_pairs_hook=_object, parse_constant=_no_number)
-    except NotAnswered:
-        raise
     except RecursionError:
         raise NotAnswered("the answer is nested too deeply") from None
     except ValueError:
@@ -86,23 +81,22 @@ def _no_number(name: str) -> float:
     raise NotAnswered(f"{name} is no number from 0 to 1")
 
 
-def _id(item: dict[str, Any], ids: Sequence[str]) -> str:
-    attempt_id = item.get("id")
-    if not isinstance(attempt_id, str):
+def _scored(item: Any, ids: Sequence[str], weights: Mapping[str, float]) -> tuple[str, AttemptScore]:
+    """Return the attempt's id and score."""
+    if not isinstance(item, dict):
+        raise NotAnswered('an item of "scores" is no object')
+    attempt = item.get("id")
+    if not isinstance(attempt, str):
         raise NotAnswered('an item of "scores" has no "id"')
-    if attempt_id not in ids:
-        raise NotAnswered(f"there is no attempt {_quoted(attempt_id)}")
-    return attempt_id
-
-
-def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) -> AttemptScore:
+    if attempt not in ids:
+        raise NotAnswered(f"there is no attempt {_quoted(attempt)}")
     explanation = item.get("explanation")
     if not isinstance(explanation, str):
         raise NotAnswered(f"{attempt} has no explanation")
     # No database stores a lone surrogate, and PostgreSQL stores no NUL.
     stored = explanation[:EXPLANATION_CHARS].encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
     if not weights:
-        return AttemptScore(_number(item, "score", attempt), stored, None)
+        return attempt, AttemptScore(_number(item, "score", attempt), stored, None)
     values = item.get("parts")
     if not isinstance(values, dict):
         raise NotAnswered(f"{attempt} has no parts")
@@ -110,7 +104,7 @@ def _scored(item: dict[str, Any], attempt: str, weights: Mapping[str, float]) ->
         raise NotAnswered(f"{attempt} has a part {_quoted(unknown[0])}, which was not asked for")
     parts = {name: _number(values, name, attempt) for name in weights}
     total = math.fsum(weight * parts[name] for name, weight in weights.items()) / math.fsum(weights.values())
-    return AttemptScore(total, stored, parts)
+    return attempt, AttemptScore(total, stored, parts)
 
 
 def _number(fields: dict[str, Any], name: str, attempt: str) -> float:

@@ -5,14 +5,13 @@ attempt cannot close its section or open another. Ids and order are drawn for ea
 id, and no attempt always has the same position.
 """
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from judge.ruler.conversation import Conversation, shared
+from judge.ruler.conversation import Conversation, shared, to_json
 from judge.ruler.shorten import Line, cap, chars, escaped, shortened
 
 DEFAULT_RUBRIC = (Path(__file__).parent / "rubric.txt").read_text(encoding="utf-8").strip()
@@ -74,12 +73,9 @@ class _PromptLines:
     tools: list[Line]
     attempts: list[tuple[list[Line], list[Line]]]
 
-    def chars(self) -> int:
-        return (
-            chars(self.context)
-            + chars(self.tools)
-            + sum(chars(own) + chars(lines_of) for own, lines_of in self.attempts)
-        )
+    def all(self) -> list[Line]:
+        of_attempts = (line for pair in self.attempts for lines in pair for line in lines)
+        return [*self.context, *self.tools, *of_attempts]
 
 
 def build(
@@ -108,31 +104,24 @@ def build(
     over = 0 if most_chars is None else len(system) + chars(user) - 1 - most_chars
     left_out = 0
     if over > 0:
-        shown, left_out = _fitted(shown, shown.chars() - over)
-        user = _user(shown, ids, order, ending)
+        fitted = _fitted(shown, chars(shown.all()) - over)
+        left_out = sum(map(len, shown.all())) - sum(len(line) for line in fitted.all() if not line.is_gap)
+        user = _user(fitted, ids, order, ending)
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(map(str, user))}]
     return Prompt(messages, _schema([ids[one] for one in order], parts), ids, tuple(order), left_out)
 
 
-def _fitted(shown: _PromptLines, room: int) -> tuple[_PromptLines, int]:
-    """Return the lines shortened to `room` characters, and how many are left out.
-
-    Equally long attempts lose equally much.
-    """
+def _fitted(shown: _PromptLines, room: int) -> _PromptLines:
+    """Return the lines shortened to `room` characters. Equally long attempts lose equally much."""
     before = [chars(own) + chars(lines_of) for own, lines_of in shown.attempts]
-    around = chars(shown.context) + chars(shown.tools)
-    most = cap(before, _second(around, sum(before), room))
-    attempts, out = [], 0
-    for one in shown.attempts:
-        (own, out_of_own), (lines_of, out_of_lines) = _pair(*one, most)
-        attempts.append((own, lines_of))
-        out += out_of_own + out_of_lines
+    most = cap(before, _second(chars(shown.context) + chars(shown.tools), sum(before), room))
+    attempts = [_pair(*one, most) for one in shown.attempts]
     after = sum(chars(own) + chars(lines_of) for own, lines_of in attempts)
-    (tools, out_of_tools), (context, out_of_context) = _pair(shown.tools, shown.context, room - after)
-    return _PromptLines(context, tools, attempts), out + out_of_tools + out_of_context
+    tools, context = _pair(shown.tools, shown.context, room - after)
+    return _PromptLines(context, tools, attempts)
 
 
-def _pair(first: list[Line], second: list[Line], room: int) -> tuple[tuple[list[Line], int], tuple[list[Line], int]]:
+def _pair(first: list[Line], second: list[Line], room: int) -> tuple[list[Line], list[Line]]:
     """Shorten both to `room` together; the second gets half, if it needs that much."""
     of_second = _second(chars(first), chars(second), room)
     return shortened(first, room - of_second), shortened(second, of_second)
@@ -181,7 +170,7 @@ def _ending(ids: Sequence[str], refused: str | None) -> str:
     instruction = f"Score each of {', '.join(ids)} by the rubric. Answer with the JSON object only."
     if refused is None:
         return instruction
-    reason = escaped(json.dumps(refused[:REFUSED_CHARS], ensure_ascii=False))
+    reason = escaped(to_json(refused[:REFUSED_CHARS]))
     return f"{instruction}\n\nAn earlier answer was refused: {reason}. Answer anew, in full."
 
 

@@ -9,23 +9,27 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from judge.decisions.apply_feedback import NO_JUDGE
-from judge.ruler import plan
-from judge.ruler import snapshot as cases
+from judge.decisions.feedback import NO_JUDGE
 from judge.ruler.aggregate import Verdict, verdict
-from judge.ruler.judge_pool import Judges, Pause
-from judge.ruler.judgement import MARGIN_S, JudgementTask
-from judge.ruler.lease import GroupLease, LeaseLost, Tables, Waits
+from judge.ruler.judgement import MARGIN_S, JudgementTask, Judges, Pause
+from judge.ruler.lease import (
+    LOOK_AGAIN_S,
+    GroupLease,
+    GroupSnapshot,
+    LeaseLost,
+    Tables,
+    Waits,
+    conclude,
+    own_id,
+    read_group,
+)
 from judge.ruler.llm import close, load
-from judge.ruler.plan import PlannedJudgement
-from judge.ruler.ranking_input import RankingInput
-from judge.ruler.snapshot import LOOK_AGAIN_S, GroupSnapshot
+from judge.ruler.ranking_input import REWARD, PlannedJudgement, RankingInput, slots
 from judge.settlement.sweep import rules_of
 from judge.store import ruler as store_ruler
-from judge.store.ruler import Judgement, LeasedGroup, RankingRequest
 from whetstone.config.rewards import JudgeSettings, RulerSettings
 from whetstone.config.settings import Settings
 from whetstone.observability import log_setup, tracing
@@ -51,11 +55,9 @@ async def rank_due(
     await asyncio.to_thread(load)
     tables = Tables(engine, clock or (lambda: datetime.now(UTC)))
     known = {name: reached(judge, settings) for name, judge in settings.judges.items()}
-    judges = Judges(known, {} if paused is None else paused)
-    ranker = Ranker(tables, judges, settings)
-    now = tables.now()
-    await tables.write(lambda connection: store_ruler.forget_over(connection, now))
-    at_once = max((judge.concurrency for judge in judges.settings.values()), default=1)
+    ranker = Ranker(tables, Judges(known, {} if paused is None else paused), settings)
+    await tables.write(store_ruler.forget_over, tables.now())
+    at_once = max((judge.concurrency for judge in known.values()), default=1)
     workers = [asyncio.ensure_future(ranker.work()) for _ in range(at_once)]
     try:
         return sum(await asyncio.gather(*workers))
@@ -85,25 +87,19 @@ class Ranker:
         """Take one group after the other until none is due; return their number."""
         done = 0
         while True:
-            group = await self._take()
+            now = self._tables.now()
+            group = await self._tables.write(store_ruler.take, now, now + timedelta(seconds=MARGIN_S))
             if group is None:
                 return done
             done += 1
-            lease = GroupLease(self._tables, group)
-            attributes = {tracing.PROJECT: group.project, tracing.GROUP: group.id}
             with (
                 log_setup.about(project=group.project, group=group.id, policy=group.policy),
-                tracing.span("rank group", attributes),
+                tracing.span("rank group", {tracing.PROJECT: group.project, tracing.GROUP: group.id}),
             ):
                 try:
-                    await self._look(lease)
+                    await self._look(GroupLease(self._tables, group))
                 except LeaseLost:
                     log.info("no longer to be ranked here")
-
-    async def _take(self) -> LeasedGroup | None:
-        now = self._tables.now()
-        until = now + timedelta(seconds=MARGIN_S)
-        return await self._tables.write(lambda connection: store_ruler.take(connection, now, until))
 
     async def _look(self, lease: GroupLease) -> None:
         try:
@@ -120,30 +116,26 @@ class Ranker:
             await lease.extend(LOOK_AGAIN_S, f"a fault of Whetstone's, see judge.log: {type(error).__name__}")
 
     async def _rank(self, lease: GroupLease) -> None:
-        group, now = lease.group, self._tables.now()
+        group = lease.group
         learning = self._settings.learning_of(group.policy)
-        request = await self._tables.read(lambda connection: store_ruler.ranking_request(connection, group))
+        request = await self._tables.read(store_ruler.ranking_request, group)
         if group.requested_at is not None and request is None:
-            await self._tables.write(lambda connection: store_ruler.decide_again(connection, group, now))
+            await self._tables.write(store_ruler.decide_again, group, self._tables.now())
             return
-        own_id = cases.own_id(group.id)
-        if request is None and await self._tables.read(
-            lambda connection: store_ruler.is_withdrawn(connection, group.project, own_id)
-        ):
+        if request is None and await self._tables.read(store_ruler.is_withdrawn, group.project, own_id(group.id)):
             await self._conclude(lease, GroupSnapshot(group, None, None, None), None, learning.ruler)
             return
         judges = self._those(request, learning.ruler)
-        case = await self._tables.read(lambda connection: cases.read(connection, group, request, learning))
-        if case.about is None:
-            await self._conclude(lease, case, None, learning.ruler)
-            return
-        tracing.tell({tracing.TRAJECTORIES: sorted(one for ids in case.about.trajectories for one in ids)})
-        slots = plan.slots(len(case.about.sections), learning.ruler, judges, group.id)
-        scores = await self._scores(lease, case.about, slots, learning.ruler)
-        ranking = await asyncio.to_thread(verdict, len(case.about.attempts), scores)
+        case = await self._tables.read(read_group, group, request, learning)
+        ranking = None
+        if case.about is not None:
+            tracing.tell({tracing.TRAJECTORIES: sorted(one for ids in case.about.trajectories for one in ids)})
+            needed = slots(len(case.about.sections), learning.ruler, judges, group.id)
+            scores = await self._scores(lease, case.about, needed, learning.ruler)
+            ranking = await asyncio.to_thread(verdict, len(case.about.attempts), scores)
         await self._conclude(lease, case, ranking, learning.ruler)
 
-    def _those(self, request: RankingRequest | None, ruler: RulerSettings) -> Sequence[str]:
+    def _those(self, request: store_ruler.RankingRequest | None, ruler: RulerSettings) -> Sequence[str]:
         """Return the judges to call.
 
         Raises:
@@ -156,78 +148,59 @@ class Ranker:
             if name not in self._judges.settings:
                 raise Waits(f"no judge is named {name!r}", LOOK_AGAIN_S)
         now = self._tables.now()
-        pauses = [self._judges.paused.get(name) for name in (*judges, *ruler.fallback)]
-        left = [pause for pause in pauses if pause is not None and pause.until > now]
-        if len(left) == len(pauses):
-            first = min(left, key=lambda pause: pause.until)
+        pauses = [self._judges.pause_of(name, now) for name in (*judges, *ruler.fallback)]
+        if None not in pauses:
+            first = min(filter(None, pauses), key=lambda pause: pause.until)
             raise Waits(first.why, (first.until - now).total_seconds())
         return judges
 
     async def _scores(
-        self, lease: GroupLease, about: RankingInput, slots: Sequence[PlannedJudgement], ruler: RulerSettings
+        self, lease: GroupLease, about: RankingInput, needed: Sequence[PlannedJudgement], ruler: RulerSettings
     ) -> dict[tuple[int, int], Mapping[int, float]]:
         """Return each attempt's score, by section and place. Sampled judgements are requested too, but not returned."""
-        group, now = lease.group, self._tables.now()
-        ids = {slot: about.judgement_id(slot, self._judges.settings[slot.judge]) for slot in slots}
-        there = await self._tables.write(lambda connection: _opened(connection, group, about, ids, now))
+        ids = {slot: about.judgement_id(slot, self._judges.settings[slot.judge]) for slot in needed}
+        rubric = {"id": about.rubric_hash, "text": about.rubric, "parts": dict(about.parts) or None}
+        rows = {
+            ids[slot]: {
+                "group_id": lease.group.id,
+                "policy": lease.group.policy,
+                "attempts_hash": about.attempts_hash,
+                "place": slot.place,
+                "section": slot.section,
+                "purpose": slot.purpose,
+                "state": "waiting",
+                "judge": slot.judge,
+                "rubric_hash": about.rubric_hash,
+                "created_at": self._tables.now(),
+                **dict.fromkeys(("calls", "refusals", "left_out", "prompt_tokens", "completion_tokens"), 0),
+            }
+            for slot in needed
+        }
+        there = await self._tables.write(store_ruler.open_judgements, lease.group.project, rubric, rows)
         scores: dict[tuple[int, int], Mapping[int, float]] = {}
-        for slot in slots:
+        for slot in needed:
             judgement = there[ids[slot]]
             entries = judgement.scores if judgement.state == "accepted" else None
-            if slot.purpose == plan.REWARD:
+            if slot.purpose == REWARD:
                 if entries is None:
                     entries = await JudgementTask(self._judges, lease, about, judgement, slot, ruler).answered()
                 scores[slot.section, slot.place] = about.read(slot.section, entries)
             elif entries is None:
-                await self._sample(JudgementTask(self._judges, lease, about, judgement, slot, _alone(ruler)))
+                # By this judge alone, and not waited for: without it there is nothing to compare with.
+                alone = ruler.model_copy(update={"fallback": ()})
+                try:
+                    await JudgementTask(self._judges, lease, about, judgement, slot, alone).answered()
+                except Waits:
+                    log.info("no judgement to compare with: its row says why")
         return scores
-
-    async def _sample(self, question: JudgementTask) -> None:
-        """Get a judgement that gives no reward; if it is not available at once, there is none."""
-        try:
-            await question.answered()
-        except Waits:
-            log.info("no judgement to compare with: its row says why")
 
     async def _conclude(
         self, lease: GroupLease, case: GroupSnapshot, ranking: Verdict | None, ruler: RulerSettings
     ) -> None:
-        group, now = lease.group, self._tables.now()
-        concluded = await self._tables.write(
-            lambda connection: cases.conclude(connection, case, group, ranking, ruler, now, self._rules)
-        )
+        now = self._tables.now()
+        concluded = await self._tables.write(conclude, case, lease.group, ranking, ruler, now, self._rules)
         if concluded is None:
-            raise LeaseLost(group.id)
+            raise LeaseLost(lease.group.id)
         if not concluded:
             raise Waits("it changed while judges looked at it", 0)
         log.info("ranked" if ranking is not None else "none of its attempts could be ranked")
-
-
-def _alone(ruler: RulerSettings) -> RulerSettings:
-    """Return the settings of a judge without fallbacks."""
-    return ruler.model_copy(update={"fallback": ()})
-
-
-def _opened(
-    connection: Connection, group: LeasedGroup, about: RankingInput, ids: Mapping[PlannedJudgement, str], now: datetime
-) -> dict[str, Judgement]:
-    """Return the judgements of the group; add those that are missing."""
-    rubric = {"id": about.rubric_hash, "text": about.rubric, "parts": dict(about.parts) or None}
-    rows = [
-        {
-            "id": judgement_id,
-            "group_id": group.id,
-            "policy": group.policy,
-            "attempts_hash": about.attempts_hash,
-            "place": slot.place,
-            "section": slot.section,
-            "purpose": slot.purpose,
-            "state": "waiting",
-            "judge": slot.judge,
-            "rubric_hash": about.rubric_hash,
-            "created_at": now,
-            **dict.fromkeys(("calls", "refusals", "left_out", "prompt_tokens", "completion_tokens"), 0),
-        }
-        for slot, judgement_id in ids.items()
-    ]
-    return store_ruler.open_judgements(connection, group.project, rubric, rows)

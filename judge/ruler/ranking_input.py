@@ -1,23 +1,39 @@
-"""The input of a ranking: a group's distinct attempts, the rubric, and the judgements they need. Pure.
+"""The input of a ranking: a group's distinct attempts, the rubric, and which judgements they need by whom. Pure.
 
 Attempts that look the same to a judge are shown once. Everything is named by hashes of its content: the same question
 has the same name in every process, and an answer to it can be reused.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from judge.ruler import plan
 from judge.ruler.conversation import Conversation
 from judge.ruler.parse import AttemptScore
-from judge.ruler.plan import PlannedJudgement
 from whetstone.config.rewards import JudgeSettings, RulerSettings
+from whetstone.domain.sampling_share import in_share
 
 FORM = "1"
 """Part of every name: increase it when the prompt or the reading of answers changes."""
+REWARD, DRIFT = "reward", "drift"
+"""The purpose of a judgement: its scores become rewards, or are compared with those that do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJudgement:
+    """One judgement that is needed."""
+
+    place: int
+    """Index among the judgements of the same attempts, from 0."""
+    section: int
+    """Index of the section, from 0."""
+    purpose: str
+    judge: str
+    """The judge that is called first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +62,9 @@ class RankingInput:
 
     def cache_key(self, section: int, place: int, judge: JudgeSettings) -> str:
         """Return a key that is equal where an answer may be reused: the same attempts, rubric, model and place."""
-        room = str(judge.context_tokens - judge.max_output_tokens)
-        settings = (judge.model, judge.url or "", str(judge.temperature), room, str(place))
-        attempts = (_name(self.attempts[one]) for one in self.sections[section])
-        return _hash(FORM, self.rubric_hash, *settings, *attempts)
+        numbers = (judge.temperature, judge.context_tokens - judge.max_output_tokens, place)
+        settings = (judge.model, judge.url or "", *map(str, numbers))
+        return _hash(FORM, self.rubric_hash, *settings, *(_name(self.attempts[one]) for one in self.sections[section]))
 
     def stored(self, section: int, scored: Sequence[AttemptScore], order: Sequence[int]) -> dict[str, Any]:
         """Return the value of column `scores`.
@@ -86,22 +101,46 @@ class RankingInput:
 
 def material(group_id: str, conversations: Sequence[Conversation], rubric: str, ruler: RulerSettings) -> RankingInput:
     """Build the input from the group's attempts, with equal attempts merged."""
-    by_digest: dict[bytes, list[Conversation]] = {}
-    for one in sorted(conversations, key=lambda one: (one.digest, one.trajectory_id)):
-        by_digest.setdefault(one.digest, []).append(one)
-    attempts = tuple(alike[0] for alike in by_digest.values())
+    in_order = sorted(conversations, key=attrgetter("digest", "trajectory_id"))
+    by_digest = [list(alike) for _, alike in itertools.groupby(in_order, key=attrgetter("digest"))]
+    attempts = tuple(alike[0] for alike in by_digest)
     parts = {name: weight for name, weight in ruler.parts.items() if weight}
     rubric_hash = _hash(rubric, json.dumps(parts, sort_keys=True))
     return RankingInput(
         group_id=group_id,
         attempts=attempts,
-        trajectories=tuple(tuple(one.trajectory_id for one in alike) for alike in by_digest.values()),
-        sections=tuple(plan.sections(len(by_digest), ruler.attempts_per_call)),
+        trajectories=tuple(tuple(one.trajectory_id for one in alike) for alike in by_digest),
+        sections=tuple(sections(len(by_digest), ruler.attempts_per_call)),
         rubric=rubric,
         parts=parts,
         rubric_hash=rubric_hash,
         attempts_hash=_hash(rubric_hash, *map(_name, attempts)),
     )
+
+
+def sections(attempts: int, most: int) -> list[tuple[int, ...]]:
+    """Return the attempts that are judged together: all of them or, of more than `most`, sections that overlap by half.
+
+    Each section has `most` attempts, and half of them are in the next one too, the last one's in the first: a chain
+    through which every attempt is compared with every other. The caller's order must not reveal which attempts are
+    good.
+    """
+    if attempts <= most:
+        return [tuple(range(attempts))]
+    step = max(most // 2, 1)
+    return [tuple((start + one) % attempts for one in range(most)) for start in range(0, attempts, step)]
+
+
+def slots(parts: int, ruler: RulerSettings, judges: Sequence[str], group_id: str) -> list[PlannedJudgement]:
+    """Return the judgements of a group with `parts` sections, by these judges in turn; the strong judge's last."""
+    needed = [
+        PlannedJudgement(place, section, REWARD, judges[place % len(judges)])
+        for place in range(ruler.judgements)
+        for section in range(parts)
+    ]
+    if ruler.strong is not None and in_share(f"strong {group_id}", ruler.strong_share):
+        needed += [PlannedJudgement(ruler.judgements, section, DRIFT, ruler.strong) for section in range(parts)]
+    return needed
 
 
 def _name(attempt: Conversation) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from judge.ruler.conversation import NOTE
+from judge.ruler.conversation import NOTE, to_json
 
 LEAST_LINE = 200
 """A line is cut to no fewer characters than this."""
@@ -42,6 +42,8 @@ class Line:
     """A line of JSON. Its length is that of what is shown: `str(line)`, its text escaped."""
 
     text: str
+    is_gap: bool = False
+    """Whether it is ours, and says how much is left out in its place."""
     _chars: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,18 +56,17 @@ class Line:
         return escaped(self.text)
 
 
-def shortened(lines: Sequence[Line], room: int) -> tuple[list[Line], int]:
-    """Return lines of together at most `room` characters, line breaks included, and how many characters are left out.
+def shortened(lines: Sequence[Line], room: int) -> list[Line]:
+    """Return lines of together at most `room` characters, line breaks included.
 
     Whole lines are removed first, from the middle; then the line at the gap and, at last, the ends are cut inside.
     """
     if not lines or chars(lines) <= room:
-        return list(lines), 0
+        return list(lines)
     if len(lines) == 1:
-        line, out = cut(lines[0], room - 1)
-        return [line], out
+        return [cut(lines[0], room - 1)]
     most = cap([len(lines[0]) + 1, len(lines[-1]) + 1], room - (NOTE_CHARS if len(lines) > 2 else 0)) - 1
-    (first, out), (last, out_of_last) = cut(lines[0], most), cut(lines[-1], most)
+    first, last = cut(lines[0], most), cut(lines[-1], most)
     left = room - NOTE_CHARS - chars([first, last])
     begin, end = 1, len(lines) - 1
     while begin < end:
@@ -77,30 +78,31 @@ def shortened(lines: Sequence[Line], room: int) -> tuple[list[Line], int]:
         begin, end = (begin, end - 1) if place == end - 1 else (begin + 1, end)
     head = [first, *lines[1:begin]]
     if begin < end and left > LEAST_LINE:
-        line, out_of_line = cut(lines[begin], left - 1)
-        head.append(line)
-        out += out_of_line
+        head.append(cut(lines[begin], left - 1))
         begin += 1
     gap = sum(map(len, lines[begin:end]))
-    note = [Line(_json({NOTE: f"{gap} characters left out here"}))] if begin < end else []
-    return [*head, *note, *lines[end:-1], last], out + out_of_last + gap
+    note = [Line(to_json({NOTE: f"{gap} characters left out here"}), is_gap=True)] if begin < end else []
+    return [*head, *note, *lines[end:-1], last]
 
 
-def cut(line: Line, room: int) -> tuple[Line, int]:
-    """Return the line with at most `room` characters, still a JSON object, and how many it lost.
+def cut(line: Line, room: int) -> Line:
+    """Return the line with at most `room` characters, still a JSON object.
 
     `room` counts as at least `LEAST_LINE`. Its long strings lose their middles, all down to the same length. Where that
     is not enough, its role stays and the rest becomes text.
     """
     room = max(room, LEAST_LINE)
     if len(line) <= room:
-        return line, 0
-    message = _loaded(line.text)
+        return line
+    try:
+        message = json.loads(line.text)
+    except RecursionError:
+        message = line.text
     role = message.get("role") if isinstance(message, dict) else None
     role_field = {"role": role} if isinstance(role, str) and role.isalnum() and len(role) <= 32 else {}
     best = _longest(message, room) or _longest({**role_field, "cut": str(line)}, room)
     assert best is not None, "a role and a note fit any line"
-    return best, len(line) - len(best)
+    return best
 
 
 def _longest(message: Any, room: int) -> Line | None:
@@ -113,14 +115,14 @@ def _longest(message: Any, room: int) -> Line | None:
     if texts is None:
         return None
     try:
-        frame = len(Line(_json(_capped(message, 0)))) - _together(texts, 0)
+        frame = len(Line(to_json(_capped(message, 0)))) - _together(texts, 0)
         # Where raw strings alone are too long, so is the line.
         low, high, best = 0, cap([len(text) for text in texts], room), None
         while low <= high:
             most = (low + high) // 2
             fits = frame + _together(texts, most) <= room
             low, high, best = (most + 1, high, most) if fits else (low, most - 1, best)
-        return None if best is None else Line(_json(_capped(message, best)))
+        return None if best is None else Line(to_json(_capped(message, best)))
     except RecursionError:
         return None
 
@@ -149,7 +151,7 @@ def _long_texts(message: Any, room: int) -> list[str] | None:
 
 def _together(texts: Sequence[str], most: int) -> int:
     """Return the characters of the strings with at most `most` of each."""
-    return _escaped_chars(_json([_short(text, most) for text in texts]))
+    return _escaped_chars(to_json([_short(text, most) for text in texts]))
 
 
 def _capped(value: Any, most: int) -> Any:
@@ -191,14 +193,3 @@ def _escaped_chars(line: str) -> int:
     if line.isascii():
         return len(line) + 5 * sum(map(line.count, _UNSAFE_ASCII))
     return len(escaped(line))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _loaded(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        return line

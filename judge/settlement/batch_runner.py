@@ -4,7 +4,7 @@ Otherwise one feedback, trajectory or group that breaks a sweep would block all 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -59,7 +59,7 @@ def drain(engine: Engine, work: Work[One]) -> int:
 def _one_by_one(engine: Engine, work: Work[One]) -> int:
     with engine.begin() as connection:
         batch = work.find(connection, BATCH)
-    for project, one in _apart(batch):
+    for project, one in ((project, one) for project, several in batch.items() for one in several):
         try:
             with engine.begin() as connection:
                 work.do(connection, work.again(connection, project, one))
@@ -72,7 +72,3 @@ def _one_by_one(engine: Engine, work: Work[One]) -> int:
                     connection, project, one, f"a fault of Whetstone's, see judge.log: {type(error).__name__}"
                 )
     return sum(map(len, batch.values()))
-
-
-def _apart(batch: dict[str, list[One]]) -> Iterator[tuple[str, One]]:
-    return ((project, one) for project, several in batch.items() for one in several)

@@ -1,20 +1,20 @@
-"""Run one sweep over what is due: short transactions that read under lock, decide and write."""
+"""Run one sweep over what is due: short transactions that read under lock, decide and write.
+
+`apply` and `record` are the same for other transactions that give rewards: of reward functions, of judges.
+"""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 
 from sqlalchemy import Connection, Engine
 
-from judge.decisions.apply_feedback import apply_feedback
-from judge.decisions.group_lifecycle import advance_group
+from judge.decisions.feedback import apply_feedback
 from judge.decisions.grouping import PlacementContext, assign_groups, original_of, wanted
-from judge.decisions.model import UNCLAIMED, Feedback, Rules, Trajectory
-from judge.decisions.trajectory_lifecycle import ended, failed
+from judge.decisions.lifecycle import advance_group, alone, ended, failed
+from judge.decisions.model import UNCLAIMED, Feedback, Group, Rules, Trajectory
 from judge.settlement.batch_runner import Work, drain
-from judge.settlement.write_back import record
 from judge.store import groups as store_groups
 from judge.store import unit_of_work
 from whetstone.config.rewards import RewardSettings
@@ -56,27 +56,23 @@ def sweep(
     Raises:
         sqlalchemy.exc.DBAPIError: the database is unreachable. Each earlier transaction stays.
     """
-    swept = Swept()
     rules = rules_of(settings, learning or {}, judges)
     idle_since = now - timedelta(seconds=settings.idle_s)
     due = unit_of_work.look(engine, now, idle_since)
-    swept.code, swept.ranking = due.code, due.ranking
-    if due.unplaced:
+    swept = Swept(code="code" in due, ranking="ranking" in due)
+    if "unplaced" in due:
         swept.placed = drain(engine, _placing(now, rules))
-    if due.fresh:
-        swept.feedback += drain(engine, _applying(unit_of_work.fresh_feedback, now, rules))
-    if due.withdrawn:
-        for find in (unit_of_work.withdrawn_feedback, unit_of_work.withdrawn_applied):
-            swept.feedback += drain(engine, _applying(partial(_at, find, now), now, rules))
-    if due.waiting:
-        swept.feedback += drain(engine, _applying(partial(_at, unit_of_work.waiting_feedback, now), now, rules))
-    if due.idle:
+    # Feedback that was applied and is withdrawn is due together with what was withdrawn before.
+    for kind in ("fresh", "withdrawn", "applied", "waiting"):
+        if ("withdrawn" if kind == "applied" else kind) in due:
+            swept.feedback += drain(engine, _applying(kind, now, rules))
+    if "idle" in due:
         swept.idle = drain(engine, _ending(idle_since, now, rules))
     if swept.feedback or swept.idle:
         # A trajectory that got a reward and has no group that waits for it gets a group of its own.
         swept.placed += drain(engine, _placing(now, rules))
     # What was just placed, applied or ended has made its groups due.
-    if due.groups or swept.placed or swept.feedback or swept.idle:
+    if "groups" in due or swept.placed or swept.feedback or swept.idle:
         swept.groups = drain(engine, _assessing(now, rules, swept))
     return swept
 
@@ -96,35 +92,22 @@ def rules_of(settings: GroupSettings, learning: Mapping[str, RewardSettings], ju
 
 def _placing(now: datetime, rules: Rules) -> Work[tuple[str, str]]:
     return Work(
-        find=lambda connection, limit: {
-            project: list(policies.items()) for project, policies in store_groups.unplaced(connection, limit).items()
-        },
+        find=store_groups.unplaced,
         do=lambda connection, batch: _place(connection, batch, now, rules),
         again=lambda _, project, one: {project: [one]},
         set_aside=lambda connection, project, one, _: unit_of_work.set_aside(connection, project, one[0], now),
     )
 
 
-def _applying(
-    find: Callable[[Connection, int], dict[str, list[Feedback]]], now: datetime, rules: Rules
-) -> Work[Feedback]:
+def _applying(kind: str, now: datetime, rules: Rules) -> Work[Feedback]:
     return Work(
-        find=find,
+        find=lambda connection, limit: unit_of_work.due_feedback(connection, kind, now, limit),
         do=lambda connection, batch: apply(connection, batch, now, rules),
         again=lambda connection, project, one: unit_of_work.feedback_of(connection, project, one.id),
         set_aside=lambda connection, project, one, why: unit_of_work.set_feedback_aside(
             connection, project, one.id, why
         ),
     )
-
-
-def _at(
-    find: Callable[[Connection, datetime, int], dict[str, list[Feedback]]],
-    now: datetime,
-    connection: Connection,
-    limit: int,
-) -> dict[str, list[Feedback]]:
-    return find(connection, now, limit)
 
 
 def _ending(idle_since: datetime, now: datetime, rules: Rules) -> Work[Trajectory]:
@@ -159,8 +142,7 @@ def _place(
         around = _around(connection, project, unplaced, rules)
         placed = assign_groups(around, now, rules)
         store_groups.open_groups(connection, project, placed.opened)
-        before = around.trajectories
-        changed = [one for one in placed.trajectories if one != before[one.id]]
+        changed = [one for one in placed.trajectories if one != around.trajectories[one.id]]
         unit_of_work.write_trajectories(connection, project, changed)
         joined = {one.group_id for one in placed.trajectories if one.group_id is not None}
         unit_of_work.mark_due(connection, project, joined & around.groups.keys(), now)
@@ -216,20 +198,40 @@ def _assess(
     for project, group_ids in by_project.items():
         groups = unit_of_work.lock_groups(connection, project, group_ids)
         members = unit_of_work.lock_members(connection, project, group_ids)
-        over = [group.id for group in groups.values() if group.state not in UNCLAIMED]
-        unit_of_work.no_longer_due(connection, project, over)
-        assessed, changed = [], []
-        for group in groups.values():
-            if group.state in UNCLAIMED:
-                after, members_after = advance_group(group, members[group.id], now, rules)
-                assessed.append(after)
-                changed += [new for old, new in zip(members[group.id], members_after, strict=True) if new != old]
+        unclaimed = [group for group in groups.values() if group.state in UNCLAIMED]
+        unit_of_work.no_longer_due(connection, project, groups.keys() - {group.id for group in unclaimed})
+        decided = [advance_group(group, members[group.id], now, rules) for group in unclaimed]
+        assessed = [group for group, _ in decided]
+        changed = [
+            after
+            for group, members_after in decided
+            for before, after in zip(members[group.id], members_after, strict=True)
+            if after != before
+        ]
         unit_of_work.write_trajectories(connection, project, changed)
         unit_of_work.write_groups(connection, project, assessed)
         for group in assessed:
             if group.state == "scored":
+                swept.scored += 1
                 ids = [member.id for member in members[group.id]]
                 with log_setup.about(project=project, group=group.id, policy=group.policy, trajectories=ids):
                     log.info("scored")
         swept.ranking |= any(group.judge_due_at is not None for group in assessed)
-        swept.scored += sum(group.state == "scored" for group in assessed)
+
+
+def record(
+    connection: Connection, project: str, changed: Sequence[Trajectory], groups: Mapping[str, Group], now: datetime
+) -> None:
+    """Write the trajectories and mark their groups as due; `groups` are those that the caller has locked, by id.
+
+    A trajectory that is alone is placed again. So is one that was placed while the caller waited for its lock: its
+    group is not among `groups`, and locking it now would break the lock order; placing it again marks that group as
+    due.
+    """
+    unit_of_work.write_trajectories(connection, project, changed)
+    group_ids = {one.group_id for one in changed if one.group_id is not None}
+    unit_of_work.mark_due(connection, project, group_ids & groups.keys(), now)
+    strangers = {one.id for one in changed if one.group_id in group_ids - groups.keys()}
+    states = {group.id: group.state for group in groups.values()}
+    lone = {one.id for one in changed if alone(one, states.get(one.group_id or ""))}
+    store_groups.place_again(connection, project, strangers | lone)

@@ -4,15 +4,15 @@ Locks are taken in the judge's order: feedback, groups, trajectories. No lock is
 leased (`judge_due_at` moves into the future), and only the worker that still has the lease writes to it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select
 
 from judge.decisions.model import UNCLAIMED, Turn
-from judge.store.unit_of_work import IS_ATTEMPT, columns_of
+from judge.store.unit_of_work import IS_ATTEMPT, columns_of, rows_of, update_rows
 from migrations import schema
 from whetstone.database.engine import chunks, insert_new
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -93,21 +93,18 @@ def take(connection: Connection, now: datetime, until: datetime) -> LeasedGroup 
     row = connection.execute(locked).one_or_none()
     if row is None:
         return None
-    is_one = (g.project == row.project, g.id == row.id)
-    connection.execute(schema.groups.update().where(*is_one).values(judge_due_at=until))
+    update_rows(connection, schema.groups, g.project == row.project, g.id == row.id, judge_due_at=until)
     return LeasedGroup(*row, until)
 
 
 def forget_over(connection: Connection, now: datetime) -> None:
     """Clear the due time of groups that are past ranking."""
-    over = (g.judge_due_at <= now, g.state.not_in(UNCLAIMED))
-    connection.execute(schema.groups.update().where(*over).values(judge_due_at=None))
+    update_rows(connection, schema.groups, g.judge_due_at <= now, g.state.not_in(UNCLAIMED), judge_due_at=None)
 
 
 def hold(connection: Connection, group: LeasedGroup, until: datetime, waits: str | None = None) -> bool:
     """Extend the lease to `until`, if it still exists; return whether it did. `waits`: why it is not ranked yet."""
-    values: dict[str, Any] = {"judge_due_at": until, "judge_waits": waits}
-    return connection.execute(schema.groups.update().where(*_leased(group)).values(values)).rowcount == 1
+    return update_rows(connection, schema.groups, *_leased(group), judge_due_at=until, judge_waits=waits) == 1
 
 
 def ranking_request(connection: Connection, group: LeasedGroup) -> RankingRequest | None:
@@ -124,81 +121,92 @@ def members(connection: Connection, group: LeasedGroup) -> list[Member]:
     """Return its trajectories with completions, by id; without those that a retry superseded."""
     columns = (t.id, t.task, t.reward_source, t.code_parts, t.code_due_at, t.completions, t.tail_completion_id)
     tail = (c.project == t.project) & (c.id == t.tail_completion_id)
-    in_group = (t.project == group.project, t.group_id == group.id, t.completions > 0)
-    query = select(*columns, func.coalesce(c.status, "complete") != "complete")
-    joined = query.select_from(schema.trajectories.join(schema.completions, tail, isouter=True))
-    return [Member(*row) for row in connection.execute(joined.where(*in_group, IS_ATTEMPT).order_by(t.id))]
+    query = (
+        select(*columns, func.coalesce(c.status, "complete") != "complete")
+        .select_from(schema.trajectories.join(schema.completions, tail, isouter=True))
+        .where(t.project == group.project, t.group_id == group.id, t.completions > 0, IS_ATTEMPT)
+    )
+    return [Member(*row) for row in connection.execute(query.order_by(t.id))]
 
 
 def turns(connection: Connection, project: str, trajectory_id: str) -> list[Turn]:
     """Return the trajectory's turns, in order; without those that a retry superseded."""
-    columns = (c.follows, c.new_messages, c.response, c.response_text, c.tools)
-    is_one = (c.project == project, c.trajectory_id == trajectory_id)
     is_current = c.why_not_trained.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
-    rows = connection.execute(select(*columns).where(*is_one, is_current).order_by(c.turn))
-    return [
-        Turn(row.follows is not None, row.new_messages or [], row.response, row.response_text, row.tools)
-        for row in rows
-    ]
+    query = (
+        select(c.follows, c.new_messages, c.response, c.response_text, c.tools)
+        .where(c.project == project, c.trajectory_id == trajectory_id, is_current)
+        .order_by(c.turn)
+    )
+    return [Turn(follows is not None, new or [], *answer) for follows, new, *answer in connection.execute(query)]
 
 
 def open_judgements(
-    connection: Connection, project: str, rubric: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    connection: Connection, project: str, rubric: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Judgement]:
-    """Add the missing judgements, with their rubric; return all of them with their present state, by id."""
-    there = judgements(connection, project, [row["id"] for row in rows])
-    if missing := [row for row in rows if row["id"] not in there]:
+    """Add the missing judgements, with their rubric; return all of them with their present state. Both are by id."""
+    there = judgements(connection, project, rows)
+    if missing := [name for name in rows if name not in there]:
         insert_new(connection, schema.rubrics, {"project": project, **rubric})
-        for row in missing:
-            insert_new(connection, schema.judgements, {"project": project, **row})
-        there |= judgements(connection, project, [row["id"] for row in missing])
+        for name in missing:
+            insert_new(connection, schema.judgements, {"project": project, "id": name, **rows[name]})
+        there |= judgements(connection, project, missing)
     return there
 
 
-def judgements(connection: Connection, project: str, ids: Sequence[str]) -> dict[str, Judgement]:
+def judgements(connection: Connection, project: str, ids: Collection[str]) -> dict[str, Judgement]:
     """Return those of these judgements that exist, by id."""
     query = select(*columns_of(schema.judgements, Judgement)).where(j.project == project)
-    rows = (row for some in chunks(ids) for row in connection.execute(query.where(j.id.in_(some))))
-    return {row.id: Judgement(*row) for row in rows}
+    return {row.id: Judgement(*row) for row in rows_of(connection, query, j.id, ids)}
 
 
 def accepted_before(connection: Connection, project: str, cache_key: str) -> dict[str, Any] | None:
     """Return an accepted judgement of the same attempts by the same judge and rubric; `cached_from` is its id."""
-    columns = (j.id.label("cached_from"), j.scores, j.model, j.left_out)
-    row = connection.execute(select(*columns).where(j.project == project, j.cache_key == cache_key).limit(1)).first()
-    return None if row is None else dict(row._mapping)
+    query = select(j.id.label("cached_from"), j.scores, j.model, j.left_out).limit(1)
+    row = connection.execute(query.where(j.project == project, j.cache_key == cache_key)).mappings().first()
+    return None if row is None else dict(row)
 
 
 def accept(
-    connection: Connection, project: str, judgement_id: str, values: Mapping[str, Any], spent: Spent | None
-) -> bool:
-    """Store an accepted answer, unless there is one; return whether it was stored.
+    connection: Connection, group: LeasedGroup, judgement_id: str, values: Mapping[str, Any], spent: Spent | None
+) -> Mapping[str, Any]:
+    """Store an accepted answer, unless there is one; return the scores that count.
 
-    `spent`: the cost of its call, if any.
+    `spent`: the cost of its call, if any; it is counted in any case.
     """
-    is_one = (j.project == project, j.id == judgement_id, j.state == "waiting")
     changed = {"state": "accepted", "error": None, **(_more(spent) if spent else {}), **values}
-    return connection.execute(schema.judgements.update().where(*is_one).values(changed)).rowcount == 1
+    accepted = update_rows(connection, schema.judgements, *_awaited(group, judgement_id), **changed) == 1
+    if spent is not None:
+        count_day(connection, group, values["judge"], values["accepted_at"], "accepted", spent)
+    scores: Mapping[str, Any] | None = values["scores"]
+    if not accepted:
+        scores = judgements(connection, group.project, [judgement_id])[judgement_id].scores
+    assert scores is not None
+    return scores
 
 
 def note(
-    connection: Connection, project: str, judgement_id: str, judge: str, refusals: int, error: str, spent: Spent
+    connection: Connection,
+    group: LeasedGroup,
+    judgement_id: str,
+    values: Mapping[str, Any],
+    judge: str,
+    now: datetime,
+    outcome: str,
+    spent: Spent,
 ) -> None:
-    """Store that a call gave nothing, and which judge is next."""
-    is_one = (j.project == project, j.id == judgement_id, j.state == "waiting")
-    values = {"judge": judge, "refusals": refusals, "error": error, **_more(spent)}
-    connection.execute(schema.judgements.update().where(*is_one).values(values))
+    """Store that a call to `judge` gave nothing; `values`: which judge is next, and why. `outcome`: as for a day."""
+    update_rows(connection, schema.judgements, *_awaited(group, judgement_id), **values, **_more(spent))
+    count_day(connection, group, judge, now, outcome, spent)
 
 
 def count_day(
-    connection: Connection, project: str, policy: str, judge: str, day: str, outcome: str, spent: Spent
+    connection: Connection, group: LeasedGroup, judge: str, now: datetime, outcome: str, spent: Spent
 ) -> None:
     """Add one call to its day. `outcome`: accepted, refused or failed."""
-    key = {"project": project, "policy": policy, "day": day, "judge": judge}
+    key = {"project": group.project, "policy": group.policy, "day": day_of(now), "judge": judge}
     insert_new(
         connection, schema.judge_days, key | dict.fromkeys(("calls", "refused", "failed", "tokens", "cost_usd"), 0)
     )
-    is_one = [schema.judge_days.c[name] == value for name, value in key.items()]
     more = {
         "calls": d.calls + 1,
         "refused": d.refused + int(outcome == "refused"),
@@ -206,7 +214,12 @@ def count_day(
         "tokens": d.tokens + spent.prompt_tokens + spent.completion_tokens,
         "cost_usd": d.cost_usd + (spent.cost_usd or 0.0),
     }
-    connection.execute(schema.judge_days.update().where(*is_one).values(more))
+    connection.execute(schema.judge_days.update().filter_by(**key).values(more))
+
+
+def day_of(now: datetime) -> str:
+    """Return the day of a call, in UTC."""
+    return now.astimezone(UTC).date().isoformat()
 
 
 def spent_on(connection: Connection, project: str, policy: str, day: str) -> tuple[float, int]:
@@ -218,8 +231,9 @@ def spent_on(connection: Connection, project: str, policy: str, day: str) -> tup
 
 def decide_again(connection: Connection, group: LeasedGroup, now: datetime) -> None:
     """Clear a request that no longer exists: whether the group is ranked at all is decided again."""
-    values = {"judge_asked_at": None, "judge_due_at": None, "judge_waits": None, "due_at": now}
-    connection.execute(schema.groups.update().where(*_leased(group)).values(values))
+    update_rows(
+        connection, schema.groups, *_leased(group), judge_asked_at=None, judge_due_at=None, judge_waits=None, due_at=now
+    )
 
 
 def is_withdrawn(connection: Connection, project: str, feedback_id: str) -> bool:
@@ -235,8 +249,8 @@ def lock(connection: Connection, group: LeasedGroup) -> Literal[False] | datetim
     """
     requests = select(f.id).where(*_requests(group), f.state == "waiting").order_by(f.id)
     connection.execute(requests.with_for_update(key_share=True)).all()
-    query = select(g.judge_asked_at).where(*_leased(group)).with_for_update(key_share=True)
-    row = connection.execute(query).one_or_none()
+    leased = select(g.judge_asked_at).where(*_leased(group)).with_for_update(key_share=True)
+    row = connection.execute(leased).one_or_none()
     return False if row is None else row.judge_asked_at
 
 
@@ -245,25 +259,33 @@ def write_scores(connection: Connection, project: str, feedback: Mapping[str, An
     if insert_new(connection, schema.feedback, {"project": project, **feedback}, on=["project", "id"]):
         return True
     changed = {name: feedback[name] for name in ("rewards", "state", "reason", "due_at")}
-    this = (f.project == project, f.id == feedback["id"], *_STANDING)
-    return connection.execute(schema.feedback.update().where(*this).values(changed)).rowcount == 1
+    is_one = (f.project == project, f.id == feedback["id"], *_STANDING)
+    return update_rows(connection, schema.feedback, *is_one, **changed) == 1
 
 
 def supersede_requests(connection: Connection, group: LeasedGroup, feedback: Mapping[str, Any]) -> None:
     """Mark earlier requests to rank the same group as superseded by this one. The caller has locked them."""
     earlier = (*_requests(group), f.state == "waiting", f.id != feedback["id"], f.created_at <= feedback["created_at"])
-    connection.execute(schema.feedback.update().where(*earlier).values(state="superseded", reason=None, due_at=None))
+    update_rows(connection, schema.feedback, *earlier, state="superseded", reason=None, due_at=None)
 
 
 def judged(
     connection: Connection, group: LeasedGroup, noise: float | None, reviewed: Collection[str], now: datetime
 ) -> None:
     """Record that the group is ranked, and which trajectories people have to review. The caller has locked it."""
-    values = {"judge_due_at": None, "judged_at": now, "judge_noise": noise, "judge_waits": None, "due_at": now}
-    connection.execute(schema.groups.update().where(*_leased(group)).values(values))
-    drawn = (t.project == group.project, t.id.in_(sorted(reviewed)), t.review_at.is_(None))
-    if reviewed:
-        connection.execute(schema.trajectories.update().where(*drawn).values(review_at=now))
+    update_rows(
+        connection,
+        schema.groups,
+        *_leased(group),
+        judge_due_at=None,
+        judged_at=now,
+        judge_noise=noise,
+        judge_waits=None,
+        due_at=now,
+    )
+    for ids in chunks(reviewed):
+        drawn = (t.project == group.project, t.id.in_(ids), t.review_at.is_(None))
+        update_rows(connection, schema.trajectories, *drawn, review_at=now)
 
 
 def _requests(group: LeasedGroup) -> tuple[Any, ...]:
@@ -274,12 +296,15 @@ def _leased(group: LeasedGroup) -> tuple[Any, ...]:
     return g.project == group.project, g.id == group.id, g.state == "closed", g.judge_due_at == group.until
 
 
+def _awaited(group: LeasedGroup, judgement_id: str) -> tuple[Any, ...]:
+    return j.project == group.project, j.id == judgement_id, j.state == "waiting"
+
+
 def _more(spent: Spent) -> dict[str, Any]:
-    more: dict[str, Any] = {
+    cost = {} if spent.cost_usd is None else {"cost_usd": func.coalesce(j.cost_usd, 0.0) + spent.cost_usd}
+    return {
         "calls": j.calls + 1,
         "prompt_tokens": j.prompt_tokens + spent.prompt_tokens,
         "completion_tokens": j.completion_tokens + spent.completion_tokens,
+        **cost,
     }
-    if spent.cost_usd is not None:
-        more["cost_usd"] = func.coalesce(j.cost_usd, 0.0) + spent.cost_usd
-    return more

@@ -6,9 +6,11 @@ there a transaction that writes is alone. The locks are the weak kind (`key_shar
 a completion below its trajectory.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -17,6 +19,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Row,
+    Select,
     Table,
     bindparam,
     case,
@@ -28,7 +31,7 @@ from sqlalchemy import (
     select,
 )
 
-from judge.decisions.model import OVER, UNCLAIMED, Feedback, FeedbackContext, FeedbackOutcome, Group, Trajectory
+from judge.decisions.model import OVER, UNCLAIMED, Feedback, FeedbackContext, Group, Trajectory
 from migrations import schema
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -45,95 +48,72 @@ _EXPRESSIONS = {"demonstrates": f.demonstration.is_not(None)}
 """Fields that are no columns: of large values only this much is needed."""
 
 Value = TypeVar("Value", Feedback, Group, Trajectory)
+Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """The kinds of work that are due."""
-
-    unplaced: bool
-    fresh: bool
-    """Feedback whose target has not been looked up yet."""
-    waiting: bool
-    """Feedback whose target has to be looked up again."""
-    withdrawn: bool
-    idle: bool
-    groups: bool
-    code: bool
-    """Trajectories that are due for reward functions."""
-    ranking: bool
-    """Groups that are due for judges."""
-
-
-def look(engine: Engine, now: datetime, idle_since: datetime) -> Due:
-    """Return what is due, without a lock: one read of the first entries of the indexes."""
-    of_groups = (g.due_at <= now, t.code_due_at <= now, g.judge_due_at <= now)
-    heads = (_UNPLACED, _FRESH, _again(now), _withdrawn(now), _idle(idle_since), *of_groups)
-    trajectories, feedback, groups = schema.trajectories, schema.feedback, schema.groups
-    tables = (trajectories, feedback, feedback, feedback, trajectories, groups, trajectories, groups)
-    query = select(*(exists().select_from(table).where(head) for table, head in zip(tables, heads, strict=True)))
+def look(engine: Engine, now: datetime, idle_since: datetime) -> set[str]:
+    """Return the kinds of work that are due, without a lock: one read of the first entries of the indexes."""
+    heads = {
+        "unplaced": (schema.trajectories, _UNPLACED),
+        "fresh": (schema.feedback, _FRESH),
+        "waiting": (schema.feedback, _again(now)),
+        "withdrawn": (schema.feedback, _withdrawn(now)),
+        "idle": (schema.trajectories, _idle(idle_since)),
+        "groups": (schema.groups, g.due_at <= now),
+        "code": (schema.trajectories, t.code_due_at <= now),
+        "ranking": (schema.groups, g.judge_due_at <= now),
+    }
+    query = select(*(exists().select_from(table).where(head) for table, head in heads.values()))
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        return Due(*(bool(some) for some in connection.execute(query).one()))
+        is_due = connection.execute(query).one()
+    return set(itertools.compress(heads, is_due))
 
 
 def still_unplaced(connection: Connection, project: str, trajectory_ids: Collection[str]) -> list[Trajectory]:
     """Return those of these trajectories that are still not placed. The caller has locked their policies."""
     query = select(*columns_of(schema.trajectories, Trajectory)).where(t.project == project, _UNPLACED)
-    rows = (row for ids in chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
-    return [_value(Trajectory, row) for row in rows]
+    return [_value(Trajectory, row) for row in rows_of(connection, query, t.id, trajectory_ids)]
 
 
 def idle(connection: Connection, since: datetime, limit: int) -> dict[str, list[Trajectory]]:
     """Return open trajectories without a completion after `since`, by project."""
     query = select(t.project, *columns_of(schema.trajectories, Trajectory)).where(_idle(since)).order_by(t.last_seen_at)
-    return _by_project(connection.execute(query.limit(limit)), Trajectory)
+    return _values(Trajectory, connection.execute(query.limit(limit)))
 
 
-def fresh_feedback(connection: Connection, limit: int) -> dict[str, list[Feedback]]:
-    """Return the oldest unprocessed waiting feedback, by project; locked, without rows locked by other workers."""
-    return _feedback(connection, _FRESH, (f.created_at, f.id), limit)
+def due_feedback(connection: Connection, kind: str, now: datetime, limit: int) -> dict[str, list[Feedback]]:
+    """Return the oldest due feedback of a kind, by project; locked, without rows locked by other workers.
 
-
-def waiting_feedback(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
-    """Return waiting feedback whose target has to be looked up again, locked as by `fresh_feedback`."""
-    return _feedback(connection, _again(now), (f.due_at, f.id), limit)
+    `fresh` feedback has not been looked up yet, `waiting` has to be looked up again; `withdrawn` was withdrawn before
+    it was applied. `applied` was withdrawn after that, and is not locked: a transaction that applies other feedback to
+    the same trajectory has locked that before these rows, and `known` reads them under its locks.
+    """
+    due, order = {
+        "fresh": (_FRESH, (f.created_at, f.id)),
+        "waiting": (_again(now), (f.due_at, f.id)),
+        "withdrawn": (_withdrawn(now) & (f.state == "waiting"), (f.withdrawn_at,)),
+        "applied": (_withdrawn(now) & (f.state != "waiting"), (f.withdrawn_at,)),
+    }[kind]
+    query = select(f.project, *columns_of(schema.feedback, Feedback)).where(due).order_by(*order).limit(limit)
+    return _values(Feedback, connection.execute(query if kind == "applied" else _skip_locked(query)))
 
 
 def feedback_of(connection: Connection, project: str, feedback_id: str) -> dict[str, list[Feedback]]:
     """Return this feedback, by project; locked."""
-    return _feedback(connection, (f.project == project) & (f.id == feedback_id), (f.id,), 1)
-
-
-def withdrawn_feedback(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
-    """Return feedback that was withdrawn before it was applied, locked as by `fresh_feedback`."""
-    return _feedback(connection, _withdrawn(now) & (f.state == "waiting"), (f.withdrawn_at,), limit)
-
-
-def withdrawn_applied(connection: Connection, now: datetime, limit: int) -> dict[str, list[Feedback]]:
-    """Return feedback that was applied and is withdrawn, by project; not locked.
-
-    A transaction that applies other feedback to the same trajectory has locked that before these rows: `known` reads
-    them under its locks.
-    """
-    due = _withdrawn(now) & (f.state != "waiting")
-    query = select(f.project, *columns_of(schema.feedback, Feedback)).where(due).order_by(f.withdrawn_at).limit(limit)
-    return _by_project(connection.execute(query), Feedback)
+    query = select(f.project, *columns_of(schema.feedback, Feedback)).where(f.project == project, f.id == feedback_id)
+    return _values(Feedback, connection.execute(_skip_locked(query)))
 
 
 def due_groups(connection: Connection, now: datetime, limit: int) -> dict[str, list[str]]:
     """Return ids of unclaimed groups that are due, the longest due first, by project; locked like feedback."""
     query = select(g.project, g.id).where(g.due_at <= now).order_by(g.due_at).limit(limit)
-    by_project: dict[str, list[str]] = {}
-    for project, group_id in connection.execute(query.with_for_update(skip_locked=True, key_share=True)):
-        by_project.setdefault(project, []).append(group_id)
-    return by_project
+    return by_project((row.project, row.id) for row in connection.execute(_skip_locked(query)))
 
 
 def code_due(connection: Connection, now: datetime, limit: int) -> dict[str, list[Trajectory]]:
     """Return trajectories due for reward functions, the longest due first, by project; locked like feedback."""
-    oldest = select(t.project, *columns_of(schema.trajectories, Trajectory)).where(t.code_due_at <= now)
-    query = oldest.order_by(t.code_due_at).limit(limit).with_for_update(skip_locked=True, key_share=True)
-    return _by_project(connection.execute(query), Trajectory)
+    query = select(t.project, *columns_of(schema.trajectories, Trajectory)).where(t.code_due_at <= now)
+    return _values(Trajectory, connection.execute(_skip_locked(query.order_by(t.code_due_at).limit(limit))))
 
 
 def known(connection: Connection, project: str, batch: Sequence[Feedback]) -> FeedbackContext:
@@ -155,19 +135,13 @@ def groups_of(connection: Connection, project: str, trajectory_ids: Collection[s
     """Return the ids of the groups that these trajectories belong to, and of those they left."""
     # Neither DISTINCT nor IS NOT NULL: SQLite would scan all groups of the project instead of these ids.
     query = select(t.group_id, t.left_group_id).where(t.project == project)
-    rows = (row for ids in chunks(trajectory_ids) for row in connection.execute(query.where(t.id.in_(ids))))
-    return {str(one) for row in rows for one in row if one is not None}
+    return {str(one) for row in rows_of(connection, query, t.id, trajectory_ids) for one in row if one is not None}
 
 
 def lock_groups(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, Group]:
     """Return these groups by id, locked."""
-    query = (
-        select(*columns_of(schema.groups, Group))
-        .where(g.project == project)
-        .order_by(g.id)
-        .with_for_update(key_share=True)
-    )
-    rows = (row for ids in chunks(group_ids) for row in connection.execute(query.where(g.id.in_(ids))))
+    query = select(*columns_of(schema.groups, Group)).where(g.project == project).order_by(g.id)
+    rows = rows_of(connection, query.with_for_update(key_share=True), g.id, group_ids)
     return {row.id: _value(Group, row) for row in rows}
 
 
@@ -179,18 +153,18 @@ def lock_unclaimed(connection: Connection, project: str, group_ids: Collection[s
     """
     locked: dict[str, Group] = {}
     for ids in chunks(group_ids):
-        of_ids = (g.project == project, g.id.in_(ids))
-        unclaimed = select(g.id).where(*of_ids, g.state.in_(UNCLAIMED)).order_by(g.id)
+        query = select(*columns_of(schema.groups, Group)).where(g.project == project, g.id.in_(ids))
+        unclaimed = query.with_only_columns(g.id).where(g.state.in_(UNCLAIMED)).order_by(g.id)
         connection.execute(unclaimed.with_for_update(key_share=True)).all()
-        rows = connection.execute(select(*columns_of(schema.groups, Group)).where(*of_ids))
-        locked |= {row.id: _value(Group, row) for row in rows}
+        locked |= {row.id: _value(Group, row) for row in connection.execute(query)}
     return locked
 
 
 def lock_trajectories(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, Trajectory]:
     """Return these trajectories by id, locked."""
-    batches = (_trajectories(connection, project, t.id.in_(ids), (t.id,)) for ids in chunks(trajectory_ids))
-    return {one.id: one for some in batches for one in some}
+    query = select(*columns_of(schema.trajectories, Trajectory)).where(t.project == project).order_by(t.id)
+    rows = rows_of(connection, query.with_for_update(key_share=True), t.id, trajectory_ids)
+    return {row.id: _value(Trajectory, row) for row in rows}
 
 
 def lock_members(connection: Connection, project: str, group_ids: Collection[str]) -> dict[str, list[Trajectory]]:
@@ -201,14 +175,14 @@ def lock_members(connection: Connection, project: str, group_ids: Collection[str
     members: dict[str, list[Trajectory]] = {group_id: [] for group_id in group_ids}
     # In no order: any other transaction that locks members has locked their groups, and for an order SQLite would scan
     # the primary key.
-    for one in _trajectories(connection, project, t.group_id.in_(sorted(group_ids)), ()):
-        if one.why_not_trained == WhyNotTrained.SUPERSEDED:
-            continue
-        members[str(one.group_id)].append(one)
+    query = select(*columns_of(schema.trajectories, Trajectory)).where(t.project == project)
+    for row in connection.execute(query.where(t.group_id.in_(sorted(group_ids))).with_for_update(key_share=True)):
+        if row.why_not_trained != WhyNotTrained.SUPERSEDED:
+            members[row.group_id].append(_value(Trajectory, row))
     return members
 
 
-def write_feedback(connection: Connection, project: str, became: Sequence[FeedbackOutcome]) -> None:
+def write_feedback(connection: Connection, project: str, became: Sequence[Feedback]) -> None:
     """Write the outcomes of feedback; one that a step has used or left out, or that is withdrawn, stays unchanged."""
     names = ("state", "reason", "reward", "trajectory_id", "completion_id", "due_at", "applied_at")
     _update(connection, schema.feedback, project, _any_of(f.state, WITHDRAWABLE), names, became)
@@ -216,48 +190,62 @@ def write_feedback(connection: Connection, project: str, became: Sequence[Feedba
 
 def set_feedback_aside(connection: Connection, project: str, feedback_id: str, why: str) -> None:
     """Stop processing this feedback: waiting feedback fails, applied feedback still counts."""
-    is_one = (f.project == project, f.id == feedback_id)
-    state = case((f.state == "waiting", literal("failed", f.state.type)), else_=f.state)
-    connection.execute(
-        schema.feedback.update().where(*is_one).values(state=state, reason=why, withdrawn_at=None, due_at=None)
+    update_rows(
+        connection,
+        schema.feedback,
+        *(f.project == project, f.id == feedback_id),
+        state=case((f.state == "waiting", literal("failed", f.state.type)), else_=f.state),
+        reason=why,
+        withdrawn_at=None,
+        due_at=None,
     )
 
 
 def set_aside(connection: Connection, project: str, trajectory_id: str, now: datetime) -> None:
     """Exclude a trajectory because of a fault, unless a step has it."""
-    is_one = (t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended", "rewarded")))
-    placed_at = func.coalesce(t.placed_at, literal(now, t.placed_at.type))
-    values = {"state": "excluded", "why_not_trained": WhyNotTrained.FAULT, "placed_at": placed_at}
-    connection.execute(schema.trajectories.update().where(*is_one).values(values))
+    update_rows(
+        connection,
+        schema.trajectories,
+        *(t.project == project, t.id == trajectory_id, t.state.in_(("open", "ended", "rewarded"))),
+        state="excluded",
+        why_not_trained=WhyNotTrained.FAULT,
+        placed_at=func.coalesce(t.placed_at, literal(now, t.placed_at.type)),
+    )
 
 
 def let_stand(connection: Connection, project: str, feedback_ids: Collection[str]) -> None:
     """Record that this feedback was withdrawn too late: it still counts."""
-    if not feedback_ids:
-        return
-    is_one = (f.project == project, f.id.in_(feedback_ids), f.state == "applied")
-    why = "withdrawn after a step had claimed its trajectory"
-    connection.execute(schema.feedback.update().where(*is_one).values(withdrawn_at=None, reason=why))
+    for ids in chunks(feedback_ids):
+        is_one = (f.project == project, f.id.in_(ids), f.state == "applied")
+        update_rows(
+            connection,
+            schema.feedback,
+            *is_one,
+            withdrawn_at=None,
+            reason="withdrawn after a step had claimed its trajectory",
+        )
 
 
 def write_trajectories(connection: Connection, project: str, changed: Sequence[Trajectory]) -> None:
     """Write decisions about unclaimed trajectories."""
-    decided = ("state", "reward", "reward_source", "why_not_trained", "ended_at", "code_due_at")
-    names = ("group_id", "left_group_id", *decided)
-    _update(connection, schema.trajectories, project, ~_any_of(t.state, sorted(OVER)), names, changed)
+    names = ("state", "reward", "reward_source", "why_not_trained", "group_id", "left_group_id", "ended_at")
+    _update(connection, schema.trajectories, project, ~_any_of(t.state, sorted(OVER)), (*names, "code_due_at"), changed)
 
 
 def write_groups(connection: Connection, project: str, changed: Sequence[Group]) -> None:
     """Write decisions about unclaimed groups."""
-    decided = ("state", "reason", "formed_by", "size", "rewarded", "reward_mean", "reward_spread", "compared_with")
-    names = (*decided, "closed_at", "due_at", "judge_due_at", "judged_at", "judge_waits")
+    names = (
+        *("state", "reason", "formed_by", "size", "rewarded", "reward_mean", "reward_spread", "compared_with"),
+        *("closed_at", "due_at", "judge_due_at", "judged_at", "judge_waits"),
+    )
     _update(connection, schema.groups, project, _any_of(g.state, UNCLAIMED), names, changed)
 
 
 def mark_due(connection: Connection, project: str, group_ids: Collection[str], now: datetime) -> None:
     """Mark these groups as due, unless a step has claimed them or they are over. The caller has locked them."""
-    is_one = (g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED))
-    connection.execute(schema.groups.update().where(*is_one).values(due_at=now))
+    update_rows(
+        connection, schema.groups, g.project == project, g.id.in_(group_ids), g.state.in_(UNCLAIMED), due_at=now
+    )
 
 
 def ask_to_close(connection: Connection, project: str, request_times: Mapping[str, datetime], now: datetime) -> None:
@@ -265,29 +253,38 @@ def ask_to_close(connection: Connection, project: str, request_times: Mapping[st
 
     Members that began after the request are late. So the request's time counts: a sweep may have begun before them.
     """
-    if not request_times:
-        return
-    when = bindparam("b_when", type_=g.close_asked_at.type)
-    newly = or_(g.close_asked_at.is_(None), g.close_asked_at < when)
-    is_one = (g.project == project, g.id == bindparam("b_id"), _any_of(g.state, UNCLAIMED), newly)
-    rows = [{"b_id": group_id, "b_when": its_time} for group_id, its_time in sorted(request_times.items())]
-    connection.execute(schema.groups.update().where(*is_one).values(close_asked_at=when, due_at=now), rows)
+    for group_id, when in sorted(request_times.items()):
+        is_newer = _newly_asked(project, group_id, g.close_asked_at, when)
+        update_rows(connection, schema.groups, *is_newer, close_asked_at=when, due_at=now)
 
 
 def ask_to_rank(connection: Connection, project: str, request_times: Mapping[str, datetime], now: datetime) -> None:
     """Have judges rank these groups, again where there is a newer request. The caller has locked them."""
+    # A group that waits is due now; one with a call to a judge in flight is due when that call is over.
+    due_at = case((g.judge_waits.is_(None), g.judge_due_at), else_=null())
     for group_id, when in sorted(request_times.items()):
-        is_one = (g.project == project, g.id == group_id, g.state.in_(UNCLAIMED))
-        newly = or_(g.judge_asked_at.is_(None), g.judge_asked_at < when)
-        # A group that waits is due now; one with a call to a judge in flight is due when that call is over.
-        due_at = case((g.judge_waits.is_(None), g.judge_due_at), else_=null())
-        values = {"judge_asked_at": when, "judge_due_at": due_at, "judged_at": None, "due_at": now}
-        connection.execute(schema.groups.update().where(*is_one, newly).values(values))
+        is_newer = _newly_asked(project, group_id, g.judge_asked_at, when)
+        update_rows(
+            connection, schema.groups, *is_newer, judge_asked_at=when, judge_due_at=due_at, judged_at=None, due_at=now
+        )
 
 
 def no_longer_due(connection: Connection, project: str, group_ids: Collection[str]) -> None:
     """Clear the due time of these groups: they were claimed or discarded meanwhile."""
-    connection.execute(schema.groups.update().where(g.project == project, g.id.in_(group_ids)).values(due_at=None))
+    update_rows(connection, schema.groups, g.project == project, g.id.in_(group_ids), due_at=None)
+
+
+def update_rows(connection: Connection, table: Table, *conditions: ColumnElement[bool], **values: Any) -> int:
+    """Set these columns where all conditions hold; return the number of rows."""
+    return connection.execute(table.update().where(*conditions).values(values)).rowcount
+
+
+def _newly_asked(
+    project: str, group_id: str, asked_at: ColumnElement[Any], when: datetime
+) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on an unclaimed group whose last such request is older."""
+    is_older = or_(asked_at.is_(None), asked_at < when)
+    return g.project == project, g.id == group_id, g.state.in_(UNCLAIMED), is_older
 
 
 def _is(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
@@ -318,11 +315,9 @@ def _idle(since: datetime) -> ColumnElement[bool]:
     return _is(t.state, "open") & (t.last_seen_at <= since)
 
 
-def _feedback(
-    connection: Connection, due: ColumnElement[bool], order: tuple[ColumnElement[Any], ...], limit: int
-) -> dict[str, list[Feedback]]:
-    query = select(f.project, *columns_of(schema.feedback, Feedback)).where(due).order_by(*order).limit(limit)
-    return _by_project(connection.execute(query.with_for_update(skip_locked=True, key_share=True)), Feedback)
+def _skip_locked(query: Select[Any]) -> Select[Any]:
+    """Return the query, locking its rows, without those that other workers have locked."""
+    return query.with_for_update(skip_locked=True, key_share=True)
 
 
 def _completions(
@@ -357,11 +352,12 @@ def standing(
     return [_value(Feedback, row) for query in queries for row in connection.execute(query)]
 
 
-def _trajectories(
-    connection: Connection, project: str, which: ColumnElement[bool], order: tuple[ColumnElement[Any], ...]
-) -> list[Trajectory]:
-    query = select(*columns_of(schema.trajectories, Trajectory)).where(t.project == project, which).order_by(*order)
-    return [_value(Trajectory, row) for row in connection.execute(query.with_for_update(key_share=True))]
+def rows_of(
+    connection: Connection, query: Select[Any], column: ColumnElement[Any], ids: Collection[str]
+) -> Iterator[Any]:
+    """Yield the rows in which `column` has one of these ids."""
+    for some in chunks(ids):
+        yield from connection.execute(query.where(column.in_(some)))
 
 
 def _update(
@@ -370,7 +366,7 @@ def _update(
     project: str,
     unless_moved: ColumnElement[bool],
     names: Sequence[str],
-    values: Sequence[FeedbackOutcome | Group | Trajectory],
+    values: Sequence[Feedback | Group | Trajectory],
 ) -> None:
     if not values:
         return
@@ -390,8 +386,14 @@ def _value(kind: type[Value], row: Row[Any]) -> Value:
     return kind(*row[len(row) - len(fields(kind)) :])
 
 
-def _by_project(rows: Iterable[Row[Any]], kind: type[Value]) -> dict[str, list[Value]]:
-    by_project: dict[str, list[Value]] = {}
-    for row in rows:
-        by_project.setdefault(row.project, []).append(_value(kind, row))
-    return {project: by_project[project] for project in sorted(by_project)}
+def _values(kind: type[Value], rows: Iterable[Row[Any]]) -> dict[str, list[Value]]:
+    """Return the rows, which begin with their project, as values by project."""
+    return by_project((row.project, _value(kind, row)) for row in rows)
+
+
+def by_project(pairs: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
+    """Group items by project, in the order of the projects' names."""
+    items: dict[str, list[Item]] = {}
+    for project, item in sorted(pairs, key=itemgetter(0)):
+        items.setdefault(project, []).append(item)
+    return items

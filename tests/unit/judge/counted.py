@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, Table, func, select, text
 
-from judge.maintenance.rollup_store import PAIRS
+from judge.maintenance.rollups import PAIRS
 from migrations import schema
 from tests.conftest import Seed
 

@@ -7,7 +7,7 @@ import pytest
 
 from judge.audit import report, store
 from judge.audit.__main__ import seen
-from judge.audit.hacking_signs import DriftDay, GroupMeans, change, drifted, hacked, halves, repetition
+from judge.audit.hacking_signs import DriftDay, RankedGroup, change, drifted, hacked, halves, repetition
 from judge.audit.store import Scope
 from migrations import schema
 
@@ -21,7 +21,8 @@ def run(groups=60, policy="starter", rng=None, **rises):
     for place in range(groups):
         share = place / (groups - 1)
         figures = {name: base * (1 + rng.gauss(0, 0.1)) + rises.get(name, 0.0) * share for name, base in level.items()}
-        yield GroupMeans(policy, place * 10 // groups, START + timedelta(hours=place), **figures)
+        version, at = place * 10 // groups, START + timedelta(hours=place)
+        yield RankedGroup(f"g{place}", policy, at, discarded=False, version=version, **figures)
 
 
 def names(alarms):
@@ -63,7 +64,7 @@ def test_policies_are_looked_at_one_by_one():
 
 def test_the_halves_are_by_version_whenever_it_spoke():
     late, early, none = (
-        GroupMeans("p", version, START + timedelta(hours=hour), None, None, None, None)
+        RankedGroup("g", "p", START + timedelta(hours=hour), None, False, version, None, None)
         for version, hour in ((3, 0), (1, 5), (None, 9))
     )
     assert halves([late, early, none]) == ([none], [early, late])

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from judge.maintenance import rollup_store
-from judge.maintenance.rollup_store import PAIRS, Note
-from judge.maintenance.rollups import roll_up, together
+from judge.maintenance.rollups import PAIRS, add, roll_up, take, together
 from migrations import schema
 from tests.conftest import Seed
 from tests.unit.judge.counted import STATES, History, holds, left, trajectories
@@ -48,8 +46,8 @@ def test_a_worker_that_dies_in_the_middle_has_added_nothing(engine: Engine, seed
     seed.trajectory("t", turns=2)
     before = left(engine)
     with engine.connect() as connection, connection.begin() as dying:
-        notes = rollup_store.take(connection, "completions", 10)
-        rollup_store.add(connection, "completions", together(notes))
+        notes = take(connection, *PAIRS["completions"], 10)
+        add(connection, PAIRS["completions"][0], together(notes))
         dying.rollback()
     assert left(engine) == before
     assert roll_up(engine) == 3
@@ -148,12 +146,12 @@ def test_a_policys_hours_are_found_by_an_index(engine: Engine, database_kind: st
 
 
 def test_sums_are_the_same_in_any_order() -> None:
-    notes = [Note(("k",), (1, value)) for value in (0.1, 0.2, 0.3, 1e6, -1e6)]
+    notes = [(("k",), (1, value)) for value in (0.1, 0.2, 0.3, 1e6, -1e6)]
     assert together(notes) == together(reversed(notes)) == {("k",): (5, math.fsum((0.1, 0.2, 0.3)))}
 
 
 def test_what_comes_to_nothing_is_not_written() -> None:
-    assert together([Note(("k",), (1, 0.5)), Note(("k",), (-1, -0.5))]) == {}
+    assert together([(("k",), (1, 0.5)), (("k",), (-1, -0.5))]) == {}
 
 
 def test_writers_and_several_workers_at_once_lose_nothing(engine: Engine, seed: Seed) -> None:

@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,8 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def sandbox(run: str, timeout_s: float = 10, memory_mb: int = 512) -> Sandbox:
-    return Sandbox(RewardFunction(name="f", run=run, timeout_s=timeout_s, memory_mb=memory_mb))
+def sandbox(run: str, timeout_s: float = 10, memory_mb: int = 512) -> closing[Sandbox]:
+    return closing(Sandbox(RewardFunction(name="f", run=run, timeout_s=timeout_s, memory_mb=memory_mb)))
 
 
 def program(folder: Path, text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fakes.json_server import Handler, Server
 from judge.ruler import llm as asking
-from judge.ruler.errors import JudgeError
+from judge.ruler.errors import CallFailed
 from judge.ruler.llm import ask, close
 from whetstone.config.rewards import JudgeSettings
 
@@ -61,7 +61,7 @@ class Judged:
         return asyncio.run(self._ask(name, self.judge(**values)))
 
     def refused(self, **values):
-        with pytest.raises(JudgeError) as caught:
+        with pytest.raises(CallFailed) as caught:
             self.asked(**values)
         return caught.value
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from judge.ruler.aggregate import verdict
-from judge.ruler.plan import sections
+from judge.ruler.ranking_input import sections
 
 
 def judged(*by_place, section=0):

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from judge.ruler.llm import TooLarge, ask, close
+from judge.ruler.errors import TooLarge
+from judge.ruler.llm import ask, close
 from judge.ruler.ranker import reached
 from whetstone.config.settings import Settings
 

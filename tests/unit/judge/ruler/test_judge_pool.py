@@ -1,12 +1,11 @@
-"""Judges that are left alone: for how long, and what ends it."""
+"""Judges that are left alone: for how long, and what ends it; which judge comes after which."""
 
 import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from judge.ruler.judge_pool import Judges, Pause
-from judge.ruler.plan import LONGEST_WAIT_S
+from judge.ruler.judgement import LONGEST_WAIT_S, Judges, Pause, next_judge
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -63,3 +62,37 @@ def test_each_judge_is_left_alone_for_itself(judges):
     judges.pause("a", NOW, "500", None)
     judges.pause("b", NOW, "500", None)
     assert [judges.paused[name].failures for name in "ab"] == [1, 1]
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 2), (2, 4), (5, 32), (11, 2048), (12, 2880), (10**6, 2880)])
+def test_the_wait_doubles_up_to_a_bound_and_is_spread(judges, failures, seconds):
+    waits = [judges.wait_s(failures) for _ in range(400)]
+    assert 0.75 * seconds <= min(waits) < 0.8 * seconds
+    assert 1.2 * seconds < max(waits) <= 1.25 * seconds <= LONGEST_WAIT_S
+
+
+def test_no_wait_is_over_the_longest(judges):
+    assert max(judges.wait_s(failures) for failures in range(1, 30) for _ in range(500)) <= LONGEST_WAIT_S == 3600
+
+
+def test_who_comes_after_whom():
+    assert next_judge("a", "a", ()) is None
+    assert next_judge("a", "a", ("b", "c")) == "b"
+    assert next_judge("b", "a", ("b", "c")) == "c"
+    assert next_judge("c", "a", ("b", "c")) is None
+
+
+def test_nobody_is_asked_again_for_being_a_fallback_too():
+    assert next_judge("b", "b", ("b", "c")) == "c"
+    assert next_judge("c", "b", ("b", "c")) is None
+
+
+def test_a_judge_that_the_settings_name_no_more_makes_room_for_the_first():
+    assert next_judge("gone", "a", ("b",)) == "a"
+
+
+def test_everybody_left_is_asked_once():
+    asked = ["b"]
+    while following := next_judge(asked[-1], "b", ("a", "b", "c")):
+        asked.append(following)
+    assert asked == ["b", "a", "c"]

@@ -12,9 +12,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from judge.ruler.judgement import MARGIN_S
-from judge.ruler.lease import Tables
+from judge.ruler.lease import Tables, own_id
 from judge.ruler.ranker import rank_due
-from judge.ruler.snapshot import own_id
 from judge.store import ruler
 from migrations import schema
 from tests.unit.judge.ruler.conftest import HOUR_S, LONG_S

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from judge.decisions.apply_feedback import NO_JUDGE
-from judge.ruler.snapshot import NOTHING_TO_RANK, own_id
+from judge.decisions.feedback import NO_JUDGE
+from judge.ruler.lease import NOTHING_TO_RANK, own_id
 from tests.unit.judge.ruler.conftest import HOUR_S
 
 

@@ -7,8 +7,7 @@ import pytest
 from judge.decisions.model import Turn
 from judge.ruler.conversation import conversation
 from judge.ruler.parse import AttemptScore
-from judge.ruler.plan import DRIFT, REWARD, PlannedJudgement
-from judge.ruler.ranking_input import material
+from judge.ruler.ranking_input import DRIFT, REWARD, PlannedJudgement, material, sections, slots
 from whetstone.config.rewards import JudgeSettings, RulerSettings
 
 RULER = RulerSettings()
@@ -146,3 +145,40 @@ def test_each_section_is_stored_with_its_own_attempts():
         assert group.read(section, scores) == dict(zip(part, given, strict=True))
         assert scores.keys() == {group.trajectories[one][0] for one in part}
         assert sorted(said["position"] for said in scores.values()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 7, 8])
+def test_attempts_that_fit_are_read_together(attempts):
+    assert sections(attempts, 8) == [tuple(range(attempts))]
+
+
+def test_more_attempts_are_read_in_parts_that_overlap_by_half():
+    assert sections(6, 4) == [(0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 0, 1)]
+
+
+@pytest.mark.parametrize("most", [2, 3, 5, 8, 9])
+def test_parts_hold_every_attempt_twice_and_hang_together(most):
+    for attempts in range(most + 1, 5 * most + 3):
+        parts = sections(attempts, most)
+        assert all(len(part) == len(set(part)) == most for part in parts)
+        assert all(sum(one in part for part in parts) >= 2 for one in range(attempts))
+        reached, left = set(parts[0]), list(parts[1:])
+        while joined := [part for part in left if reached & set(part)]:
+            reached |= {one for part in joined for one in part}
+            left = [part for part in left if part not in joined]
+        assert reached == set(range(attempts))
+
+
+def test_the_judgements_go_round_among_the_judges():
+    needed = slots(2, RulerSettings(judges=("a", "b"), judgements=3), ("a", "b"), "g")
+    assert needed == [
+        PlannedJudgement(place, section, REWARD, judge)
+        for place, judge in enumerate(("a", "b", "a"))
+        for section in (0, 1)
+    ]
+
+
+def test_the_strong_judge_comes_last_and_rewards_nothing():
+    ruler = RulerSettings(judges=("a",), judgements=2, strong="s", strong_share=1)
+    assert slots(2, ruler, ("a",), "g")[4:] == [PlannedJudgement(2, 0, DRIFT, "s"), PlannedJudgement(2, 1, DRIFT, "s")]
+    assert len(slots(2, ruler.model_copy(update={"strong_share": 0}), ("a",), "g")) == 4

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event
 
-from judge.decisions.apply_feedback import NOT_RANKED_IN_TIME
-from judge.decisions.judge_schedule import FUNCTIONS_FIRST
+from judge.decisions.feedback import NOT_RANKED_IN_TIME
+from judge.decisions.lifecycle import FUNCTIONS_FIRST
+from judge.ruler.lease import LOOK_AGAIN_S
 from judge.ruler.ranker import rank_due
-from judge.ruler.snapshot import LOOK_AGAIN_S
 from migrations import schema
 from tests.unit.judge.ruler.conftest import HOUR_S, always
 

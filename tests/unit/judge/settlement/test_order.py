@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from judge.decisions.apply_feedback import apply_feedback
+from judge.decisions.feedback import apply_feedback
 from judge.decisions.model import Feedback, FeedbackContext, Group, Rules, Trajectory
 from judge.settlement.sweep import sweep
 from migrations import schema

@@ -1,28 +1,20 @@
-"""Decide what feedback changes. Pure: values in, decisions out.
+"""Decide what feedback changes, which feedback on the same target still counts, and what reward it gives. Pure.
 
-A decision depends on the facts alone, never on the order in which workers saw them: of two feedbacks the one with the
-later (created_at, id) counts, in whichever order they were applied.
+A decision depends on the facts alone, never on the order in which workers saw them: of two feedbacks on the same target
+the one with the later (created_at, id) counts, in whichever order they were applied. Scores of judges are separate from
+the app's feedback, which takes precedence over them.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from statistics import fmean
 
-from judge.decisions.effective_feedback import rewards_from_feedback, superseded, weighted
-from judge.decisions.judge_schedule import judged_by
-from judge.decisions.model import (
-    OVER,
-    UNCLAIMED,
-    Feedback,
-    FeedbackChanges,
-    FeedbackContext,
-    FeedbackOutcome,
-    Group,
-    Rules,
-    Trajectory,
-)
+from judge.decisions.lifecycle import ended, explained, judged_by, rewarded
+from judge.decisions.model import OVER, UNCLAIMED, Feedback, FeedbackChanges, FeedbackContext, Group, Rules, Trajectory
 from judge.decisions.reward_parts import Given, worth
-from judge.decisions.trajectory_lifecycle import ended, explained, rewarded
+from whetstone.config.rewards import RewardSettings
 from whetstone.domain.reward_bounds import MAX_REWARD
 
 UNKNOWN_TARGET = "no such trajectory in this project"
@@ -46,16 +38,10 @@ def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datet
     given to its completions. A feedback is superseded when later feedback with the same target replaces it completely;
     when that is withdrawn, it counts again. Once a step has claimed the trajectory, feedback is unused.
     """
-    became: list[FeedbackOutcome] = []
-    applicable: list[Resolved] = []
-    for one in batch:
-        if one.state != "waiting":
-            continue  # withdrawn: its state as read here does not count, `known.standing` has the current one
-        resolved = _resolve(one, known, now, rules)
-        if isinstance(resolved, FeedbackOutcome):
-            became.append(resolved)
-        else:
-            applicable.append(resolved)
+    # Withdrawn feedback is left out: its state as read here does not count, `known.standing` has the current one.
+    resolved = [_resolve(one, known, now, rules) for one in batch if one.state == "waiting"]
+    became = [one for one in resolved if isinstance(one, Feedback)]
+    applicable = [one for one in resolved if isinstance(one, tuple)]
     back, restored = _withdrawn(batch, known)
     became += [_became(one, "withdrawn") for one, _ in back]
     taken = {one.id for one, _ in back}
@@ -63,10 +49,11 @@ def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datet
     counted = [*standing, *(one for one, _ in applicable)]
     gone = superseded(counted)
     fresh = [replace(one, applied_at=now, reason=_missing(one, known)) for one, _ in applicable]
-    for one in (*(one for one in standing if one.state in _CHANGEABLE), *fresh):
-        fate = "superseded" if one.id in gone else "applied"
-        if fate != one.state:
-            became.append(_became(one, fate))
+    became += [
+        _became(one, fate)
+        for one in (*(one for one in standing if one.state in _CHANGEABLE), *fresh)
+        if (fate := "superseded" if one.id in gone else "applied") != one.state
+    ]
     ending = {trajectory_id for one, ids in applicable if one.final for trajectory_id in ids}
     affected = {trajectory_id for _, ids in (*applicable, *back) for trajectory_id in ids}
     moved = {trajectory_id: known.trajectories[trajectory_id] for trajectory_id in sorted(affected)}
@@ -75,11 +62,14 @@ def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datet
     after = (_after(one, rewards, one.id in ending, known, now, rules) for one in moved.values())
     changed = tuple(new for new, old in zip(after, moved.values(), strict=True) if new != old)
     waits = {one.id for one in became if one.reason == WAITS}
-    requests = sorted((one for one in batch if one.id in waits), key=lambda one: one.order)
+    requests = [one for one in batch if one.id in waits]
     closes = [*(one for one, _ in applicable if one.source == "close"), *(one for one in requests if one.final)]
-    closing = {one.target_id: one.created_at for one in sorted(closes, key=lambda one: one.order)}
-    ranking = {one.target_id: one.created_at for one in requests}
-    return FeedbackChanges(tuple(became), changed, closing, ranking, restored)
+    return FeedbackChanges(tuple(became), changed, _last_times(closes), _last_times(requests), restored)
+
+
+def _last_times(requests: Iterable[Feedback]) -> dict[str, datetime]:
+    """Return target -> time of the last request."""
+    return {one.target_id: one.created_at for one in sorted(requests, key=lambda one: one.order)}
 
 
 def _after(
@@ -96,12 +86,12 @@ def _after(
         after = rewarded(worth(before, rewards[before.id], rules.learning_of(before.policy)))
     if ends:
         after = ended(after, now, rules)
-    group = known.groups.get(after.group_id) if after.group_id is not None else None
+    group = known.groups.get(after.group_id or "")
     return explained(after, group.state if group else None)
 
 
-def _resolve(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackOutcome | Resolved:
-    """Return the feedback with its target and the trajectories it changes; or its outcome, if it cannot be applied."""
+def _resolve(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> Feedback | Resolved:
+    """Return the feedback with its target and the trajectories it changes; alone, as it is now, if it changes none."""
     if one.withdrawn_at is not None:
         return _became(one, "withdrawn")
     if one.source == "close" or (one.source == "judge" and one.rewards is None):
@@ -114,21 +104,21 @@ def _resolve(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules)
         completion_id = known.completions[one.target_id, one.choice][0] if one.target_kind == "completion" else None
         one = replace(one, trajectory_id=trajectory_id, completion_id=completion_id)
         if one.parts is not None:
-            weights = rules.learning_of(known.trajectories[trajectory_id].policy).weights
-            one = replace(one, reward=weighted(one.parts, weights))
+            policy = known.trajectories[trajectory_id].policy
+            one = replace(one, reward=weighted(one.parts, rules.learning_of(policy).weights))
     if one.reward is not None and not abs(one.reward) <= MAX_REWARD:
         reason = f"its weighted parts make a reward of {one.reward:g}, which is beyond ±{MAX_REWARD:g}"
         return _became(replace(one, reward=None), "failed", reason)
     free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
     if not free:
         claimed = known.trajectories[min(named)]
-        group = known.groups.get(claimed.group_id) if claimed.group_id is not None else None
+        group = known.groups.get(claimed.group_id or "")
         step = claimed.trained_in_step if claimed.trained_in_step is not None else group.step if group else None
         return _became(one, "unused", _trained_in(step))
     return one, free
 
 
-def _resolve_request(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackOutcome | Resolved:
+def _resolve_request(one: Feedback, known: FeedbackContext, now: datetime, rules: Rules) -> Feedback | Resolved:
     """Resolve a request about a group as a whole: to be ranked by judges, or to close."""
     group = known.groups.get(one.target_id)
     if group is None:
@@ -146,7 +136,7 @@ def _resolve_request(one: Feedback, known: FeedbackContext, now: datetime, rules
         return _became(one, "unused", NOT_RANKED_IN_TIME)
     if wanted is not None and wanted not in rules.judges:
         return _became(one, "failed", f"no judge is named {wanted!r}; there are: {', '.join(sorted(rules.judges))}")
-    return replace(_became(one, "waiting", WAITS), due_at=now + JUDGED_MEANWHILE)
+    return replace(one, reason=WAITS, due_at=now + JUDGED_MEANWHILE)
 
 
 def _given_up(one: Feedback, group: Group, now: datetime, rules: Rules) -> bool:
@@ -156,12 +146,11 @@ def _given_up(one: Feedback, group: Group, now: datetime, rules: Rules) -> bool:
     return was_requested and waiting and now >= judged_by(group, rules.learning_of(group.policy).ruler)
 
 
-def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> FeedbackOutcome:
+def _unfound(one: Feedback, now: datetime, rules: Rules, reason: str) -> Feedback:
     age = now - one.created_at
     if age >= rules.feedback_waits:
         return _became(one, "failed", reason)
-    due_at = min(now + max(age, FIRST_LOOK_AGAIN), one.created_at + rules.feedback_waits)
-    return replace(_became(one, "waiting"), due_at=due_at)
+    return replace(one, due_at=min(now + max(age, FIRST_LOOK_AGAIN), one.created_at + rules.feedback_waits))
 
 
 def _withdrawn(batch: Sequence[Feedback], known: FeedbackContext) -> tuple[list[Resolved], tuple[str, ...]]:
@@ -170,28 +159,18 @@ def _withdrawn(batch: Sequence[Feedback], known: FeedbackContext) -> tuple[list[
     back: list[Resolved] = []
     restored = []
     for one in known.standing:
-        if one.id not in wanted or one.state not in _CHANGEABLE:
-            continue
-        named = _named(one, known)
-        free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
-        if one.state == "applied" and free != named:
-            restored.append(one.id)
-        else:
-            back.append((one, free))
+        if one.id in wanted and one.state in _CHANGEABLE:
+            named = _named(one, known)
+            free = frozenset(name for name in named if known.trajectories[name].state not in OVER)
+            if one.state == "applied" and free != named:
+                restored.append(one.id)
+            else:
+                back.append((one, free))
     return back, tuple(sorted(restored))
 
 
-def _became(one: Feedback, state: str, reason: str | None = None) -> FeedbackOutcome:
-    return FeedbackOutcome(
-        id=one.id,
-        state=state,
-        reason=reason or one.reason,
-        reward=one.reward,
-        trajectory_id=one.trajectory_id,
-        completion_id=one.completion_id,
-        applied_at=one.applied_at,
-        due_at=None,
-    )
+def _became(one: Feedback, state: str, reason: str | None = None) -> Feedback:
+    return replace(one, state=state, reason=reason or one.reason, due_at=None)
 
 
 def _trained_in(step: int | None) -> str:
@@ -219,3 +198,84 @@ def _missing(one: Feedback, known: FeedbackContext) -> str | None:
 def _is_member(trajectory_id: str, group_id: str, known: FeedbackContext) -> bool:
     trajectory = known.trajectories.get(trajectory_id)
     return trajectory is not None and trajectory.is_of(group_id)
+
+
+def rewards_from_feedback(
+    counted: Iterable[Feedback],
+    trajectories: Mapping[str, Trajectory],
+    learning: Mapping[str, RewardSettings] | None = None,
+) -> dict[str, Given]:
+    """Return the reward and source that feedback gives each of these trajectories; those without feedback are left out.
+
+    That is the last reward given to the whole trajectory (also in a group's feedback), else the mean of those given to
+    its completions, else the score of the judges. `learning`, by policy, decides whether a score is added to the app's
+    reward (`ruler.weight`).
+    """
+    whole: dict[str, Given] = {}
+    scores: dict[str, float] = {}
+    by_completion: dict[str, dict[str, float]] = {}
+    for one in sorted(counted, key=lambda feedback: feedback.order):
+        if one.target_kind == "group":
+            of_members = {
+                name: reward
+                for name, reward in (one.rewards or {}).items()
+                if name in trajectories and trajectories[name].is_of(one.target_id)
+            }
+            if one.source == "judge":
+                scores |= of_members
+            else:
+                whole |= {name: (reward, "group") for name, reward in of_members.items()}
+        elif one.trajectory_id in trajectories and one.reward is not None:
+            assert one.trajectory_id is not None
+            if one.completion_id is None:
+                whole[one.trajectory_id] = (one.reward, "trajectory")
+            else:
+                by_completion.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
+    given_rewards = {name: (fmean(rewards.values()), "completions") for name, rewards in by_completion.items()} | whole
+    judged = {name: (score, "judge") for name, score in scores.items() if name not in given_rewards}
+    for name in scores.keys() & given_rewards.keys():
+        settings = (learning or {}).get(trajectories[name].policy)
+        if settings is not None and settings.ruler.weight:
+            reward, source = given_rewards[name]
+            given_rewards[name] = (reward + settings.ruler.weight * scores[name], source)
+    return given_rewards | judged
+
+
+def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """Return the sum of weight × number; a part without a weight counts with 1.
+
+    The result does not depend on the order.
+    """
+    try:
+        return math.fsum(weights.get(name, 1.0) * number for name, number in parts.items())
+    except (OverflowError, ValueError):  # the sum of finite numbers with finite weights can overflow
+        return math.inf
+
+
+def superseded(counted: Iterable[Feedback]) -> set[str]:
+    """Return the ids of feedback that later feedback with the same target replaces completely."""
+    later: dict[tuple[str, str | None], set[str]] = {}
+    gone: set[str] = set()
+    for one in sorted(counted, key=lambda feedback: feedback.order, reverse=True):
+        says, later_fields = _says(one), later.setdefault(_target(one), set())
+        if says and says <= later_fields:
+            gone.add(one.id)
+        later_fields |= says
+    return gone
+
+
+def _target(one: Feedback) -> tuple[str, str | None]:
+    if one.target_kind == "group":
+        return "judged" if one.source == "judge" else "group", one.target_id
+    return one.target_kind, one.completion_id if one.target_kind == "completion" else one.trajectory_id
+
+
+def _says(one: Feedback) -> set[str]:
+    """Return what the feedback sets.
+
+    For a group: the trajectories it rewards. Else: a reward, a demonstration, or both.
+    """
+    if one.target_kind == "group":
+        return set(one.rewards or ())
+    fields = (("reward", one.reward is not None), ("demonstration", one.demonstrates))
+    return {name for name, is_given in fields if is_given}

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from judge.decisions.apply_feedback import NO_JUDGE
+from judge.decisions.feedback import NO_JUDGE
 from judge.settlement.sweep import sweep
 from migrations import schema
 from whetstone.config.rewards import RewardSettings
