@@ -1,4 +1,4 @@
-"""Get one judgement, with retries. Every call is stored at once.
+"""The judges of this process, and how one judgement is got from them, with retries. Every call is stored at once.
 
 After an unusable answer the judge is called again with the reason, then another judge is called, then the group waits.
 """
