@@ -76,7 +76,7 @@ def wrong_with(kind: str, status: int, body: bytes) -> str | None:
         text = "".join(part.get("content") or "" for part in parts)
         unasked = [chunk.get("prompt_token_ids") for chunk in chunks]
         unasked += [choice.get(name) for choice in choices for name in ("token_ids", "logprobs")]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         return f"no answer of a chat ({type(error).__name__}): {excerpt}"
     if text != text_of(kind):
         return f"{len(text_of(kind))} characters were due, came {len(text)}: {excerpt}"

@@ -73,11 +73,12 @@ class Answer:
         answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{call.request_id}"
         self._top = {
             "id": answer_id,
-            "created": 1_795_278_185,
+            "created": CREATED,
             "model": call.body["model"],
             "object": "text_completion",
         }
-        options = call.body.get("stream_options") or {}
+        options = call.body.get("stream_options")
+        options = options if isinstance(options, dict) else {}  # vLLM refuses others; they ask for nothing here
         self._usage_at_end = options.get("include_usage") is True
         self._usage_in_each_event = options.get("continuous_usage_stats") is True
         prompt, sampled = len(prompt_ids), choices * len(tokens)

@@ -68,14 +68,14 @@ class Run:
         self._loop = asyncio.new_event_loop()
         """In a thread of its own, with the model server."""
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        vllm = Instant(("starter@v0",), fails_every=FAILS_EVERY, on_call=self._calls.add)
+        self._vllm = Instant(("starter@v0",), fails_every=FAILS_EVERY, on_call=self._calls.add)
         self._settings = load(
             environment={},
             data=data,
             database=database,
             # There is no broker: hints are lost, which does not matter here.
             broker="redis://127.0.0.1:1/0",
-            vllm__urls=(self._await(vllm.start()),),
+            vllm__urls=(self._await(self._vllm.start()),),
             proxy__headers_timeout_s=5.0,
             proxy__body_timeout_s=5.0,
         )
@@ -85,7 +85,7 @@ class Run:
         prepare(self._settings)
         secret = {} if self._key is None else {BOOTSTRAP_VARIABLE: self._key}
         with running_proxy(self._settings, self._log, **secret) as (url, process):
-            if not self._await(until(lambda: _is_ready(url), START_S)):
+            if not self._await(until(lambda: _started(process, url), START_S)) or process.poll() is not None:
                 sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
             began = time.perf_counter()
             for kind, send in (("document", self._document), ("requests", self._requests), ("bytes", self._bytes)):
@@ -100,6 +100,8 @@ class Run:
                 process.wait(STOP_S)
             if process.returncode != 0:
                 self._faults.append(f"the proxy stopped with {process.returncode}")
+        self._loop.call_soon_threadsafe(self._vllm.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -208,8 +210,13 @@ def _may_be_answered(request: cases.Request) -> bool:
 
 
 async def _state(url: str) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         return await state(session, url)
+
+
+async def _started(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Return whether the proxy is ready to serve, or has died."""
+    return process.poll() is not None or await _is_ready(url)
 
 
 async def _is_ready(url: str) -> bool:

@@ -184,7 +184,7 @@ async def state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     try:
         async with session.get(url + "/readyz") as response:
             return await response.json()  # type: ignore[no-any-return]
-    except (aiohttp.ClientError, ConnectionError):
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
         return {}
 
 

@@ -88,7 +88,11 @@ def of_running(settings: Settings) -> Settings:
 
 
 def launch_arguments(data: Path) -> list[str]:
-    """Return the arguments with which the stack on the folder started its vLLM; empty if it started none."""
+    """Return the arguments with which the stack on the folder started its vLLM; empty if it started none.
+
+    Raises:
+        ProxyUnreachable: up.json is damaged.
+    """
     up = addresses(data)
     pids = [] if up is None else [pid for name, pid in up.pids.items() if name.startswith("vllm")]
     try:

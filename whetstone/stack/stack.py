@@ -173,7 +173,8 @@ def trainer_program(trainer: TrainerSettings) -> list[str]:
     """Return the command: Celery, or a launch of several processes, the first of which runs Celery."""
     python = str(trainer.python or sys.executable)
     if trainer.processes == 1:
-        return [python, "-m", "celery", "-A", f"trainer.tasks{'_unsloth' if trainer.backend == 'unsloth' else ''}"]
+        tasks = "trainer.tasks_unsloth" if trainer.backend == "unsloth" else "trainer.tasks"
+        return [python, "-m", "celery", "-A", tasks]
     # Despite its name, --multi_gpu also launches processes without a GPU. The port is for their rendezvous.
     return [
         python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",

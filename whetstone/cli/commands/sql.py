@@ -73,6 +73,7 @@ def sql(
         with _until_enough():
             _print_views(None if statement is None else BY_NAME[statement], as_json=as_json or as_jsonl)
         return
+    limit = limit and min(limit, sys.maxsize)  # islice takes no larger one
     settings = load(config, data=data)
     given_s = settings.sql.timeout_s if timeout_s is None else timeout_s
     with _until_enough(), asking(database_of(settings), statement, given_s or None) as (columns, rows):

@@ -48,6 +48,7 @@ class _StepResponse(msgspec.Struct):
     """The fields of the proxy's answer that are used here."""
 
     asked_at: datetime
+    """Identifies the requested step."""
 
 
 def step(
