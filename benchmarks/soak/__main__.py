@@ -7,15 +7,10 @@ memory, files and log meanwhile. Exit 0 only if everything holds. Loopback only;
 
 import argparse
 import asyncio
-import contextlib
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -25,28 +20,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.fakes.vllm import Arrival, Faulty
-from benchmarks.kit import proc
-from benchmarks.kit.check import counted, data_folder, figures_table, verdict
-from benchmarks.kit.process import (
-    DRAIN_S,
-    START_S,
-    STOP_S,
-    left_open,
-    mib,
-    open_files,
-    ready,
-    running_proxy,
-    state,
-    unhandled,
-    until,
-)
-from benchmarks.soak.apps import DIALECTS, Ask, ReceivedAnswer, ask, ask_of, wrong_with
+from benchmarks.kit.check import counted, figures_table, verdict
+from benchmarks.kit.harness import opened
+from benchmarks.kit.options import parser_of
+from benchmarks.kit.process import mib, unhandled
+from benchmarks.soak.apps import DIALECTS, ReceivedAnswer, ask, ask_of, wrong_with
 from benchmarks.soak.records import Record, records_of, wrong_with_records
 from benchmarks.soak.steady import MOST_GROWTH, RATE, Steady
-from migrations.run import upgrade
-from whetstone.config.settings import load
-from whetstone.database.engine import connect
-from whetstone.registry.projects import Store
+from benchmarks.soak.watched import Sample, Watched
 
 SILENCE_S = 5.0
 """Setting `proxy.upstream_timeout_s` of the run."""
@@ -56,18 +37,6 @@ MOST_GROWTH_BYTES = 6 * 2**20
 """Largest growth between the medians of the third and of the last quarter."""
 STATUSES = ("complete", "aborted", "error", "none")
 """Statuses of a request's record; none: it has no record."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The proxy's process at one moment."""
-
-    answered: int
-    rss_bytes: int
-    files: Counter[str]
-    """Open files, by kind."""
-    unwritten: int
-    """Calls that SQL does not have yet."""
 
 
 def flat(samples: list[Sample]) -> tuple[float, float, bool]:
@@ -80,87 +49,51 @@ def flat(samples: list[Sample]) -> tuple[float, float, bool]:
     return third, fourth, fourth - third < MOST_GROWTH_BYTES
 
 
-class Run:
+class Run(Watched):
     """One run: `go`, then `report`."""
 
-    def __init__(self, asks: list[Ask], seed: int, data: Path) -> None:
-        self._asks, self._data, self._log = asks, data, data / "proxy.log"
-        self._model = Faulty(seed)
+    def __init__(self, args: argparse.Namespace, data: Path) -> None:
+        super().__init__(data, args.requests)
+        paths = [DIALECTS[name] for name in args.paths.split(",")]
+        self._asks = [ask_of(args.seed, number, paths) for number in range(args.requests)]
+        self._args, self._model = args, Faulty(args.seed)
         self._seen: list[ReceivedAnswer] = []
-        self._samples: list[Sample] = []
-        self._faults: list[str] = []
 
-    async def go(self, connections: int, rate: float, seconds: float, console: Console) -> None:
-        """Start, send at most `rate` requests per second, wait until all is written, stop."""
-        settings = load(
-            environment={},
-            data=self._data,
-            policy="soak",
-            # There is no broker: hints are lost, which does not matter here.
-            broker="redis://127.0.0.1:1/0",
-            vllm__urls=(model_server := await self._model.start(),),
-            proxy__upstream_timeout_s=SILENCE_S,
-        )
-        upgrade(settings.database_url)
-        Store(connect(settings.database_url)).prepare(settings)
-        with running_proxy(settings, self._log) as (url, process):
-            async with aiohttp.ClientSession() as control:
-
-                async def look() -> Sample:
-                    unwritten = (await state(control, url)).get("unwritten", 0)
-                    files = open_files(process.pid, url, [model_server])
-                    self._samples.append(Sample(len(self._seen), proc.memory_bytes(process.pid), files, unwritten))
-                    return self._samples[-1]
-
-                if not await until(lambda: ready(control, url), START_S):
-                    sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
-                await look()
-                began = time.perf_counter()
-                await self._drive(url, look, connections, rate, seconds, console)
-                self._took_s = time.perf_counter() - began
-                if not await until(lambda: ready(control, url, unwritten=0), DRAIN_S):
-                    self._faults.append(f"records are still unwritten after {DRAIN_S:g} s")
-                self._drained_s = time.perf_counter() - began - self._took_s
-                await look()
-            before = self._samples[0].files
-            self._left_open, faults = await left_open(process.pid, url, [model_server], before)
-            self._faults += faults
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(process.wait, STOP_S)
-            self._exit = process.returncode
+    async def go(self, console: Console) -> None:
+        """Start, send at most `--rate` requests per second, wait until all is written, stop."""
+        # There is no broker: hints are lost, which does not matter here.
+        given = {"broker": "redis://127.0.0.1:1/0", "proxy__upstream_timeout_s": SILENCE_S}
+        async with self.running(await self._model.start(), **given):
+            self.before = (await self.look(0)).files
+            self.began = time.perf_counter()
+            await self._drive(console)
+            self._took_s = time.perf_counter() - self.began
+            await self.drain()
+            self._drained_s = time.perf_counter() - self.began - self._took_s
+            await self.look(len(self._seen))
         self._model.stop()
 
-    async def _drive(
-        self,
-        url: str,
-        look: Callable[[], Awaitable[Sample]],
-        connections: int,
-        rate: float,
-        seconds: float,
-        console: Console,
-    ) -> None:
-        """Send everything, at most `connections` at once, and sample the proxy meanwhile."""
+    async def _drive(self, console: Console) -> None:
+        """Send everything, at most `--connections` at once, and sample the proxy meanwhile."""
+        connections, rate, seconds = self._args.connections, self._args.rate or float("inf"), self._args.seconds
         asks = iter(self._asks)
-        every = max(1, len(self._asks) // SAMPLES)
-        began = time.perf_counter()
         columns = TextColumn("soak"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
-            task = progress.add_task("", total=len(self._asks))
+            task = progress.add_task("", total=self.count)
 
             async def app(session: aiohttp.ClientSession) -> None:
                 for planned in asks:
-                    await asyncio.sleep(began + planned.number / rate - time.perf_counter())
-                    if time.perf_counter() > began + seconds:
-                        self._faults.append(f"request {planned.number} was not sent within {seconds:g} s")
+                    await asyncio.sleep(self.began + planned.number / rate - time.perf_counter())
+                    if time.perf_counter() > self.began + seconds:
+                        self.faults.append(f"request {planned.number} was not sent within {seconds:g} s")
                         return
-                    seen = await ask(session, url, planned)
+                    seen = await ask(session, self.url, planned)
                     if fault := wrong_with(seen):
-                        self._faults.append(f"request {planned.number} ({planned.plan.fate}): {fault}")
+                        self.faults.append(f"request {planned.number} ({planned.plan.fate}): {fault}")
                     self._seen.append(seen)
-                    if len(self._seen) % every == 0:
-                        now = await look()
-                        text = f"{mib(now.rss_bytes)}, {now.unwritten} unwritten, {len(self._faults)} faults"
+                    if len(self._seen) % max(1, self.count // SAMPLES) == 0:
+                        now = await self.look(len(self._seen))
+                        text = f"{mib(now.rss_bytes)}, {now.unwritten} unwritten, {len(self.faults)} faults"
                         progress.update(task, completed=len(self._seen), description=text)
 
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as session:
@@ -169,34 +102,32 @@ class Run:
     def report(self, console: Console) -> int:
         """Print the result; return the exit code."""
         fates = self._check_records()
-        log = self._log.read_text(encoding="utf-8", errors="replace")
-        self._faults += unhandled(log)
-        third, fourth, is_flat = flat(self._samples)
+        log = self.log()
+        self.faults += unhandled(log)
+        third, fourth, is_flat = flat(self.samples)
         if not is_flat:
-            self._faults.append(f"memory grows: {mib(third)} in the third quarter, {mib(fourth)} in the last")
-        left_behind = sorted(path.name for path in (self._data / "journal").iterdir())
-        if self._exit != 0 or left_behind:
-            self._faults.append(f"the proxy stopped with {self._exit} and left in the journal: {left_behind}")
+            self.faults.append(f"memory grows: {mib(third)} in the third quarter, {mib(fourth)} in the last")
+        left_behind = sorted(path.name for path in (self.data / "journal").iterdir())
+        if self.exit_code != 0 or left_behind:
+            self.faults.append(f"the proxy stopped with {self.exit_code} and left in the journal: {left_behind}")
         saw = Counter("left" if seen.left else "broke off" if seen.broken else seen.status for seen in self._seen)
         errors = Counter(line.partition("ERROR")[2].strip(" :")[:70] for line in log.splitlines() if "ERROR" in line)
+        eighths = {8 * sample.answered // len(self._seen): sample.rss_bytes for sample in self.samples}
+        curve = ", ".join(map(mib, eighths.values()))
         figures = {
             "requests": f"{len(self._seen)} in {self._took_s:.0f} s, {len(self._seen) / self._took_s:.0f}/s",
             "apps saw": counted(saw),
             "paths": counted(Counter(seen.ask.dialect.path for seen in self._seen)),
             "errors in the log": counted(Counter(dict(errors.most_common(5)))),
-            "memory": f"{mib(self._samples[0].rss_bytes)} at the start, then by eighths {self._curve()}; "
+            "memory": f"{mib(self.samples[0].rss_bytes)} at the start, then by eighths {curve}; "
             f"median of the third quarter {mib(third)}, of the last {mib(fourth)}",
-            "records not yet in SQL": f"at most {max(sample.unwritten for sample in self._samples)}, "
+            "records not yet in SQL": f"at most {max(sample.unwritten for sample in self.samples)}, "
             f"the last one {self._drained_s:.1f} s after the last request",
-            "open files": f"{self._samples[0].files.total()} before, at most "
-            f"{max(sample.files.total() for sample in self._samples)}, after: {counted(self._left_open)}",
+            "open files": f"{self.samples[0].files.total()} before, at most "
+            f"{max(sample.files.total() for sample in self.samples)}, after: {counted(self.left_open)}",
         }
         console.print(fates, figures_table(figures))
-        return verdict(self._faults, console)
-
-    def _curve(self) -> str:
-        eighths = {8 * sample.answered // len(self._seen): sample.rss_bytes for sample in self._samples}
-        return ", ".join(mib(size) for size in eighths.values())
+        return verdict(self.faults, console)
 
     def _check_records(self) -> Table:
         """Compare the ledgers, request by request; return a table of what both servers did."""
@@ -204,18 +135,18 @@ class Run:
         for arrival in self._model.arrivals:
             arrivals.setdefault(arrival.plan.number, []).append(arrival)
         records: dict[int, list[Record]] = {}
-        for record in records_of(self._data / "whetstone.db"):
+        for record in records_of(self.data / "whetstone.db"):
             records.setdefault(record.number, []).append(record)
         counts: dict[str, Counter[str]] = {}
         for seen in self._seen:
             number, plan = seen.ask.number, seen.ask.plan
             came, recorded = arrivals.get(number, []), records.pop(number, [])
             if fault := wrong_with_records(seen, came, recorded):
-                self._faults.append(f"request {number} ({plan.fate}, {seen.ask.leaves or 'stays'}): {fault}")
+                self.faults.append(f"request {number} ({plan.fate}, {seen.ask.leaves or 'stays'}): {fault}")
             kind = str(plan.fate) if came else "refused" if seen.ask.refused else "never came"
             counts.setdefault(kind, Counter()).update(record.status for record in recorded)
             counts[kind]["none"] += not recorded
-        self._faults += [f"records of request {number}, which no app sent" for number in records]
+        self.faults += [f"records of request {number}, which no app sent" for number in records]
         table = Table(
             "the model server did", *STATUSES, "requests", title="requests, by fate and by status of the record"
         )
@@ -228,29 +159,30 @@ class Run:
 
 def main() -> int:
     """Run the soak."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, help="the other form: nothing goes wrong, and memory stays flat")
-    parser.add_argument("--growth", type=float, default=MOST_GROWTH, help="of memory, with --minutes")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--rate", type=float, help="at most so many requests a second")
-    parser.add_argument("--seed", type=int, default=1, help="decides every fault and every app that hangs up")
-    parser.add_argument("--seconds", type=float, default=600, help="at most, for the requests")
-    parser.add_argument("--paths", default=",".join(DIALECTS), help=f"some of {','.join(DIALECTS)}")
-    parser.add_argument("--data", type=Path, help="a new folder to keep database and log in")
+    parser = parser_of(
+        __doc__.splitlines()[0],
+        {
+            "--minutes": {"type": float, "help": "the other form: nothing goes wrong, and memory stays flat"},
+            "--growth": {"type": float, "default": MOST_GROWTH, "help": "of memory, with --minutes"},
+            "--requests": {"type": int, "default": 10_000},
+            "--connections": {"type": int, "default": 64},
+            "--rate": {"type": float, "help": "at most so many requests a second"},
+            "--seed": {"type": int, "default": 1, "help": "decides every fault and every app that hangs up"},
+            "--seconds": {"type": float, "default": 600, "help": "at most, for the requests"},
+            "--paths": {"default": ",".join(DIALECTS), "help": f"some of {','.join(DIALECTS)}"},
+            "--data": {"type": Path, "help": "a new folder to keep database and log in"},
+        },
+    )
     args = parser.parse_args()
-    paths = [DIALECTS[name] for name in args.paths.split(",")]
-    asks = [ask_of(args.seed, number, paths) for number in range(args.requests)]
-    console = Console(width=120)
     if args.data:
         args.data.mkdir(parents=True)
-    with data_folder("soak", args.data) as data:
+    with opened("soak", args.data) as (data, console):
         if args.minutes:
-            steady = Steady(args.minutes, args.rate or RATE, args.connections, args.growth, data)
-            uvloop.run(steady.go(console))
-            return steady.report(console)
-        run = Run(asks, args.seed, data)
-        asyncio.run(run.go(args.connections, args.rate or float("inf"), args.seconds, console))
+            run: Steady | Run = Steady(args.minutes, args.rate or RATE, args.connections, args.growth, data)
+            uvloop.run(run.go(console))
+        else:
+            run = Run(args, data)
+            asyncio.run(run.go(console))
         return run.report(console)
 
 

@@ -7,22 +7,17 @@ then; its default where the run is long enough).
 """
 
 import asyncio
-import contextlib
 import functools
 import json
 import operator
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import httptools
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,32 +26,11 @@ from sqlalchemy import text
 
 from benchmarks.fakes.instant_vllm import Instant
 from benchmarks.fakes.wire import CHAT
-from benchmarks.kit import proc
 from benchmarks.kit.check import verdict
-from benchmarks.kit.process import (
-    CONTROL_CONNECTIONS,
-    DRAIN_S,
-    POOLED,
-    START_S,
-    STOP_S,
-    WHEN_QUIET,
-    left_open,
-    mib,
-    open_files,
-    ready,
-    running_broker,
-    running_proxy,
-    state,
-    too_many,
-    unhandled,
-    until,
-)
-from migrations.run import upgrade
-from proxy.recording.journal.log import SEGMENT_BYTES
+from benchmarks.kit.process import CONTROL_CONNECTIONS, POOLED, WHEN_QUIET, mib, running_broker, too_many, unhandled
+from benchmarks.soak.watched import Sample, Watched
 from whetstone.config.proxy import ProxySettings
-from whetstone.config.settings import load
 from whetstone.database.engine import connect
-from whetstone.registry.projects import Store
 
 RATE = 1000 / 3
 """Requests per second: 300,000 in 15 minutes."""
@@ -70,23 +44,6 @@ SYNCED = 3
 """More descriptors of the journal during a sync: its segment, the one before, and the folder."""
 PATIENCE_S = 30.0
 EMBEDDINGS, FEEDBACK = "/v1/embeddings", "/v1/feedback"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The proxy's process at one moment."""
-
-    at: float
-    """Share of its requests, from 0 to 1; also of the time, where the machine keeps up with the rate."""
-    seconds: float
-    answered: int
-    rss_bytes: int
-    files: Counter[str]
-    """Open files, by kind."""
-    unwritten: int
-    """Calls that SQL does not have yet."""
-    waiting_segments: int
-    """Segments of the journal that these calls fill."""
 
 
 def memory_not_flat(samples: list[Sample], most_growth: float = MOST_GROWTH) -> list[str]:
@@ -164,92 +121,51 @@ class _App(asyncio.Protocol):
             self._answered.set_exception(ConnectionError("the proxy hung up"))
 
 
-class Steady:
+class Steady(Watched):
     """One run: `go`, then `report`."""
 
     def __init__(self, minutes: float, rate: float, connections: int, most_growth: float, data: Path) -> None:
-        self._seconds, self._rate, self._connections, self._data = minutes * 60, rate, connections, data
-        self._most_growth = most_growth
-        self._count = int(self._seconds * rate)
-        self._calls_in_memory = max(1000, min(CALLS_IN_MEMORY, int(self._count * WARM * 0.7)))
-        self._log = data / "proxy.log"
+        super().__init__(data, int(minutes * 60 * rate))
+        self._rate, self._connections, self._most_growth = rate, connections, most_growth
+        self._calls_in_memory = max(1000, min(CALLS_IN_MEMORY, int(self.count * WARM * 0.7)))
         self._answered: Counter[str] = Counter()
-        self._samples: list[Sample] = []
-        self._faults: list[str] = []
         self._calls = 0
 
     async def go(self, console: Console) -> None:
         """Start, send requests at the rate, wait until all is written, stop."""
-        with running_broker() as broker:
-            await self._go(broker, console)
-
-    async def _go(self, broker: str, console: Console) -> None:
         model = Instant(("soak@v0",))
-        settings = load(
-            environment={},
-            data=self._data,
-            policy="soak",
-            broker=broker,
-            vllm__urls=(model_server := await model.start(),),
-            proxy__kept_calls=self._calls_in_memory,
-            log__level="warning",
-        )
-        upgrade(settings.database_url)
-        Store(connect(settings.database_url)).prepare(settings)
-        with running_proxy(settings, self._log) as (url, process):
-            async with aiohttp.ClientSession() as control:
-                if not await until(lambda: ready(control, url), START_S):
-                    sys.exit(f"the proxy did not start:\n{self._log.read_text()}")
-                await self._drive(url, model_server, process, control, console)
-                if not await until(lambda: ready(control, url, unwritten=0), DRAIN_S):
-                    self._faults.append(f"records are still unwritten after {DRAIN_S:g} s")
-            warm = [*lasting(self._samples), self._samples[-1].files]
-            _, faults = await left_open(process.pid, url, [model_server], warm[0])
-            self._faults += faults
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(process.wait, STOP_S)
-            if process.returncode != 0:
-                self._faults.append(f"the proxy stopped with {process.returncode}")
+        with running_broker() as broker:
+            given = {"broker": broker, "proxy__kept_calls": self._calls_in_memory, "log__level": "warning"}
+            async with self.running(await model.start(), **given):
+                await self._drive(console)
+                await self.drain()
+                self.before = [*lasting(self.samples), self.samples[-1].files][0]
         model.stop()
 
-    async def _drive(
-        self,
-        url: str,
-        model_server: str,
-        process: subprocess.Popen[bytes],
-        control: aiohttp.ClientSession,
-        console: Console,
-    ) -> None:
-        address, loop = urlsplit(url), asyncio.get_running_loop()
-        began = time.perf_counter()
+    async def _drive(self, console: Console) -> None:
+        address, loop = urlsplit(self.url), asyncio.get_running_loop()
+        self.began = time.perf_counter()
 
         async def app(place: int) -> None:
             transport, connection = await loop.create_connection(lambda: _App(loop), address.hostname, address.port)
-            with contextlib.closing(transport):
+            with closing(transport):
                 trajectory_id = ""
                 # All at once: the proxy then has all the connections to the model server that it will need.
                 await connection.ask(EMBEDDINGS, json.dumps({"model": "soak", "input": "soak"}).encode())
-                for number in range(place, self._count, self._connections):
-                    await asyncio.sleep(began + number / self._rate - time.perf_counter())
-                    if self._faults:
+                for number in range(place, self.count, self._connections):
+                    await asyncio.sleep(self.began + number / self._rate - time.perf_counter())
+                    if self.faults:
                         return
                     trajectory_id = await self._ask(connection, number, trajectory_id)
 
         async def watch() -> None:
             columns = TextColumn("soak"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
             with Progress(*columns, console=console) as progress:
-                task = progress.add_task("", total=self._count)
+                task = progress.add_task("", total=self.count)
                 while True:
-                    reported = await state(control, url)
-                    unwritten = reported.get("unwritten", 0)
-                    segments = reported.get("journal_bytes", 0) // SEGMENT_BYTES
-                    size, files = proc.memory_bytes(process.pid), open_files(process.pid, url, [model_server])
-                    answered = self._answered.total()
-                    at, seconds = answered / self._count, time.perf_counter() - began
-                    self._samples.append(Sample(at, seconds, answered, size, files, unwritten, segments))
-                    line = f"{answered} answered, {unwritten} unwritten, {mib(size)}, {files.total()} files"
-                    progress.update(task, completed=answered, description=line)
+                    now = await self.look(self._answered.total())
+                    line = f"{now.answered} answered, {now.unwritten} unwritten, {mib(now.rss_bytes)}"
+                    progress.update(task, completed=now.answered, description=f"{line}, {now.files.total()} files")
                     await asyncio.sleep(1)
 
         watching = asyncio.ensure_future(watch())
@@ -257,7 +173,7 @@ class Steady:
             await asyncio.gather(*(app(place) for place in range(self._connections)))
         finally:
             watching.cancel()
-        self._took_s = time.perf_counter() - began
+        self._took_s = time.perf_counter() - self.began
 
     async def _ask(self, app: _App, number: int, trajectory_id: str) -> str:
         """Send one request: one in twenty is feedback, four of them streams; every other call continues the one before.
@@ -279,32 +195,34 @@ class Steady:
                 due, kind = 200, "streams" if streamed else "answers"
                 self._calls += 1
         except (ConnectionError, TimeoutError) as error:
-            self._faults.append(f"request {number}: {type(error).__name__}: {error}")
+            self.faults.append(f"request {number}: {type(error).__name__}: {error}")
             return trajectory_id
         self._answered[kind] += 1
         if status != due:
-            self._faults.append(f"request {number}: {due} was due, came {status}: {body[:300]!r}")
+            self.faults.append(f"request {number}: {due} was due, came {status}: {body[:300]!r}")
         return trajectory_id
 
     def report(self, console: Console) -> int:
         """Print the result; return the exit code."""
-        self._faults += unhandled(self._log.read_text(encoding="utf-8", errors="replace"))
-        engine = connect(f"sqlite:///{self._data / 'whetstone.db'}")
+        if self.exit_code != 0:
+            self.faults.append(f"the proxy stopped with {self.exit_code}")
+        self.faults += unhandled(self.log())
+        engine = connect(f"sqlite:///{self.data / 'whetstone.db'}")
         with engine.begin() as connection:
             recorded = connection.scalar(text("SELECT count(DISTINCT call_id) FROM completions"))
         engine.dispose()
         if recorded != self._calls:
-            self._faults.append(f"{self._calls} calls were answered, {recorded} are in SQL")
-        if lasting(self._samples):
-            self._faults += memory_not_flat(self._samples, self._most_growth)
-            self._faults += files_not_flat(self._samples, self._connections)
+            self.faults.append(f"{self._calls} calls were answered, {recorded} are in SQL")
+        if lasting(self.samples):
+            self.faults += memory_not_flat(self.samples, self._most_growth)
+            self.faults += files_not_flat(self.samples, self._connections)
         else:
-            self._faults.append("it was over before the proxy was looked at often enough")
+            self.faults.append("it was over before the proxy was looked at often enough")
         answered = ", ".join(f"{count} {kind}" for kind, count in self._answered.items())
         title = f"{answered} in {self._took_s:.0f} s; proxy.kept_calls = {self._calls_in_memory}"
         table = Table("time", "requests/s", "memory, least", "median", "most", "open files", "unwritten", title=title)
         for tenth in range(10):
-            of_it = [one for one in self._samples if int(min(one.at, 0.999) * 10) == tenth]
+            of_it = [one for one in self.samples if int(min(one.at, 0.999) * 10) == tenth]
             if not of_it:
                 continue
             sizes = [one.rss_bytes for one in of_it]
@@ -314,4 +232,4 @@ class Steady:
             size_cells = (mib(size) for size in (min(sizes), statistics.median(sizes), max(sizes)))
             table.add_row(share, f"{rate:.0f}", *size_cells, files, str(max(one.unwritten for one in of_it)))
         console.print(table)
-        return verdict(self._faults, console)
+        return verdict(self.faults, console)

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,9 @@ from rich.console import Console
 from benchmarks.fakes.judge import ScriptedJudge
 from benchmarks.faults.judged.records import SIZE, Ledger, Records, wrong_again, wrong_with
 from benchmarks.kit import proc
-from benchmarks.kit.check import data_folder, end_on_sigterm, figures_table, verdict
+from benchmarks.kit.check import figures_table, verdict
+from benchmarks.kit.harness import opened, present
+from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
 from whetstone.config.settings import Settings, load
 from whetstone.database.engine import connect
@@ -92,32 +94,12 @@ class Killer:
         self._seen = pid, cpu_s
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of the run."""
-
-    ledger: Ledger
-    faults: Sequence[str]
-    calls: int
-    """Calls of the first run."""
-    kills: int
-    sampled_s: float
-    """Time until the last group had been sampled."""
-    judged_s: float
-    """Time from the first request until the last group was over."""
-    cpu_s: float
-    """CPU time of the judging workers in the first run, including their starts."""
-    again_s: float
-
-
-def settings_of(
-    data: Path, judge_url: str, *, judgements: int, concurrency: int, seed: int, database: str | None, **given: Any
-) -> Settings:
+def settings_of(data: Path, judge_url: str, args: argparse.Namespace, **given: Any) -> Settings:
     """Return settings of a stack that ranks every group and trains on none."""
     judge = {
         "model": "openai/scripted",
         "url": judge_url,
-        "concurrency": concurrency,
+        "concurrency": args.concurrency,
         "timeout_s": TIMEOUT_S,
         "usd_per_million_prompt_tokens": PRICES[0],
         "usd_per_million_completion_tokens": PRICES[1],
@@ -125,12 +107,12 @@ def settings_of(
     return load(
         environment={},
         data=data,
-        seed=seed,
-        database=database,
+        seed=args.seed,
+        database=args.database,
         proxy__port=0,
         groups__idle_s=2,
         judges={"local": judge},
-        learning={"starter": {"ruler": {"judges": ["local"], "rank": "all", "judgements": judgements}}},
+        learning={"starter": {"ruler": {"judges": ["local"], "rank": "all", "judgements": args.judgements}}},
         **given,
     )
 
@@ -138,49 +120,64 @@ def settings_of(
 class Run:
     """One run on a stack that is up."""
 
-    def __init__(self, stack: Stack, judge: ScriptedJudge, groups: int, kills: int, console: Console) -> None:
+    def __init__(self, stack: Stack, judge: ScriptedJudge, args: argparse.Namespace, console: Console) -> None:
         settings = stack.settings
-        self._stack, self._judge, self._groups, self._console = stack, judge, groups, console
-        self._ruler = settings.learning_of(settings.policy).ruler
-        self._at_once, self._status = settings.judges["local"].concurrency, ""
+        self._stack, self._judge, self._args, self._console = stack, judge, args, console
+        self._min_spread, self._status = settings.learning_of(settings.policy).ruler.min_spread, ""
         self._records = Records(connect(settings.database_url), settings.project)
-        slots = groups * self._ruler.judgements
-        self._killer = Killer(settings.data / "up.json", judge, kills, slots, random.Random(settings.seed))
+        slots = args.groups * args.judgements
+        self._killer = Killer(settings.data / "up.json", judge, args.kills, slots, random.Random(args.seed))
 
-    def go(self) -> Outcome:
-        """Send requests, judge and kill; check; judge again; check again.
+    def go(self) -> tuple[dict[str, str], list[str]]:
+        """Send requests, judge and kill; check; judge again; check again. Return the figures, and what does not hold.
 
         Raises:
             StartFailed: a program of the stack keeps ending.
         """
-        began = time.monotonic()
+        args, killer, began = self._args, self._killer, time.monotonic()
         with self._asking() as asking:
 
             def over() -> bool:
                 failed = sum(one.done() and one.exception() is not None for one in asking)
                 recorded, judged = self._groups_now()
                 self._status = f"{recorded} groups, {judged} judged"
-                return judged >= self._groups - failed and judged == recorded
+                return judged >= args.groups - failed and judged == recorded
 
             faults = self._until(over, kill=True)
             judged_s = time.monotonic() - began
             answered = [one for one in asking if one.done()]
         failed = [str(one.exception()) for one in answered if one.exception() is not None]
+        # Until the last group had been sampled.
         sampled_s = max((one.result() for one in answered if one.exception() is None), default=began) - began
-        cpu_s, calls, ledger = self._killer.cpu_s, self._judge.calls, self._records.ledger()
-        if failed:
-            faults.append(f"{len(failed)} calls failed, one with {failed[0]}")
-        if self._killer.hits < self._killer.kills:
-            faults.append(
-                f"{self._killer.hits} kills, not {self._killer.kills}: the judge was too fast, see --answer-s"
-            )
-        may_be_lost = self._killer.hits * self._at_once
-        judgements, min_spread = self._ruler.judgements, self._ruler.min_spread
-        faults += wrong_with(ledger, self._groups, judgements, calls, may_be_lost, min_spread)
+        # Of the first run, the starts of its workers included.
+        cpu_s, calls, ledger = killer.cpu_s, self._judge.calls, self._records.ledger()
+        faults += present(
+            {
+                f"{len(failed)} calls failed, one with {next(iter(failed), None)}": failed,
+                f"{killer.hits} kills, not {args.kills}: the judge was too fast, see --answer-s": (
+                    killer.hits < args.kills
+                ),
+            }
+        )
+        may_be_lost = killer.hits * args.concurrency
+        faults += wrong_with(ledger, args.groups, args.judgements, calls, may_be_lost, self._min_spread)
         again = time.monotonic()
         faults += self._again(ledger, calls)
         again_s = time.monotonic() - again
-        return Outcome(ledger, faults, calls, self._killer.hits, sampled_s, judged_s, cpu_s, again_s)
+        stored = sum(one.calls for one in ledger.judgements)
+        accepted = sum(one.state == "accepted" for one in ledger.judgements)
+        discarded = sum(group.state == "discarded" for group in ledger.groups)
+        groups, slots = len(ledger.groups), args.groups * args.judgements
+        most = f"{slots} + {killer.hits} kills" + (f" × {args.concurrency} at once" if args.concurrency > 1 else "")
+        figures = {
+            "groups": f"{groups} of {SIZE} attempts in {sampled_s:.0f} s, {discarded} of them all too alike",
+            "judgements": f"{accepted} accepted of {slots}",
+            "calls": f"{calls}, at most {most}; {calls - stored} lost in kills",
+            "judging": f"{judged_s:.0f} s, {groups / judged_s:.2f} groups/s, starts after kills too",
+            "judging worker": f"{cpu_s:.0f} s of CPU, starts too, {cpu_s / judged_s:.0%} of a core",
+            "judged again": f"{again_s:.0f} s, {groups / again_s:.1f} groups/s",
+        }
+        return figures, faults
 
     @contextmanager
     def _asking(self) -> Iterator[list[Future[float]]]:
@@ -197,7 +194,7 @@ class Run:
 
         with self._client() as client, ThreadPoolExecutor(CONNECTIONS) as pool:
             try:
-                yield [pool.submit(ask, number) for number in range(self._groups)]
+                yield [pool.submit(ask, number) for number in range(self._args.groups)]
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -207,24 +204,22 @@ class Run:
         with self._client() as client:
             for first in range(0, len(ledger.groups), BATCH):
                 batch = [group.group_id for group in ledger.groups[first : first + BATCH]]
-                response = client.post(
-                    "/feedback", json=[{"group_id": one, "judge": {"kind": "ruler"}} for one in batch]
-                )
-                group_of |= {
-                    taken["id"]: one for taken, one in zip(response.raise_for_status().json(), batch, strict=True)
-                }
-        became: dict[str, str] = {}
+                body = [{"group_id": one, "judge": {"kind": "ruler"}} for one in batch]
+                taken = client.post("/feedback", json=body).raise_for_status().json()
+                group_of |= {feedback["id"]: one for feedback, one in zip(taken, batch, strict=True)}
+
+        def became() -> dict[str, str]:
+            states = self._records.ranking_feedback()
+            return {one: states[one] for one in group_of if one in states}
 
         def over() -> bool:
-            feedback = self._records.ranking_feedback()
-            became.update({one: feedback[one][1] for one in group_of if one in feedback})
-            done = sum(state != "waiting" for state in became.values())
+            done = sum(state != "waiting" for state in became().values())
             recorded, judged = self._groups_now()
             self._status = f"{len(group_of)} groups to be judged again, {done} are"
             return done == len(group_of) and judged == recorded
 
-        faults = self._until(over, kill=False)
-        return faults + wrong_again(ledger, self._records.ledger(), self._judge.calls - calls_before, group_of, became)
+        faults, calls = self._until(over, kill=False), self._judge.calls - calls_before
+        return faults + wrong_again(ledger, self._records.ledger(), calls, group_of, became())
 
     def _groups_now(self) -> tuple[int, int]:
         """Return how many groups are recorded, and how many of them are over."""
@@ -255,55 +250,35 @@ class Run:
         return httpx.Client(base_url=f"{self._stack.proxy_url}/v1", timeout=120, trust_env=False)
 
 
-def _show(outcome: Outcome, slots: int, concurrency: int, console: Console) -> None:
-    groups, stored = outcome.ledger.groups, sum(one.calls for one in outcome.ledger.judgements)
-    accepted = sum(one.state == "accepted" for one in outcome.ledger.judgements)
-    discarded = sum(group.state == "discarded" for group in groups)
-    most = f"{slots} + {outcome.kills} kills" + (f" × {concurrency} at once" if concurrency > 1 else "")
-    figures = {
-        "groups": f"{len(groups)} of {SIZE} attempts in {outcome.sampled_s:.0f} s, {discarded} of them all too alike",
-        "judgements": f"{accepted} accepted of {slots}",
-        "calls": f"{outcome.calls}, at most {most}; {outcome.calls - stored} lost in kills",
-        "judging": f"{outcome.judged_s:.0f} s, {len(groups) / outcome.judged_s:.2f} groups/s, starts after kills too",
-        "judging worker": f"{outcome.cpu_s:.0f} s of CPU, starts too, {outcome.cpu_s / outcome.judged_s:.0%} of a core",
-        "judged again": f"{outcome.again_s:.0f} s, {len(groups) / outcome.again_s:.1f} groups/s",
-    }
-    console.print(figures_table(figures))
-
-
 def main() -> int:
     """Run the check."""
-    parser = argparse.ArgumentParser(description="Whether judges rank every group once, whatever is killed meanwhile.")
-    parser.add_argument("--groups", type=int, default=1000, help=f"of {SIZE} attempts each")
-    parser.add_argument("--judgements", type=int, default=1, help="of each group")
-    parser.add_argument("--kills", type=int, default=12, help="of the judging worker, while it judges")
-    parser.add_argument(
-        "--concurrency", type=int, default=1, help="groups judged at once; a kill may cost as many calls"
+    parser = parser_of(
+        "Whether judges rank every group once, whatever is killed meanwhile.",
+        {
+            "--groups": {"type": int, "default": 1000, "help": f"of {SIZE} attempts each"},
+            "--judgements": {"type": int, "default": 1, "help": "of each group"},
+            "--kills": {"type": int, "default": 12, "help": "of the judging worker, while it judges"},
+            "--concurrency": {
+                "type": int,
+                "default": 1,
+                "help": "groups judged at once; a kill may cost as many calls",
+            },
+            "--answer-s": {"type": float, "default": 0.2, "help": "seconds the judge takes, times the concurrency"},
+            "--seed": {"type": int, "default": 0, "help": "of the sampling and the moments of the kills"},
+            "--data": {"type": Path, "help": "an empty folder for database and logs, which then stay"},
+            "--database": {"help": "URL of an empty database; without it SQLite in the data folder"},
+        },
     )
-    parser.add_argument("--answer-s", type=float, default=0.2, help="seconds the judge takes, times the concurrency")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling and the moments of the kills")
-    parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
-    parser.add_argument("--database", help="URL of an empty database; without it SQLite in the data folder")
     add_vllm_argument(parser)
     args = parser.parse_args()
-    end_on_sigterm()
-    console = Console(width=120)
     # Slow answers: kills must hit calls, and be spread over more time than the supervisor needs.
     judge = ScriptedJudge(lambda _number, _rng: "slow", slow_s=args.answer_s * args.concurrency, seed=args.seed)
-    with judge, data_folder("judged", args.data) as data, borrowed_vllm(args.vllm) as given:
-        settings = settings_of(
-            data,
-            judge.url,
-            judgements=args.judgements,
-            concurrency=args.concurrency,
-            seed=args.seed,
-            database=args.database,
-            **given,
-        )
+    with judge, opened("judged", args.data) as (data, console), borrowed_vllm(args.vllm) as given:
+        settings = settings_of(data, judge.url, args, **given)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
-            outcome = Run(stack, judge, args.groups, args.kills, console).go()
-    _show(outcome, args.groups * args.judgements, args.concurrency, console)
-    return verdict(outcome.faults, console)
+            figures, faults = Run(stack, judge, args, console).go()
+    console.print(figures_table(figures))
+    return verdict(faults, console)
 
 
 if __name__ == "__main__":

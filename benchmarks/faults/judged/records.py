@@ -5,16 +5,19 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
 
 from benchmarks.fakes.judge import worth
+from benchmarks.kit.harness import present
 
 SIZE = 8
 """Attempts in each group: choices of one call."""
 SAME_USD = 1e-9
 """Allowed difference of sums of dollars that were added in another order."""
 
+_STATES = "SELECT state, count(*) FROM admin_groups WHERE project = :project GROUP BY state"
 _GROUPS = "SELECT group_id, formed_by, state, reason, size FROM admin_groups WHERE project = :project"
 _ATTEMPTS = """
     SELECT t.group_id, c.response_text, t.reward, t.reward_source
@@ -32,7 +35,7 @@ _DAYS = """
     FROM admin_judge_days WHERE project = :project
 """
 _RANKING_FEEDBACK = """
-    SELECT feedback_id, target_id, state FROM admin_feedback WHERE project = :project AND source = 'judge'
+    SELECT feedback_id, state FROM admin_feedback WHERE project = :project AND source = 'judge'
 """
 
 
@@ -99,30 +102,27 @@ class Records:
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._project = {"project": project}
 
+    def _rows(self, query: str) -> Sequence[Any]:
+        with self._reader.connect() as connection:
+            return connection.execute(text(query), self._project).all()
+
     def states(self) -> Counter[str]:
         """Return the number of groups in each state."""
-        query = "SELECT state, count(*) FROM admin_groups WHERE project = :project GROUP BY state"
-        with self._reader.connect() as connection:
-            return Counter({row[0]: row[1] for row in connection.execute(text(query), self._project)})
+        return Counter(dict(self._rows(_STATES)))
 
-    def ranking_feedback(self) -> dict[str, tuple[str, str]]:
-        """Return group and state of each feedback that requests or gives a ranking, by id."""
-        with self._reader.connect() as connection:
-            return {row[0]: (row[1], row[2]) for row in connection.execute(text(_RANKING_FEEDBACK), self._project)}
+    def ranking_feedback(self) -> dict[str, str]:
+        """Return the state of each feedback that requests or gives a ranking, by id."""
+        return dict(self._rows(_RANKING_FEEDBACK))
 
     def ledger(self) -> Ledger:
         """Read everything, after the last write."""
-        with self._reader.connect() as connection:
-            return Ledger(
-                groups=[Group(*row) for row in connection.execute(text(_GROUPS), self._project)],
-                attempts=[Attempt(*row) for row in connection.execute(text(_ATTEMPTS), self._project)],
-                judgements=[Judgement(*row) for row in connection.execute(text(_JUDGEMENTS), self._project)],
-                days=self._days(connection),
-            )
-
-    def _days(self, connection: Connection) -> Days:
-        calls, refused, failed, tokens, cost_usd = connection.execute(text(_DAYS), self._project).one()
-        return Days(int(calls), int(refused), int(failed), int(tokens), float(cost_usd))
+        (calls, refused, failed, tokens, cost_usd), *_ = self._rows(_DAYS)
+        return Ledger(
+            groups=[Group(*row) for row in self._rows(_GROUPS)],
+            attempts=[Attempt(*row) for row in self._rows(_ATTEMPTS)],
+            judgements=[Judgement(*row) for row in self._rows(_JUDGEMENTS)],
+            days=Days(int(calls), int(refused), int(failed), int(tokens), float(cost_usd)),
+        )
 
 
 def wrong_with(
@@ -148,22 +148,23 @@ def wrong_again(
 
     `group_of`: group by feedback; `became`: state by feedback. A discarded group leaves its feedback unused.
     """
-    faults = [f"the second run cost {calls} calls"] if calls else []
     state = {group.group_id: group.state for group in before.groups}
     due = {one: "unused" if state.get(group) == "discarded" else "applied" for one, group in group_of.items()}
     wrong = [f"{became.get(one)}, not {right}" for one, right in due.items() if became.get(one) != right]
-    if wrong:
-        faults.append(f"{len(wrong)} feedbacks of the second run came to something else, one is {wrong[0]}")
-    kinds = ("groups", "attempts", "judgements")
-    changed = [what for what in kinds if Counter(getattr(before, what)) != Counter(getattr(after, what))]
-    faults += [f"the second run changed {what}" for what in changed]
-    if before.days != after.days:
-        faults.append("the second run is counted in admin_judge_days")
-    return faults
+    faults = {
+        f"the second run cost {calls} calls": calls,
+        f"{len(wrong)} feedbacks of the second run came to something else, one is {next(iter(wrong), None)}": wrong,
+        **{
+            f"the second run changed {what}": Counter(getattr(before, what)) != Counter(getattr(after, what))
+            for what in ("groups", "attempts", "judgements")
+        },
+        "the second run is counted in admin_judge_days": before.days != after.days,
+    }
+    return present(faults)
 
 
 def _wrong_groups(ledger: Ledger, groups: int, min_spread: float) -> list[str]:
-    faults = [] if len(ledger.groups) == groups else [f"{len(ledger.groups)} groups, not {groups}"]
+    faults = present({f"{len(ledger.groups)} groups, not {groups}": len(ledger.groups) != groups})
     answers: dict[str | None, list[str | None]] = defaultdict(list)
     for attempt in ledger.attempts:
         answers[attempt.group_id].append(attempt.answer)
@@ -194,37 +195,36 @@ def _wrong_slots(ledger: Ledger, judgements: int) -> list[str]:
     """Check that each place of each group has one accepted judgement, and that there are no others."""
     rows = Counter((one.group_id, one.place, one.purpose) for one in ledger.judgements)
     slots = {(group.group_id, place, "reward") for group in ledger.groups for place in range(judgements)}
-    faults = []
-    if missing := slots - rows.keys():
-        faults.append(f"{len(missing)} judgements are missing")
-    if strange := rows.keys() - slots:
-        faults.append(f"{len(strange)} judgements of places that were not requested")
-    if twice := [slot for slot, count in rows.items() if count > 1]:
-        faults.append(f"{len(twice)} places have more than one judgement")
-    if waiting := sum(one.state != "accepted" for one in ledger.judgements):
-        faults.append(f"{waiting} judgements were not accepted")
-    return faults
+    twice = sum(count > 1 for count in rows.values())
+    waiting = sum(one.state != "accepted" for one in ledger.judgements)
+    faults = {
+        f"{len(slots - rows.keys())} judgements are missing": slots - rows.keys(),
+        f"{len(rows.keys() - slots)} judgements of places that were not requested": rows.keys() - slots,
+        f"{twice} places have more than one judgement": twice,
+        f"{waiting} judgements were not accepted": waiting,
+    }
+    return present(faults)
 
 
 def _wrong_calls(ledger: Ledger, slots: int, calls: int, may_be_lost: int) -> list[str]:
     """Check that the calls at the judge, in the judgements and in the days are equal, except for lost calls."""
-    days, faults = ledger.days, []
-    stored = sum(one.calls for one in ledger.judgements)
-    if not 0 <= calls - stored <= may_be_lost:
-        faults.append(f"the judge received {calls} calls, {stored} are stored, and {may_be_lost} may be lost")
-    if calls > slots + may_be_lost:
-        faults.append(f"{calls} calls for {slots} judgements, of which {may_be_lost} may be lost")
-    if (days.calls, days.refused, days.failed) != (stored, 0, 0):
-        faults.append(
-            f"admin_judge_days tells {days.calls} calls ({days.refused} refused, {days.failed} failed), not {stored}"
-        )
+    days, stored = ledger.days, sum(one.calls for one in ledger.judgements)
     tokens = sum(one.tokens for one in ledger.judgements)
     cost_usd = math.fsum(one.cost_usd or 0.0 for one in ledger.judgements)
-    if days.tokens != tokens or abs(days.cost_usd - cost_usd) > SAME_USD * max(1, slots):
-        faults.append(
-            f"admin_judge_days tells {days.tokens} tokens for ${days.cost_usd}, judgements {tokens} for ${cost_usd}"
-        )
-    return faults
+    same_usd = abs(days.cost_usd - cost_usd) <= SAME_USD * max(1, slots)
+    faults = {
+        f"the judge received {calls} calls, {stored} are stored, and {may_be_lost} may be lost": not (
+            0 <= calls - stored <= may_be_lost
+        ),
+        f"{calls} calls for {slots} judgements, of which {may_be_lost} may be lost": calls > slots + may_be_lost,
+        f"admin_judge_days tells {days.calls} calls ({days.refused} refused, {days.failed} failed), not {stored}": (
+            (days.calls, days.refused, days.failed) != (stored, 0, 0)
+        ),
+        f"admin_judge_days tells {days.tokens} tokens for ${days.cost_usd}, judgements {tokens} for ${cost_usd}": (
+            days.tokens != tokens or not same_usd
+        ),
+    }
+    return present(faults)
 
 
 def _worth(answer: str | None) -> float:

@@ -6,7 +6,6 @@ part of a step. Exit 0 only if each step left the same adapter, optimizer and ra
 with the same figures and from the same trajectories, and no trajectory is in two steps. Loopback only.
 """
 
-import argparse
 import contextlib
 import os
 import random
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,9 @@ from rich.table import Table
 from sqlalchemy import Engine, select
 
 from benchmarks.faults.killed.records import GROUPS_PER_STEP, differences, freeze, ledger, wrong_with
-from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
+from benchmarks.kit.check import verdict
+from benchmarks.kit.harness import evenly, opened, worker_command
+from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import ROOT, running_adapter_vllm, running_broker
 from migrations import schema
 from migrations.run import upgrade
@@ -72,16 +73,18 @@ class Kill:
     seen: StepState
     met: str
 
+    def __str__(self) -> str:
+        seen = self.seen
+        step = f"step {seen.number}, attempt {seen.attempt}, {seen.state}" if seen.number else "no step"
+        return f"{self.after_s:5.2f} s after its start, {self.met} ({step}; aimed at {self.aim})"
 
+
+@dataclass(frozen=True)
 class Run:
     """A worker, its database and its model server, until all groups are over."""
 
-    def __init__(self, settings: Settings, template: Path) -> None:
-        self.settings = settings
-        settings.data.mkdir(parents=True)
-        shutil.copyfile(template, settings.data / "whetstone.db")
-        self.engine: Engine = connect(settings.database_url)
-        self._environment = {**os.environ, **as_environment(settings), "OMP_WAIT_POLICY": "PASSIVE"}
+    settings: Settings
+    engine: Engine
 
     def look(self) -> StepState:
         """Return the newest step."""
@@ -98,15 +101,16 @@ class Run:
     @contextlib.contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """Run the training worker; kill it at the end, if it still runs."""
-        command = [sys.executable, "-m", "celery", "-A", "trainer.tasks", "worker", "--queues", TRAINER_QUEUE]
-        command += ["--pool", "solo", "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
-        with (self.settings.data / "trainer.log").open("ab") as log:
-            process = subprocess.Popen(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+        command = worker_command("trainer", TRAINER_QUEUE, "--pool", "solo")
+        environment = {**os.environ, **as_environment(self.settings), "OMP_WAIT_POLICY": "PASSIVE"}
+        with (
+            (self.settings.data / "trainer.log").open("ab") as log,
+            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log) as process,
+        ):
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def to_its_end(self) -> dict[str, float]:
         """Train on all that is left. Return the windows for kills in seconds, by aim.
@@ -114,13 +118,11 @@ class Run:
         Raises:
             RuntimeError: the worker ends, or nothing changes.
         """
-        began, startup_s = time.monotonic(), 0.0
+        began = time.monotonic()
         with self.worker() as process:
-            while (seen := self.look()).left:
-                if seen.number and not startup_s:
-                    startup_s = time.monotonic() - began
-                self._check(process, began)
-                time.sleep(LOOK_EVERY_S)
+            self._await(lambda seen: seen.number > 0, process, began)
+            startup_s = time.monotonic() - began
+            self._await(lambda _: False, process, began)
         return {"start": startup_s, **self._phases()}
 
     def killed(self, aim: str, share: float, windows_s: Mapping[str, float]) -> Kill | None:
@@ -133,7 +135,7 @@ class Run:
         if not before.left:
             return None
         with self.worker() as process:
-            if aim != "start" and not self._await(aim, before, process):
+            if aim != "start" and not self._await(lambda seen: self._reached(aim, before, seen), process, began):
                 return None
             time.sleep(share * windows_s[aim])
             self._check(process, began)
@@ -143,11 +145,10 @@ class Run:
         seen = self.look()
         return Kill(aim, at_s, seen, self._met(before, seen))
 
-    def _await(self, aim: str, before: StepState, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for the start of the aim's window; return whether it came before all was over."""
-        began = time.monotonic()
+    def _await(self, reached: Callable[[StepState], bool], process: subprocess.Popen[bytes], began: float) -> bool:
+        """Wait until this state is reached; return whether that came before all was over."""
         while (seen := self.look()).left:
-            if self._reached(aim, before, seen):
+            if reached(seen):
                 return True
             self._check(process, began)
             time.sleep(LOOK_EVERY_S)
@@ -232,9 +233,7 @@ def settings_of(data: Path, seed: int) -> Settings:
 
 def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:
     """Return aim and share of its window for each kill: every aim equally often, in random order."""
-    aims = [AIMS[number % len(AIMS)] for number in range(kills)]
-    rng.shuffle(aims)
-    return [(aim, rng.random()) for aim in aims]
+    return [(aim, rng.random()) for aim in evenly(AIMS, kills, rng)]
 
 
 @contextlib.contextmanager
@@ -242,11 +241,13 @@ def _run(common: Settings, name: str, template: Path) -> Iterator[Run]:
     with running_broker() as messages, running_adapter_vllm(common) as url:
         vllm = common.vllm.model_copy(update={"urls": (url,)})
         settings = common.model_copy(update={"data": common.data / name, "broker": messages, "vllm": vllm})
-        run = Run(settings, template)
+        settings.data.mkdir(parents=True)
+        shutil.copyfile(template, settings.data / "whetstone.db")
+        engine = connect(settings.database_url)
         try:
-            yield run
+            yield Run(settings, engine)
         finally:
-            run.engine.dispose()
+            engine.dispose()
 
 
 def prove(data: Path, *, kills: int, steps: int, seed: int, console: Console) -> tuple[list[Kill], list[str]]:
@@ -270,7 +271,7 @@ def prove(data: Path, *, kills: int, steps: int, seed: int, console: Console) ->
             if kill is None:
                 break
             taken.append(kill)
-            console.print(_line(len(taken), kill), highlight=False)
+            console.print(f"kill {len(taken):2}: {kill}", highlight=False)
         run.to_its_end()
         killed = ledger(run.engine)
     faults = [f"undisturbed: {fault}" for fault in wrong_with(undisturbed, steps)]
@@ -282,32 +283,24 @@ def prove(data: Path, *, kills: int, steps: int, seed: int, console: Console) ->
     return taken, faults
 
 
-def _line(number: int, kill: Kill) -> str:
-    step = f"step {kill.seen.number}, attempt {kill.seen.attempt}, {kill.seen.state}" if kill.seen.number else "no step"
-    return f"kill {number:2}: {kill.after_s:5.2f} s after its start, {kill.met} ({step}; aimed at {kill.aim})"
-
-
-def _show(kills: Sequence[Kill], console: Console) -> None:
-    met = Counter(kill.met for kill in kills)
-    table = Table("the worker was", "kills")
-    for what, times in met.most_common():
-        table.add_row(what, str(times))
-    console.print(table)
-
-
 def main() -> int:
     """Run the check."""
-    parser = argparse.ArgumentParser(description="Whether kill -9 of the training worker changes what is learned.")
-    parser.add_argument("--kills", type=int, default=20, help="of the training worker")
-    parser.add_argument("--steps", type=int, default=16, help=f"of {GROUPS_PER_STEP} groups each")
-    parser.add_argument("--seed", type=int, default=0, help="of the groups, the adapter and the moments of the kills")
-    parser.add_argument("--data", type=Path, help="an empty folder for databases, adapters and logs, which then stay")
+    parser = parser_of(
+        "Whether kill -9 of the training worker changes what is learned.",
+        {
+            "--kills": {"type": int, "default": 20, "help": "of the training worker"},
+            "--steps": {"type": int, "default": 16, "help": f"of {GROUPS_PER_STEP} groups each"},
+            "--seed": {"type": int, "default": 0, "help": "of the groups, the adapter and the moments of the kills"},
+            "--data": {"type": Path, "help": "an empty folder for databases, adapters and logs, which then stay"},
+        },
+    )
     args = parser.parse_args()
-    end_on_sigterm()
-    console = Console(width=120)
-    with data_folder("killed", args.data) as data:
+    with opened("killed", args.data) as (data, console):
         taken, faults = prove(data, kills=args.kills, steps=args.steps, seed=args.seed, console=console)
-    _show(taken, console)
+    table = Table("the worker was", "kills")
+    for what, times in Counter(kill.met for kill in taken).most_common():
+        table.add_row(what, str(times))
+    console.print(table)
     same = f"{len(taken)} kills, {args.steps} steps, each adapter the same bit for bit: it holds"
     return verdict(faults, console, same)
 

@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
+from benchmarks.kit.harness import present
 from migrations import schema
 from whetstone.config.settings import Settings
 from whetstone.registry.adapters import MANIFEST, AdapterDamaged, verify
@@ -118,16 +120,14 @@ def ledger(engine: Engine) -> Ledger:
     t, v = schema.trajectories.c, schema.policy_versions.c
     with engine.connect() as connection:
         folders = {row.version: row.adapter_path for row in connection.execute(select(v.version, v.adapter_path))}
-        taught: dict[str, dict[str, float | None]] = {}
-        for step_id, trajectory_id, advantage in connection.execute(select(m.step_id, m.trajectory_id, m.advantage)):
-            taught.setdefault(step_id, {})[trajectory_id] = advantage
+        members = connection.execute(select(m.step_id, m.trajectory_id, m.advantage)).all()
         steps = tuple(
             Step(
                 number=row.number,
                 state=row.state,
                 attempt=row.attempt,
                 figures=tuple(getattr(row, name) for name in FIGURES),
-                taught=taught.get(row.id, {}),
+                taught={one.trajectory_id: one.advantage for one in members if one.step_id == row.id},
                 files=_files(folders.get(row.version_out)),
             )
             for row in connection.execute(select(schema.steps).order_by(s.number))
@@ -141,46 +141,48 @@ def ledger(engine: Engine) -> Ledger:
 
 
 def _files(folder: str | None) -> dict[str, bytes]:
-    try:
-        if folder is None:
-            return {}
-        verify(Path(folder))
-    except AdapterDamaged:
-        return {}
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != MANIFEST}
+    with suppress(AdapterDamaged):
+        if folder is not None:
+            verify(Path(folder))
+            return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != MANIFEST}
+    return {}
 
 
 def wrong_with(run: Ledger, steps: int) -> list[str]:
     """Return the faults of one run: each step must be there once, each group and trajectory in one of them."""
-    faults = []
-    if (numbers := [step.number for step in run.steps]) != list(range(1, steps + 1)):
-        faults.append(f"steps {numbers}, not 1 to {steps}")
-    faults += [f"step {step.number} is {step.state}" for step in run.steps if step.state != "promoted"]
-    faults += [f"step {step.number} left no whole adapter" for step in run.steps if not step.files]
-    if run.groups != Counter(trained=steps * GROUPS_PER_STEP):
-        faults.append(f"groups: {dict(run.groups)}")
+    numbers = [step.number for step in run.steps]
     taught = Counter(name for step in run.steps for name in step.taught)
-    if twice := sorted(name for name, times in taught.items() if times > 1):
-        faults.append(f"in more than one step: {twice}")
+    twice = sorted(name for name, times in taught.items() if times > 1)
     step_of = {name: step.number for step in run.steps for name in step.taught}
-    if step_of != run.trained_in:
-        faults.append("trajectories and steps do not agree on who was trained where")
-    if len(run.live) != 1:
-        faults.append(f"live are {list(run.live)}")
-    return faults
+    return [
+        *present({f"steps {numbers}, not 1 to {steps}": numbers != list(range(1, steps + 1))}),
+        *(f"step {step.number} is {step.state}" for step in run.steps if step.state != "promoted"),
+        *(f"step {step.number} left no whole adapter" for step in run.steps if not step.files),
+        *present(
+            {
+                f"groups: {dict(run.groups)}": run.groups != Counter(trained=steps * GROUPS_PER_STEP),
+                f"in more than one step: {twice}": twice,
+                "trajectories and steps do not agree on who was trained where": step_of != run.trained_in,
+                f"live are {list(run.live)}": len(run.live) != 1,
+            }
+        ),
+    ]
 
 
 def differences(undisturbed: Ledger, killed: Ledger) -> list[str]:
     """Return the differences of the two runs."""
     faults = []
     for one, other in zip(undisturbed.steps, killed.steps, strict=False):
-        if one.taught != other.taught:
-            faults.append(f"step {one.number} trained on other trajectories, or with other advantages")
-        if one.figures != other.figures:
-            pairs = zip(FIGURES, one.figures, other.figures, strict=True)
-            faults.append(f"step {one.number}: " + ", ".join(f"{n} {a} != {b}" for n, a, b in pairs if a != b))
-        names: Sequence[str] = sorted(one.files.keys() | other.files.keys())
-        faults += [f"step {one.number}: {n} differs" for n in names if one.files.get(n) != other.files.get(n)]
-    if len(undisturbed.steps) != len(killed.steps):
-        faults.append(f"{len(undisturbed.steps)} steps undisturbed, {len(killed.steps)} with kills")
-    return faults
+        pairs = zip(FIGURES, one.figures, other.figures, strict=True)
+        names = sorted(one.files.keys() | other.files.keys())
+        figures = ", ".join(f"{name} {a} != {b}" for name, a, b in pairs if a != b)
+        step = f"step {one.number}"
+        faults += present(
+            {
+                f"{step} trained on other trajectories, or with other advantages": one.taught != other.taught,
+                f"{step}: {figures}": figures,
+                **{f"{step}: {name} differs": one.files.get(name) != other.files.get(name) for name in names},
+            }
+        )
+    first, second = len(undisturbed.steps), len(killed.steps)
+    return [*faults, *present({f"{first} steps undisturbed, {second} with kills": first != second})]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.faults.apps import AppLedger, SqlLedger, read_ledger, words_of, wrong_with
 from benchmarks.faults.chaos.__main__ import Run, faults_of, moments
-from benchmarks.faults.chaos.records import AppLedger, SqlLedger, read_ledger, words_of, wrong_with
 from tests.conftest import Seed
 from whetstone.database.engine import connect
 

@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.fakes.vllm import Arrival, Fate, plan_of
 from benchmarks.kit.process import WHEN_QUIET, open_files, too_many, unhandled
-from benchmarks.soak.__main__ import MOST_GROWTH_BYTES, Sample, flat
+from benchmarks.soak.__main__ import MOST_GROWTH_BYTES, flat
 from benchmarks.soak.apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, ReceivedAnswer, ask_of, wrong_with
 from benchmarks.soak.records import Record, wrong_with_records
-from benchmarks.soak.steady import Sample as Steady
 from benchmarks.soak.steady import files_not_flat, memory_not_flat
+from benchmarks.soak.watched import Sample
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -157,7 +157,8 @@ def test_a_server_error_of_the_proxys_own_is_a_fault() -> None:
 
 @pytest.mark.parametrize(("grown_bytes", "is_flat"), [(0, True), (2 * MOST_GROWTH_BYTES, False)])
 def test_memory_that_grows_in_the_last_quarter_is_not_flat(grown_bytes: int, is_flat: bool) -> None:
-    samples = [Sample(answered, 90 * 2**20 + grown_bytes * (answered >= 75), Counter(), 0) for answered in range(101)]
+    sizes = [90 * 2**20 + grown_bytes * (answered >= 75) for answered in range(101)]
+    samples = [Sample(place / 100, place, place, size, Counter(), 0, 0) for place, size in enumerate(sizes)]
     assert flat(samples)[2] is is_flat
 
 
@@ -248,9 +249,9 @@ USUAL = Counter(
 )
 
 
-def steady(*rss_mib: int) -> list[Steady]:
+def steady(*rss_mib: int) -> list[Sample]:
     """One look a tenth of the time."""
-    return [Steady(place / 10, place, place, mib * 2**20, USUAL, 0, 0) for place, mib in enumerate(rss_mib)]
+    return [Sample(place / 10, place, place, mib * 2**20, USUAL, 0, 0) for place, mib in enumerate(rss_mib)]
 
 
 @pytest.mark.parametrize(
@@ -264,10 +265,10 @@ def test_memory_that_grows_after_the_first_fifth_is_not_flat(rss_mib: tuple[int,
     assert (memory_not_flat(steady(*rss_mib)) == []) is is_flat
 
 
-def looks(*counts: Counter[str], waiting_segments: int = 0) -> list[Steady]:
+def looks(*counts: Counter[str], waiting_segments: int = 0) -> list[Sample]:
     """So many looks, evenly over the time."""
     of_all = enumerate(counts)
-    return [Steady(place / len(counts), place, place, 1, files, 0, waiting_segments) for place, files in of_all]
+    return [Sample(place / len(counts), place, place, 1, files, 0, waiting_segments) for place, files in of_all]
 
 
 @pytest.mark.parametrize("kind", USUAL)
