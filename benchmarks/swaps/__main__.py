@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.kit.check import data_folder, end_on_sigterm, verdict
+from benchmarks.kit.check import verdict
+from benchmarks.kit.harness import opened, present
+from benchmarks.kit.options import parser_of
 from benchmarks.swaps.figures import RequestOutcome, Swap, late, percentile, stalls, stepped_back, waits
 from benchmarks.swaps.load import Load, first_messages
 from benchmarks.swaps.records import judge, mixes, recorded, unmixed
@@ -44,17 +46,12 @@ class Report:
     """The result of a part: figures to print, and what does not hold."""
 
     title: str
-    figures: list[tuple[str, str]] = field(default_factory=list)
+    figures: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
-    def figure(self, what: str, value: str) -> None:
-        """Add a figure to print."""
-        self.figures.append((what, value))
-
-    def hold(self, holds: bool, fault: str) -> None:
-        """Record a fault if it does not hold."""
-        if not holds:
-            self.faults.append(f"{self.title}: {fault}")
+    def add(self, faults: Mapping[str, object]) -> None:
+        """Record the faults whose condition is true."""
+        self.faults += [f"{self.title}: {fault}" for fault in present(faults)]
 
 
 def plant(scene: Scene, report: Report) -> None:
@@ -71,51 +68,69 @@ def plant(scene: Scene, report: Report) -> None:
     for name in names[1:]:
         control.unload(name)
     caught = [[bool(judge([completion], scene.sets).misfits) for completion in pair] for pair in planted]
-    report.figure("nats a token between", ", ".join(f"{pair}: {nats:.2f}" for pair, nats in apart.items()))
-    report.figure(
-        "planted mixes of two versions",
-        f"{sum(map(all, caught))} of {len(caught)} caught, whichever version is recorded; {len(alone.misfits)} of "
-        f"{alone.completions} of one version flagged",
+    report.figures |= {
+        "nats a token between": ", ".join(f"{pair}: {nats:.2f}" for pair, nats in apart.items()),
+        "planted mixes of two versions": f"{sum(map(all, caught))} of {len(caught)} caught, whichever version is "
+        f"recorded; {len(alone.misfits)} of {alone.completions} of one version flagged",
+    }
+    report.add(
+        {
+            f"the adapters are only so far apart: {apart}": not min(apart.values()) >= APART_NATS,
+            "a planted mix was not caught": not all(map(all, caught)),
+            f"completions of one version were flagged: {alone.misfits[:3]}": alone.misfits,
+        }
     )
-    report.hold(min(apart.values()) >= APART_NATS, f"the adapters are only so far apart: {apart}")
-    report.hold(all(map(all, caught)), "a planted mix was not caught")
-    report.hold(not alone.misfits, f"completions of one version were flagged: {alone.misfits[:3]}")
 
 
-async def swapping(scene: Scene, report: Report, swaps: int, every_s: float, connections: int, timed: bool) -> None:
+async def swapping(scene: Scene, report: Report, swaps: int, args: argparse.Namespace, timed: bool = False) -> None:
     """Promote one version after the other under load."""
-    apps, done, most_loaded = Load(scene.url, scene.settings.policy, connections, scene.settings.seed), list[Swap](), 0
+    apps = Load(scene.url, scene.settings.policy, args.connections, args.seed)
+    done, most_loaded = list[Swap](), 0
     async with apps.running():
         await asyncio.sleep(WARM_S)
         warm_at = time.monotonic()
         for version in range(1, swaps + 1):
             swap, answer = await asyncio.to_thread(scene.promote, version)
             if answer.status_code != 200:
-                report.hold(False, f"version {version} was not promoted: {answer.text[:300]}")
+                report.add({f"version {version} was not promoted: {answer.text[:300]}": True})
                 break
             done.append(swap)
             most_loaded = max(most_loaded, await asyncio.to_thread(scene.most_loaded))
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(args.every)
     _report_requests(apps.outcomes, report)
-    report.hold(not any(outcome.failed for outcome in apps.outcomes), "requests failed")
-    answered_by = {outcome.version for outcome in apps.outcomes}
-    silent = sorted({swap.version for swap in done} - answered_by)
-    report.hold(not silent, f"versions that answered no request: {silent}")
-    report.hold(
-        not late(apps.outcomes, done),
-        f"{late(apps.outcomes, done)} trajectories began on an older version after a switch",
+    silent = sorted({swap.version for swap in done} - {outcome.version for outcome in apps.outcomes})
+    too_late = late(apps.outcomes, done)
+    report.add(
+        {
+            "requests failed": any(outcome.failed for outcome in apps.outcomes),
+            f"versions that answered no request: {silent}": silent,
+            f"{too_late} trajectories began on an older version after a switch": too_late,
+        }
     )
     took = [swap.live_at - swap.load_at for swap in done]
-    report.figure(
-        "swaps", f"{len(done)}; {_seconds(took)} each from the request to live; {most_loaded} models loaded at most"
+    longest_s = max(took, default=0)
+    warm = [outcome for outcome in apps.outcomes if outcome.began_at > warm_at]
+    during, other = waits(warm, done)
+    p99, other_p99 = percentile(during, 0.99), percentile(other, 0.99)
+    ratio = p99 / other_p99
+    gap, other_gap = stalls(warm, done)
+    report.figures |= {
+        "swaps": f"{len(done)}; {percentile(took, 0.5):.2f} s (at most {longest_s:.2f}) each from the request to live; "
+        f"{most_loaded} models loaded at most",
+        "first token in ms, p99": f"{1000 * p99:.0f} of {len(during)} streams during a swap, {1000 * other_p99:.0f} of "
+        f"{len(other)} others: {ratio:.2f} times; p50 {1000 * percentile(during, 0.5):.0f} and "
+        f"{1000 * percentile(other, 0.5):.0f}",
+        "swap gap": f"longest stall of a stream {1000 * gap:.0f} ms during a swap, {1000 * other_gap:.0f} ms else",
+    }
+    report.add(
+        {f"the first token takes {ratio:.2f} times as long during a swap": timed and not ratio <= MOST_WAIT_RATIO}
     )
-    _report_waits([outcome for outcome in apps.outcomes if outcome.began_at > warm_at], done, report, timed)
     await _settled(scene, apps.outcomes, report)
 
 
-async def killing(scene: Scene, report: Report, victim: str, connections: int, seed: int) -> None:
+async def killing(scene: Scene, report: Report, victim: str, args: argparse.Namespace) -> None:
     """Kill a server under load, and continue until it is back with its adapters."""
-    live, apps = scene.live(), Load(scene.url, scene.settings.policy, connections, seed)
+    live, apps = scene.live(), Load(scene.url, scene.settings.policy, args.connections, args.seed + 1)
     before = scene.pids[victim]
     async with apps.running():
         await asyncio.sleep(WARM_S)
@@ -133,66 +148,69 @@ async def killing(scene: Scene, report: Report, victim: str, connections: int, s
         (outcome.ended_at - outcome.began_at for outcome in after if outcome.began_at < back_at), default=0.0
     )
     meanwhile = sum(killed_at < outcome.began_at <= gone_at for outcome in failed)
-    report.figure(
-        "killed",
+    report.figures["killed"] = (
         f"{victim}, {in_flight} requests in flight; {len(failed)} failed, {meanwhile} of them sent in the "
         f"{1000 * (gone_at - killed_at):.0f} ms that its process took to end; back after {back_at - gone_at:.0f} s; "
-        f"until then {len(away)} answered, longest wait {longest_s:.1f} s",
+        f"until then {len(away)} answered, longest wait {longest_s:.1f} s"
     )
-    report.hold(in_flight > 0, "nothing was in flight when the server was killed")
-    report.hold(all(outcome.honest for outcome in failed), "a request failed without an honest error")
     new_failed = [outcome for outcome in after if outcome.failed]
-    first_s = min((outcome.began_at - gone_at for outcome in new_failed), default=0.0)
-    report.hold(
-        not new_failed,
-        f"{len(new_failed)} requests failed that were sent after the server was gone, the first after "
-        f"{1000 * first_s:.0f} ms: {_why(new_failed)}",
-    )
+    first_ms = 1000 * min((outcome.began_at - gone_at for outcome in new_failed), default=0.0)
     wrong = {outcome.version for outcome in apps.outcomes if outcome.new and outcome.version not in (None, live)}
-    report.hold(not wrong, f"new trajectories were answered by versions {wrong}, live is {live}")
-    if len(scene.controls) > 1:
-        report.hold(bool(away), "no request was answered while one server was away")
-        report.hold(longest_s < ELSEWHERE_S, f"a request waited {longest_s:.1f} s though a server was there")
+    others = len(scene.controls) > 1
+    report.add(
+        {
+            "nothing was in flight when the server was killed": in_flight == 0,
+            "a request failed without an honest error": not all(outcome.honest for outcome in failed),
+            f"{len(new_failed)} requests failed that were sent after the server was gone, the first after "
+            f"{first_ms:.0f} ms: {_why(new_failed)}": new_failed,
+            f"new trajectories were answered by versions {wrong}, live is {live}": wrong,
+            "no request was answered while one server was away": others and not away,
+            f"a request waited {longest_s:.1f} s though a server was there": others and longest_s >= ELSEWHERE_S,
+        }
+    )
     await _settled(scene, apps.outcomes, report)
 
 
-async def refusing(scene: Scene, report: Report, connections: int) -> None:
+async def refusing(scene: Scene, report: Report, args: argparse.Namespace) -> None:
     """Promote a version that one of two servers refuses, make it live anyway, then promote one that both load."""
-    apps, strict = Load(scene.url, scene.settings.policy, connections, scene.settings.seed), list(scene.controls)[1]
-    refused = {strict: version_id(scene.settings.policy, 1)}
+    apps = Load(scene.url, scene.settings.policy, args.connections, args.seed)
+    strict = list(scene.controls)[1]
     async with apps.running():
         await asyncio.sleep(WARM_S)
-        attempt, answer = await asyncio.to_thread(scene.promote, 1)
-        report.hold(
-            answer.status_code >= 400 and scene.live() == 0, f"promoted though one refuses it: {answer.text[:300]}"
-        )
+        attempt, refusal = await asyncio.to_thread(scene.promote, 1)
+        live = scene.live()
         took_s = attempt.live_at - attempt.load_at
-        report.figure(
-            "promote what one server refuses", f"{answer.status_code} after {took_s:.1f} s, live is {scene.live()}"
+        report.figures["promote what one server refuses"] = (
+            f"{refusal.status_code} after {took_s:.1f} s, live is {live}"
         )
         first = await asyncio.to_thread(scene.make_live, 1)
         await asyncio.sleep(max(0.0, first.live_at - time.monotonic()) + AFTER_S)
         states = ", ".join(f"{url} {state}" for url, state in scene.replicas().items())
-        report.figure("made live all the same", f"live is {scene.live()}; {states}")
+        report.figures["made live all the same"] = f"live is {scene.live()}; {states}"
         second, answer = await asyncio.to_thread(scene.promote, 2)
-        report.hold(answer.status_code == 200, f"a version that both take was not promoted: {answer.text[:300]}")
         before = await asyncio.to_thread(scene.sampled, strict)
         await asyncio.sleep(AFTER_S)
         since = await asyncio.to_thread(scene.sampled, strict) - before
-        report.figure(
-            "then one that both take", f"live is {scene.live()}; the server that refused sampled {since:.0f} tokens"
+        report.figures["then one that both take"] = (
+            f"live is {scene.live()}; the server that refused sampled {since:.0f} tokens"
         )
-        report.hold(since > 0, "the server that refused a version answers no request after the next")
     _report_requests(apps.outcomes, report)
-    report.hold(not any(outcome.failed for outcome in apps.outcomes), f"requests failed: {_why(apps.outcomes)}")
     between = {
         outcome.version
         for outcome in apps.outcomes
         if outcome.new and first.live_at < outcome.began_at < second.load_at
     }
-    report.hold(between == {1}, f"answered by {between} while 1 was live and one server had it")
-    report.hold(not late(apps.outcomes, [first, second]), "a new trajectory began on an older version after a switch")
-    await _settled(scene, apps.outcomes, report, refused)
+    report.add(
+        {
+            f"promoted though one refuses it: {refusal.text[:300]}": refusal.status_code < 400 or live != 0,
+            f"a version that both take was not promoted: {answer.text[:300]}": answer.status_code != 200,
+            "the server that refused a version answers no request after the next": since <= 0,
+            f"requests failed: {_why(apps.outcomes)}": any(outcome.failed for outcome in apps.outcomes),
+            f"answered by {between} while 1 was live and one server had it": between != {1},
+            "a new trajectory began on an older version after a switch": late(apps.outcomes, [first, second]),
+        }
+    )
+    await _settled(scene, apps.outcomes, report, {strict: version_id(scene.settings.policy, 1)})
 
 
 async def _settled(
@@ -203,60 +221,40 @@ async def _settled(
         await scene.written()
         await until(lambda: not scene.lacking(refused), SETTLE_S, "the servers have not what the ledger says")
     except TimeoutError as error:
-        report.hold(False, f"{error}: {scene.lacking(refused)}")
-    back = stepped_back(outcomes)
-    report.hold(not back, f"{len(back)} new trajectories met an older version than one that had answered: {back[:5]}")
+        report.add({f"{error}: {scene.lacking(refused)}": True})
     completions = recorded(scene.reader, scene.settings)
     verdict = await asyncio.to_thread(judge, completions, scene.sets)
-    report.figure(
-        "computed again",
+    report.figures["computed again"] = (
         f"{verdict.completions} completions, {verdict.tokens} tokens, {len(verdict.misfits)} not of their version; "
-        f"largest mean |Δ| of a half {verdict.worst_gap:.1e} nats",
+        f"largest mean |Δ| of a half {verdict.worst_gap:.1e} nats"
     )
-    report.hold(
-        not verdict.misfits, f"{len(verdict.misfits)} completions are not their version's: {verdict.misfits[:3]}"
-    )
+    back = stepped_back(outcomes)
     versions = {completion.name: completion.version for completion in completions}
     answered = [outcome for outcome in outcomes if outcome.whole]
     missing = [outcome.completion_id for outcome in answered if outcome.completion_id not in versions]
-    report.hold(not missing, f"{len(missing)} answers have no record, {missing[:1]} among them")
     other = [outcome for outcome in answered if versions.get(outcome.completion_id, outcome.version) != outcome.version]
-    report.hold(not other, f"{len(other)} answers name another version than their record")
+    report.add(
+        {
+            f"{len(back)} new trajectories met an older version than one that had answered: {back[:5]}": back,
+            f"{len(verdict.misfits)} completions are not their version's: {verdict.misfits[:3]}": verdict.misfits,
+            f"{len(missing)} answers have no record, {missing[:1]} among them": missing,
+            f"{len(other)} answers name another version than their record": other,
+        }
+    )
 
 
 def _report_requests(outcomes: Sequence[RequestOutcome], report: Report) -> None:
     streams = sum(outcome.streamed for outcome in outcomes)
     turns = sum(not outcome.new for outcome in outcomes)
-    failed = [outcome for outcome in outcomes if outcome.failed]
-    report.figure(
-        "requests", f"{len(outcomes)}, {streams} streams, {turns} later turns; {len(failed)} failed {_why(failed)}"
+    failed = sum(outcome.failed for outcome in outcomes)
+    report.figures["requests"] = (
+        f"{len(outcomes)}, {streams} streams, {turns} later turns; {failed} failed {_why(outcomes)}"
     )
 
 
 def _why(outcomes: Sequence[RequestOutcome]) -> str:
     errors = sorted({outcome.error for outcome in outcomes if outcome.failed})
     return f"({'; '.join(why[:80] for why in errors[:3])})" if errors else ""
-
-
-def _report_waits(outcomes: Sequence[RequestOutcome], done: Sequence[Swap], report: Report, timed: bool) -> None:
-    during, other = waits(outcomes, done)
-    p99, other_p99 = percentile(during, 0.99), percentile(other, 0.99)
-    ratio = p99 / other_p99
-    report.figure(
-        "first token in ms, p99",
-        f"{1000 * p99:.0f} of {len(during)} streams during a swap, {1000 * other_p99:.0f} of {len(other)} others: "
-        f"{ratio:.2f} times; p50 {1000 * percentile(during, 0.5):.0f} and {1000 * percentile(other, 0.5):.0f}",
-    )
-    gap, other_gap = stalls(outcomes, done)
-    report.figure(
-        "swap gap", f"longest stall of a stream {1000 * gap:.0f} ms during a swap, {1000 * other_gap:.0f} ms else"
-    )
-    if timed:
-        report.hold(ratio <= MOST_WAIT_RATIO, f"the first token takes {ratio:.2f} times as long during a swap")
-
-
-def _seconds(values: Sequence[float]) -> str:
-    return f"{percentile(values, 0.5):.2f} s (at most {max(values, default=0):.2f})"
 
 
 @contextlib.contextmanager
@@ -266,9 +264,9 @@ def reported(title: str, faults: list[str], console: Console) -> Iterator[Report
     try:
         yield report
     except TimeoutError as error:
-        report.hold(False, str(error))
+        report.add({str(error): True})
     table = Table(title=title, show_header=False, title_justify="left")
-    for what, value in report.figures:
+    for what, value in report.figures.items():
         table.add_row(what, escape(value))
     console.print(table, f"[dim]load average {', '.join(f'{load:.1f}' for load in os.getloadavg())}[/dim]")
     faults.extend(report.faults)
@@ -277,55 +275,58 @@ def reported(title: str, faults: list[str], console: Console) -> Iterator[Report
 def prove(data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console) -> list[str]:
     """Run the parts; return what does not hold."""
     faults: list[str] = []
-    connections, seed, every_s = args.connections, args.seed, args.every
-    settings = settings_of(data / "one", seed)
+    settings = settings_of(data / "one", args.seed)
     full = settings.trainer.lora_rank
     if {"swaps", "killed"}.intersection(parts):
         with running_scene(settings, (full, full), console) as scene:
             if "swaps" in parts:
                 with reported("one server, swaps", faults, console) as report:
                     plant(scene, report)
-                    asyncio.run(swapping(scene, report, args.swaps, every_s, connections, timed=not args.short))
+                    asyncio.run(swapping(scene, report, args.swaps, args, timed=not args.short))
             if "killed" in parts:
                 with reported("one server, killed", faults, console) as report:
-                    asyncio.run(killing(scene, report, "vllm", connections, seed + 1))
+                    asyncio.run(killing(scene, report, "vllm", args))
     if "two" in parts:
-        with running_scene(settings_of(data / "two", seed, vllm__replicas=2), (full, full), console) as scene:
+        with running_scene(settings_of(data / "two", args.seed, vllm__replicas=2), (full, full), console) as scene:
             with reported("two servers, swaps", faults, console) as report:
-                asyncio.run(swapping(scene, report, max(2, args.swaps // 5), every_s, connections, timed=False))
+                asyncio.run(swapping(scene, report, max(2, args.swaps // 5), args))
             with reported("two servers, one killed", faults, console) as report:
-                asyncio.run(killing(scene, report, "vllm-1", connections, seed + 1))
+                asyncio.run(killing(scene, report, "vllm-1", args))
     if "refused" in parts:
-        settings = settings_of(data / "refused", seed)
-        with unlike_servers(settings, data / "refused" / "servers", console) as urls:
-            theirs = settings_of(data / "refused", seed, vllm__urls=urls)
-            with (
-                running_scene(theirs, (full, full // 2), console) as scene,
-                reported("two servers, a load that fails on one", faults, console) as report,
-            ):
-                asyncio.run(refusing(scene, report, connections))
+        settings = settings_of(data / "refused", args.seed)
+        with (
+            unlike_servers(settings, data / "refused" / "servers", console) as urls,
+            running_scene(
+                settings_of(data / "refused", args.seed, vllm__urls=urls), (full, full // 2), console
+            ) as scene,
+            reported("two servers, a load that fails on one", faults, console) as report,
+        ):
+            asyncio.run(refusing(scene, report, args))
     return faults
 
 
 def main() -> int:
     """Run the check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--swaps", type=int, default=50, help="of one server; of two a fifth of them")
-    parser.add_argument("--every", type=float, default=1.5, help="seconds from one switch to the next load")
-    parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0, help="of the adapters and of the requests")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--short", action="store_true", help=f"{SHORT_SWAPS} swaps; times are shown and fail nothing")
-    parser.add_argument("--data", type=Path, help="an empty folder for databases, adapters and logs, which then stay")
+    parser = parser_of(
+        __doc__.splitlines()[0],
+        {
+            "--swaps": {"type": int, "default": 50, "help": "of one server; of two a fifth of them"},
+            "--every": {"type": float, "default": 1.5, "help": "seconds from one switch to the next load"},
+            "--connections": {"type": int, "default": 16},
+            "--seed": {"type": int, "default": 0, "help": "of the adapters and of the requests"},
+            "--parts": {"default": ",".join(PARTS), "help": f"some of {','.join(PARTS)}"},
+            "--short": {"action": "store_true", "help": f"{SHORT_SWAPS} swaps; times are shown and fail nothing"},
+            "--data": {"type": Path, "help": "an empty folder for databases, adapters and logs, which then stay"},
+        },
+    )
     args = parser.parse_args()
     if args.short:
         args.swaps = min(args.swaps, SHORT_SWAPS)
-    if strange := set(args.parts.split(",")) - set(PARTS):
+    parts = args.parts.split(",")
+    if strange := set(parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(strange))}; there are {', '.join(PARTS)}")
-    end_on_sigterm()
-    console = Console(width=120)
-    with data_folder("swaps", args.data) as data:
-        faults = prove(data, args.parts.split(","), args, console)
+    with opened("swaps", args.data) as (data, console):
+        faults = prove(data, parts, args, console)
     return verdict(faults, console)
 
 

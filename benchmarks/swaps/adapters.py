@@ -112,7 +112,6 @@ class Sets:
         name = version_id(settings.policy, version)
         folder = settings.data / "adapters" / name
         manifest_sha256 = write(folder, self.weights[self.speaker(version) - 1], parent=parent, step=version)
-        now = datetime.now(UTC)
         with engine.begin() as connection:
             connection.execute(
                 schema.policy_versions.insert().values(
@@ -126,6 +125,6 @@ class Sets:
                     adapter_path=str(folder),
                     manifest_sha256=manifest_sha256,
                     served=True,
-                    created_at=now,
+                    created_at=datetime.now(UTC),
                 )
             )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 TOLERANCE_NATS = 0.01
 """Largest mean |Δ| of a half completion: server and trainer differ by a thousandth of that, the adapters by 2 nats."""
@@ -75,27 +76,30 @@ def inside(moment: float, swaps: Iterable[Swap]) -> bool:
     return any(begin <= moment <= end for begin, end in (swap.window for swap in swaps))
 
 
+def _apart(felt: Iterable[tuple[bool, float]]) -> tuple[list[float], list[float]]:
+    """Return the values during a swap, and all others."""
+    values = list(felt)
+    return [value for during, value in values if during], [value for during, value in values if not during]
+
+
 def waits(outcomes: Iterable[RequestOutcome], swaps: Sequence[Swap]) -> tuple[list[float], list[float]]:
     """Return seconds to the first token of whole streams: of those sent while a swap may be felt, and of all others."""
-    during: list[float] = []
-    else_: list[float] = []
-    for outcome in outcomes:
-        if outcome.streamed and outcome.whole and outcome.events_at:
-            (during if inside(outcome.began_at, swaps) else else_).append(outcome.events_at[0] - outcome.began_at)
-    return during, else_
+    return _apart(
+        (inside(outcome.began_at, swaps), outcome.events_at[0] - outcome.began_at)
+        for outcome in outcomes
+        if outcome.streamed and outcome.whole and outcome.events_at
+    )
 
 
 def stalls(outcomes: Iterable[RequestOutcome], swaps: Sequence[Swap]) -> tuple[float, float]:
     """Return the longest time between two events of a stream: where it overlaps a swap's window, and elsewhere."""
-    during = else_ = 0.0
     windows = [swap.window for swap in swaps]
-    for outcome in outcomes:
-        for before, after in zip(outcome.events_at, outcome.events_at[1:], strict=False):
-            if any(before <= end and after >= begin for begin, end in windows):
-                during = max(during, after - before)
-            else:
-                else_ = max(else_, after - before)
-    return during, else_
+    during, other = _apart(
+        (any(before <= end and after >= begin for begin, end in windows), after - before)
+        for outcome in outcomes
+        for before, after in pairwise(outcome.events_at)
+    )
+    return max(during, default=0.0), max(other, default=0.0)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -110,20 +114,12 @@ def stepped_back(outcomes: Iterable[RequestOutcome]) -> list[tuple[int, int]]:
     Versions of these runs only increase, so each such trajectory was answered by a version that is no longer live.
     Returns pairs: the version that answered, and the newest one before it.
     """
-    ended = sorted(
-        (outcome.ended_at, outcome.version) for outcome in outcomes if outcome.new and outcome.version is not None
-    )
-    back, newest, place = [], -1, 0
-    for outcome in sorted(
-        (outcome for outcome in outcomes if outcome.new and outcome.version is not None),
-        key=lambda outcome: outcome.began_at,
-    ):
-        while place < len(ended) and ended[place][0] < outcome.began_at:
-            newest = max(newest, ended[place][1])
-            place += 1
-        if outcome.version is not None and outcome.version < newest:
-            back.append((outcome.version, newest))
-    return back
+    new = [(one.began_at, one.ended_at, one.version) for one in outcomes if one.new and one.version is not None]
+    met = [
+        (version, max((newer for _, ended_at, newer in new if ended_at < began_at), default=-1))
+        for began_at, _, version in sorted(new)
+    ]
+    return [(version, newest) for version, newest in met if version < newest]
 
 
 def late(outcomes: Iterable[RequestOutcome], swaps: Iterable[Swap]) -> int:

@@ -39,13 +39,9 @@ class Load:
         self.outcomes: list[RequestOutcome] = []
         self._url, self._policy, self._connections = url, policy, connections
         self._rngs = [random.Random(f"{seed} {number}") for number in range(connections)]
-        self._in_flight: set[int] = set()
-        self._stopping = False
-
-    @property
-    def in_flight(self) -> int:
+        self.in_flight = 0
         """Number of requests without a complete answer yet."""
-        return len(self._in_flight)
+        self._stopping = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -68,9 +64,9 @@ class Load:
             messages = first_messages(rng)
             for turn in range(turns):
                 outcome = RequestOutcome(began_at=time.monotonic(), streamed=streamed, new=turn == 0)
-                self._in_flight.add(number)
+                self.in_flight += 1
                 text = await self._ask(session, outcome, messages, headers, rng.getrandbits(31))
-                self._in_flight.discard(number)
+                self.in_flight -= 1
                 outcome.ended_at = time.monotonic()
                 self.outcomes.append(outcome)
                 if text is None:
@@ -100,7 +96,9 @@ class Load:
             async with session.post(f"{self._url}/v1/chat/completions", json=body, headers=headers) as response:
                 outcome.status = response.status
                 if response.status != 200:
-                    _refused(outcome, response, await response.read())
+                    content = await response.read()
+                    outcome.error = f"{response.status} {content[:300].decode(errors='replace')}"
+                    outcome.honest = _is_honest(response, content)
                     return None
                 outcome.version = int(response.headers["X-Policy-Version"])
                 outcome.completion_id = response.headers["X-Completion-Id"]
@@ -114,15 +112,14 @@ class Load:
         return text
 
 
-def _refused(outcome: RequestOutcome, response: aiohttp.ClientResponse, content: bytes) -> None:
-    outcome.error = f"{response.status} {content[:300].decode(errors='replace')}"
+def _is_honest(response: aiohttp.ClientResponse, content: bytes) -> bool:
+    """Return whether a refusal is a server's error in OpenAI's shape, and a 503 says when to come again."""
     try:
         error = json.loads(content)["error"]
-        outcome.honest = {"message", "type", "code", "param"} <= error.keys() and response.status >= 500
+        shaped: bool = {"message", "type", "code", "param"} <= error.keys() and response.status >= 500
     except (ValueError, KeyError, TypeError, AttributeError):
-        outcome.honest = False
-    if response.status == 503:
-        outcome.honest = outcome.honest and "Retry-After" in response.headers
+        return False
+    return shaped and (response.status != 503 or "Retry-After" in response.headers)
 
 
 async def _plain(outcome: RequestOutcome, response: aiohttp.ClientResponse) -> str | None:

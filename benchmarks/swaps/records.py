@@ -1,5 +1,6 @@
 """Check which version sampled the completions of `swaps`: SQL's records and planted mixes, each computed again."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -68,19 +69,18 @@ def recorded(engine: Engine, settings: Settings) -> list[RecordedCompletion]:
 
 def judge(recorded_completions: Iterable[RecordedCompletion], sets: Sets) -> Verdict:
     """Compute each completion again with its version."""
-    completions = tokens = 0
-    worst, misfits = 0.0, []
-    for completion in recorded_completions:
+    completions, worst, misfits = list(recorded_completions), 0.0, []
+    for completion in completions:
         computed = sets.logprobs(sets.speaker(completion.version), completion.prompt_ids, completion.token_ids)
         first, second = gaps(completion.logprobs, computed)
-        completions, tokens = completions + 1, tokens + len(completion.token_ids)
         if fits(completion.logprobs, computed):
             worst = max(worst, first, second)
         else:
             misfits.append(
                 f"{completion.name}: {len(completion.token_ids)} tokens, off by {first:.3f} and {second:.3f} nats"
             )
-    return Verdict(completions, tokens, worst, tuple(misfits))
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    return Verdict(len(completions), tokens, worst, tuple(misfits))
 
 
 def mixes(
@@ -92,7 +92,7 @@ def mixes(
     all tokens, and as if the second had. `names` are the names of the versions on the server.
     """
     planted: list[list[RecordedCompletion]] = []
-    pairs = [(first, second) for first in range(len(names)) for second in range(len(names)) if first != second]
+    pairs = list(itertools.permutations(range(len(names)), 2))
     draws = 0
     while len(planted) < count:
         first, second = pairs[draws % len(pairs)]
@@ -117,8 +117,6 @@ def unmixed(
     for number in range(count):
         speaker, prompt = number % len(names), prompts[number % len(prompts)]
         sampled = control.sample(names[speaker], prompt, ANSWER_TOKENS, seed=number)
-        label = f"all by {names[speaker]}"
-        completions.append(
-            RecordedCompletion(label, speaker, tuple(prompt), tuple(sampled.token_ids), tuple(sampled.logprobs))
-        )
+        token_ids, logprobs = tuple(sampled.token_ids), tuple(sampled.logprobs)
+        completions.append(RecordedCompletion(f"all by {names[speaker]}", speaker, tuple(prompt), token_ids, logprobs))
     return completions

@@ -17,8 +17,7 @@ import httpx
 from rich.console import Console
 from sqlalchemy import select
 
-from benchmarks.kit import proc
-from benchmarks.kit.process import running_vllms
+from benchmarks.kit import proc, process
 from benchmarks.swaps.adapters import Sets
 from benchmarks.swaps.figures import Swap
 from migrations import schema
@@ -77,18 +76,14 @@ class Scene:
         with self.reader.connect() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def served(self) -> set[str]:
-        """Return what every server must have: the base model and the adapters that may be requested."""
-        return {self.settings.served_name, *Store(self.engine).served(self.settings.project, self.settings.trained)}
-
     def lacking(self, refused: Mapping[str, str] = NONE) -> list[str]:
         """Return how the servers differ from the ledger, including adapters that are no longer needed.
 
         `refused`: server -> the adapter that it does not accept.
         """
-        served, differences = self.served(), []
+        adapters, differences = Store(self.engine).served(self.settings.project, self.settings.trained), []
         for url, control in self.controls.items():
-            due = served - {refused.get(url)}
+            due = {self.settings.served_name, *adapters} - {refused.get(url)}
             try:
                 names = control.models()
                 if names != due:
@@ -166,11 +161,8 @@ async def until(holds: Callable[[], Any], seconds: float, what: str) -> None:
     Raises:
         TimeoutError: it does not hold in time.
     """
-    deadline = time.monotonic() + seconds
-    while not await asyncio.to_thread(holds):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {seconds:.0f} s {what}")
-        await asyncio.sleep(0.2)
+    if not await process.until(lambda: asyncio.to_thread(holds), seconds):
+        raise TimeoutError(f"after {seconds:.0f} s {what}")
 
 
 @contextlib.contextmanager
@@ -207,5 +199,5 @@ def unlike_servers(settings: Settings, folder: Path, console: Console) -> Iterat
     console.print("[dim]starting two vLLM servers[/dim]")
     rank = settings.trainer.lora_rank
     small = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"lora_rank": rank // 2})})
-    with running_vllms(folder, {"takes-all": settings, "takes-small": small}) as (first, second):
+    with process.running_vllms(folder, {"takes-all": settings, "takes-small": small}) as (first, second):
         yield first, second
