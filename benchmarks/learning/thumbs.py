@@ -5,7 +5,6 @@ questions to the version before and to the last one. Exit 0 only if the share of
 more, with certainty; with --shuffle, where thumbs mean nothing, only if it did not rise. Loopback only.
 """
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass
@@ -15,16 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kit.check import data_folder, end_on_sigterm
-from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
+from benchmarks.kit.harness import opened
+from benchmarks.kit.options import parser_of
+from benchmarks.kit.process import ROOT, add_vllm_argument, borrowed_vllm
+from benchmarks.learning.policy import LearningPolicy, cells
 from whetstone.config.settings import Settings, load
-from whetstone.database.engine import connect
-from whetstone.demo.agent_process import app, report_of, still_runs
 from whetstone.domain import stats
-from whetstone.registry.projects import Store
-from whetstone.stack.stack import Stack, running
+from whetstone.stack.stack import running
 
-ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "examples" / "thumbs" / "app.py"
 SINGLES_PER_STEP, LEARNING_RATE = 192, 5e-4
 """Settings of the run: twice the thumbs and half the rate of the defaults. AdamW walks as far on noise as on a signal;
@@ -77,86 +74,63 @@ def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, consol
         AppFailed: the app ended early.
     """
     with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
-        store = Store(connect(stack.settings.database_url))
-        store.set_policy_state(settings.project, settings.policy, "training")
-        reports = [_train(stack, store, steps, shuffle, console)]
-        store.set_policy_state(settings.project, settings.policy, "paused")
-        live = store.live_name(settings)
-        console.print(f"[dim]{questions} held-out questions to {settings.served_name} and to {live}[/dim]")
-        for name in (settings.served_name, live):
-            options = ("--split", "eval", "--questions", str(questions), "--model", name)
-            with app(stack, APP, ["--seed", str(settings.seed), *options]) as thumbs:
-                reports.append(report_of(thumbs, stack))
-        taken = store.steps(settings.project, settings.policy)
-    before, after = (report["each"] for report in reports[1:])
+        policy = LearningPolicy(stack, APP, _figures, console)
+        policy.learn(steps, "--questions", "0", *(["--shuffle"] if shuffle else []))
+        versions = settings.served_name, policy.live
+        console.print(f"[dim]{questions} held-out questions to {' and to '.join(versions)}[/dim]")
+        before, after = (
+            policy.run("--split", "eval", "--questions", str(questions), "--model", name)["each"] for name in versions
+        )
+        taken = policy.steps
     return Outcome(
         before=stats.share(before),
         after=stats.share(after),
         gain=stats.gain(before, after),
         trajectories=sum(step["trajectories"] for step in taken),
         baselined=sum(step["baselined"] for step in taken),
-        failed_requests=sum(report["failed_requests"] for report in reports),
+        failed_requests=policy.failed_requests,
     )
 
 
-def _train(stack: Stack, store: Store, steps: int, shuffle: bool, console: Console) -> dict[str, Any]:
-    """Run the app until the policy has taken its steps; return the app's own report."""
-    settings, shown = stack.settings, 0
-    arguments = ["--seed", str(settings.seed), "--questions", "0", *(["--shuffle"] if shuffle else [])]
-    with app(stack, APP, arguments) as thumbs:
-        while shown < steps:
-            still_runs(thumbs)
-            stack.watch()
-            ended = [step for step in store.steps(settings.project, settings.policy) if step["ended_at"] is not None]
-            for step in ended[shown:]:
-                console.print(_line(step), highlight=False)
-            shown = len(ended)
-            time.sleep(0.2)
-        thumbs.terminate()
-        return report_of(thumbs, stack)
-
-
-def _line(step: dict[str, Any]) -> str:
-    if step["state"] != "promoted":
-        return f"step {step['number']}  {step['state']}: {step['error']}"
+def _figures(step: dict[str, Any]) -> str:
     return (
-        f"step {step['number']}  {step['baselined']} of {step['trajectories']} by baseline  "
+        f"{step['baselined']} of {step['trajectories']} by baseline  "
         f"thumbs up {step['reward_mean']:.3f}  kl {step['kl']:.3f}  {step['seconds']:.1f} s"
     )
 
 
-def _show(outcome: Outcome, questions: int, console: Console) -> None:
-    table = Table("held-out questions", "liked", "95 % interval", title=f"{questions} boards, the same for both")
-    rows = (("before", outcome.before, ""), ("after", outcome.after, ""), ("gain", outcome.gain, "+"))
-    for name, interval, sign in rows:
-        table.add_row(name, f"{interval.mean:{sign}.1%}", f"{interval.low:{sign}.1%} to {interval.high:{sign}.1%}")
+def main() -> int:
+    parser = parser_of(
+        "Whether a policy learns from thumbs on single answers.",
+        {
+            "--steps": {"type": int, "default": 20, "help": "steps to take"},
+            "--singles": {"type": int, "default": SINGLES_PER_STEP, "help": "answers with a thumb in a step"},
+            "--questions": {"type": int, "default": 600, "help": "held-out questions to each of the two versions"},
+            "--seed": {"type": int, "default": 0, "help": "of the adapter, the sampling and the questions"},
+            "--enough": {
+                "type": float,
+                "default": 0.15,
+                "help": "the gain, as a share, that counts as learned; below 0: any",
+            },
+            "--shuffle": {"action": "store_true", "help": "the control: thumbs of other answers"},
+            "--data": {"type": Path, "help": "an empty folder for database and logs, which then stay"},
+        },
+    )
+    add_vllm_argument(parser)
+    args = parser.parse_args()
+    with opened("thumbs", args.data, width=None) as (data, console), borrowed_vllm(args.vllm) as given:
+        settings = settings_of(data, args.seed, args.singles, **given)
+        began = time.monotonic()
+        outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle, console=console)
+    table = Table("held-out questions", "liked", "95 % interval", title=f"{args.questions} boards, the same for both")
+    table.add_row("before", *cells(outcome.before))
+    table.add_row("after", *cells(outcome.after))
+    table.add_row("gain", *cells(outcome.gain, "+"))
     console.print(table)
     console.print(
         f"{outcome.baselined} of {outcome.trajectories} trajectories compared with a baseline, "
         f"{outcome.failed_requests} failed requests"
     )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Whether a policy learns from thumbs on single answers.")
-    parser.add_argument("--steps", type=int, default=20, help="steps to take")
-    parser.add_argument("--singles", type=int, default=SINGLES_PER_STEP, help="answers with a thumb in a step")
-    parser.add_argument("--questions", type=int, default=600, help="held-out questions to each of the two versions")
-    parser.add_argument("--seed", type=int, default=0, help="of the adapter, the sampling and the questions")
-    parser.add_argument(
-        "--enough", type=float, default=0.15, help="the gain, as a share, that counts as learned; below 0: any"
-    )
-    parser.add_argument("--shuffle", action="store_true", help="the control: thumbs of other answers")
-    parser.add_argument("--data", type=Path, help="an empty folder for database and logs, which then stay")
-    add_vllm_argument(parser)
-    args = parser.parse_args()
-    end_on_sigterm()
-    console = Console()
-    with data_folder("thumbs", args.data) as data, borrowed_vllm(args.vllm) as given:
-        settings = settings_of(data, args.seed, args.singles, **given)
-        began = time.monotonic()
-        outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle, console=console)
-    _show(outcome, args.questions, console)
     console.print(f"{time.monotonic() - began:.0f} s")
     as_due = outcome.gain.low <= 0 if args.shuffle else outcome.learned(args.enough)
     return 0 if outcome.clean and as_due else 1
