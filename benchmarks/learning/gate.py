@@ -9,15 +9,16 @@ two standard errors) of candidates that are no worse. Uses numpy; no stack, no d
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kit.options import parser_of
 from trainer.domain.verdict import Moments, Verdict, compared, paired, samples_needed, watched
 from whetstone.config.gate import GateSettings
 
@@ -65,8 +66,6 @@ class Line:
     rejected: float
     error: float
     """Standard error of `rejected`."""
-    undecided: float
-    """Share of runs without enough rewards."""
     used: float
     """Groups of the candidate, on average."""
     most: int
@@ -89,16 +88,9 @@ def simulated(case: Case, loss: float, runs: int, seed: int, gate: GateSettings)
     rng = np.random.default_rng(seed)
     one = {"canary": _canary, "watch": _watch, "heldout": _heldout}[case.test]
     ends = [one(case, loss, rng, gate) for _ in range(runs)]
-    rejected, undecided = (sum(end.decision == which for end, _ in ends) / runs for which in ("reject", "testing"))
-    return Line(
-        case,
-        loss,
-        rejected,
-        math.sqrt(rejected * (1 - rejected) / runs),
-        undecided,
-        sum(used for _, used in ends) / runs,
-        _most(case, [end for end, _ in ends], gate),
-    )
+    rejected = sum(end.decision == "reject" for end, _ in ends) / runs
+    error, used = math.sqrt(rejected * (1 - rejected) / runs), sum(used for _, used in ends) / runs
+    return Line(case, loss, rejected, error, used, _most(case, [end for end, _ in ends], gate))
 
 
 def bar_holds(line: Line, runs: int, gate: GateSettings) -> bool | None:
@@ -131,12 +123,7 @@ def _canary(case: Case, loss: float, rng: np.random.Generator, gate: GateSetting
         fallen = case.fall * (np.arange(count) / count - 0.5)
         rewards = _drawn(rng, case.rewards, fallen + loss * is_candidate)
         sides = [_sums(rewards, taken, sweep) for taken in (is_candidate, ~is_candidate)]
-    verdict, used = Verdict("testing", ""), 0
-    for candidate, parent in zip(*sides, strict=True):
-        verdict, used = compared(candidate, parent, gate, verdict.looked), candidate.count
-        if verdict.decision != "testing":
-            break
-    return verdict, used
+    return _first_decision(zip(*sides, strict=True), compared, gate)
 
 
 def _watch(case: Case, loss: float, rng: np.random.Generator, gate: GateSettings) -> tuple[Verdict, int]:
@@ -144,10 +131,18 @@ def _watch(case: Case, loss: float, rng: np.random.Generator, gate: GateSettings
     count = ROOM * needed
     fallen = case.fall * np.arange(2 * count) / (2 * count)
     before = _drawn(rng, case.rewards, fallen[:count])[::-1][: math.ceil(1.3 * needed)].tolist()
-    verdict, used = Verdict("testing", ""), 0
     rewards = _drawn(rng, case.rewards, fallen[count:] + loss)
-    for live in _sums(rewards, np.ones(count, dtype=np.bool_), needed // SWEEPS):
-        verdict, used = watched(live, before, gate, verdict.looked), live.count
+    sums = _sums(rewards, np.ones(count, dtype=np.bool_), needed // SWEEPS)
+    return _first_decision(((live, before) for live in sums), watched, gate)
+
+
+def _first_decision(
+    looks: Iterable[tuple[Moments, Any]], test: Callable[[Moments, Any, GateSettings, int], Verdict], gate: GateSettings
+) -> tuple[Verdict, int]:
+    """Look at the candidate's rewards beside the others until the test decides; return how many of them it took."""
+    verdict, used = Verdict("testing", ""), 0
+    for candidate, others in looks:
+        verdict, used = test(candidate, others, gate, verdict.looked), candidate.count
         if verdict.decision != "testing":
             break
     return verdict, used
@@ -192,11 +187,16 @@ def _sums(rewards: Floats, taken: Taken, sweep: int) -> Iterator[Moments]:
 
 def main() -> int:
     """Simulate, print the table, and return 0 if all bars hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2000, help="runs of each line")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=("canary", "watch", "heldout"), help="one test instead of all")
-    parser.add_argument("--rewards", choices=tuple(SPREADS), help="one kind of rewards instead of all")
+    parser = parser_of(
+        __doc__,
+        {
+            "--runs": {"type": int, "default": 2000, "help": "runs of each line"},
+            "--seed": {"type": int, "default": 0},
+            "--only": {"choices": ("canary", "watch", "heldout"), "help": "one test instead of all"},
+            "--rewards": {"choices": tuple(SPREADS), "help": "one kind of rewards instead of all"},
+        },
+        argparse.RawDescriptionHelpFormatter,
+    )
     args = parser.parse_args()
     gate = GateSettings()
     table = Table("test", "rewards", "share", "fall of both", "true loss", "rejected", "groups used", "needed", "bar")
@@ -207,25 +207,20 @@ def main() -> int:
         for loss in LOSSES:
             line = simulated(case, loss, args.runs, args.seed, gate)
             bars.append(bar_holds(line, args.runs, gate))
-            table.add_row(*_cells(line, bars[-1]))
+            table.add_row(
+                case.test,
+                case.rewards,
+                "paired" if case.test == "heldout" else f"{case.share:.1f}",
+                f"{case.fall:.2f}" if case.fall else "",
+                f"{loss:.2f}",
+                f"{100 * line.rejected:5.1f} ± {100 * line.error:.1f} %",
+                f"{line.used:.0f}",
+                str(line.most),
+                {None: "", True: "holds", False: "BROKEN"}[bars[-1]],
+            )
         table.add_section()
     Console(width=120).print(table)
     return 0 if False not in bars else 1
-
-
-def _cells(line: Line, bar: bool | None) -> tuple[str, ...]:
-    case = line.case
-    return (
-        case.test,
-        case.rewards,
-        "paired" if case.test == "heldout" else f"{case.share:.1f}",
-        f"{case.fall:.2f}" if case.fall else "",
-        f"{line.loss:.2f}",
-        f"{100 * line.rejected:5.1f} ± {100 * line.error:.1f} %",
-        f"{line.used:.0f}",
-        str(line.most),
-        {None: "", True: "holds", False: "BROKEN"}[bar],
-    )
 
 
 if __name__ == "__main__":

@@ -19,33 +19,23 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from benchmarks.kit.options import parser_of
 from benchmarks.kit.peak import Peak
 from trainer.domain.rows import Row
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 
+FIELDS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"
+)  # fmt: skip
 SHAPES = {
-    "tiny": {"hidden": 64, "layers": 2, "heads": 4, "key_heads": 2, "inner": 128, "vocabulary": 512},
-    "0.5B": {"hidden": 896, "layers": 24, "heads": 14, "key_heads": 2, "inner": 4864, "vocabulary": 151_936},
-    "1.5B": {"hidden": 1536, "layers": 28, "heads": 12, "key_heads": 2, "inner": 8960, "vocabulary": 151_936},
-    "7B": {"hidden": 3584, "layers": 28, "heads": 28, "key_heads": 4, "inner": 18_944, "vocabulary": 152_064},
+    "tiny": (64, 2, 4, 2, 128, 512),
+    "0.5B": (896, 24, 14, 2, 4864, 151_936),
+    "1.5B": (1536, 28, 12, 2, 8960, 151_936),
+    "7B": (3584, 28, 28, 4, 18_944, 152_064),
 }
-"""Shapes of Qwen2.5."""
+"""Shapes of Qwen2.5: the FIELDS of a `Qwen2Config`."""
 MEMBERS = 8
-
-
-def config_of(shape: str) -> Qwen2Config:
-    """Return the configuration of the shape for transformers."""
-    numbers = SHAPES[shape]
-    return Qwen2Config(
-        hidden_size=numbers["hidden"],
-        num_hidden_layers=numbers["layers"],
-        num_attention_heads=numbers["heads"],
-        num_key_value_heads=numbers["key_heads"],
-        intermediate_size=numbers["inner"],
-        vocab_size=numbers["vocabulary"],
-        max_position_embeddings=32_768,
-    )
 
 
 def rows_of(groups: int, prompt: int, answer: int, vocabulary: int) -> list[Row]:
@@ -86,20 +76,26 @@ def model_flops(config: Qwen2Config, groups: int, prompt: int, answer: int) -> f
 
 def main() -> None:
     """Measure the shapes and print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=1024, help="tokens that a group shares")
-    parser.add_argument("--answer", type=int, default=512, help="tokens that each member sampled")
-    parser.add_argument("--budget", type=int, default=16_384, help="trainer.micro_batch_tokens")
-    parser.add_argument("--attention", default="auto", choices=["auto", "segments", "dense", "flex"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peak-tflops", type=float, default=989, help="the device's, dense bf16 [H100, H200]")
+    parser = parser_of(
+        __doc__,
+        {
+            "--shapes": {"nargs": "+", "choices": SHAPES, "default": ["0.5B", "7B"]},
+            "--device": {"default": "cuda"},
+            "--groups": {"type": int, "default": 8},
+            "--prompt": {"type": int, "default": 1024, "help": "tokens that a group shares"},
+            "--answer": {"type": int, "default": 512, "help": "tokens that each member sampled"},
+            "--budget": {"type": int, "default": 16_384, "help": "trainer.micro_batch_tokens"},
+            "--attention": {"default": "auto", "choices": ["auto", "segments", "dense", "flex"]},
+            "--repeats": {"type": int, "default": 5},
+            "--peak-tflops": {"type": float, "default": 989, "help": "the device's, dense bf16 [H100, H200]"},
+        },
+        argparse.RawDescriptionHelpFormatter,
+    )
     chosen = parser.parse_args()
     table = Table("shape", "read", "sampled", "s a step", "read/s", "sampled/s", "TFLOPS", "MFU", "peak MiB")
     for shape in chosen.shapes:
-        config = config_of(shape)
+        fields = dict(zip(FIELDS, SHAPES[shape], strict=True))
+        config = Qwen2Config(**fields, max_position_embeddings=32_768)
         rows = rows_of(chosen.groups, chosen.prompt, chosen.answer, config.vocab_size)
         settings = TrainerSettings(
             device=chosen.device, micro_batch_tokens=chosen.budget, attention=chosen.attention, measure_kl=False

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.kit.options import parser_of
 from benchmarks.kit.peak import Peak
 from benchmarks.learning.step.sides import CALLS, MERGED, OURS, TRAJECTORIES, Pass, Sides, log_of_calls
 
@@ -125,31 +126,34 @@ def _table(results: Sequence[Result], args: argparse.Namespace) -> Table:
     return table
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16], help="of each trajectory")
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096], help="tokens the model knows")
-    parser.add_argument("--hidden", type=int, default=256, help="hidden size")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--budget", type=int, default=8192, help="tokens of a micro-batch, padding included")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; the median of them is shown")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu computes in fp32, cuda in bf16")
-    parser.add_argument("--threads", type=int, default=2, help="on the CPU")
-    parser.add_argument(
-        "--enough",
-        type=float,
-        nargs=2,
-        default=(4.0, 1.5),
-        metavar=("CALLS", "MERGED"),
-        help="times slower that TRL has to be with 8 turns, by a row per call and by our merged rows",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    return parser.parse_args()
-
-
 def main(backend: Literal["hf", "unsloth"] = "hf") -> None:
     """Run it; on Unsloth without TRL, since Unsloth patches TRL too."""
-    args = _arguments()
+    parser = parser_of(
+        __doc__.splitlines()[0],
+        {
+            "--turns": {"type": int, "nargs": "+", "default": [2, 4, 8, 16], "help": "of each trajectory"},
+            "--vocabulary": {"type": int, "nargs": "+", "default": [4096], "help": "tokens the model knows"},
+            "--hidden": {"type": int, "default": 256, "help": "hidden size"},
+            "--layers": {"type": int, "default": 4},
+            "--budget": {"type": int, "default": 8192, "help": "tokens of a micro-batch, padding included"},
+            "--repeats": {"type": int, "default": 3, "help": "rounds; the median of them is shown"},
+            "--device": {
+                "choices": ("cpu", "cuda"),
+                "default": "cpu",
+                "help": "cpu computes in fp32, cuda in bf16",
+            },
+            "--threads": {"type": int, "default": 2, "help": "on the CPU"},
+            "--enough": {
+                "type": float,
+                "nargs": 2,
+                "default": (4.0, 1.5),
+                "metavar": ("CALLS", "MERGED"),
+                "help": "times slower that TRL has to be with 8 turns, by a row per call and by our merged rows",
+            },
+            "--json": {"type": Path, "metavar": "FILE", "help": "write the figures there too"},
+        },
+    )
+    args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch finds no such device here")
     torch.set_num_threads(args.threads)
