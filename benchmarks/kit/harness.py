@@ -52,3 +52,8 @@ def evenly(targets: Sequence[str], count: int, rng: random.Random) -> list[str]:
 def present(faults: Mapping[str, object]) -> list[str]:
     """Return the faults whose condition is true."""
     return [fault for fault, is_present in faults.items() if is_present]
+
+
+def first(faults: Mapping[str, object]) -> str | None:
+    """Return the first fault whose condition is true; None where there is none."""
+    return next(iter(present(faults)), None)

@@ -42,10 +42,8 @@ STATUSES = ("complete", "aborted", "error", "none")
 def flat(samples: list[Sample]) -> tuple[float, float, bool]:
     """Return median bytes of memory in the third and the last quarter of the requests, and whether that is flat."""
     last = max(sample.answered for sample in samples)
-    quarters: dict[int, list[int]] = {}
-    for sample in samples:
-        quarters.setdefault(min(3, 4 * sample.answered // max(last, 1)), []).append(sample.rss_bytes)
-    third, fourth = (statistics.median(quarters[quarter]) for quarter in (2, 3))
+    sizes = [(min(3, 4 * sample.answered // max(last, 1)), sample.rss_bytes) for sample in samples]
+    third, fourth = (statistics.median(size for place, size in sizes if place == quarter) for quarter in (2, 3))
     return third, fourth, fourth - third < MOST_GROWTH_BYTES
 
 

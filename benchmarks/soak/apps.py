@@ -24,14 +24,16 @@ class Dialect:
     """Part of the event with the finish reason."""
     end: bytes
     """Part of the event that ends a whole stream."""
+    field: str
+    """Where a request has its words."""
 
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 DIALECTS = {
-    "chat": Dialect(CHAT, b'"finish_reason":"stop"', b"data: [DONE]\n\n"),
-    "completions": Dialect(TEXT, b'"finish_reason":"stop"', b"data: [DONE]\n\n"),
-    "messages": Dialect(MESSAGES, b'"stop_reason":"end_turn"', b'"type":"message_stop"'),
-    "responses": Dialect(RESPONSES, b'"type":"response.output_text.done"', b'"type":"response.completed"'),
+    "chat": Dialect(CHAT, b'"finish_reason":"stop"', b"data: [DONE]\n\n", "messages"),
+    "completions": Dialect(TEXT, b'"finish_reason":"stop"', b"data: [DONE]\n\n", "prompt"),
+    "messages": Dialect(MESSAGES, b'"stop_reason":"end_turn"', b'"type":"message_stop"', "messages"),
+    "responses": Dialect(RESPONSES, b'"type":"response.output_text.done"', b'"type":"response.completed"', "input"),
 }
 WHY_REFUSED = ("id", "split", "json", "field", "model")
 MOMENTS = ("asking", "early", "midway", "late")
@@ -60,15 +62,9 @@ class Ask:
 
     def body(self) -> bytes:
         """Return the request's body."""
-        words = words_of(self.number)
+        words, name = words_of(self.number), self.dialect.field
         fields: dict[str, Any] = {"model": "unknown" if self.refused == "model" else "soak"}
-        match self.dialect.path:
-            case "/v1/completions":
-                fields["prompt"] = words
-            case "/v1/responses":
-                fields["input"] = words
-            case _:
-                fields["messages"] = [{"role": "user", "content": words}]
+        fields[name] = [{"role": "user", "content": words}] if name == "messages" else words
         if self.dialect.path == MESSAGES:
             fields["max_tokens"] = 4096
         if self.plan.streamed:
@@ -225,11 +221,11 @@ def wrong_with(seen: ReceivedAnswer) -> str | None:
         due = STATUSES[plan.fate]
         return None if status == due and _is_error(seen) else f"vLLM's {due} was due, came {status}"
     if status == 503:
-        right = _is_error(seen) and "retry-after" in seen.headers
-        return None if right else "a 503 without Retry-After or without an error's shape"
+        is_right = _is_error(seen) and "retry-after" in seen.headers
+        return None if is_right else "a 503 without Retry-After or without an error's shape"
     if plan.fate is Fate.ERROR_EVENT:
-        right = status == 200 and seen.whole and b'"error"' in seen.body
-        return None if right else f"an error event was due, came {status}, whole: {seen.whole}"
+        is_right = status == 200 and seen.whole and b'"error"' in seen.body
+        return None if is_right else f"an error event was due, came {status}, whole: {seen.whole}"
     broke_off = plan.streamed and plan.opened and status == 200 and seen.broken
     return None if broke_off else f"503 or an answer that breaks off was due, came {status}, whole: {seen.whole}"
 

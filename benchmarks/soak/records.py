@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fakes.vllm import HARMLESS, Arrival, Fate
+from benchmarks.kit.harness import first
 from benchmarks.soak.apps import ReceivedAnswer
 
 
@@ -63,33 +64,39 @@ def wrong_with_records(seen: ReceivedAnswer, arrivals: list[Arrival], records: l
 
 
 def _wrong_id(seen: ReceivedAnswer, arrivals: list[Arrival], record: Record) -> str | None:
-    if seen.headers.get("x-completion-id", record.completion_id) != record.completion_id:
-        return "the app holds another completion id"
-    for arrival in arrivals:
-        if arrival.request_id != record.call_id:
-            return "the model server knows another call id"
-        if record.status == "complete" and not record.upstream_id.endswith(arrival.request_id):
-            return f"its upstream id is {record.upstream_id}"
-    return None
+    call_ids = {arrival.request_id for arrival in arrivals}
+    is_other = record.status == "complete" and not all(map(record.upstream_id.endswith, call_ids))
+    return first(
+        {
+            "the app holds another completion id": (
+                seen.headers.get("x-completion-id", record.completion_id) != record.completion_id
+            ),
+            "the model server knows another call id": call_ids - {record.call_id},
+            f"its upstream id is {record.upstream_id}": is_other,
+        }
+    )
 
 
 def _wrong_words(seen: ReceivedAnswer, record: Record) -> str | None:
     """Check that the app received no more than is recorded, and that no more is recorded than the model sent."""
-    plan = seen.ask.plan
+    plan, received = seen.ask.plan, seen.text()
     text, token_ids, logprobs = record.text or "", record.token_ids or [], record.logprobs or []
-    silent = plan.fate is Fate.NO_CHOICES and not plan.streamed
-    if record.status == "complete" and not silent:
-        if text != plan.text or len(token_ids) != len(plan.token_ids):
-            return f"{len(token_ids)} of {len(plan.token_ids)} sampled tokens"
-        if record.follows is None and record.prompt_token_ids != plan.prompt_ids:
-            return "other prompt ids than the model's"
-    if not plan.text.startswith(text):
-        return f"{text[:80]!r} is not the model's text"
-    if not text.startswith(seen.text()):
-        return f"the app received {len(seen.text())} characters, {len(text)} are recorded"
-    if token_ids != plan.token_ids[: len(token_ids)] or logprobs != plan.logprobs[: len(token_ids)]:
-        return "other ids or logprobs than the model's"
-    return None
+    count, due = len(token_ids), len(plan.token_ids)
+    is_silent = plan.fate is Fate.NO_CHOICES and not plan.streamed
+    is_whole = record.status == "complete" and not is_silent
+    return first(
+        {
+            f"{count} of {due} sampled tokens": is_whole and (text != plan.text or count != due),
+            "other prompt ids than the model's": (
+                is_whole and record.follows is None and record.prompt_token_ids != plan.prompt_ids
+            ),
+            f"{text[:80]!r} is not the model's text": not plan.text.startswith(text),
+            f"the app received {len(received)} characters, {len(text)} are recorded": not text.startswith(received),
+            "other ids or logprobs than the model's": (
+                token_ids != plan.token_ids[:count] or logprobs != plan.logprobs[:count]
+            ),
+        }
+    )
 
 
 def _number_of(new_messages: str) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import json
 import operator
+import sqlite3
 import statistics
 import time
 from collections import Counter
@@ -22,15 +23,14 @@ import httptools
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from sqlalchemy import text
 
 from benchmarks.fakes.instant_vllm import Instant
 from benchmarks.fakes.wire import CHAT
 from benchmarks.kit.check import verdict
+from benchmarks.kit.harness import present
 from benchmarks.kit.process import CONTROL_CONNECTIONS, POOLED, WHEN_QUIET, mib, running_broker, too_many, unhandled
 from benchmarks.soak.watched import Sample, Watched
 from whetstone.config.proxy import ProxySettings
-from whetstone.database.engine import connect
 
 RATE = 1000 / 3
 """Requests per second: 300,000 in 15 minutes."""
@@ -87,9 +87,6 @@ def lasting(samples: list[Sample]) -> list[Counter[str]]:
 class _App(asyncio.Protocol):
     """A client with one persistent connection; one request at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
 
@@ -101,7 +98,7 @@ class _App(asyncio.Protocol):
             TimeoutError: it did not come.
         """
         self._parser = httptools.HttpResponseParser(self)
-        self._body, self._answered = b"", self._loop.create_future()
+        self._body, self._answered = b"", asyncio.get_running_loop().create_future()
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}"
         self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         async with asyncio.timeout(PATIENCE_S):
@@ -147,7 +144,7 @@ class Steady(Watched):
         self.began = time.perf_counter()
 
         async def app(place: int) -> None:
-            transport, connection = await loop.create_connection(lambda: _App(loop), address.hostname, address.port)
+            transport, connection = await loop.create_connection(_App, address.hostname, address.port)
             with closing(transport):
                 trajectory_id = ""
                 # All at once: the proxy then has all the connections to the model server that it will need.
@@ -204,15 +201,13 @@ class Steady(Watched):
 
     def report(self, console: Console) -> int:
         """Print the result; return the exit code."""
-        if self.exit_code != 0:
-            self.faults.append(f"the proxy stopped with {self.exit_code}")
-        self.faults += unhandled(self.log())
-        engine = connect(f"sqlite:///{self.data / 'whetstone.db'}")
-        with engine.begin() as connection:
-            recorded = connection.scalar(text("SELECT count(DISTINCT call_id) FROM completions"))
-        engine.dispose()
-        if recorded != self._calls:
-            self.faults.append(f"{self._calls} calls were answered, {recorded} are in SQL")
+        with closing(sqlite3.connect(self.data / "whetstone.db")) as database:
+            (recorded,) = database.execute("SELECT count(DISTINCT call_id) FROM completions").fetchone()
+        self.faults += [
+            *present({f"the proxy stopped with {self.exit_code}": self.exit_code != 0}),
+            *unhandled(self.log()),
+            *present({f"{self._calls} calls were answered, {recorded} are in SQL": recorded != self._calls}),
+        ]
         if lasting(self.samples):
             self.faults += memory_not_flat(self.samples, self._most_growth)
             self.faults += files_not_flat(self.samples, self._connections)

@@ -46,8 +46,8 @@ class Report:
     """The result of a part: figures to print, and what does not hold."""
 
     title: str
+    faults: list[str]
     figures: dict[str, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
 
     def add(self, faults: Mapping[str, object]) -> None:
         """Record the faults whose condition is true."""
@@ -244,11 +244,10 @@ async def _settled(
 
 
 def _report_requests(outcomes: Sequence[RequestOutcome], report: Report) -> None:
-    streams = sum(outcome.streamed for outcome in outcomes)
-    turns = sum(not outcome.new for outcome in outcomes)
-    failed = sum(outcome.failed for outcome in outcomes)
     report.figures["requests"] = (
-        f"{len(outcomes)}, {streams} streams, {turns} later turns; {failed} failed {_why(outcomes)}"
+        f"{len(outcomes)}, {sum(outcome.streamed for outcome in outcomes)} streams, "
+        f"{sum(not outcome.new for outcome in outcomes)} later turns; "
+        f"{sum(outcome.failed for outcome in outcomes)} failed {_why(outcomes)}"
     )
 
 
@@ -259,8 +258,8 @@ def _why(outcomes: Sequence[RequestOutcome]) -> str:
 
 @contextlib.contextmanager
 def reported(title: str, faults: list[str], console: Console) -> Iterator[Report]:
-    """Yield a report that is printed at the end; what does not hold is added to `faults`."""
-    report = Report(title)
+    """Yield a report, whose figures are printed at the end; it adds to `faults` what does not hold."""
+    report = Report(title, faults)
     try:
         yield report
     except TimeoutError as error:
@@ -269,7 +268,6 @@ def reported(title: str, faults: list[str], console: Console) -> Iterator[Report
     for what, value in report.figures.items():
         table.add_row(what, escape(value))
     console.print(table, f"[dim]load average {', '.join(f'{load:.1f}' for load in os.getloadavg())}[/dim]")
-    faults.extend(report.faults)
 
 
 def prove(data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console) -> list[str]:

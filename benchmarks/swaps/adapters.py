@@ -17,6 +17,7 @@ from trainer.adapters.files import write
 from trainer.domain.base import BaseModel
 from trainer.learner.learner import ADAPTER_WEIGHTS, Learner
 from whetstone.config.settings import Settings
+from whetstone.config.trainer import TrainerSettings
 from whetstone.domain.ids import version_id
 from whetstone.vllm.client import Vllm
 
@@ -41,7 +42,7 @@ class Weights:
 
 def random_weights(settings: Settings, seed: int, rank: int) -> Weights:
     """Return a LoRA whose every layer is random."""
-    learner = Learner.fresh(settings.model, _of_rank(settings, rank).trainer, seed)
+    learner = Learner.fresh(settings.model, _of_rank(settings.trainer, rank), seed)
     files = learner.files()
     draw = torch.Generator().manual_seed(seed)
     tensors = safetensors.torch.load(files[ADAPTER_WEIGHTS])
@@ -52,9 +53,8 @@ def random_weights(settings: Settings, seed: int, rank: int) -> Weights:
     return Weights(learner.base, {**files, ADAPTER_WEIGHTS: weights}, rank)
 
 
-def _of_rank(settings: Settings, rank: int) -> Settings:
-    trainer = settings.trainer.model_copy(update={"lora_rank": rank, "lora_alpha": 2 * rank})
-    return settings.model_copy(update={"trainer": trainer})
+def _of_rank(trainer: TrainerSettings, rank: int) -> TrainerSettings:
+    return trainer.model_copy(update={"lora_rank": rank, "lora_alpha": 2 * rank})
 
 
 class Sets:
@@ -69,7 +69,7 @@ class Sets:
         self._learners = [
             Learner.fresh(settings.model, settings.trainer, seed),
             *(
-                Learner.resume(settings.model, one, _of_rank(settings, weights.rank).trainer)
+                Learner.resume(settings.model, one, _of_rank(settings.trainer, weights.rank))
                 for weights, one in zip(self.weights, self.folders, strict=True)
             ),
         ]

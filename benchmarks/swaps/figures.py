@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 
 TOLERANCE_NATS = 0.01
 """Largest mean |Δ| of a half completion: server and trainer differ by a thousandth of that, the adapters by 2 nats."""
@@ -58,17 +59,13 @@ def gaps(recorded: Sequence[float], computed: Sequence[float]) -> tuple[float, f
         return math.inf, math.inf
     apart = [abs(x - y) for x, y in zip(recorded, computed, strict=True)]
     middle = (len(apart) + 1) // 2
-    return _mean(apart[:middle]), _mean(apart[middle:])
+    return fmean(apart[:middle]), fmean(apart[middle:] or [0.0])
 
 
 def fits(recorded: Sequence[float], computed: Sequence[float]) -> bool:
     """Return whether one version sampled all tokens. A part by another version shows in its half, even if small."""
     # `<=`, not `not … >`: NaN must not fit.
     return all(gap <= TOLERANCE_NATS for gap in gaps(recorded, computed))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def inside(moment: float, swaps: Iterable[Swap]) -> bool:

@@ -42,8 +42,8 @@ NONE: Mapping[str, str] = {}
 
 def settings_of(data: Path, seed: int, **given: Any) -> Settings:
     """Return the defaults, except for what the run needs to see soon."""
-    given |= {"proxy__port": 0, "proxy__drain_s": DRAIN_S, "proxy__max_wait_s": MAX_WAIT_S}
-    return load(environment={}, data=data, seed=seed, **given)
+    given |= {"proxy__drain_s": DRAIN_S, "proxy__max_wait_s": MAX_WAIT_S}
+    return load(environment={}, data=data, seed=seed, proxy__port=0, **given)
 
 
 class Scene:
@@ -66,8 +66,7 @@ class Scene:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by part, from up.json."""
-        pids: dict[str, int] = json.loads((self.settings.data / "up.json").read_text())["pids"]
-        return pids
+        return dict(json.loads((self.settings.data / "up.json").read_text())["pids"])
 
     def live(self) -> int:
         """Return the live version."""

@@ -26,7 +26,6 @@ def play(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, games: int,
     openings = [game.opening_name(SPLIT, seed, number) for number in range(games)]
     boards = [game.first_board(number, opening) for number, opening in enumerate(openings)]
     results: list[str | None] = [None] * games
-    end = tokenizer.eos_token_id
     cache = DynamicCache()
     last_G2: list[list[int]] = []
     while None in results:
@@ -39,7 +38,7 @@ def play(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, games: int,
         for i, (cell_id, end_id) in enumerate(last_G2):
             if results[i] is None:
                 cell = tokenizer.decode([cell_id])
-                if end_id == end and cell in game.free(boards[i]):
+                if end_id == tokenizer.eos_token_id and cell in game.free(boards[i]):
                     boards[i] = game.after(boards[i], cell, openings[i])
                     results[i] = game.result(boards[i])
                 else:

@@ -55,8 +55,7 @@ class App:
 
     def thinks(self, liked: bool) -> bool:
         """What the user thinks; for the control what one thought of another recent answer, at first a coin's word."""
-        others = self.recent or [False, True]
-        donated = self.random.choice(others)
+        donated = self.random.choice(self.recent or [False, True])
         self.recent = [*self.recent[-127:], liked]
         return donated if self.args.shuffle else liked
 
