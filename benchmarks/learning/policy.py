@@ -61,8 +61,7 @@ class LearningPolicy:
                 still_runs(process)
             self._stack.watch()
             for step in [step for step in self.steps if step["ended_at"] is not None][self._shown :]:
-                failed = f"{step['state']}: {step['error']}"
-                line = self._figures(step) if step["state"] == "promoted" else failed
+                line = self._figures(step) if step["state"] == "promoted" else f"{step['state']}: {step['error']}"
                 self._console.print(f"step {step['number']}  {line}", highlight=False)
                 self._shown += 1
             time.sleep(POLL_S)

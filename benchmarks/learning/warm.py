@@ -50,8 +50,8 @@ def table_of(won: dict[str, list[int]]) -> Table:
 
 def settings_of(data: Path, seed: int, teacher: str) -> Settings:
     """Return settings of a stack whose policy `teacher` is the scripted server."""
-    far = {"url": teacher, "models": {"teacher": "scripted"}}
-    return load(environment={}, data=data, seed=seed, proxy__port=0, upstreams={"scripted": far})
+    upstreams = {"scripted": {"url": teacher, "models": {"teacher": "scripted"}}}
+    return load(environment={}, data=data, seed=seed, proxy__port=0, upstreams=upstreams)
 
 
 def main() -> int:

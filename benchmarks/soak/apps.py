@@ -101,10 +101,9 @@ class ReceivedAnswer:
         """
         if self.status != 200 or not (self.ask.plan.streamed or self.whole):
             return ""
-        pieces = [self.body]
-        if self.ask.plan.streamed:
-            lines = [line for event in self.body.split(b"\n\n")[:-1] for line in event.split(b"\n")]
-            pieces = [line[6:] for line in lines if line.startswith(b"data: ") and line != b"data: [DONE]"]
+        lines = [line for event in self.body.split(b"\n\n")[:-1] for line in event.split(b"\n")]
+        events = [line[6:] for line in lines if line.startswith(b"data: ") and line != b"data: [DONE]"]
+        pieces = events if self.ask.plan.streamed else [self.body]
         return "".join(text for piece in pieces for text in _texts(json.loads(piece)))
 
 

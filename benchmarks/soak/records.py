@@ -52,8 +52,7 @@ def wrong_with_records(seen: ReceivedAnswer, arrivals: list[Arrival], records: l
     if not arrivals and not seen.left:
         return "it never reached the model server"
     if not records:
-        owed = arrivals or "x-completion-id" in seen.headers
-        return "no record" if owed else None
+        return "no record" if arrivals or "x-completion-id" in seen.headers else None
     record = records[0]
     due = {"complete" if request.plan.fate in HARMLESS else "error"} if arrivals else set()
     if seen.left:

@@ -108,15 +108,14 @@ async def swapping(scene: Scene, report: Report, swaps: int, args: argparse.Name
         }
     )
     took = [swap.live_at - swap.load_at for swap in done]
-    longest_s = max(took, default=0)
     warm = [outcome for outcome in apps.outcomes if outcome.began_at > warm_at]
     during, other = waits(warm, done)
     p99, other_p99 = percentile(during, 0.99), percentile(other, 0.99)
     ratio = p99 / other_p99
     gap, other_gap = stalls(warm, done)
     report.figures |= {
-        "swaps": f"{len(done)}; {percentile(took, 0.5):.2f} s (at most {longest_s:.2f}) each from the request to live; "
-        f"{most_loaded} models loaded at most",
+        "swaps": f"{len(done)}; {percentile(took, 0.5):.2f} s (at most {max(took, default=0):.2f}) each from the "
+        f"request to live; {most_loaded} models loaded at most",
         "first token in ms, p99": f"{1000 * p99:.0f} of {len(during)} streams during a swap, {1000 * other_p99:.0f} of "
         f"{len(other)} others: {ratio:.2f} times; p50 {1000 * percentile(during, 0.5):.0f} and "
         f"{1000 * percentile(other, 0.5):.0f}",

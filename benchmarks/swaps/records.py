@@ -47,10 +47,11 @@ def recorded(engine: Engine, settings: Settings) -> list[RecordedCompletion]:
         ValueError: a prompt's length differs from vLLM's count, so nothing can be computed from it.
     """
     c = schema.completions.c
-    columns = (c.id, c.follows, c.policy_version, c.prompt_token_ids, c.token_ids, c.inference_logprobs)
-    query = select(*columns, c.prompt_tokens).where(c.project == settings.project).order_by(c.created_at, c.turn)
+    query = select(
+        c.id, c.follows, c.policy_version, c.prompt_token_ids, c.token_ids, c.inference_logprobs, c.prompt_tokens
+    )
     with engine.connect() as connection:
-        rows = connection.execute(query).all()
+        rows = connection.execute(query.where(c.project == settings.project).order_by(c.created_at, c.turn)).all()
     whole: dict[str, tuple[int, ...]] = {}
     completions = []
     for row in rows:

@@ -105,8 +105,8 @@ class Scene:
         """Write a version and promote it; return when that began and ended, and the answer."""
         load_at = time.monotonic()
         self.sets.add_version(self.engine, version, parent=self.live())
-        path = f"/admin/policies/{self.settings.policy}/promote"
-        answer = httpx.post(self.url + path, json={"version": version}, timeout=ADMIN_S, trust_env=False)
+        url = f"{self.url}/admin/policies/{self.settings.policy}/promote"
+        answer = httpx.post(url, json={"version": version}, timeout=ADMIN_S, trust_env=False)
         return Swap(version, load_at, time.monotonic()), answer
 
     def make_live(self, version: int) -> Swap:

@@ -158,19 +158,6 @@ async def _watch(parts: Sequence[Part]) -> None:
 
 def settings_of(data: Path, seed: int, database: str | None, broker: str, vllm_url: str, port: int) -> Settings:
     """Return settings of a policy that trains in steps of few groups, with a short lease."""
-    trainer = {
-        "groups_per_step": 3,
-        "max_groups_per_step": 6,
-        "min_groups_per_step": 3,
-        "max_staleness": 10_000,
-        "micro_batch_tokens": 512,
-        "lora_rank": 8,
-        "lora_alpha": 16,
-        "threads": 1,
-        "device": "cpu",
-        "lease_s": 5.0,
-        "max_attempts": 1000,
-    }
     return load(
         environment={},
         data=data,
@@ -182,7 +169,19 @@ def settings_of(data: Path, seed: int, database: str | None, broker: str, vllm_u
         proxy__port=port,
         groups__target_size=GROUP_SIZE,
         groups__prompt_window_s=0,
-        trainer=trainer,
+        trainer={
+            "groups_per_step": 3,
+            "max_groups_per_step": 6,
+            "min_groups_per_step": 3,
+            "max_staleness": 10_000,
+            "micro_batch_tokens": 512,
+            "lora_rank": 8,
+            "lora_alpha": 16,
+            "threads": 1,
+            "device": "cpu",
+            "lease_s": 5.0,
+            "max_attempts": 1000,
+        },
     )
 
 

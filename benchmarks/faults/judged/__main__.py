@@ -96,14 +96,6 @@ class Killer:
 
 def settings_of(data: Path, judge_url: str, args: argparse.Namespace, **given: Any) -> Settings:
     """Return settings of a stack that ranks every group and trains on none."""
-    judge = {
-        "model": "openai/scripted",
-        "url": judge_url,
-        "concurrency": args.concurrency,
-        "timeout_s": TIMEOUT_S,
-        "usd_per_million_prompt_tokens": PRICES[0],
-        "usd_per_million_completion_tokens": PRICES[1],
-    }
     return load(
         environment={},
         data=data,
@@ -111,7 +103,16 @@ def settings_of(data: Path, judge_url: str, args: argparse.Namespace, **given: A
         database=args.database,
         proxy__port=0,
         groups__idle_s=2,
-        judges={"local": judge},
+        judges={
+            "local": {
+                "model": "openai/scripted",
+                "url": judge_url,
+                "concurrency": args.concurrency,
+                "timeout_s": TIMEOUT_S,
+                "usd_per_million_prompt_tokens": PRICES[0],
+                "usd_per_million_completion_tokens": PRICES[1],
+            }
+        },
         learning={"starter": {"ruler": {"judges": ["local"], "rank": "all", "judgements": args.judgements}}},
         **given,
     )

@@ -213,22 +213,27 @@ class Run:
 
 def settings_of(data: Path, seed: int) -> Settings:
     """Return settings in which the groups of a step depend only on their order, with a short lease."""
-    trainer = {
-        "groups_per_step": GROUPS_PER_STEP,
-        "max_groups_per_step": GROUPS_PER_STEP,
-        "min_groups_per_step": GROUPS_PER_STEP,
-        "min_fresh_share": 0.0,
-        "max_staleness": 10_000,
-        "micro_batch_tokens": 256,
-        "lora_rank": 8,
-        "lora_alpha": 16,
-        "threads": 1,
-        "device": "cpu",
-        "lease_s": 1.0,
-        # Every kill may hit the same step.
-        "max_attempts": 10_000,
-    }
-    return load(environment={}, data=data, seed=seed, sweep_s=0.1, trainer=trainer)
+    return load(
+        environment={},
+        data=data,
+        seed=seed,
+        sweep_s=0.1,
+        trainer={
+            "groups_per_step": GROUPS_PER_STEP,
+            "max_groups_per_step": GROUPS_PER_STEP,
+            "min_groups_per_step": GROUPS_PER_STEP,
+            "min_fresh_share": 0.0,
+            "max_staleness": 10_000,
+            "micro_batch_tokens": 256,
+            "lora_rank": 8,
+            "lora_alpha": 16,
+            "threads": 1,
+            "device": "cpu",
+            "lease_s": 1.0,
+            # Every kill may hit the same step.
+            "max_attempts": 10_000,
+        },
+    )
 
 
 def moments(kills: int, rng: random.Random) -> list[tuple[str, float]]:

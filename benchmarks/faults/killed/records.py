@@ -30,8 +30,10 @@ def freeze(engine: Engine, settings: Settings, steps: int, speak: Speak) -> None
     with engine.begin() as connection:
         of_project = {"project": settings.project, "created_at": began}
         connection.execute(schema.projects.insert().values(id=settings.project, created_at=began))
-        policy = {"base_model": settings.served_name, "model_path": settings.model, "live_version": 0}
-        policy |= {"next_version": 1, "next_step": 1, "state": "training"}
+        policy = {
+            "base_model": settings.served_name, "model_path": settings.model, "live_version": 0, "next_version": 1,
+            "next_step": 1, "state": "training",
+        }  # fmt: skip
         connection.execute(schema.policies.insert().values(id=settings.policy, **of_project, **policy))
         version = {"policy": settings.policy, "version": 0, "state": "live", "served": True, "promoted_at": began}
         connection.execute(schema.policy_versions.insert().values(id=settings.served_name, **of_project, **version))
