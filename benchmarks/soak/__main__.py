@@ -25,9 +25,9 @@ from benchmarks.kit.harness import opened
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import mib, unhandled
 from benchmarks.soak.apps import DIALECTS, ReceivedAnswer, ask, ask_of, wrong_with
+from benchmarks.soak.proxy_under_load import ProxyUnderLoad, Sample
 from benchmarks.soak.records import Record, records_of, wrong_with_records
 from benchmarks.soak.steady import MOST_GROWTH, RATE, Steady
-from benchmarks.soak.watched import Sample, Watched
 
 SILENCE_S = 5.0
 """Setting `proxy.upstream_timeout_s` of the run."""
@@ -47,7 +47,7 @@ def flat(samples: list[Sample]) -> tuple[float, float, bool]:
     return third, fourth, fourth - third < MOST_GROWTH_BYTES
 
 
-class Run(Watched):
+class Run(ProxyUnderLoad):
     """One run: `go`, then `report`."""
 
     def __init__(self, args: argparse.Namespace, data: Path) -> None:

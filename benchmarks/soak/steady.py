@@ -29,7 +29,7 @@ from benchmarks.fakes.wire import CHAT
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import present
 from benchmarks.kit.process import CONTROL_CONNECTIONS, POOLED, WHEN_QUIET, mib, running_broker, too_many, unhandled
-from benchmarks.soak.watched import Sample, Watched
+from benchmarks.soak.proxy_under_load import ProxyUnderLoad, Sample
 from whetstone.config.proxy import ProxySettings
 
 RATE = 1000 / 3
@@ -118,7 +118,7 @@ class _App(asyncio.Protocol):
             self._answered.set_exception(ConnectionError("the proxy hung up"))
 
 
-class Steady(Watched):
+class Steady(ProxyUnderLoad):
     """One run: `go`, then `report`."""
 
     def __init__(self, minutes: float, rate: float, connections: int, most_growth: float, data: Path) -> None:

@@ -18,9 +18,9 @@ from benchmarks.fakes.vllm import Arrival, Fate, plan_of
 from benchmarks.kit.process import WHEN_QUIET, open_files, too_many, unhandled
 from benchmarks.soak.__main__ import MOST_GROWTH_BYTES, flat
 from benchmarks.soak.apps import DIALECTS, MOMENTS, WHY_REFUSED, Ask, ReceivedAnswer, ask_of, wrong_with
+from benchmarks.soak.proxy_under_load import Sample
 from benchmarks.soak.records import Record, wrong_with_records
 from benchmarks.soak.steady import files_not_flat, memory_not_flat
-from benchmarks.soak.watched import Sample
 
 ROOT = Path(__file__).resolve().parents[3]
 

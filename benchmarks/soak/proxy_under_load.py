@@ -48,7 +48,7 @@ class Sample:
     """Segments of the journal that these calls fill."""
 
 
-class Watched:
+class ProxyUnderLoad:
     """A proxy, what was seen of it, and what does not hold."""
 
     def __init__(self, data: Path, count: int) -> None:
