@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, AnyStr
 
 from sqlalchemy import URL, Connection, Engine, ExceptionContext, Pool, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
@@ -242,11 +242,11 @@ def without_password(url: str) -> str:
     return _PASSWORDS.sub(lambda match: f"{match[2]}=***" if match[2] else f"{match[1]}:***@", url)
 
 
-def chunks(ids: Collection[str]) -> Iterator[list[str]]:
+def chunks(ids: Collection[AnyStr], most: int = IDS_PER_STATEMENT) -> Iterator[list[AnyStr]]:
     """Split ids into sorted lists that fit into one statement: both databases limit the number of parameters."""
     ordered = sorted(ids)
-    for start in range(0, len(ordered), IDS_PER_STATEMENT):
-        yield ordered[start : start + IDS_PER_STATEMENT]
+    for start in range(0, len(ordered), most):
+        yield ordered[start : start + most]
 
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:

@@ -4,19 +4,24 @@ The list is closed. docs/why_not_trained.md has the same list as a table; a test
 """
 
 from enum import StrEnum
+from typing import Self
 
 
-class WhyNotTrained(StrEnum):
-    """A reason; its value is the text in SQL and in the API."""
+class Reason(StrEnum):
+    """A reason whose members carry their meanings."""
 
     meaning: str
 
-    def __new__(cls, value: str, meaning: str) -> "WhyNotTrained":
+    def __new__(cls, value: str, meaning: str) -> Self:
         """Make a member that carries its meaning."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
         return member
+
+
+class WhyNotTrained(Reason):
+    """A reason; its value is the text in SQL and in the API."""
 
     # It may still be trained on: something is pending.
     NO_REWARD = "no_reward", "No feedback and no reward function has given it a reward."

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,8 +28,7 @@ from whetstone.transfer.exporting.rows import (
 from whetstone.transfer.exporting.store import ExportReader, Filter
 
 Kind = Literal["trajectories", "preferences", "sft"]
-Row = dict[str, Any]
-Output = Iterator[Row | LeftOut]
+Output = Iterator[dict[str, Any] | LeftOut]
 """Rows, and reasons for items that are left out."""
 
 
@@ -80,53 +80,44 @@ def run(url: str, options: ExportOptions, rows: Rows, progress: Callable[[int], 
 
 def _output(reader: ExportReader, options: ExportOptions) -> Output:
     if options.kind == "trajectories":
-        yield from _trajectories(reader, options)
+        yield from _each(reader, options)
     elif options.kind == "preferences":
         yield from _preferences(reader, options)
     else:
         if options.source != "demonstrations":
-            yield from _best(reader, options) if options.min_reward is None else _good_enough(reader, options)
+            yield from _best(reader, options) if options.min_reward is None else _each(reader, options)
         if options.source != "best":
             yield from _demonstrations(reader, options)
 
 
-def _trajectories(reader: ExportReader, options: ExportOptions) -> Output:
+def _each(reader: ExportReader, options: ExportOptions) -> Output:
+    """Yield the rows of every trajectory; with `min_reward`, of those that have it."""
     for some in reader.in_order(min_reward=options.min_reward):
         completions = reader.completions([one.trajectory_id for one in some], ids=options.ids)
         for attempt in some:
-            conversations = build_conversations(completions[attempt.trajectory_id])
-            if why := why_left_out(attempt, conversations, options.include):
-                yield why
-            else:
-                yield from trajectory_rows(attempt, conversations, ids=options.ids)
-
-
-def _good_enough(reader: ExportReader, options: ExportOptions) -> Output:
-    for some in reader.in_order(min_reward=options.min_reward):
-        completions = reader.completions([one.trajectory_id for one in some])
-        for attempt in some:
-            yield from _examples(attempt, build_conversations(completions[attempt.trajectory_id]), options)
+            yield from _rows(attempt, build_conversations(completions[attempt.trajectory_id]), options)
 
 
 def _best(reader: ExportReader, options: ExportOptions) -> Output:
     """Yield the best attempt of each group if it beats another; otherwise a failure would be imitated."""
-    for of_group in _groups(reader, options):
-        yield from (one for one in of_group if isinstance(one, LeftOut))
-        members = [one for one in of_group if not isinstance(one, LeftOut)]
+    for left_out, members in _groups(reader, options):
+        yield from left_out
         if len(members) < 2:
             yield LeftOut.ALONE
         elif not _gap(members[0], members[-1]) > 0:
             yield LeftOut.GAP
         else:
-            yield from _examples(*members[0], options)
+            yield from _rows(*members[0], options)
 
 
-def _examples(attempt: Attempt, conversations: Sequence[Conversation], options: ExportOptions) -> Output:
+def _rows(attempt: Attempt, conversations: Sequence[Conversation], options: ExportOptions) -> Output:
     if why := why_left_out(attempt, conversations, options.include):
         yield why
-        return
-    for one in conversations:
-        yield why_no_example(one, options.include) or sft_row(attempt, one.messages, one.tools, "best")
+    elif options.kind == "trajectories":
+        yield from trajectory_rows(attempt, conversations, ids=options.ids)
+    else:
+        for one in conversations:
+            yield why_no_example(one, options.include) or sft_row(attempt, one.messages, one.tools, "best")
 
 
 def _demonstrations(reader: ExportReader, options: ExportOptions) -> Output:
@@ -142,40 +133,34 @@ def _demonstrations(reader: ExportReader, options: ExportOptions) -> Output:
             elif any(one.endpoint != CHAT for one in conversation.line) or not isinstance(answer, Mapping):
                 yield LeftOut.NOT_A_CHAT
             else:
-                before = conversation.messages
-                if conversation.last.answer is not None:
-                    before = before[: conversation.answers[-1]]
+                answered = conversation.last.answer is not None
+                before = conversation.messages[: conversation.answers[-1] if answered else None]
                 messages = [*before, {"role": "assistant", **answer}]
                 yield sft_row(attempt, messages, conversation.tools, "demonstration")
 
 
-Member = tuple[Attempt, Sequence[Conversation]]
+Members = list[tuple[Attempt, Sequence[Conversation]]]
 
 
-def _groups(reader: ExportReader, options: ExportOptions) -> Iterator[list[Member | LeftOut]]:
-    """Yield each group's members, the best first, and the reasons why others are left out."""
+def _groups(reader: ExportReader, options: ExportOptions) -> Iterator[tuple[list[LeftOut], Members]]:
+    """Yield for each group the reasons why members are left out, and the other members, the best first."""
     for some in reader.in_groups():
         completions = reader.completions([one.trajectory_id for of_group in some for one in of_group])
         for of_group in some:
-            members: list[Member | LeftOut] = []
-            for attempt in of_group:
-                conversations = build_conversations(completions[attempt.trajectory_id])
-                members.append(why_left_out(attempt, conversations, options.include) or (attempt, conversations))
-            yield members
+            members = [(one, build_conversations(completions[one.trajectory_id])) for one in of_group]
+            reasons = [why_left_out(*member, options.include) for member in members]
+            usable = [member for member, why in zip(members, reasons, strict=True) if why is None]
+            yield [why for why in reasons if why is not None], usable
 
 
 def _preferences(reader: ExportReader, options: ExportOptions) -> Output:
-    for of_group in _groups(reader, options):
-        members: list[tuple[Attempt, Conversation]] = []
-        for one in of_group:
-            if isinstance(one, LeftOut):
-                yield one
-            elif one[1][-1].last.endpoint != CHAT:
-                yield LeftOut.NOT_A_CHAT
-            else:
-                # Of several conversations use the last: the attempt ended with it.
-                members.append((one[0], one[1][-1]))
-        yield from _pairs(members, options)
+    for left_out, members in _groups(reader, options):
+        yield from left_out
+        # Of several conversations use the last: the attempt ended with it.
+        ended = [(attempt, conversations[-1]) for attempt, conversations in members]
+        chats = [one for one in ended if one[1].last.endpoint == CHAT]
+        yield from [LeftOut.NOT_A_CHAT] * (len(ended) - len(chats))
+        yield from _pairs(chats, options)
 
 
 def _pairs(members: Sequence[tuple[Attempt, Conversation]], options: ExportOptions) -> Output:
@@ -183,9 +168,7 @@ def _pairs(members: Sequence[tuple[Attempt, Conversation]], options: ExportOptio
     if len(members) < 2:
         yield LeftOut.ALONE
         return
-    both = [(members[0], members[-1])]
-    if options.all_pairs:
-        both = [(one, other) for place, one in enumerate(members) for other in members[place + 1 :]]
+    both = list(combinations(members, 2)) if options.all_pairs else [(members[0], members[-1])]
     least = max(options.min_gap, math.ulp(0.0))
     apart = [(one, other) for one, other in both if _gap(one, other) >= least]
     if not apart:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from whetstone.errors import WhetstoneError
-from whetstone.transfer.exporting.parquet_columns import Columns, NotTabular, columns
+from whetstone.transfer.exporting.parquet_columns import NotTabular, as_columns, schema
 
 ROWS_AT_ONCE = 500
 """Rows of a Parquet file that are converted to columns at once."""
@@ -30,15 +30,9 @@ class Rows(Protocol):
 
     def add(self, row: Mapping[str, Any]) -> bool:
         """Add a row; return False if this kind of file cannot store it."""
-        ...
-
-    def end(self) -> None:
-        """Write the remaining rows to the file."""
-        ...
 
     def close(self) -> None:
-        """Close the writer, complete or not."""
-        ...
+        """Write what remains; no row can be added after that."""
 
 
 class JsonLines:
@@ -53,12 +47,9 @@ class JsonLines:
         self._file.write(self._encode(row) + b"\n")
         return True
 
-    def end(self) -> None:
-        """Flush the file to the kernel."""
-        self._file.flush()
-
     def close(self) -> None:
-        """Do nothing: the file is closed by its owner."""
+        """Flush the file to the kernel; its owner closes it."""
+        self._file.flush()
 
 
 class Parquet:
@@ -77,34 +68,29 @@ class Parquet:
             raise CannotWrite(
                 "Parquet needs pyarrow (pip install -e '.[export]' in the repository), else name a .jsonl file"
             ) from error
-        self._columns: Columns = columns(kind, ids=ids)
+        self._schema = schema(kind, ids=ids)
         self._table = pyarrow.Table
-        self._writer = pyarrow.parquet.ParquetWriter(file, self._columns.schema, compression="zstd")
+        self._writer = pyarrow.parquet.ParquetWriter(file, self._schema, compression="zstd")
         self._waiting: list[dict[str, Any]] = []
 
     def add(self, row: Mapping[str, Any]) -> bool:
         """Collect the row until there are enough; return False if its messages do not fit the columns."""
         try:
-            self._waiting.append(self._columns.row(row))
+            self._waiting.append(as_columns(row))
         except NotTabular:
             return False
         if len(self._waiting) >= ROWS_AT_ONCE:
             self._write()
         return True
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Write the remaining rows and the file's footer."""
         self._write()
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; nothing can be written after that."""
-        if self._writer.is_open:
-            self._writer.close()
+        self._writer.close()
 
     def _write(self) -> None:
         if self._waiting:
-            self._writer.write_table(self._table.from_pylist(self._waiting, schema=self._columns.schema))
+            self._writer.write_table(self._table.from_pylist(self._waiting, schema=self._schema))
             self._waiting = []
 
 
@@ -133,9 +119,8 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
         CannotWrite: the disk refuses.
     """
     if to == STDOUT:
-        rows = JsonLines(sys.stdout.buffer)
-        yield rows
-        rows.end()
+        with closing(JsonLines(sys.stdout.buffer)) as rows:
+            yield rows
         return
     path = Path(to)
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -144,7 +129,6 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
             sink: Rows = JsonLines(file) if path.suffix == ".jsonl" else Parquet(file, kind, ids=ids)
             with closing(sink):
                 yield sink
-                sink.end()
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)

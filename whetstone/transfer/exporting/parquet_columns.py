@@ -19,31 +19,19 @@ class NotTabular(WhetstoneError):
     """The columns cannot store this message."""
 
 
-class Columns:
-    """The schema of one kind of row, and the conversion of rows to it."""
+def as_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with its messages as columns, and its values without a fixed shape as JSON text.
 
-    def __init__(self, schema: Any) -> None:
-        self.schema = schema
-        """A pyarrow.Schema."""
-
-    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row with its messages as columns.
-
-        Raises:
-            NotTabular: a message contains more than text.
-        """
-        columns = dict(row)
-        for name in _LISTS_OF_MESSAGES:
-            if columns.get(name) is not None:
-                columns[name] = [_message(one) for one in columns[name]]
-        for name in _AS_JSON:
-            if columns.get(name) is not None:
-                columns[name] = as_json(columns[name])
-        return columns
+    Raises:
+        NotTabular: a message contains more than text.
+    """
+    named = {name: value for name, value in row.items() if value is not None}
+    messages = {name: [_message(one) for one in named[name]] for name in _LISTS_OF_MESSAGES if name in named}
+    return {**row, **messages, **{name: as_json(named[name]) for name in _AS_JSON if name in named}}
 
 
-def columns(kind: str, *, ids: bool) -> Columns:
-    """Return the columns of a kind of row: trajectories, preferences or sft."""
+def schema(kind: str, *, ids: bool) -> Any:
+    """Return the pyarrow.Schema of a kind of row: trajectories, preferences or sft."""
     import pyarrow as pa
 
     text, number, whole, yes_no = pa.string(), pa.float64(), pa.int64(), pa.bool_()
@@ -57,13 +45,20 @@ def columns(kind: str, *, ids: bool) -> Columns:
     )  # fmt: skip
     messages = pa.list_(message)
     if kind == "sft":
-        fields = {"messages": messages, "tools": text, "source": text, "reward": number, "task": text}
-        return Columns(pa.schema(fields | {"group_id": text, "trajectory_id": text, "version": whole}))
+        return pa.schema(
+            {
+                "messages": messages, "tools": text, "source": text, "reward": number, "task": text, "group_id": text,
+                "trajectory_id": text, "version": whole,
+            }
+        )  # fmt: skip
     if kind == "preferences":
-        fields = {"prompt": messages, "chosen": messages, "rejected": messages, "tools": text}
-        fields |= {"chosen_reward": number, "rejected_reward": number, "task": text, "group_id": text}
-        fields |= {"chosen_trajectory_id": text, "rejected_trajectory_id": text}
-        return Columns(pa.schema(fields | {"chosen_version": whole, "rejected_version": whole}))
+        return pa.schema(
+            {
+                "prompt": messages, "chosen": messages, "rejected": messages, "tools": text, "chosen_reward": number,
+                "rejected_reward": number, "task": text, "group_id": text, "chosen_trajectory_id": text,
+                "rejected_trajectory_id": text, "chosen_version": whole, "rejected_version": whole,
+            }
+        )  # fmt: skip
     fields = {
         "trajectory_id": text, "group_id": text, "policy": text, "task": text, "split": text, "no_train": yes_no,
         "state": text, "reward": number, "reward_source": text, "first_version": whole, "last_version": whole,
@@ -72,23 +67,26 @@ def columns(kind: str, *, ids: bool) -> Columns:
         "completion_ids": pa.list_(text), "messages": messages, "tools": text,
     }  # fmt: skip
     if ids:
-        fields |= {"token_ids": pa.list_(pa.int32()), "sampled": pa.list_(yes_no)}
-        fields |= {"inference_logprobs": pa.list_(pa.float32())}
-    return Columns(pa.schema(fields))
+        fields |= {
+            "token_ids": pa.list_(pa.int32()), "sampled": pa.list_(yes_no),
+            "inference_logprobs": pa.list_(pa.float32()),
+        }  # fmt: skip
+    return pa.schema(fields)
 
 
 def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise NotTabular
-    texts = ("role", "name", "tool_call_id", "reasoning_content")
-    columns: dict[str, Any] = {name: message.get(name) for name in texts}
-    if not all(value is None or isinstance(value, str) for value in columns.values()):
+    texts = {name: message.get(name) for name in ("role", "name", "tool_call_id", "reasoning_content")}
+    if not all(value is None or isinstance(value, str) for value in texts.values()):
         raise NotTabular
-    columns["content"] = _text(message.get("content"))
-    columns["tool_calls"] = _calls(message.get("tool_calls"))
     others = {name: value for name, value in message.items() if name not in MESSAGE and value is not None}
-    columns["others"] = as_json(others) if others else None
-    return columns
+    return {
+        **texts,
+        "content": _text(message.get("content")),
+        "tool_calls": _calls(message.get("tool_calls")),
+        "others": as_json(others) if others else None,
+    }
 
 
 def _text(content: Any) -> str | None:

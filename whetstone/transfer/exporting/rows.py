@@ -1,13 +1,13 @@
 """Build the rows of an export: conversations of a trajectory, preference pairs of a group."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
-from whetstone.domain.why_not_trained import WhyNotTrained
+from whetstone.domain.why_not_trained import Reason, WhyNotTrained
 
 CHAT = "chat.completions"
 WHOLE = frozenset({"stop", "tool_calls", "function_call"})
@@ -15,17 +15,8 @@ WHOLE = frozenset({"stop", "tool_calls", "function_call"})
 Message = dict[str, Any]
 
 
-class LeftOut(StrEnum):
+class LeftOut(Reason):
     """Why something that the filter matches is not in the file."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> "LeftOut":
-        """Make a member that carries its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     # The first four are included on request: `--include`.
     EVAL = "eval", "split eval"
@@ -172,34 +163,32 @@ def build_conversation(by_id: Mapping[str, Completion], completion_id: str) -> C
     return Conversation(messages, answers, tools, line)
 
 
-def why_left_out(attempt: Attempt, conversations: Sequence[Conversation], include: Iterable[str]) -> LeftOut | None:
+def why_left_out(attempt: Attempt, conversations: Sequence[Conversation], include: Container[str]) -> LeftOut | None:
     """Return why a trajectory is left out as a whole; None if it is not."""
-    included = frozenset(include)
-    if attempt.split == "eval" and LeftOut.EVAL not in included:
-        return LeftOut.EVAL
-    if attempt.no_train and LeftOut.NO_TRAIN not in included:
-        return LeftOut.NO_TRAIN
-    if attempt.why_not_trained == WhyNotTrained.SUPERSEDED:
-        return LeftOut.SUPERSEDED
-    if not conversations:
-        return LeftOut.EMPTY
-    redacted = any(one.why_not_trained == WhyNotTrained.REDACTED for each in conversations for one in each.line)
-    return LeftOut.REDACTED if redacted and LeftOut.REDACTED not in included else None
+    completions = (one for conversation in conversations for one in conversation.line)
+    reasons = {
+        LeftOut.EVAL: attempt.split == "eval",
+        LeftOut.NO_TRAIN: attempt.no_train,
+        LeftOut.SUPERSEDED: attempt.why_not_trained == WhyNotTrained.SUPERSEDED,
+        LeftOut.EMPTY: not conversations,
+        LeftOut.REDACTED: any(one.why_not_trained == WhyNotTrained.REDACTED for one in completions),
+    }
+    return next((reason for reason, applies in reasons.items() if applies and reason not in include), None)
 
 
 def trajectory_rows(attempt: Attempt, conversations: Sequence[Conversation], *, ids: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each conversation of a trajectory; `ids` adds what was sampled, token by token."""
     attempt_columns = {name: getattr(attempt, name) for name in Attempt.__slots__}
     for place, one in enumerate(conversations):
-        row = attempt_columns | {
+        yield attempt_columns | {
             "conversation": place,
             "endpoint": one.last.endpoint,
             "versions": [completion.policy_version for completion in one.line],
             "completion_ids": [completion.id for completion in one.line],
             "messages": one.messages,
             "tools": one.tools,
+            **(one.flat() if ids else {}),
         }
-        yield row | (one.flat() if ids else {})
 
 
 def sft_row(attempt: Attempt, messages: list[Message], tools: Sequence[Any] | None, source: str) -> dict[str, Any]:
@@ -216,22 +205,18 @@ def sft_row(attempt: Attempt, messages: list[Message], tools: Sequence[Any] | No
     }
 
 
-def why_no_example(conversation: Conversation, include: Iterable[str]) -> LeftOut | None:
+def why_no_example(conversation: Conversation, include: Container[str]) -> LeftOut | None:
     """Return why a conversation cannot be imitated as text; None if it can."""
     if any(one.endpoint != CHAT for one in conversation.line):
         return LeftOut.NOT_A_CHAT
-    whole = conversation.last.finish_reason in WHOLE or LeftOut.CUT_OFF in include
-    return None if whole else LeftOut.CUT_OFF
+    return None if conversation.last.finish_reason in WHOLE or LeftOut.CUT_OFF in include else LeftOut.CUT_OFF
 
 
 def pair(better: tuple[Attempt, Conversation], worse: tuple[Attempt, Conversation]) -> dict[str, Any] | LeftOut:
     """Return a preference pair: the shared conversation up to where the answers differ, and both continuations."""
     (won, chosen), (lost, rejected) = better, worse
-    shared = 0
-    for one, other in zip(chosen.messages, rejected.messages, strict=False):
-        if one != other:
-            break
-        shared += 1
+    both = zip(chosen.messages, rejected.messages, strict=False)
+    shared = sum(1 for _ in takewhile(lambda messages: messages[0] == messages[1], both))
     parts_at_an_answer = shared in chosen.answers and shared in rejected.answers
     if shared == 0 or not parts_at_an_answer or (chosen.tools or None) != (rejected.tools or None):
         return LeftOut.PROMPTS_DIFFER

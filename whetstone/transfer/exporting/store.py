@@ -5,10 +5,10 @@ The filter is the user's own SQL over `admin_trajectories`; it runs on a read-on
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby, islice
-from typing import Any
+from itertools import chain, groupby, islice
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Text, and_, func, select, text
+from sqlalchemy import ColumnElement, Connection, Select, Text, TextClause, and_, func, select, text
 
 from migrations import schema
 from whetstone.database.engine import chunks
@@ -48,6 +48,9 @@ class Demonstration:
     message: Any
 
 
+Read = TypeVar("Read", Attempt, Demonstration)
+
+
 class ExportReader:
     """Reads the trajectories that a filter matches, in one snapshot of the database."""
 
@@ -58,16 +61,14 @@ class ExportReader:
 
     def in_order(self, *, min_reward: float | None = None) -> Iterator[Sequence[Attempt]]:
         """Yield all of them, the oldest first, in chunks."""
-        query = _attempts(self._matches).order_by(t.created_at, t.id)
-        if min_reward is not None:
-            query = query.where(t.reward >= min_reward)
-        yield from self._some(query)
+        good = () if min_reward is None else (t.reward >= min_reward,)
+        return self._read(_attempts((*self._matches, *good)).order_by(t.created_at, t.id), Attempt)
 
     def in_groups(self) -> Iterator[Sequence[Sequence[Attempt]]]:
         """Yield those with a reward and a group, by group, the best first; several groups at a time."""
         query = _attempts(self._matches).where(t.group_id.is_not(None), t.reward.is_not(None))
         query = query.order_by(t.group_id, t.reward.desc(), t.created_at.desc(), t.id)
-        rows = (attempt for some in self._some(query) for attempt in some)
+        rows = chain.from_iterable(self._read(query, Attempt))
         members = (list(of_group) for _, of_group in groupby(rows, key=lambda one: one.group_id))
         while some := list(islice(members, GROUPS_AT_ONCE)):
             yield some
@@ -88,9 +89,7 @@ class ExportReader:
         query = last.where(ranked.c.place == 1, ranked.c.completion_id.is_not(None)).order_by(
             ranked.c.created_at, ranked.c.id
         )
-        rows = self._connection.execute(query, execution_options={"yield_per": AT_ONCE})
-        for some in rows.partitions():
-            yield [Demonstration(*row) for row in some]
+        return self._read(query, Demonstration)
 
     def attempts(self, trajectory_ids: Collection[str]) -> dict[str, Attempt]:
         """Return these trajectories by id."""
@@ -108,10 +107,10 @@ class ExportReader:
                 by_trajectory[trajectory_id].append(Completion(**dict(zip(names, values, strict=True))))
         return by_trajectory
 
-    def _some(self, query: Select[Any]) -> Iterator[list[Attempt]]:
+    def _read(self, query: Select[Any], kind: type[Read]) -> Iterator[list[Read]]:
         rows = self._connection.execute(query, execution_options={"yield_per": AT_ONCE})
         for some in rows.partitions():
-            yield [Attempt(*row) for row in some]
+            yield [kind(*row) for row in some]
 
 
 def _attempts(where: Sequence[ColumnElement[bool]]) -> Select[Any]:
@@ -120,25 +119,19 @@ def _attempts(where: Sequence[ColumnElement[bool]]) -> Select[Any]:
 
 
 def _condition(matching: Filter) -> tuple[ColumnElement[bool], ...]:
-    conditions = [t.project == matching.project]
-    for column, value in ((t.policy, matching.policy), (t.split, matching.split), (t.task, matching.task)):
-        if value is not None:
-            conditions.append(column == value)
+    values = ((t.policy, matching.policy), (t.split, matching.split), (t.task, matching.task))
+    conditions = [t.project == matching.project, *(column == value for column, value in values if value is not None)]
     if matching.where is not None:
         view = "(SELECT * FROM admin_trajectories WHERE project = :its_project) AS admin_trajectories"
-        conditions.append(
-            _named(f"SELECT trajectory_id FROM {view} WHERE (\n{_as_it_stands(matching.where)}\n)", matching)
-        )
+        where = text(f"SELECT trajectory_id FROM {view} WHERE (\n{_as_it_stands(matching.where)}\n)")
+        conditions.append(_named(where.bindparams(its_project=matching.project)))
     if matching.query is not None:
         query = _as_it_stands(matching.query).strip().rstrip(";")
-        conditions.append(_named(f"SELECT trajectory_id FROM (\n{query}\n) AS named", matching))
+        conditions.append(_named(text(f"SELECT trajectory_id FROM (\n{query}\n) AS named")))
     return tuple(conditions)
 
 
-def _named(query: str, matching: Filter) -> ColumnElement[bool]:
-    clause = text(query)
-    if ":its_project" in query:
-        clause = clause.bindparams(its_project=matching.project)
+def _named(clause: TextClause) -> ColumnElement[bool]:
     return t.id.in_(select(clause.columns(trajectory_id=Text).subquery().c.trajectory_id))
 
 

@@ -1,4 +1,4 @@
 """Read logs of other tools.
 
-`importer` reads lines as `schema` says, `threads` finds conversations, `rows` and `store` keep them.
+`importer` reads lines as `schema` says, `rows` finds which conversation continues which, and `store` writes them.
 """

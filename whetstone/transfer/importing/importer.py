@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Engine
 
 from whetstone.errors import WhetstoneError
-from whetstone.transfer.importing.rows import KeyedEntry
+from whetstone.transfer.importing.rows import Histories, KeyedEntry, digest
 from whetstone.transfer.importing.schema import BadLine, LogEntry, NoAnswer, read_line
 from whetstone.transfer.importing.store import prepare, write
-from whetstone.transfer.importing.threads import Histories, digest
 
 AT_ONCE = 200
 """Lines per transaction: tens of milliseconds, so that a proxy on the same SQLite file hardly waits."""
@@ -68,7 +68,7 @@ def check(options: ImportOptions, progress: Callable[[int], None]) -> Outcome:
     """
     if options.file.exists() and not options.file.is_file():
         raise InvalidLog(f"{options.file} cannot be read twice: copy its content to a regular file first")
-    outcome, problems = Outcome(), Counter[str]()
+    outcome, bad = Outcome(), 0
     messages: list[str] = []
     for number, line in _lines(options.file):
         outcome.lines += 1
@@ -77,7 +77,7 @@ def check(options: ImportOptions, progress: Callable[[int], None]) -> Outcome:
         except NoAnswer:
             outcome.unanswered += 1
         except BadLine as error:
-            problems["bad"] += 1
+            bad += 1
             if len(messages) < MAX_PROBLEMS:
                 messages.append(f"line {number}: {error}")
         else:
@@ -85,7 +85,7 @@ def check(options: ImportOptions, progress: Callable[[int], None]) -> Outcome:
             outcome.rewarded += any(one.tags.reward is not None for one in some)
         if outcome.lines % 1000 == 0:
             progress(outcome.lines)
-    if bad := problems["bad"]:
+    if bad:
         more = f"\n... and {bad - len(messages)} more" if bad > len(messages) else ""
         raise InvalidLog(
             f"{bad} of {outcome.lines} lines of {options.file} cannot be imported, so nothing was:\n"
@@ -106,11 +106,10 @@ def run(engine: Engine, options: ImportOptions, outcome: Outcome, progress: Call
         NotImportable: the policy serves apps.
         InvalidLog: the file has changed since the check.
     """
-    now = datetime.now(UTC)
+    now, gone = datetime.now(UTC), set[bytes]()
+    histories = Histories(options.normalise, options.normalise_timeout_s)
     with engine.begin() as connection:
         prepare(connection, options.project, options.policy, now)
-    gone: set[bytes] = set()
-    histories = Histories(options.normalise, options.normalise_timeout_s)
     for number, some in _batches(_keyed_entries(options)):
         with engine.begin() as connection:
             outcome.counted += write(connection, options.project, options.policy, some, now, gone, histories)
@@ -161,14 +160,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the non-empty lines with their numbers."""
     try:
         with path.open("rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
+            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
                 if len(line) > MAX_LINE_BYTES:
                     raise InvalidLog(f"{path}: line {number} is longer than {MAX_LINE_BYTES // 2**20} MiB")
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield number, line
+                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if text.strip():
+                    yield number, text
     except OSError as error:
         raise InvalidLog(f"{path} cannot be read: {error.strerror or error}") from error

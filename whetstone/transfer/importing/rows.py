@@ -1,20 +1,59 @@
 """Turn a log's conversations into rows: which trajectory each belongs to, and which completions it adds.
 
-`store` reads the existing rows before, and writes the result after.
+Which conversation continues which is found by the hashes that the proxy uses for continuations. `store` reads the
+existing rows before, and writes the result after.
 """
 
+import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from whetstone.domain.conversation_hash import Turn
+import msgspec
+
+from whetstone.domain.conversation_hash import HASH_BYTES, MessageReader, Turn, canonical, lookup_keys
 from whetstone.domain.why_not_trained import WhyNotTrained
 from whetstone.transfer.importing.schema import LogEntry, Message
-from whetstone.transfer.importing.threads import ConversationHashes, digest
 
 IMPORTED = WhyNotTrained.IMPORTED.value
 """Also stored as the source of their reward, and as the reason why their groups are not trained on."""
+
+
+class ConversationHashes(msgspec.Struct, frozen=True, gc=False):
+    """The hashes of a conversation of a log, message by message."""
+
+    turns: Sequence[Turn]
+    exact: Sequence[bytes]
+    """For each message, the hash of the conversation up to and including it, with all text that `proxy.normalise`
+    matches: what is imported must not depend on that setting."""
+
+    def is_exact(self, place: int) -> bool:
+        """Return whether no text was left out of the hash up to this position."""
+        return self.turns[place].whole == self.exact[place]
+
+
+class Histories:
+    """Reads conversations of a log."""
+
+    def __init__(self, patterns: Sequence[str] = (), timeout_s: float = 0.05) -> None:
+        """`patterns`: the setting `proxy.normalise`."""
+        self._reader = MessageReader(patterns, timeout_s)
+        self._exact = MessageReader()
+
+    def of(self, entry: LogEntry) -> ConversationHashes:
+        """Hash a line's conversation. It belongs to its end user: an imported call has no key, and other callers do not
+        find it."""
+        messages = entry.messages if entry.as_logged is None else entry.as_logged
+        turns = self._reader.turns(messages, entry.tags.end_user)
+        exact = self._exact.turns(messages, None) if self._reader.has_patterns else turns
+        return ConversationHashes(turns, [turn.whole for turn in exact])
+
+
+def digest(*parts: Any) -> str:
+    """Return 32 hex digits, the hash of values that JSON can represent."""
+    return hashlib.blake2b(canonical(parts), digest_size=HASH_BYTES, person=b"whetstone import").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +108,15 @@ class Chunk:
 def place(chunk: Chunk, keyed: KeyedEntry, hashes: ConversationHashes) -> None:
     """Assign a conversation to a trajectory and add its completions, unless they exist already."""
     entry, tags = keyed.entry, keyed.entry.tags
-    first = f"imported-{keyed.key}"
-    completion_id = f"{first}.{entry.choice}" if entry.choice else first
+    completion_id = f"imported-{keyed.key}" + (f".{entry.choice}" if entry.choice else "")
     if entry.is_call and completion_id in chunk.completions:
         chunk.counted["there"] += 1
         return
-    extends, continues, by = None, None, "metadata"
-    trajectory_id = tags.trajectory_id
-    if trajectory_id is not None and entry.choice:
-        trajectory_id = f"{trajectory_id}.{entry.choice}"
-    if trajectory_id is None:
+    if tags.trajectory_id is None:
         trajectory_id, extends, continues, by = _find_trajectory(chunk, keyed, hashes, completion_id)
+    else:
+        trajectory_id = f"{tags.trajectory_id}.{entry.choice}" if entry.choice else tags.trajectory_id
+        extends, continues, by = None, None, "metadata"
     pending = chunk.trajectories.get(trajectory_id)
     if pending is not None and not pending.ours:
         chunk.counted["taken"] += 1
@@ -88,10 +125,8 @@ def place(chunk: Chunk, keyed: KeyedEntry, hashes: ConversationHashes) -> None:
     if pending is None:
         row = _trajectory(chunk, keyed, trajectory_id, continues)
         pending = chunk.trajectories[trajectory_id] = PendingTrajectory(0, 0, None, row=row)
-    at: tuple[int, str] | None = None
-    if entry.is_call:
-        at = _find_followed(chunk, trajectory_id, hashes, entry.answers[0])
-        extends = extends or (at and at[1])
+    at = _find_followed(chunk, trajectory_id, hashes, entry.answers[0]) if entry.is_call else None
+    extends = extends or (at and at[1])
     for answer in entry.answers:
         its_id = completion_id if entry.is_call else f"imported-{digest(trajectory_id, hashes.exact[answer].hex())}"
         if its_id not in chunk.completions:
@@ -111,17 +146,16 @@ def _find_trajectory(
     entry = keyed.entry
     if not entry.is_call:
         return f"imported-{keyed.key}", None, None, "new"
-    histories = hashes.continuation_keys(entry.answers[0])
-    by_tool_calls = hashes.tool_calls(entry.answers[0])
-    for history in histories:
-        heads = chunk.heads.get(history, ())
-        if not heads:
-            continue
-        free = next((head for head in heads if head[0] not in chunk.taken), None)
-        if free is not None and not entry.choice:
-            return free[1], free[0], None, "tool_calls" if history == by_tool_calls else "content"
+    before = hashes.turns[: entry.answers[0]]
+    history = next((one for one in lookup_keys(before) if one in chunk.heads), None)
+    if history is None:
+        return own, None, None, "new"
+    heads = chunk.heads[history]
+    free = next((head for head in heads if head[0] not in chunk.taken), None)
+    if free is None or entry.choice:
         return own, None, heads[0][0], "fork"
-    return own, None, None, "new"
+    by_tool_calls = any(turn.tool_history == history for turn in before)
+    return free[1], free[0], None, "tool_calls" if by_tool_calls else "content"
 
 
 def _find_followed(chunk: Chunk, trajectory_id: str, hashes: ConversationHashes, until: int) -> tuple[int, str] | None:
@@ -132,11 +166,10 @@ def _find_followed(chunk: Chunk, trajectory_id: str, hashes: ConversationHashes,
     """
     for place in range(until - 1, -1, -1):
         history = hashes.turns[place].history
-        if history is None or not hashes.is_exact(place):
-            continue
-        for completion_id, its in chunk.heads.get(history, ()):
-            if its == trajectory_id and completion_id not in chunk.taken:
-                return place, completion_id
+        if history is not None and hashes.is_exact(place):
+            for completion_id, its in chunk.heads.get(history, ()):
+                if its == trajectory_id and completion_id not in chunk.taken:
+                    return place, completion_id
     return None
 
 
@@ -204,13 +237,12 @@ def _add(
 
 
 def _trajectory(chunk: Chunk, keyed: KeyedEntry, trajectory_id: str, continues: str | None) -> dict[str, Any]:
-    tags, entry = keyed.entry.tags, keyed.entry
+    tags = keyed.entry.tags
     created_at = tags.created_at or chunk.now
-    group_id = tags.group_id or (f"imported-{keyed.key}.choices" if entry.choices > 1 else None)
     return {
         "project": chunk.project,
         "id": trajectory_id,
-        "group_id": group_id,
+        "group_id": tags.group_id or (f"imported-{keyed.key}.choices" if keyed.entry.choices > 1 else None),
         "policy": chunk.policy,
         "task": tags.task,
         "split": tags.split,
@@ -234,10 +266,13 @@ def _trajectory(chunk: Chunk, keyed: KeyedEntry, trajectory_id: str, continues: 
 
 def figures(pending: PendingTrajectory) -> dict[str, Any]:
     """Return the totals of a trajectory's turns."""
-    figures = {"completions": pending.completions, "sampled_tokens": pending.sampled_tokens}
     seen_at = pending.last_seen_at
-    seen = {} if pending.row is None or seen_at is None else {"last_seen_at": seen_at, "ended_at": seen_at}
-    return figures | {"tail_completion_id": pending.tail} | seen
+    return {
+        "completions": pending.completions,
+        "sampled_tokens": pending.sampled_tokens,
+        "tail_completion_id": pending.tail,
+        **({} if pending.row is None or seen_at is None else {"last_seen_at": seen_at, "ended_at": seen_at}),
+    }
 
 
 def reward(pending: PendingTrajectory) -> dict[str, Any]:

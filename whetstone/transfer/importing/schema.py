@@ -92,19 +92,15 @@ def read_line(line: bytes, reward_field: str = "reward", task: str | None = None
 
 
 def _entries(row: Any, reward_field: str, task: str | None) -> list[LogEntry]:
-    if not isinstance(row, dict):
-        raise BadLine("a line must be a JSON object")
+    _require(isinstance(row, dict), "a line must be a JSON object")
     if "request" in row or "response" in row:
         return list(_call(row, reward_field, task))
-    if "messages" not in row:
-        raise BadLine('has neither "messages" nor "request" and "response"')
+    _require("messages" in row, 'has neither "messages" nor "request" and "response"')
     messages = _messages(row["messages"], "messages")
     answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and one.get("weight") != 0]
-    if not answers or answers[-1] != len(messages) - 1:
-        raise BadLine("the last message must be the assistant's")
+    _require(answers[-1:] == [len(messages) - 1], "the last message must be the assistant's")
     plain = [{name: value for name, value in one.items() if name != "weight"} for one in messages]
-    tags = _tags(row, {}, reward_field, task, None)
-    return [LogEntry(plain, answers, _tools(row.get("tools")), tags, {})]
+    return [LogEntry(plain, answers, _tools(row.get("tools")), _tags(row, {}, reward_field, task, None), {})]
 
 
 def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterator[LogEntry]:
@@ -114,20 +110,21 @@ def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterat
         if response.get("error") is not None or row.get("error") is not None or choices == []:
             raise NoAnswer
         raise BadLine('response has no "choices"; only answers of chat completions can be imported')
-    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
-        raise BadLine("response.choices must be a list of objects")
+    is_list = isinstance(choices, list) and all(isinstance(one, dict) for one in choices)
+    _require(is_list, "response.choices must be a list of objects")
     before = _messages(request.get("messages"), "request.messages")
     if (created := row.get("created_at", row.get("timestamp"))) is None:
         created = response.get("created")
     tags = _tags(row, request, reward_field, task, created)
-    usage = response.get("usage") if isinstance(response.get("usage"), dict) else {}
+    usage = response["usage"] if isinstance(response.get("usage"), dict) else {}
     response_id = response.get("id") if isinstance(response.get("id"), str) else None
     if isinstance(model := response.get("model") or request.get("model"), str):
-        tags = _with_model(tags, model)
+        # No column exists for the model that answered.
+        metadata = tags.metadata or {}
+        tags = replace(tags, metadata={**metadata, "model": metadata.get("model", model)})
     for place, choice in enumerate(choices):
         answer = _message(choice.get("message"), f"response.choices[{place}].message")
-        if answer["role"] != "assistant":
-            raise BadLine(f"response.choices[{place}].message must be the assistant's")
+        _require(answer["role"] == "assistant", f"response.choices[{place}].message must be the assistant's")
         finish_reason = choice.get("finish_reason")
         yield LogEntry(
             messages=[*before, answer],
@@ -153,51 +150,43 @@ def _body(row: Mapping[str, Any], name: str) -> dict[str, Any]:
         body = body["body"]
     if name == "response" and body is None:
         raise NoAnswer
-    if not isinstance(body, dict):
-        raise BadLine(f'"{name}" must be an object')
-    return body
+    _require(isinstance(body, dict), f'"{name}" must be an object')
+    return dict(body)
 
 
 def _messages(value: Any, name: str) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise BadLine(f"{name} must be a list of messages")
+    _require(isinstance(value, list) and len(value) > 0, f"{name} must be a list of messages")
     return [_message(one, f"{name}[{place}]") for place, one in enumerate(value)]
 
 
 def _message(one: Any, name: str) -> Message:
-    if not isinstance(one, dict):
-        raise BadLine(f"{name} must be an object")
-    role, content = one.get("role"), one.get("content")
-    if role not in ROLES:
-        raise BadLine(f"{name}.role must be one of {', '.join(ROLES)}, not {role!r}"[:200])
-    if content is not None and not isinstance(content, str | list):
-        raise BadLine(f"{name}.content must be text, a list of parts, or null")
-    says = content is not None or one.get("tool_calls") or one.get("function_call")
-    if role == "assistant" and not says and not one.get("refusal"):
-        raise BadLine(f"{name} says nothing: it has neither content nor tool calls")
-    return one
+    _require(isinstance(one, dict), f"{name} must be an object")
+    message: Message = one
+    role, content = message.get("role"), message.get("content")
+    _require(role in ROLES, f"{name}.role must be one of {', '.join(ROLES)}, not {role!r}")
+    is_text = content is None or isinstance(content, str | list)
+    _require(is_text, f"{name}.content must be text, a list of parts, or null")
+    says = content is not None or any(message.get(field) for field in ("tool_calls", "function_call", "refusal"))
+    _require(role != "assistant" or says, f"{name} says nothing: it has neither content nor tool calls")
+    return message
 
 
 def _tools(value: Any) -> list[Any] | None:
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list):
-        raise BadLine("tools must be a list")
-    return value
+    _require(value is None or isinstance(value, list), "tools must be a list")
+    return value or None
 
 
 def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: str | None, created: Any) -> Tags:
     """Return the tags of the line, else those of the request's `metadata`."""
-    request_metadata = request.get("metadata") if isinstance(request.get("metadata"), dict) else {}
+    of_request: Any = request.get("metadata")
+    request_metadata: Mapping[str, Any] = of_request if isinstance(of_request, dict) else {}
     own = row.get("metadata")
-    if own is not None and not isinstance(own, dict):
-        raise BadLine("metadata must be an object")
-    fields = {**(request_metadata or {}), **row}
+    _require(own is None or isinstance(own, dict), "metadata must be an object")
+    fields = {**request_metadata, **row}
     named = {"trajectory_id", "group_id", "task", "split", "no_train"}
-    metadata = {name: value for name, value in (request_metadata or {}).items() if name not in named} | (own or {})
+    metadata = {name: value for name, value in request_metadata.items() if name not in named} | (own or {})
     split = fields.get("split") or "train"
-    if split not in ("train", "eval"):
-        raise BadLine(f"split must be train or eval, not {split!r}"[:200])
+    _require(split in ("train", "eval"), f"split must be train or eval, not {split!r}")
     return Tags(
         trajectory_id=_id(fields, "trajectory_id"),
         group_id=_id(fields, "group_id"),
@@ -211,27 +200,16 @@ def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: 
     )
 
 
-def _with_model(tags: Tags, model: str) -> Tags:
-    """Store the model that answered in the metadata, as no column exists for it."""
-    if tags.metadata is not None and "model" in tags.metadata:
-        return tags
-    values = {name: getattr(tags, name) for name in Tags.__slots__}
-    return Tags(**(values | {"metadata": {**(tags.metadata or {}), "model": model}}))
-
-
 def _id(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not ID.fullmatch(value):
-        raise BadLine(f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -")
+    value: str | None = fields.get(name)
+    is_id = value is None or (isinstance(value, str) and ID.fullmatch(value) is not None)
+    _require(is_id, f"{name} must be 1 to 128 of A-Z a-z 0-9 . _ : @ -")
     return value
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadLine(f"{name} must be text")
+    value: str | None = fields.get(name)
+    _require(value is None or isinstance(value, str), f"{name} must be text")
     return value
 
 
@@ -241,24 +219,21 @@ def _reward(row: Mapping[str, Any], field: str) -> float | None:
         value = value.get(part) if isinstance(value, Mapping) else None
     if value is None:
         return None
-    if not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:
-        raise BadLine(f"{field} must be a finite number within ±{MAX_REWARD:g}, not {value!r}"[:200])
+    is_reward = isinstance(value, int | float) and abs(value) <= MAX_REWARD
+    _require(is_reward, f"{field} must be a finite number within ±{MAX_REWARD:g}, not {value!r}")
     return float(value)
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
     """Parse a flag strictly: a marked line must never count as unmarked, however the flag is spelled."""
     value = fields.get(name)
-    text = str(value).strip().lower()
-    if value is None or text in ("false", "0"):
-        return False
-    if text not in ("true", "1"):
-        raise BadLine(f"{name} must be true or false, not {value!r}"[:200])
-    return True
+    text = str(False if value is None else value).strip().lower()
+    _require(text in ("false", "0", "true", "1"), f"{name} must be true or false, not {value!r}")
+    return text in ("true", "1")
 
 
-def _count(usage: Any, name: str) -> int | None:
-    value = usage.get(name) if isinstance(usage, dict) else None
+def _count(usage: Mapping[str, Any], name: str) -> int | None:
+    value = usage.get(name)
     return value if isinstance(value, int) and 0 <= value < 2**31 else None
 
 
@@ -272,3 +247,9 @@ def _instant(value: Any) -> datetime | None:
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).astimezone(UTC)
     except (TypeError, ValueError, OverflowError, OSError) as error:
         raise BadLine(f"{value!r} is no time: write seconds since 1970, or 2026-01-31T12:00:00Z"[:200]) from error
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    """Raise BadLine with the message `otherwise` unless the condition holds."""
+    if not holds:
+        raise BadLine(otherwise[:200])

@@ -18,14 +18,20 @@ from whetstone.database.engine import chunks, insert_all_new, insert_new
 from whetstone.domain.ids import IMPORTED_LOG, version_id
 from whetstone.errors import WhetstoneError
 from whetstone.privacy.store import announce_writer, requested_since
-from whetstone.transfer.importing.rows import IMPORTED, Chunk, KeyedEntry, PendingTrajectory, figures, place, reward
-from whetstone.transfer.importing.threads import ConversationHashes, Histories, digest
+from whetstone.transfer.importing.rows import (
+    IMPORTED,
+    Chunk,
+    ConversationHashes,
+    Histories,
+    KeyedEntry,
+    PendingTrajectory,
+    digest,
+    figures,
+    place,
+    reward,
+)
 
 c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.trajectories.c
-
-_IT = (c.project == bindparam("its_project"), c.id == bindparam("its_id"))
-_CONTINUE = schema.completions.update().where(*_IT, c.continued_by.is_(None)).values(continued_by=bindparam("by"))
-
 
 NEXT_TO_NOTHING = 1e-150
 """A smaller reward has a square that underflows to 0."""
@@ -42,11 +48,22 @@ def prepare(connection: Connection, project: str, policy: str, now: datetime) ->
         NotImportable: the policy is served by vLLM, or belongs to another server.
     """
     insert_new(connection, schema.projects, {"id": project, "created_at": now})
-    made = {"project": project, "id": policy, "base_model": policy, "model_path": policy, "live_version": 0}
-    made |= {"next_version": 1, "next_step": 1, "state": "recording", "created_at": now, "upstream": IMPORTED_LOG}
-    insert_new(connection, schema.policies, made)
-    version = {"project": project, "id": version_id(policy, 0), "policy": policy, "version": 0, "state": "live"}
-    insert_new(connection, schema.policy_versions, version | {"served": False, "created_at": now, "promoted_at": now})
+    insert_new(
+        connection,
+        schema.policies,
+        {
+            "project": project, "id": policy, "base_model": policy, "model_path": policy, "live_version": 0,
+            "next_version": 1, "next_step": 1, "state": "recording", "created_at": now, "upstream": IMPORTED_LOG,
+        },
+    )  # fmt: skip
+    insert_new(
+        connection,
+        schema.policy_versions,
+        {
+            "project": project, "id": version_id(policy, 0), "policy": policy, "version": 0, "state": "live",
+            "served": False, "created_at": now, "promoted_at": now,
+        },
+    )  # fmt: skip
     upstream = connection.execute(select(p.upstream).where(p.project == project, p.id == policy)).scalar_one()
     if upstream != IMPORTED_LOG:
         raise NotImportable(
@@ -87,8 +104,9 @@ def write(
         if pending.changed and pending.row is None:
             _update(connection, chunk, trajectory_id, pending)
     if chunk.continued:
-        its = [{"its_project": project, "its_id": one, "by": by} for one, by in sorted(chunk.continued.items())]
-        connection.execute(_CONTINUE, its)
+        is_it = (c.project == project, c.id == bindparam("its_id"), c.continued_by.is_(None))
+        its = [{"its_id": one, "by": by} for one, by in sorted(chunk.continued.items())]
+        connection.execute(schema.completions.update().where(*is_it).values(continued_by=bindparam("by")), its)
     _count_groups(connection, project, group_ids)
     chunk.counted["trajectories"] += len(begun)
     chunk.counted["completions"] += len(chunk.rows)
@@ -106,20 +124,18 @@ def _look(connection: Connection, chunk: Chunk, keyed_hashes: Iterable[tuple[Key
         if entry.is_call:
             before = hashes.turns[: entry.answers[0]]
             wanted |= {one for turn in before for one in (turn.history, turn.tool_history) if one is not None}
-    its_policy = (c.project == chunk.project, c.policy == chunk.policy)
     its_columns = (c.id, c.trajectory_id, c.history, c.tool_history, c.continued_by, c.created_at)
-    columns = select(*its_columns).where(*its_policy)
-    queries = [columns.where(kind.in_(some)) for some in _some(sorted(wanted)) for kind in (c.history, c.tool_history)]
+    columns = select(*its_columns).where(c.project == chunk.project, c.policy == chunk.policy)
+    queries = [columns.where(kind.in_(some)) for some in chunks(wanted) for kind in (c.history, c.tool_history)]
     heads = [row for query in queries for row in connection.execute(query)]
     named |= {row.trajectory_id for row in heads}
     for some in chunks(named):
         of_ids = select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained)
-        for there in connection.execute(of_ids.where(t.project == chunk.project, t.id.in_(some))):
-            its_id, completions, tokens, tail, why = there
+        its_trajectories = connection.execute(of_ids.where(t.project == chunk.project, t.id.in_(some)))
+        for its_id, completions, tokens, tail, why in its_trajectories:
             chunk.trajectories[its_id] = PendingTrajectory(completions, tokens, tail, ours=why == IMPORTED)
         heads += connection.execute(columns.where(c.trajectory_id.in_(some)))
-        its_ids = select(c.id).where(c.project == chunk.project, c.id.in_(some))
-        chunk.completions |= set(connection.execute(its_ids).scalars())
+        chunk.completions.update(connection.scalars(select(c.id).where(c.project == chunk.project, c.id.in_(some))))
     for row in sorted({row.id: row for row in heads}.values(), key=lambda row: (row.created_at, row.id)):
         chunk.completions.add(row.id)
         for history in (row.history, row.tool_history):
@@ -127,10 +143,6 @@ def _look(connection: Connection, chunk: Chunk, keyed_hashes: Iterable[tuple[Key
                 chunk.heads.setdefault(history, []).append((row.id, row.trajectory_id))
         if row.continued_by is not None:
             chunk.taken.add(row.id)
-
-
-def _some(wanted: Sequence[bytes], at_once: int = 5000) -> Iterable[Sequence[bytes]]:
-    return (wanted[start : start + at_once] for start in range(0, len(wanted), at_once))
 
 
 def _not_erased(
@@ -146,8 +158,8 @@ def _not_erased(
         user = (tags.end_user, pseudonym(tags.end_user)) if tags.end_user is not None else ()
         ids = [name for name in (tags.trajectory_id, f"imported-{one.key}") if name is not None]
         siblings = [f"{name}.{one.entry.choice}" for name in ids if one.entry.choice]
-        named = [*ids, *siblings, *user]
-        at = [erased_at[chunk.project, name] for name in named if (chunk.project, name) in erased_at]
+        named = ((chunk.project, name) for name in (*ids, *siblings, *user))
+        at = [erased_at[name] for name in named if name in erased_at]
         before = (turn.history for turn in hashes.turns[: one.entry.answers[0]] if turn.history is not None)
         goes_on = one.entry.is_call and not gone.isdisjoint(before)
         if goes_on or any(when >= (tags.created_at or chunk.now) for when in at):
@@ -165,8 +177,8 @@ def _update(connection: Connection, chunk: Chunk, trajectory_id: str, pending: P
     if (seen_at := pending.last_seen_at) is not None:
         later = case((t.last_seen_at < seen_at, literal(seen_at, t.last_seen_at.type)), else_=t.last_seen_at)
         values |= {"last_seen_at": later, "ended_at": later}
-    is_it = (t.project == chunk.project, t.id == trajectory_id)
-    connection.execute(schema.trajectories.update().where(*is_it).values(values))
+    update = schema.trajectories.update().where(t.project == chunk.project, t.id == trajectory_id)
+    connection.execute(update.values(values))
 
 
 def _apart(connection: Connection, chunk: Chunk, begun: Sequence[dict[str, Any]]) -> None:
