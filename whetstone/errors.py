@@ -1,10 +1,9 @@
 """The errors of what all programs share, and of the command line, as one tree.
 
 WhetstoneError
-├── SettingsError         (config/settings) the settings cannot be used
-├── SecretUnreadable      (config/secret_files) the file of a secret cannot be used
+├── SettingsError         the settings, or the file of a secret, cannot be used
 ├── AdapterDamaged        (registry/adapters) a file of an adapter is missing or differs from the manifest
-├── NotCopied             (registry/adapter_copies) an adapter's folder was not copied
+├── NotCopied             (registry/adapters) an adapter's folder was not copied
 ├── LedgerError           (registry/versions) the move is not possible with these versions
 ├── UnknownPolicy         (registry/projects) the project has no policy of that name
 ├── VllmError             (vllm/client) a call to vLLM failed
@@ -18,7 +17,7 @@ WhetstoneError
 ├── AppFailed             (demo/agent_process) the app ended without a report
 ├── FilterRefused         (transfer/exporting/exporter) the database rejects the filter, or is unavailable
 ├── CannotWrite           (transfer/exporting/files) the file of an export cannot be written
-├── NotTabular            (transfer/exporting/parquet_columns) a message does not fit Parquet's columns
+├── NotTabular            (transfer/exporting/files) a message does not fit Parquet's columns
 ├── InvalidLog            (transfer/importing/importer) the log cannot be imported
 ├── BadLine               (transfer/importing/schema) a line of the log is invalid
 ├── NoAnswer              (transfer/importing/schema) a logged call has no answer
@@ -30,3 +29,7 @@ WhetstoneError
 
 class WhetstoneError(Exception):
     """What was requested cannot be done; the message gives the cause and the remedy."""
+
+
+class SettingsError(WhetstoneError):
+    """The settings cannot be used; the message names the setting, the reason and a valid value."""

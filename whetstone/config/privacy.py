@@ -55,9 +55,8 @@ class PrivacySettings(Section):
     @field_validator("redact_functions")
     @classmethod
     def _named(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
-        for name in functions:
-            if not FUNCTION.fullmatch(name):
-                raise ValueError(f"{name!r} is no function: write package.module:function")
+        if wrong := [name for name in functions if not FUNCTION.fullmatch(name)]:
+            raise ValueError(f"{wrong[0]!r} is no function: write package.module:function")
         return functions
 
     @property

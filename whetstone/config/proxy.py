@@ -1,12 +1,12 @@
 """Settings of serving: the proxy, vLLM and other model servers."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import regex
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from whetstone.config.rewards import VARIABLE, Section, without_login
+from whetstone.config.rewards import VARIABLE, Section, Url, without_login
 from whetstone.config.trainer import BEST, DEMONSTRATIONS
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -36,6 +36,13 @@ def policy_name(name: str) -> str:
     if name in (DEMONSTRATIONS, BEST):
         raise ValueError(f"no policy can be named {name!r}: `whetstone step --imitate {name}` means something else")
     return name
+
+
+def _policy_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(policy_name(name) for name in names)
+
+
+PolicyNames = Annotated[tuple[str, ...], AfterValidator(_policy_names)]
 
 
 class ProxySettings(Section):
@@ -139,9 +146,8 @@ class ProxySettings(Section):
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if not ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin as browsers send it: https://app.example.com, no path, no *")
+        if wrong := [origin for origin in origins if not ORIGIN.fullmatch(origin)]:
+            raise ValueError(f"{wrong[0]!r} is no origin as browsers send it: https://app.example.com, no path, no *")
         return origins
 
     @property
@@ -153,7 +159,7 @@ class ProxySettings(Section):
 class UpstreamSettings(Section):
     """Another OpenAI-compatible server. Its answers are recorded as demonstrations and never trained on by GRPO."""
 
-    url: str = Field(pattern=r"^https?://[^/\s]+")
+    url: Url
     """Base URL of the server, including `/v1`: `https://api.openai.com/v1`."""
     api_key_env: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds its API key; unset: no key is sent."""
@@ -161,11 +167,6 @@ class UpstreamSettings(Section):
     """Policy name = model name on that server: `teacher = "gpt-4o"`. Apps use the policy name."""
     project: str | None = None
     """The project whose apps may use these models; unset: the home project."""
-
-    @field_validator("url")
-    @classmethod
-    def _without_login(cls, url: str) -> str:
-        return without_login(url)
 
     @field_validator("models")
     @classmethod

@@ -2,10 +2,10 @@
 
 import math
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from whetstone.domain.reward_bounds import PART
 
@@ -34,6 +34,10 @@ def without_login(url: str) -> str:
     return url
 
 
+Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+"), AfterValidator(without_login)]
+"""The address of another server."""
+
+
 class RewardFunction(Section):
     """A function or program of yours that scores a finished trajectory."""
 
@@ -59,7 +63,7 @@ class JudgeSettings(Section):
     """Model name for litellm, a dated release rather than an alias (`openai/gpt-4.1-2025-04-14`); `base`: the base
     model that vLLM serves here. It must be able to compare long texts and to answer in JSON, which the starter
     cannot."""
-    url: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    url: Url | None = None
     """Base URL of an OpenAI-compatible server, including `/v1`; unset: the provider's own."""
     api_key_env: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds its API key."""
@@ -79,11 +83,6 @@ class JudgeSettings(Section):
     """Price of answer tokens, in the same way."""
     concurrency: int = Field(4, ge=1, le=256)
     """Groups that one worker sends to this judge at the same time."""
-
-    @field_validator("url")
-    @classmethod
-    def _without_login(cls, url: str | None) -> str | None:
-        return None if url is None else without_login(url)
 
     @model_validator(mode="after")
     def _room_for_attempts(self) -> Self:

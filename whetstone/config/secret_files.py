@@ -4,31 +4,26 @@
 from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
-from whetstone.errors import WhetstoneError
+from whetstone.errors import SettingsError
 
 SUFFIX = "_FILE"
 MOST_BYTES = 64 * 2**10
 """A longer file is not a secret: the path is probably wrong."""
 
 
-class SecretUnreadable(WhetstoneError):
-    """A secret file cannot be used. The message names the file and the reason, and never quotes its content."""
-
-
 def take_up(environment: MutableMapping[str, str], names: Iterable[str]) -> None:
     """Replace each `…_FILE` variable of `names` in `environment` by the file's content without the final line break.
 
     Raises:
-        SecretUnreadable: a file cannot be read, is empty or too long; or the variable itself is set as well.
+        SettingsError: a file cannot be read, is empty or too long; or the variable itself is set as well. The message
+            never quotes the file.
     """
     for name in names:
-        path = environment.get(name + SUFFIX)
-        if path is None:
-            continue
-        if environment.get(name):
-            raise SecretUnreadable(f"{name} and {name}{SUFFIX} are both set; which one counts? Take one out")
-        environment[name] = _read(name + SUFFIX, Path(path))
-        del environment[name + SUFFIX]
+        if name + SUFFIX in environment:
+            if environment.get(name):
+                raise SettingsError(f"{name} and {name}{SUFFIX} are both set; which one counts? Take one out")
+            environment[name] = _read(name + SUFFIX, Path(environment[name + SUFFIX]))
+            del environment[name + SUFFIX]
 
 
 def _read(variable: str, path: Path) -> str:
@@ -38,7 +33,7 @@ def _read(variable: str, path: Path) -> str:
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise SecretUnreadable(f"{variable} names {path}, which cannot be read: {why}") from None
+        raise SettingsError(f"{variable} names {path}, which cannot be read: {why}") from None
     if not text.strip() or len(content) > MOST_BYTES:
-        raise SecretUnreadable(f"{variable} names {path}, which is {'too long' if text.strip() else 'empty'}")
+        raise SettingsError(f"{variable} names {path}, which is {'too long' if text.strip() else 'empty'}")
     return text.rstrip("\r\n")

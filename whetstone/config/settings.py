@@ -9,21 +9,21 @@ import contextlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
 from whetstone.config.gate import GateSettings
 from whetstone.config.privacy import PrivacySettings
-from whetstone.config.proxy import ProxySettings, UpstreamSettings, VllmSettings, policy_name
-from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, without_login
-from whetstone.config.secret_files import SUFFIX, SecretUnreadable, take_up
+from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
+from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, Url
+from whetstone.config.secret_files import SUFFIX, take_up
 from whetstone.config.trainer import TrainerSettings
 from whetstone.domain.ids import ID
 from whetstone.domain.suggestions import suggestion
-from whetstone.errors import WhetstoneError
+from whetstone.errors import SettingsError as SettingsError
 
 PREFIX = "WHETSTONE_"
 CONFIG_VARIABLE = "WHETSTONE_CONFIG"
@@ -39,10 +39,6 @@ NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
 STARTER = Path(__file__).resolve().parent.parent / "starter"
 
 
-class SettingsError(WhetstoneError):
-    """The settings cannot be used; the message names the setting, the reason and a valid value."""
-
-
 class LogSettings(Section):
     """What the programs log, and where traces are sent."""
 
@@ -50,18 +46,13 @@ class LogSettings(Section):
     """`text` for people, `json` for machines: one object per line."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Lines below this level are not written. `info` has a line for each call, `warning` none."""
-    otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    otlp_endpoint: Url | None = None
     """Base URL of an OpenTelemetry collector that accepts OTLP over HTTP (`http://127.0.0.1:4318`): traces go to its
     `/v1/traces`. If neither this nor OTEL_EXPORTER_OTLP_ENDPOINT in the environment is set, no traces are sent
     there."""
-    langfuse_url: str | None = Field(None, pattern=r"^https?://[^/\s]+")
+    langfuse_url: Url | None = None
     """URL of a Langfuse server (`https://cloud.langfuse.com`, or your own) that also receives traces. Its keys come
     from the environment, LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY."""
-
-    @field_validator("otlp_endpoint", "langfuse_url")
-    @classmethod
-    def _without_logins(cls, url: str | None) -> str | None:
-        return url if url is None else without_login(url)
 
 
 class SqlSettings(Section):
@@ -92,18 +83,13 @@ class GroupSettings(Section):
 class ProjectSettings(Section):
     """A tenant: its keys reach its own data only."""
 
-    policies: tuple[str, ...] = ()
+    policies: PolicyNames = ()
     """Policies on the base model, each with its own series of adapters. The home project has these in addition to
     `policy` and `policies`; every other project needs at least one. Policy names are unique across projects."""
     aliases: dict[str, str] = Field(default_factory=dict)
     """Other model names that its apps may use, and the policy that each stands for."""
     privacy: PrivacySettings = PrivacySettings()
     """Privacy settings: `[projects.<name>.privacy]`, for the home project too."""
-
-    @field_validator("policies")
-    @classmethod
-    def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(policy_name(name) for name in names)
 
 
 class Settings(Section):
@@ -113,9 +99,9 @@ class Settings(Section):
     """Folder of all stored data: database, journal, adapters, logs."""
     model: str = str(STARTER)
     """Base model: a folder or a hub name. The default is the starter model, which is part of the package."""
-    policy: str = "starter"
+    policy: Annotated[str, AfterValidator(policy_name)] = "starter"
     """Policy name, which apps send as `model`."""
-    policies: tuple[str, ...] = ()
+    policies: PolicyNames = ()
     """More policies on the same base model, each with its own series of adapters."""
     aliases: dict[str, str] = Field(default_factory=dict)
     """Other model names that apps may send, and the policy that answers: `"gpt-4o" = "support"`. GPT-4o is not
@@ -146,16 +132,6 @@ class Settings(Section):
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
     """Models that rank groups, by a name of your choice: `[judges.strong] model = "openai/gpt-4.1-2025-04-14"`."""
 
-    @field_validator("policy")
-    @classmethod
-    def _one_policy_name(cls, name: str) -> str:
-        return policy_name(name)
-
-    @field_validator("policies")
-    @classmethod
-    def _policy_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(policy_name(name) for name in names)
-
     _whole: "Settings | None" = PrivateAttr(None)
     """For the settings of one project: the settings that they were derived from."""
 
@@ -168,8 +144,10 @@ class Settings(Section):
                 raise ValueError(f'projects.{name}: name its policies: policies = ["{name.lower()}-agent"]')
         for name, upstream in self.upstreams.items():
             if upstream.project is not None and upstream.project not in (self.project, *self.projects):
-                known = ", ".join((self.project, *self.projects))
-                raise ValueError(f"upstreams.{name}: there is no project {upstream.project!r}; there are: {known}")
+                raise ValueError(
+                    f"upstreams.{name}: there is no project {upstream.project!r}; there are: "
+                    f"{', '.join((self.project, *self.projects))}"
+                )
         names = [*self.all_trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two policies are named {twice[0]!r}")
@@ -179,8 +157,10 @@ class Settings(Section):
             raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.all_trained)}")
         for policy, learning in self.learning.items():
             if strangers := sorted(set(learning.ruler.named) - self.judges.keys()):
-                known = ", ".join(self.judges) or "none"
-                raise ValueError(f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: {known}")
+                raise ValueError(
+                    f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: "
+                    f"{', '.join(self.judges) or 'none'}"
+                )
         return self
 
     def _check_aliases(self, taken: Sequence[str]) -> None:
@@ -210,8 +190,7 @@ class Settings(Section):
 
         Code that is written for `project` alone works on each of them.
         """
-        others = [name for name in self.projects if name != self.home]
-        return [self.of_project(name) for name in (self.home, *others)]
+        return [self.of_project(name) for name in dict.fromkeys((self.home, *self.projects))]
 
     def of_project(self, name: str) -> Self:
         """Return the settings of one project.
@@ -220,24 +199,31 @@ class Settings(Section):
             SettingsError: there is no such project.
         """
         if name not in (self.home, *self.projects):
-            known = ", ".join((self.home, *(one for one in self.projects if one != self.home)))
-            raise SettingsError(f"there is no project {name!r}; there are: {known} (section [projects.{name}])")
+            raise SettingsError(
+                f"there is no project {name!r}; there are: {', '.join(dict.fromkeys((self.home, *self.projects)))} "
+                f"(section [projects.{name}])"
+            )
         if self._whole is not None:
             raise SettingsError(f"these are the settings of {self.project!r} already")
         own = self.projects.get(name, ProjectSettings())
         policies = own.policies if name != self.project else (self.policy, *self.policies, *own.policies)
-        upstreams = {key: one for key, one in self.upstreams.items() if (one.project or self.project) == name}
-        aliases = own.aliases if name != self.project else self.aliases | own.aliases
-        mine = {"project": name, "policy": policies[0], "policies": policies[1:], "projects": {}}
-        mine["learning"] = {policy: one for policy, one in self.learning.items() if policy in policies}
-        copy = self.model_copy(update={**mine, "aliases": aliases, "upstreams": upstreams})
+        copy = self.model_copy(
+            update={
+                "project": name,
+                "policy": policies[0],
+                "policies": policies[1:],
+                "projects": {},
+                "learning": {policy: one for policy, one in self.learning.items() if policy in policies},
+                "aliases": own.aliases if name != self.project else self.aliases | own.aliases,
+                "upstreams": {key: one for key, one in self.upstreams.items() if (one.project or self.project) == name},
+            }
+        )
         copy._whole = self
         return copy
 
     def of_policy(self, policy: str | None) -> Self:
         """Return the settings of the project that has this policy, else the home project's."""
-        have_it = (own for own in self.of_projects() if policy in own.trained)
-        return next(have_it, self.of_project(self.project))
+        return next((own for own in self.of_projects() if policy in own.trained), self.of_project(self.project))
 
     @property
     def home(self) -> str:
@@ -288,8 +274,8 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
         SettingsError: the file is missing or not TOML, a key is unknown, or a value is out of bounds.
     """
     environment = os.environ if environment is None else dict(environment)
-    ours = [name for name in environment if name.startswith(PREFIX) and name.endswith(SUFFIX)]
-    _take_up(environment, (name.removesuffix(SUFFIX) for name in ours))
+    files = [name for name in environment if name.startswith(PREFIX) and name.endswith(SUFFIX)]
+    take_up(environment, [name.removesuffix(SUFFIX) for name in files])
     named = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
     values = _read(named or Path("whetstone.toml"), required=named is not None)
     for variable, text in environment.items():
@@ -302,39 +288,30 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
-    keys = [one.api_key_env for one in settings.judges.values()]
-    keys += [one.api_key_env for one in settings.upstreams.values()]
-    keys += LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
-    _take_up(environment, [key for key in keys if key is not None])
+    servers: tuple[JudgeSettings | UpstreamSettings, ...] = (*settings.judges.values(), *settings.upstreams.values())
+    langfuse = LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
+    take_up(environment, [*(one.api_key_env for one in servers if one.api_key_env is not None), *langfuse])
     return settings
-
-
-def _take_up(environment: MutableMapping[str, str], names: Iterable[str]) -> None:
-    try:
-        take_up(environment, names)
-    except SecretUnreadable as error:
-        raise SettingsError(str(error)) from error
 
 
 def as_environment(settings: Settings, config: Path | None = None) -> dict[str, str]:
     """Return the environment variables with which a child process loads exactly these settings."""
-    variables = {PREFIX + "__".join(path).upper(): text for path, text in _flatten(settings)}
-    variables[PREFIX + "DATA"] = str(settings.data.resolve())
-    if config:
-        variables[CONFIG_VARIABLE] = str(config.resolve())
-    return variables
+    return {
+        **{PREFIX + "__".join(path).upper(): text for path, text in _flatten(settings)},
+        PREFIX + "DATA": str(settings.data.resolve()),
+        **({CONFIG_VARIABLE: str(config.resolve())} if config else {}),
+    }
 
 
 def _read(path: Path, *, required: bool) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if required:
             raise SettingsError(f"{path}: there is no such file") from None
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: {error}") from error
-    return values
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any, name: str) -> None:
@@ -360,10 +337,8 @@ def _flatten(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[t
         value = getattr(section, key)
         if isinstance(value, BaseModel):
             yield from _flatten(value, (*path, key))
-        elif isinstance(dumped, list | dict):
-            yield (*path, key), json.dumps(dumped)
         elif dumped is not None:
-            yield (*path, key), str(dumped)
+            yield (*path, key), json.dumps(dumped) if isinstance(dumped, list | dict) else str(dumped)
 
 
 def _explain(problem: Any) -> str:

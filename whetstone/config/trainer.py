@@ -123,15 +123,11 @@ class TrainerSettings(Section):
         return schedule
 
     @model_validator(mode="after")
-    def _room_for_a_step(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.max_groups_per_step < max(self.groups_per_step, self.min_groups_per_step):
             raise ValueError(
                 "max_groups_per_step is below groups_per_step or min_groups_per_step: no step would ever be due"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _device_for_each(self) -> Self:
         if self.processes > 1 and self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"several processes take a device each: set device to cuda or cpu, not {self.device}")
         if self.processes > 1 and self.backend != "hf":
