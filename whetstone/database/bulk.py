@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import asdict, astuple
 from sqlalchemy import (
     ARRAY,
-    BindParameter,
+    Column,
     ColumnElement,
     Connection,
     LargeBinary,
@@ -29,9 +29,8 @@ from sqlalchemy import (
     any_,
     bindparam,
     func,
+    select,
 )
-from sqlalchemy import select as select_
-from sqlalchemy.schema import Column
 
 from whetstone.database.bulk_sqlite import Plan, all_as_sqlite_takes, as_sqlite_takes, check_zone
 from whetstone.database.engine import read_sqlite, run_sqlite
@@ -108,8 +107,7 @@ def insert_absent(
         new_keys = f"SELECT {', '.join(keys)} FROM {table.name} WHERE rowid BETWEEN ? AND ?"
         return set(read_sqlite(connection, new_keys, (numbers.start, numbers.stop - 1)))
     sql = f"{_insert(table, _names(rows[0]))} {_nothing(())} RETURNING {', '.join(keys)}"
-    inserted = connection.exec_driver_sql(sql, _array(table, rows))
-    return {tuple(row) for row in inserted}
+    return set(map(tuple, connection.exec_driver_sql(sql, _array(table, rows))))
 
 
 def update_many(connection: Connection, table: Table, rows: Sequence[Row], only_null: str | None = None) -> None:
@@ -123,8 +121,8 @@ def update_many(connection: Connection, table: Table, rows: Sequence[Row], only_
     changed = tuple(name for name in _names(rows[0]) if name not in keys)
     sql = _update(connection.dialect.name, table, changed, keys, only_null)
     if connection.dialect.name == "sqlite":
-        values = _values(rows, changed + keys)
-        run_sqlite(connection, sql, all_as_sqlite_takes(table, changed + keys, values), many=True)
+        values = all_as_sqlite_takes(table, changed + keys, _values(rows, changed + keys))
+        run_sqlite(connection, sql, values, many=True)
     else:
         connection.exec_driver_sql(sql, _array(table, rows))
 
@@ -132,9 +130,8 @@ def update_many(connection: Connection, table: Table, rows: Sequence[Row], only_
 def among(dialect: str, column: Column[Any], ids: str = "ids") -> ColumnElement[bool]:
     """Return the condition that a column is in a list, the parameter `ids` (`listed`): one statement for any length."""
     if dialect == "postgresql":
-        listed: BindParameter[Any] = bindparam(ids, type_=ARRAY(Text))
-        return column == any_(listed)
-    return column.in_(select_(func.json_each(bindparam(ids, type_=Text)).table_valued("value").c.value))
+        return column == any_(bindparam(ids, type_=ARRAY(Text)))
+    return column.in_(select(func.json_each(bindparam(ids, type_=Text)).table_valued("value").c.value))
 
 
 def present(connection: Connection, table: Table, project: str, ids: Sequence[str]) -> list[tuple[str, str]]:
@@ -194,8 +191,8 @@ def _names(row: Row) -> tuple[str, ...]:
     return row.__struct_fields__ if isinstance(row, msgspec.Struct) else tuple(row)
 
 
-def _values(rows: Sequence[Row], names: tuple[str, ...]) -> Iterable[tuple[Any, ...]]:
-    """Return the columns `names` of the rows, in that order."""
+def _values(rows: Sequence[Row], names: tuple[str, ...]) -> Iterable[Any]:
+    """Return the columns `names` of the rows, in that order: tuples, or the values of a single column."""
     picked: Callable[[Any], Any] = itemgetter(*names)
     if isinstance(rows[0], msgspec.Struct):
         picked = astuple if names == rows[0].__struct_fields__ else attrgetter(*names)
@@ -206,25 +203,22 @@ def _array(table: Table, rows: Sequence[Row]) -> tuple[str]:
     """Return the rows in the form that PostgreSQL's `json_populate_recordset` takes."""
     instants, binary, documents = _to_look_at(table, _names(rows[0]))
     for column in instants:
-        for instant in _of_column(rows, column):
+        for instant in _values(rows, (column,)):
             check_zone(instant)
-    documents = [column for column in documents if any(_of_column(rows, column))]
+    documents = [column for column in documents if any(_values(rows, (column,)))]
     encodable = [_as_json(row, binary, documents) for row in rows] if binary or documents else rows
     return (_encode(encodable).decode(),)
-
-
-def _of_column(rows: Sequence[Row], column: str) -> Iterable[Any]:
-    picked: Callable[[Any], Any] = attrgetter(column) if isinstance(rows[0], msgspec.Struct) else itemgetter(column)
-    return map(picked, rows)
 
 
 @cache
 def _to_look_at(table: Table, names: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
     """Return the columns with instants, those with bytes, and those with JSON."""
     columns = [(name, table.c[name].type) for name in names]
-    instants = [name for name, kind in columns if isinstance(kind, Utc)]
-    binary = [name for name, kind in columns if isinstance(kind, LargeBinary)]
-    return instants, binary, [name for name, kind in columns if is_json(kind)]
+    return (
+        [name for name, kind in columns if isinstance(kind, Utc)],
+        [name for name, kind in columns if isinstance(kind, LargeBinary)],
+        [name for name, kind in columns if is_json(kind)],
+    )
 
 
 def _as_json(row: Row, binary: Sequence[str], documents: Sequence[str]) -> Mapping[str, Any]:

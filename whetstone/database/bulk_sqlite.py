@@ -12,8 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Boolean, LargeBinary, Table
-from sqlalchemy.schema import Column
+from sqlalchemy import Boolean, Column, LargeBinary, Table
 
 from whetstone.database.types import Utc, is_json
 
@@ -129,28 +128,23 @@ def _picker(places: Sequence[int]) -> Picker:
 
 
 def _formed(forms: list[tuple[Form | None, bool]], places: Sequence[int]) -> list[tuple[int, Form]]:
-    picked = enumerate([forms[place][0] for place in places])
-    return [(place, form) for place, form in picked if form is not None]
+    return [(at, form) for at, place in enumerate(places) if (form := forms[place][0]) is not None]
 
 
 @cache
 def _forms(table: Table, names: tuple[str, ...]) -> list[tuple[Form | None, bool]]:
     """For each column, return its conversion to sqlite3's types, or None, and whether it is NULL when an insert omits
     it."""
-    columns = [table.c[name] for name in names]
+    columns = (table.c[name] for name in names)
     return [(_form(column), bool(column.nullable) and column.server_default is None) for column in columns]
 
 
 def _form(column: Column[Any]) -> Form | None:
-    # Types that both databases have are bound unchanged; all others arrive as JSON.
-    if is_json(column.type):
-        return _texts
-    if isinstance(column.type, Utc):
-        return _utc_texts
-    # sqlite3 looks for an adapter for bool and bytes; it takes numbers, texts and bytearrays directly.
-    if isinstance(column.type, Boolean):
-        return _numbers
-    return _bytearrays if isinstance(column.type, LargeBinary) else None
+    # Types that both databases have are bound unchanged; all others arrive as JSON. sqlite3 looks for an adapter for
+    # bool and bytes; it takes numbers, texts and bytearrays directly.
+    forms: dict[type, Form] = {Utc: _utc_texts, Boolean: _numbers, LargeBinary: _bytearrays}
+    other = next((form for kind, form in forms.items() if isinstance(column.type, kind)), None)
+    return _texts if is_json(column.type) else other
 
 
 def _texts(pieces: Sequence[bytes | None]) -> list[str | None]:

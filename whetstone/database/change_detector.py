@@ -40,11 +40,9 @@ class Changes:
         if mark is None:
             return read()
         known = self._read.get(name)
-        if known is not None and known[0] == mark:
-            value: Read = known[1]
-            return value
-        value = read()
-        self._read[name] = (mark, value)
+        if known is None or known[0] != mark:
+            known = self._read[name] = (mark, read())
+        value: Read = known[1]
         return value
 
     def committed(self) -> None:
@@ -60,14 +58,10 @@ class Changes:
 
     def _mark(self) -> Hashable:
         """Return a value that changes with each commit except those of this process's calls; None if unknown."""
-        if self._calls is not None:
-            committed = self._committed
-            if (elsewhere := self._calls.elsewhere()) is not None:
-                return committed, elsewhere
-        return self._mark_of_all()
-
-    def _mark_of_all(self) -> int | None:
-        """Return a value that changes with each commit of any process; None if that is unknown."""
+        committed = self._committed
+        if self._calls is not None and (elsewhere := self._calls.elsewhere()) is not None:
+            return committed, elsewhere
+        # Without those transactions, a value that changes with each commit of any process.
         with self._looking:
             if self._file is None:
                 return None

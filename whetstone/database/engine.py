@@ -189,9 +189,8 @@ def read_sqlite(connection: Connection, sql: str, values: Sequence[Any]) -> list
     Raises:
         DBAPIError: as `run_sqlite`.
     """
-    cursor = run_sqlite(connection, sql, values)
     try:
-        return cursor.fetchall()
+        return run_sqlite(connection, sql, values).fetchall()
     except sqlite3.Error as error:
         raise _as_sqlalchemy_says(connection, sql, values, error) from error
 
@@ -199,8 +198,9 @@ def read_sqlite(connection: Connection, sql: str, values: Sequence[Any]) -> list
 def _as_sqlalchemy_says(
     connection: Connection, sql: str, values: Sequence[Any], error: sqlite3.Error, *, many: bool = False
 ) -> BaseException:
-    dialect = connection.dialect
-    return DBAPIError.instance(sql, values, error, sqlite3.Error, hide_parameters=True, dialect=dialect, ismulti=many)
+    return DBAPIError.instance(
+        sql, values, error, sqlite3.Error, hide_parameters=True, dialect=connection.dialect, ismulti=many
+    )
 
 
 @contextmanager
@@ -212,9 +212,9 @@ def snapshot(url: str) -> Iterator[Connection]:
     """
     engine = connect(url)
     sqlite = engine.dialect.name == "sqlite"
-    options = {"isolation_level": "AUTOCOMMIT" if sqlite else "REPEATABLE READ", "postgresql_readonly": not sqlite}
+    level = "AUTOCOMMIT" if sqlite else "REPEATABLE READ"
     try:
-        with engine.execution_options(**options).connect() as connection:
+        with engine.execution_options(isolation_level=level, postgresql_readonly=not sqlite).connect() as connection:
             if sqlite:
                 connection.exec_driver_sql("PRAGMA query_only = ON")
                 # Deferred: it keeps its view of the file, and no writer waits for it.
@@ -251,7 +251,7 @@ def chunks(ids: Collection[AnyStr], most: int = IDS_PER_STATEMENT) -> Iterator[l
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
     """Insert a row unless it violates a unique constraint (on the columns `on`; None: any); return whether it did."""
-    statement = _insert_new(connection.dialect.name, table, None if on is None else tuple(on))
+    statement = _insert_new(connection.dialect.name, table, *(on or ()))
     # Not by rowcount: psycopg does not set it when a conflict was possible.
     return connection.execute(statement.returning(*table.primary_key), dict(row)).first() is not None
 
@@ -260,15 +260,14 @@ def insert_all_new(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], on: list[str] | None = None
 ) -> None:
     """Insert the rows that violate no unique constraint (on the columns `on`; None: any); all have the same columns."""
-    statement = _insert_new(connection.dialect.name, table, None if on is None else tuple(on))
-    connection.execute(statement, [dict(row) for row in rows])
+    connection.execute(_insert_new(connection.dialect.name, table, *(on or ())), [dict(row) for row in rows])
 
 
 @cache
-def _insert_new(dialect: str, table: Table, on: tuple[str, ...] | None) -> postgresql.Insert | sqlite.Insert:
+def _insert_new(dialect: str, table: Table, *on: str) -> postgresql.Insert | sqlite.Insert:
     """Cached: building the statement costs as much as executing it."""
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    return insert(table).on_conflict_do_nothing(index_elements=None if on is None else list(on))
+    return insert(table).on_conflict_do_nothing(index_elements=on or None)
 
 
 def _remove_quoted_rows(context: ExceptionContext) -> None:
@@ -284,18 +283,21 @@ def _remove_quoted_rows(context: ExceptionContext) -> None:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     # Switch off sqlite3's own transaction handling, which would begin DEFERRED, and only at the first write.
     connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.execute(f"PRAGMA cache_size=-{_SQLITE_CACHE_KIB}")
-    cursor.close()
+    _set(connection, "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"cache_size=-{_SQLITE_CACHE_KIB}")
 
 
 def _prepare_writer(connection: Any, _record: Any) -> None:
-    connection.execute(f"PRAGMA cache_size=-{_SQLITE_WRITER_CACHE_KIB}").close()
-    connection.execute("PRAGMA temp_store=MEMORY").close()
-    connection.execute(f"PRAGMA wal_autocheckpoint={_SQLITE_WRITER_LOG_PAGES}").close()
+    _set(
+        connection,
+        f"cache_size=-{_SQLITE_WRITER_CACHE_KIB}",
+        "temp_store=MEMORY",
+        f"wal_autocheckpoint={_SQLITE_WRITER_LOG_PAGES}",
+    )
+
+
+def _set(connection: Any, *pragmas: str) -> None:
+    for pragma in pragmas:
+        connection.execute(f"PRAGMA {pragma}").close()
 
 
 def _begin_immediate(connection: Connection) -> None:
@@ -317,25 +319,15 @@ def _begin(driver: Any) -> None:
     try:
         # SQLite itself must not wait.
         driver.execute("PRAGMA busy_timeout=0")
-        while (busy := _try_to_begin(driver)) is not None:
-            if time.monotonic() >= until_s:
-                raise busy
+        while True:
+            try:
+                driver.execute(_BEGIN)
+                return
+            except sqlite3.OperationalError as error:
+                # The lowest byte is the kind of error, the bytes above it the detail.
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() >= until_s:
+                    raise
             time.sleep(ASK_AGAIN_S)
     finally:
         driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-
-
-def _try_to_begin(driver: Any) -> sqlite3.Error | None:
-    """Begin a transaction. Return SQLite's error if another process writes, else None.
-
-    Raises:
-        sqlite3.Error: any other error.
-    """
-    try:
-        driver.execute(_BEGIN)
-    except sqlite3.OperationalError as error:
-        # The lowest byte is the kind of error, the bytes above it the detail.
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-            raise
-        return error
-    return None

@@ -16,20 +16,9 @@ NUMBERS = frozenset({"prompt_token_ids", "token_ids", "inference_logprobs"})
 
 
 def insert_storable(connection: Connection, table: Table, row: Mapping[str, Any], on: list[str] | None = None) -> bool:
-    """Insert a row like `insert_new`, after making it storable."""
-    return insert_new(connection, table, storable_row(row), on)
-
-
-def storable_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row in a form that both databases can store."""
-    stored = dict(row)
-    for column, value in row.items():
-        if isinstance(value, str):
-            if "\x00" in value:
-                stored[column] = storable(value)
-        elif isinstance(value, list | dict) and column not in NUMBERS:
-            stored[column] = storable(value)
-    return stored
+    """Insert a row like `insert_new`, in a form that both databases can store."""
+    stored = {column: value if column in NUMBERS else storable(value) for column, value in row.items()}
+    return insert_new(connection, table, stored, on)
 
 
 def storable_json(value: Any) -> bytes:

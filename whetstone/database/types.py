@@ -63,14 +63,10 @@ class _Numbers(TypeDecorator[list[Any]]):
     element: type[TypeEngine[Any]] = Integer
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(ARRAY(self.element))
-        return dialect.type_descriptor(Text())
+        return dialect.type_descriptor(ARRAY(self.element) if dialect.name == "postgresql" else Text())
 
     def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name == "postgresql":
-            return value
-        return as_json(value)
+        return value if value is None or dialect.name == "postgresql" else as_json(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> list[Any] | None:
         decoded: list[Any] | None = msgspec.json.decode(value) if isinstance(value, str) else value

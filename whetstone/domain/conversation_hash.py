@@ -70,11 +70,6 @@ class MessageReader:
         self._timeout_s = self._left_s = timeout_s
         self._timed_out = False
 
-    @property
-    def has_patterns(self) -> bool:
-        """Whether any patterns are set."""
-        return self._matches is not None
-
     def start_clock(self) -> None:
         """Reset the time limit for another conversation or another answer."""
         self._left_s = self._timeout_s
@@ -159,9 +154,12 @@ def _text(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in THINKING)]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in ("text", None)]
-    strings = [text for text in texts if isinstance(text, str)]
-    return "".join(strings) if len(strings) == len(parts) else parts
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and part.get("type") in ("text", None) and isinstance(part.get("text"), str)
+    ]
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _made(message: dict[str, Any]) -> list[list[Any]]:

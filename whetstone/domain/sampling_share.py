@@ -5,5 +5,4 @@ import hashlib
 
 def in_share(name: str, share: float) -> bool:
     """Return whether this name belongs to the share."""
-    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-    return number < share * 2**64
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") < share * 2**64

@@ -92,10 +92,6 @@ class StepState(StrEnum):
     """An error ended it before its version was served."""
 
 
-UNFINISHED_STEP_STATES = (StepState.CLAIMED, StepState.TRAINED, StepState.LOADED, StepState.WAITING_GATE)
-"""States of a step that has not ended; a policy has at most one."""
-
-
 class FeedbackState(StrEnum):
     """What has happened to a piece of feedback."""
 

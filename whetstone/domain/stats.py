@@ -1,6 +1,7 @@
 """Compute shares and mean differences with their 95 % intervals."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,10 +44,8 @@ def gain(before: Sequence[int], after: Sequence[int]) -> Interval:
     if len(before) != len(after) or len(before) < 2:
         raise ValueError(f"{len(before)} and {len(after)} games are not pairs")
     differences = [b - a for a, b in zip(before, after, strict=True)]
-    n = len(differences)
-    mean = sum(differences) / n
-    variance = sum((difference - mean) ** 2 for difference in differences) / (n - 1)
-    half = Z_95 * math.sqrt(variance / n)
+    mean = statistics.fmean(differences)
+    half = Z_95 * statistics.stdev(differences) / math.sqrt(len(differences))
     return Interval(mean, mean - half, mean + half)
 
 

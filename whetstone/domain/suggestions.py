@@ -15,17 +15,19 @@ ALIKE_ELSEWHERE = 0.8
 def suggestion(root: type[BaseModel], key: Sequence[str | int]) -> str | None:
     """Return the dotted name of the setting that an unknown `key` most probably means; None if no name is close."""
     *tables, name = (str(part) for part in key)
-    elsewhere: dict[str, str] = {}
-    for dotted in keys_of(root):
-        elsewhere.setdefault(dotted.rpartition(".")[2], dotted)
+    keys = [dotted.split(".") for dotted in keys_of(root)]
+    elsewhere = {path[-1]: ".".join(path) for path in reversed(keys)}  # of equal names, the first
     if name in elsewhere:  # The name is right, but in the wrong table.
         return elsewhere[name]
-    section = _section(root, tables)
-    siblings = () if section is None else section.model_fields
+    siblings = {path[len(tables)] for path in keys if len(path) > len(tables) and _is_within(path, tables)}
     if here := difflib.get_close_matches(name, siblings, n=1, cutoff=ALIKE_HERE):
         return ".".join([*tables, *here])
     nearest = difflib.get_close_matches(name, elsewhere, n=1, cutoff=ALIKE_ELSEWHERE)
     return elsewhere[nearest[0]] if nearest else None
+
+
+def _is_within(path: Sequence[str], tables: Sequence[str]) -> bool:
+    return all(part in ("<name>", table) for part, table in zip(path, tables, strict=False))
 
 
 def keys_of(section: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -35,24 +37,7 @@ def keys_of(section: type[BaseModel], path: str = "") -> Iterator[str]:
         if inner is None:
             yield f"{path}{name}"
         else:
-            is_single = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-            yield from keys_of(inner, f"{path}{name}." if is_single else f"{path}{name}.<name>.")
-
-
-def _section(root: type[BaseModel], tables: Sequence[str]) -> type[BaseModel] | None:
-    """Return the table at this path; a user-chosen name or an index within it (`learning.starter`) is skipped."""
-    section: type[BaseModel] | None = root
-    is_single = True
-    for name in tables:
-        if section is None:
-            return None
-        if not is_single:
-            is_single = True
-            continue
-        annotation = section.model_fields[name].annotation if name in section.model_fields else None
-        is_single = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        section = _model_in(annotation)
-    return section
+            yield from keys_of(inner, f"{path}{name}." if inner is field.annotation else f"{path}{name}.<name>.")
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

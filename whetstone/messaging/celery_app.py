@@ -4,18 +4,17 @@ A lost message delays work until the next sweep and never loses it. So nothing h
 long or stores a result. The database determines which work is due and who does it.
 """
 
-import functools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from celery import Celery, signals
 
-from whetstone.config.settings import LogSettings, Settings, SettingsError
+from whetstone.config.settings import Settings, SettingsError
 from whetstone.messaging import task_names
 from whetstone.observability import log_setup, tracing
 
@@ -45,8 +44,12 @@ def celery_app(program: str, settings: Settings) -> Celery:
             "`whetstone up` starts one of its own"
         )
     app = Celery(program)
-    # This switches off Celery's own logging setup.
-    observe = functools.partial(_observe, program, settings.log)
+
+    def observe(**_: Any) -> None:
+        """Handle the signal that a worker sends when it starts; it switches off Celery's own logging setup."""
+        log_setup.set_up(settings.log)
+        tracing.start(settings.log, program)
+
     signals.setup_logging.connect(observe, weak=False, dispatch_uid=__name__)
     app.conf.update(
         broker_url=settings.broker,
@@ -77,22 +80,12 @@ def celery_app(program: str, settings: Settings) -> Celery:
     return app
 
 
-def _observe(program: str, settings: LogSettings, **_: Any) -> None:
-    """Handle the signal `setup_logging`, which a worker sends when it starts."""
-    log_setup.set_up(settings)
-    tracing.start(settings, program)
-
-
 def hint(app: Celery, task_name: str) -> None:
     """Notify the workers of `task_name` that there is work: immediately, from another thread, without a guarantee.
 
     Never raises and never waits. Hints that come faster than they can be sent are merged into one.
     """
-    sender = _senders.get(os.getpid())
-    if sender is None:
-        with _senders_lock:
-            sender = _senders.setdefault(os.getpid(), _Sender())
-    sender.add(app, task_name)
+    _sender_of(os.getpid()).add(app, task_name)
 
 
 def sweep_every(app: Celery, task_name: str, seconds: float) -> None:
@@ -110,11 +103,9 @@ def sweep_every(app: Celery, task_name: str, seconds: float) -> None:
 
 def _transport_options(broker: str) -> dict[str, Any]:
     # By default kombu would retry an absent broker for ever, inside the call that sends.
-    options: dict[str, Any] = {"max_retries": 0, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
-    if urlsplit(broker).scheme.startswith(("redis", "unix", "sentinel")):
-        options["socket_connect_timeout"] = _CONNECT_TIMEOUT_S
-        options["socket_keepalive"] = True
-    return options
+    options = {"max_retries": 0, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
+    is_redis = urlsplit(broker).scheme.startswith(("redis", "unix", "sentinel"))
+    return options | ({"socket_connect_timeout": _CONNECT_TIMEOUT_S, "socket_keepalive": True} if is_redis else {})
 
 
 def _send(app: Celery, task_name: str, expires_s: float) -> bool:
@@ -132,20 +123,18 @@ class _Sender:
 
     def __init__(self) -> None:
         self._wanted: dict[tuple[int, str], Celery] = {}
-        self._lock = threading.Lock()
-        self._any = threading.Event()
+        self._any = threading.Condition()
         threading.Thread(target=self._run, name="hints", daemon=True).start()
 
     def add(self, app: Celery, task_name: str) -> None:
-        with self._lock:
+        with self._any:
             self._wanted[id(app), task_name] = app
-        self._any.set()
+            self._any.notify()
 
     def _run(self) -> None:
         while True:
-            self._any.wait()
-            self._any.clear()
-            with self._lock:
+            with self._any:
+                self._any.wait_for(lambda: self._wanted)
                 wanted, self._wanted = self._wanted, {}
             for (_, task_name), app in wanted.items():
                 # The first attempt may use a connection that the broker has closed meanwhile; the second opens a new
@@ -154,9 +143,11 @@ class _Sender:
             time.sleep(HINT_EVERY_S)
 
 
-_senders: dict[int, _Sender] = {}
-"""By process id: threads do not survive a fork."""
-_senders_lock = threading.Lock()
+@cache
+def _sender_of(process_id: int) -> _Sender:
+    """Return the sender of a process: threads do not survive a fork. Two threads that call this for the first time at
+    once may each get one, which does no harm."""
+    return _Sender()
 
 
 def _lost() -> None:
@@ -193,7 +184,7 @@ class _Sweeper:
 
     def received(self, request: Any = None, **_: Any) -> None:
         """Note that a message arrived, even if it is dropped; handles `task_received` and `task_revoked`."""
-        if getattr(request, "name", None) == self._task_name or getattr(request, "task", None) == self._task_name:
+        if self._task_name in (getattr(request, "name", None), getattr(request, "task", None)):
             self._sent_at = None
 
     def _look(self) -> None:
@@ -210,12 +201,12 @@ class _Sweeper:
             self._full = False
             self._consumer.call_soon(_lost)
 
-    def _run(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def _run(self) -> None:
         while True:
             self._look()
             sent_at = self._sent_at
-            if sent_at is None or clock() - sent_at > LOST_AFTER_SWEEPS * self._seconds:
-                self._sent_at = clock()
+            if sent_at is None or time.monotonic() - sent_at > LOST_AFTER_SWEEPS * self._seconds:
+                self._sent_at = time.monotonic()
                 if not _send(self._app, self._task_name, self._seconds):
                     self._sent_at = None
             if self._stopped.wait(self._seconds):

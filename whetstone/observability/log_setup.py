@@ -87,22 +87,20 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
     handler = _Handler(stream)
     handler.setFormatter(_FORMATTERS[settings.format]())
     root = logging.getLogger()
-    for old in [one for one in root.handlers if isinstance(one, _Handler)]:
-        root.removeHandler(old)
-    root.addHandler(handler)
+    root.handlers = [*(one for one in root.handlers if not isinstance(one, _Handler)), handler]
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     # At DEBUG, libraries log everything that they send: prompts, and keys.
     root.setLevel(max(level, logging.INFO))
-    for name in OURS:
-        logging.getLogger(name).setLevel(level)
-    for name in SERVERS:
-        logger = logging.getLogger(name)
+    levels = {
+        **dict.fromkeys(OURS, level),
+        **dict.fromkeys(QUIET, max(level, logging.WARNING)),
+        **dict.fromkeys(ALWAYS_LOGGED, min(level, logging.INFO)),
+    }
+    for name, its_level in levels.items():
+        logging.getLogger(name).setLevel(its_level)
+    for logger in map(logging.getLogger, SERVERS):
         logger.handlers.clear()
         logger.propagate = True
-    for name in QUIET:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    for name in ALWAYS_LOGGED:
-        logging.getLogger(name).setLevel(min(level, logging.INFO))
     logging.captureWarnings(True)
     # Do not determine the source line or the thread of a record: that takes half of the time of a line.
     logging._srcfile = None
@@ -111,8 +109,7 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 def line(form: Format, logger: str, message: str) -> str:
     """Format a line as `set_up` would, for writing into another program's log."""
-    record = logging.LogRecord(logger, logging.INFO, "", 0, message, None, None)
-    return _FORMATTERS[form]().format(record)
+    return _FORMATTERS[form]().format(logging.LogRecord(logger, logging.INFO, "", 0, message, None, None))
 
 
 class _Handler(logging.StreamHandler[Any]):
@@ -152,8 +149,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Value]:
 
 
 def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _stack(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -74,7 +74,12 @@ def start(settings: LogSettings, service: str, exporter: "SpanExporter | None" =
         collector = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
         provider.add_span_processor(BatchSpanProcessor(collector))
     if exporter is None and settings.langfuse_url is not None:
-        headers = _langfuse_headers(os.environ)
+        public, secret = (os.environ.get(name, "") for name in LANGFUSE_VARIABLES)
+        if not public or not secret:
+            raise SettingsError(
+                f"log.langfuse_url needs its keys in the environment: {' and '.join(LANGFUSE_VARIABLES)}"
+            )
+        headers = {"authorization": "Basic " + base64.b64encode(f"{public}:{secret}".encode()).decode()}
         langfuse = OTLPSpanExporter(endpoint=settings.langfuse_url.rstrip("/") + LANGFUSE_PATH, headers=headers)
         provider.add_span_processor(BatchSpanProcessor(langfuse))
     _Tracing.provider, _Tracing.tracer = provider, provider.get_tracer("whetstone", __version__)
@@ -138,18 +143,10 @@ def failed(span: "Span", kind: str) -> None:
 
 
 def _wanted(settings: LogSettings) -> bool:
-    if os.environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return False
-    return settings.langfuse_url is not None or _collected(settings)
+    is_off = os.environ.get("OTEL_TRACES_EXPORTER") == "none"
+    return not is_off and (settings.langfuse_url is not None or _collected(settings))
 
 
 def _collected(settings: LogSettings) -> bool:
     """Whether a collector is set, in the settings or in OpenTelemetry's own variables."""
     return settings.otlp_endpoint is not None or any(os.environ.get(name) for name in ENDPOINT_VARIABLES)
-
-
-def _langfuse_headers(environment: Mapping[str, str]) -> dict[str, str]:
-    public, secret = (environment.get(name, "") for name in LANGFUSE_VARIABLES)
-    if not public or not secret:
-        raise SettingsError(f"log.langfuse_url needs its keys in the environment: {' and '.join(LANGFUSE_VARIABLES)}")
-    return {"authorization": "Basic " + base64.b64encode(f"{public}:{secret}".encode()).decode()}

@@ -26,8 +26,8 @@ def mismatched() -> tuple[str, ...]:
     torch = _version("torch")
     if torch is None:
         return ()
-    installed = {name: version for name in PACKAGES if (version := _version(name)) is not None}
-    others = {name: version for name, version in installed.items() if _build(version) != _build(torch)}
+    installed = ((name, _version(name)) for name in PACKAGES)
+    others = {name: version for name, version in installed if version is not None and _build(version) != _build(torch)}
     return () if all(map(_imports, others)) else tuple(f"{name} {version}" for name, version in others.items())
 
 
