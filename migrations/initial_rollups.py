@@ -10,6 +10,7 @@ A note must never make a write fail. A trigger copies values, compares them with
 else writes; it touches no row that another transaction may hold.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,9 +202,32 @@ ROLLUPS = (TRAJECTORIES, COMPLETIONS, FEEDBACK)
 
 def create_tables() -> None:
     """Create the tables of sums and of notes."""
+    writers = "P, J, T, W"
     for of in ROLLUPS:
-        _create_hours(of)
-        _create_changes(of)
+        index = [sa.Index(f"ix_{of.hours}_{'_'.join(of.indexed)}", *of.indexed)] if of.indexed else []
+        op.create_table(
+            of.hours,
+            *_columns("J", of),
+            sa.PrimaryKeyConstraint("project", *(key.name for key in of.keys), name=f"pk_{of.hours}"),
+            *index,
+            comment=f"{of.table} by the hour, for dashboards",
+        )
+        op.create_table(
+            of.changes,
+            sa.Column(
+                "id", _NUMBER, nullable=False, autoincrement=False, comment=f"{writers}: later than all before it"
+            ),
+            *_columns(writers, of),
+            # Without the project: on SQLite a number alone is the row's own, and needs no index beside the table.
+            sa.PrimaryKeyConstraint("id", name=f"pk_{of.changes}"),
+            comment=f"what changed of {of.table} and is not in {of.hours} yet; triggers write it",
+        )
+
+
+def _columns(writers: str, of: Rollup) -> Iterator[sa.Column[Any]]:
+    yield sa.Column("project", sa.Text, nullable=False, comment=f"{writers}: the tenant")
+    for column in (*of.keys, *of.measures):
+        yield sa.Column(column.name, column.type, nullable=False, comment=f"{writers}: {column.comment}")
 
 
 def statements(dialect: str) -> list[str]:
@@ -211,44 +235,9 @@ def statements(dialect: str) -> list[str]:
     made = [f"CREATE SEQUENCE {SEQUENCE}"] if dialect == "postgresql" else []
     for of in ROLLUPS:
         made += _sqlite_triggers(of) if dialect == "sqlite" else _postgresql_triggers(of)
-        both = " UNION ALL ".join(
-            f"SELECT {of.view.format(h='h')} FROM {table} AS h" for table in (of.hours, of.changes)
-        )
-        made.append(f"CREATE VIEW admin_{of.hours} AS {both}")
+        both = (f"SELECT {of.view.format(h='h')} FROM {table} AS h" for table in (of.hours, of.changes))
+        made.append(f"CREATE VIEW admin_{of.hours} AS {' UNION ALL '.join(both)}")
     return made
-
-
-def _create_hours(of: Rollup) -> None:
-    keys = ("project", *(key.name for key in of.keys))
-    index = [sa.Index(f"ix_{of.hours}_{'_'.join(of.indexed)}", *of.indexed)] if of.indexed else []
-    op.create_table(
-        of.hours,
-        *_columns("J", of),
-        sa.PrimaryKeyConstraint(*keys, name=f"pk_{of.hours}"),
-        *index,
-        comment=f"{of.table} by the hour, for dashboards",
-    )
-
-
-def _create_changes(of: Rollup) -> None:
-    writers = "P, J, T, W"
-    op.create_table(
-        of.changes,
-        sa.Column("id", _NUMBER, nullable=False, autoincrement=False, comment=f"{writers}: later than all before it"),
-        *_columns(writers, of),
-        # Without the project: on SQLite a number alone is the row's own, and needs no index beside the table.
-        sa.PrimaryKeyConstraint("id", name=f"pk_{of.changes}"),
-        comment=f"what changed of {of.table} and is not in {of.hours} yet; triggers write it",
-    )
-
-
-def _columns(writers: str, of: Rollup) -> list[sa.Column[Any]]:
-    project = sa.Column("project", sa.Text, nullable=False, comment=f"{writers}: the tenant")
-    others = (
-        sa.Column(column.name, column.type, nullable=False, comment=f"{writers}: {column.comment}")
-        for column in (*of.keys, *of.measures)
-    )
-    return [project, *others]
 
 
 def _sqlite_triggers(of: Rollup) -> list[str]:
@@ -267,6 +256,7 @@ def _sqlite_triggers(of: Rollup) -> list[str]:
 def _postgresql_triggers(of: Rollup) -> list[str]:
     changed = " OR ".join(f"OLD.{column} IS DISTINCT FROM NEW.{column}" for column in of.watched)
     old, new = _note("postgresql", of, "OLD", -1), _note("postgresql", of, "NEW", 1)
+    run = f"EXECUTE FUNCTION note_{of.changes}()"
     function = f"""
         CREATE FUNCTION note_{of.changes}() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
@@ -275,14 +265,12 @@ def _postgresql_triggers(of: Rollup) -> list[str]:
             RETURN NULL;
         END $$
     """
-    run = f"FOR EACH ROW EXECUTE FUNCTION note_{of.changes}()"
-    watched = ", ".join(of.watched)
     return [
         function,
-        f"CREATE TRIGGER {of.changes}_insert AFTER INSERT ON {of.table} {run}",
-        f"CREATE TRIGGER {of.changes}_delete AFTER DELETE ON {of.table} {run}",
-        f"CREATE TRIGGER {of.changes}_update AFTER UPDATE OF {watched} ON {of.table} "
-        f"FOR EACH ROW WHEN ({changed}) EXECUTE FUNCTION note_{of.changes}()",
+        f"CREATE TRIGGER {of.changes}_insert AFTER INSERT ON {of.table} FOR EACH ROW {run}",
+        f"CREATE TRIGGER {of.changes}_delete AFTER DELETE ON {of.table} FOR EACH ROW {run}",
+        f"CREATE TRIGGER {of.changes}_update AFTER UPDATE OF {', '.join(of.watched)} ON {of.table} "
+        f"FOR EACH ROW WHEN ({changed}) {run}",
     ]
 
 

@@ -163,7 +163,8 @@ _WORDS = {
 
 # A turn's conversation is walked from the turn up to its first ancestor, so that a query for one trajectory reads one
 # trajectory. `up` counts the links from the turn; `part` puts a link's answer after its messages.
-CONVERSATIONS_SQLITE = """
+CONVERSATIONS = {
+    "sqlite": """
     SELECT c.project, c.trajectory_id, c.turn, c.id AS completion_id,
         (WITH RECURSIVE chain (up, new_messages, response, follows) AS (
             SELECT 0, c.new_messages, NULL, c.follows
@@ -192,9 +193,8 @@ CONVERSATIONS_SQLITE = """
             ORDER BY 1 DESC, 2, 3
         )) AS prompt_token_ids
     FROM completions AS c
-"""
-
-CONVERSATIONS_POSTGRESQL = """
+""",
+    "postgresql": """
     SELECT c.project, c.trajectory_id, c.turn, c.id AS completion_id,
         (WITH RECURSIVE chain (up, new_messages, response, follows) AS (
             SELECT 0, c.new_messages, NULL::jsonb, c.follows
@@ -221,7 +221,8 @@ CONVERSATIONS_POSTGRESQL = """
             SELECT up, 1, i.place, i.token FROM chain, unnest(chain.token_ids) WITH ORDINALITY AS i (token, place)
         ) AS link) AS prompt_token_ids
     FROM completions AS c
-"""
+""",
+}
 
 
 def statements(dialect: str) -> list[str]:
@@ -234,8 +235,5 @@ def statements(dialect: str) -> list[str]:
         "day_of_j": day.format(at="j.created_at"),
         "day_accepted": day.format(at="accepted_at"),
     }
-    conversations = {"sqlite": CONVERSATIONS_SQLITE, "postgresql": CONVERSATIONS_POSTGRESQL}[dialect]
-    queries = {name: query.format(**words) for name, query in SHARED.items()}
-    return [
-        f"CREATE VIEW {name} AS {query}" for name, query in {**queries, "admin_conversations": conversations}.items()
-    ]
+    shared = [f"CREATE VIEW {name} AS {query.format(**words)}" for name, query in SHARED.items()]
+    return [*shared, f"CREATE VIEW admin_conversations AS {CONVERSATIONS[dialect]}"]

@@ -13,7 +13,7 @@ Alembic is imported where it is used: it takes as long to load as all that a com
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from whetstone.database.engine import connect, without_password
 
 if TYPE_CHECKING:
     from alembic.config import Config
-    from alembic.script import ScriptDirectory
 
 BEFORE_THE_FIRST_RELEASE = frozenset(f"{number:04}" for number in range(1, 11))
 """Revisions that no version upgrades any more. The initial revision is 0011: a database of that one goes on."""
@@ -65,17 +64,12 @@ def upgrade(url: str) -> None:
         MigrationError: its tables are in use all the time, or views that are not ours read ours.
     """
     from alembic import command
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
 
     with _transaction(url) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         config = configuration(connection)
-        script = ScriptDirectory.from_config(config)
-        heads = set(script.get_heads())
-        theirs = set(MigrationContext.configure(connection).get_current_heads())
-        _refuse_others(theirs, script)
+        theirs, heads = _revisions(connection, config)
         if theirs == heads:
             return
         if connection.dialect.name == "postgresql" and theirs:
@@ -104,13 +98,8 @@ def check(connection: Connection) -> None:
         DatabaseNewer: a later Whetstone migrated it.
         MigrationError: it is older than this version, which can upgrade it.
     """
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    script = ScriptDirectory.from_config(configuration(connection))
-    theirs = set(MigrationContext.configure(connection).get_current_heads())
-    _refuse_others(theirs, script)
-    if theirs != set(script.get_heads()):
+    theirs, heads = _revisions(connection, configuration(connection))
+    if theirs != heads:
         raise MigrationError("the database is of an earlier version: `whetstone migrate` brings it to this one")
 
 
@@ -152,41 +141,47 @@ def _lock_all(connection: Connection) -> None:
     )
 
 
-def _refuse_others(theirs: set[str], script: "ScriptDirectory") -> None:
+def _revisions(connection: Connection, config: "Config") -> tuple[set[str], set[str]]:
+    """Return the revision that the database is at and the last one, each as a set.
+
+    Raises:
+        DatabaseTooOld: it was made by a version before the first release.
+        DatabaseNewer: its revision is not among ours.
+    """
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory.from_config(config)
+    theirs = set(MigrationContext.configure(connection).get_current_heads())
     if theirs & BEFORE_THE_FIRST_RELEASE:
         raise DatabaseTooOld(
             f"the database is at revision {', '.join(sorted(theirs))}, of a version before the first release, and "
             "cannot be upgraded: export what you need with the version that made it (`whetstone export`), then start "
             "with a new database."
         )
-    ours = {revision.revision for revision in script.walk_revisions()}
-    if theirs - ours:
+    if unknown := theirs - {revision.revision for revision in script.walk_revisions()}:
         raise DatabaseNewer(
-            f"the database is at revision {', '.join(sorted(theirs - ours))}, which this version of Whetstone does "
+            f"the database is at revision {', '.join(sorted(unknown))}, which this version of Whetstone does "
             "not know: a later one migrated it. Run that one, or restore a backup."
         )
+    return theirs, set(script.get_heads())
 
 
 @contextmanager
 def _transaction(url: str) -> Iterator[Connection]:
-    try:
-        engine = connect(url)
-    except ArgumentError as error:
-        raise DatabaseUnreachable(
-            f"{without_password(url)!r} is no database URL; write sqlite:////path/to/whetstone.db or "
-            "postgresql+psycopg://user@host/name"
-        ) from error
-    try:
+    with ExitStack() as stack:
         try:
-            connection = engine.connect()
-            connection.begin()
+            engine = connect(url)
+            stack.callback(engine.dispose)
+            connection = stack.enter_context(engine.begin())
+        except ArgumentError as error:
+            raise DatabaseUnreachable(
+                f"{without_password(url)!r} is no database URL; write sqlite:////path/to/whetstone.db or "
+                "postgresql+psycopg://user@host/name"
+            ) from error
         except DBAPIError as error:
             raise DatabaseUnreachable(
                 f"no database answers at {without_password(url)}: {str(error.orig).strip()}. "
                 "Check that it runs, that the URL is right and that this user may write there."
             ) from error
-        with connection:
-            yield connection
-            connection.commit()
-    finally:
-        engine.dispose()
+        yield connection

@@ -22,7 +22,15 @@ from sqlalchemy import (
     text,
 )
 
-from migrations import schema_rollups
+from migrations.schema_rollups import (
+    COMPLETION_KEYS,
+    COMPLETION_MEASURES,
+    FEEDBACK_KEYS,
+    FEEDBACK_MEASURES,
+    TRAJECTORY_KEYS,
+    TRAJECTORY_MEASURES,
+    hours_and_changes,
+)
 from whetstone.database.types import Json, Logprobs, TokenIds, Utc
 
 metadata = MetaData(
@@ -403,9 +411,18 @@ judge_days = Table(
 )
 
 # What dashboards show, and changes that are not in it yet: read the views `admin_*_hours`, and sum.
-trajectory_hours, trajectory_changes = schema_rollups.of_trajectories(metadata)
-completion_hours, completion_changes = schema_rollups.of_completions(metadata)
-feedback_hours, feedback_changes = schema_rollups.of_feedback(metadata)
+trajectory_hours, trajectory_changes = hours_and_changes(
+    metadata,
+    "trajectory",
+    "trajectories",
+    TRAJECTORY_KEYS,
+    TRAJECTORY_MEASURES,
+    Index(None, "project", "policy", "version"),
+)
+completion_hours, completion_changes = hours_and_changes(
+    metadata, "completion", "completions", COMPLETION_KEYS, COMPLETION_MEASURES
+)
+feedback_hours, feedback_changes = hours_and_changes(metadata, "feedback", "feedback", FEEDBACK_KEYS, FEEDBACK_MEASURES)
 
 steps = Table(
     "steps",

@@ -6,13 +6,20 @@ new contribution. The judging worker adds them to `*_hours`. Read the views `adm
 sum.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Table, Text
+from sqlalchemy.types import TypeEngine
 
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
-FRACTIONS = ("reward_sum", "reward_squares", "ttft_ms", "total_ms")
-"""Measures that are not whole numbers."""
-TOKENS = ("prompt_tokens", "sampled_tokens")
-"""Measures that may exceed 32 bits in an hour."""
+TYPES: dict[str, type[TypeEngine[Any]]] = {
+    "version": Integer,
+    # Tokens may exceed 32 bits in an hour.
+    **dict.fromkeys(("prompt_tokens", "sampled_tokens"), BigInteger),
+    **dict.fromkeys(("reward_sum", "reward_squares", "ttft_ms", "total_ms"), Float),
+}
+"""Types of the columns that differ: other keys are texts, other measures whole numbers."""
 
 TRAJECTORY_KEYS = {
     "policy": "policy of the trajectory's first completion",
@@ -59,60 +66,40 @@ FEEDBACK_MEASURES = {
 }
 
 
-def of_trajectories(metadata: MetaData) -> tuple[Table, Table]:
-    """Return the tables of hours and of changes for trajectories."""
-    by_version = Index(None, "project", "policy", "version")
-    return _both(metadata, "trajectory", "trajectories", TRAJECTORY_KEYS, TRAJECTORY_MEASURES, by_version)
-
-
-def of_completions(metadata: MetaData) -> tuple[Table, Table]:
-    """Return the tables of hours and of changes for completions."""
-    return _both(metadata, "completion", "completions", COMPLETION_KEYS, COMPLETION_MEASURES)
-
-
-def of_feedback(metadata: MetaData) -> tuple[Table, Table]:
-    """Return the tables of hours and of changes for feedback."""
-    return _both(metadata, "feedback", "feedback", FEEDBACK_KEYS, FEEDBACK_MEASURES)
-
-
-def _both(
+def hours_and_changes(
     metadata: MetaData, kind: str, what: str, keys: dict[str, str], measures: dict[str, str], *indexes: Index
 ) -> tuple[Table, Table]:
+    """Return the tables of hours and of changes of one kind of row."""
+    writers = "P, J, T, W"
     hours = Table(
         f"{kind}_hours",
         metadata,
         Column("project", Text, primary_key=True, comment="J: the tenant"),
-        *(Column(name, _type(name), primary_key=True, comment=f"J: {meaning}") for name, meaning in keys.items()),
-        *_measures("J", measures),
+        *_columns("J", keys, Text, primary_key=True),
+        *_columns("J", measures, Integer),
         *indexes,
         comment=f"{what} by the hour, for dashboards",
     )
-    every = "P, J, T, W"
-    changes = Table(
+    return hours, Table(
         f"{kind}_changes",
         metadata,
         # Without the project: on SQLite an integer alone is the row's own id, and needs no separate index.
-        Column("id", NUMBER, primary_key=True, autoincrement=False, comment=f"{every}: later than all before it"),
-        Column("project", Text, nullable=False, comment=f"{every}: the tenant"),
-        *(Column(name, _type(name), nullable=False, comment=f"{every}: {meaning}") for name, meaning in keys.items()),
-        *_measures(every, measures),
+        Column("id", NUMBER, primary_key=True, autoincrement=False, comment=f"{writers}: later than all before it"),
+        Column("project", Text, nullable=False, comment=f"{writers}: the tenant"),
+        *_columns(writers, keys, Text),
+        *_columns(writers, measures, Integer),
         comment=f"what changed of {what} and is not in {kind}_hours yet; triggers write it",
     )
-    return hours, changes
 
 
-def _type(key: str) -> type[Integer] | type[Text]:
-    return Integer if key == "version" else Text
-
-
-def _measured(name: str) -> type[BigInteger] | type[Float[float]] | type[Integer]:
-    if name in FRACTIONS:
-        return Float
-    return BigInteger if name in TOKENS else Integer
-
-
-def _measures(writer: str, measures: dict[str, str]) -> list[Column[float]]:
-    return [
-        Column(name, _measured(name), nullable=False, comment=f"{writer}: {meaning}")
-        for name, meaning in measures.items()
-    ]
+def _columns(
+    writer: str, meanings: dict[str, str], default: type[Integer] | type[Text], *, primary_key: bool = False
+) -> Iterator[Column[Any]]:
+    for name, meaning in meanings.items():
+        yield Column(
+            name,
+            TYPES.get(name, default),
+            primary_key=primary_key,
+            nullable=False,
+            comment=f"{writer}: {meaning}",
+        )

@@ -79,17 +79,17 @@ def _view(name: str, purpose: str, table: Table, columns: str, /, **words: Words
         wording = words.pop(shown, None)
         if isinstance(wording, tuple):
             made.append(ViewColumn(shown, *wording))
-            continue
-        column = table.columns[own or shown]
-        meaning = wording or _WRITERS.sub("", column.comment or "") or _COMMON[shown]
-        made.append(ViewColumn(shown, _kind(column.type), meaning))
+        else:
+            column = table.columns[own or shown]
+            meaning = wording or _WRITERS.sub("", column.comment or "") or _COMMON[shown]
+            made.append(ViewColumn(shown, _kind(column.type), meaning))
     if words:
         raise ValueError(f"{name} has no {', '.join(words)}")
     return View(name, purpose, tuple(made))
 
 
 def _kind(own: object) -> Kind:
-    for types, kind in (
+    kinds = (
         (TokenIds, Kind.TOKEN_IDS),
         (Logprobs, Kind.LOGPROBS),
         (Utc, Kind.TIME),
@@ -98,10 +98,8 @@ def _kind(own: object) -> Kind:
         (Integer, Kind.INTEGER),
         (Float, Kind.REAL),
         (type(Json), Kind.JSON),
-    ):
-        if isinstance(own, types):
-            return kind
-    return Kind.TEXT
+    )
+    return next((kind for types, kind in kinds if isinstance(own, types)), Kind.TEXT)
 
 
 VIEWS = (
