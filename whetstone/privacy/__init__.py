@@ -1,1 +1,1 @@
-"""Erase a trajectory or a user everywhere: `eraser` decides, `store` and `rows` delete."""
+"""Erase a trajectory or a user everywhere: `eraser` deletes, `store` knows the requests and what they cover."""
