@@ -42,7 +42,7 @@ from whetstone.config.settings import Settings
 from whetstone.database.engine import connect
 from whetstone.messaging.celery_app import celery_app, hint
 from whetstone.messaging.task_names import ASSEMBLE, STEP
-from whetstone.registry import bootstrap_key
+from whetstone.registry.api_key_store import ensure_bootstrap
 
 DASHBOARD_AT_ONCE = 64
 """Most forms of the dashboard in flight."""
@@ -134,7 +134,7 @@ class Proxy:
             background=self._background,
         )
         await completeness.share()  # exclude what vLLM has sampled until now
-        await asyncio.to_thread(bootstrap_key.ensure, store.engine, settings)
+        await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
         key_tables = KeyTables(store.engine, projects, store.changes)
         self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)
         await self._keys.refresh()

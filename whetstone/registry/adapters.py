@@ -1,11 +1,16 @@
-"""Verify adapter folders against their manifests, and load missing adapters into vLLM.
+"""Verify adapter folders against their manifests, load missing adapters into vLLM, and copy folders.
 
-The trainer defines the files' content and writes them.
+The trainer defines the files' content and writes them. A folder is verified before it is copied, whole under a new name
+(`copy`) or in the form that peft reads (`export`).
 """
 
+import contextlib
 import hashlib
 import json
 import logging
+import os
+import secrets
+import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -16,12 +21,19 @@ from whetstone.vllm.client import Vllm, VllmRefused
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the folder's layout; readers refuse others."""
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+TEMPORARY = ".tmp-"
+"""Prefix of unfinished folders; the training worker removes those that are left behind."""
 
 log = logging.getLogger(__name__)
 
 
 class AdapterDamaged(WhetstoneError):
     """A file is missing or differs from the manifest. The message names it."""
+
+
+class NotCopied(WhetstoneError):
+    """An adapter's folder was not copied; the message says why."""
 
 
 def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> None:
@@ -33,9 +45,8 @@ def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> No
         VllmDown: vLLM cannot be reached.
         VllmRefused: vLLM does not list its models.
     """
-    for name, folder in wanted.items():
-        if name in loaded:
-            continue
+    missing = {name: folder for name, folder in wanted.items() if name not in loaded}
+    for name, folder in missing.items():
         try:
             verify(folder)
             vllm.load(name, folder)
@@ -89,3 +100,67 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AdapterDamaged(f"{path}: not a manifest of ours ({error!r})") from error
     return manifest, content
+
+
+def copy(source: Path, folder: Path) -> None:
+    """Copy the adapter with its optimizer's state under a new name, completely or not at all.
+
+    Raises:
+        NotCopied: the folder exists already, or the disk refuses.
+    """
+    if os.path.lexists(folder):
+        raise NotCopied(f"{folder}: there already; adapters are never overwritten")
+    unfinished = folder.parent / f"{TEMPORARY}{folder.name}-{secrets.token_hex(4)}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, unfinished)
+        for path in (*unfinished.iterdir(), unfinished):
+            _sync(path)
+        unfinished.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise NotCopied(f"{folder}: {error.strerror or error}; nothing was left there") from error
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that no version uses; a half-removed folder never has an adapter's name."""
+    leaving = folder.with_name(f"{TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        folder.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def export(source: Path, folder: Path, base_model: str) -> None:
+    """Copy what peft reads, and nothing else: the weights, and the config with the base model's name.
+
+    Raises:
+        NotCopied: the folder is not empty, or the disk refuses.
+    """
+    check_new(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = json.loads((source / CONFIG).read_bytes()) | {"base_model_name_or_path": base_model}
+        shutil.copyfile(source / WEIGHTS, folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise NotCopied(f"{folder}: {error.strerror or error}") from error
+
+
+def check_new(folder: Path) -> None:
+    """Check that the folder is new or empty, so that nothing is overwritten.
+
+    Raises:
+        NotCopied: it contains something.
+    """
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if os.path.lexists(folder) and not is_empty:
+        raise NotCopied(f"{folder} is there already; name a folder that is new or empty")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

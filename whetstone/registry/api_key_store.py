@@ -1,19 +1,26 @@
-"""The table of API keys: SQL that the command line and the proxy share. It stores hashes, never keys."""
+"""The table of API keys: SQL that the command line and the proxy share. It stores hashes, never keys.
 
-from collections.abc import Sequence
+Before a proxy listens, `ensure_bootstrap` stores the environment's key, and requires a key when listening off loopback.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, Engine, func, or_, select
 
 from migrations import schema
+from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError
 from whetstone.database.engine import insert_new
-from whetstone.domain.api_keys import KeyScope, Principal, new_key_id
+from whetstone.domain.api_keys import LEAST_BOOTSTRAP, KeyScope, Principal, hash_of, new_key_id
 
 BOOTSTRAP = "bootstrap"
 """Name of the key that comes from the environment."""
 
+log = logging.getLogger(__name__)
 k = schema.api_keys.c
 _SHOWN = (
     k.project,
@@ -48,9 +55,9 @@ def create(connection: Connection, made: KeyRecord, key_id: str, secret_sha256: 
 
 def keys(connection: Connection, project: str | None = None) -> list[dict[str, Any]]:
     """Return all keys, the newest first, without their hashes; with `project`, only that project's."""
-    query = select(*_SHOWN).order_by(k.created_at.desc(), k.id)
-    rows = connection.execute(query if project is None else query.where(k.project == project))
-    return [dict(row._mapping) for row in rows]
+    its = () if project is None else (k.project == project,)
+    query = select(*_SHOWN).where(*its).order_by(k.created_at.desc(), k.id)
+    return [dict(row._mapping) for row in connection.execute(query)]
 
 
 def revoke(connection: Connection, key_id: str, now: datetime, project: str | None = None) -> bool:
@@ -60,26 +67,18 @@ def revoke(connection: Connection, key_id: str, now: datetime, project: str | No
     return connection.execute(select(k.id).where(*is_it)).first() is not None
 
 
-def bootstrap(connection: Connection, project: str, secret_sha256: str, now: datetime) -> bool:
-    """Store the environment's key as an admin key, unless it was ever stored, revoked or not; return whether it was
-    new."""
-    return create(connection, KeyRecord(project, BOOTSTRAP, ["admin"], now), new_key_id(), secret_sha256)
-
-
 def living(
     connection: Connection, projects: Sequence[str], now: datetime
 ) -> dict[str, tuple[Principal, datetime | None]]:
     """Return the valid keys of these projects: hash -> principal and expiry."""
+    columns = (k.secret_sha256, k.project, k.id, k.scopes, k.expires_at, k.requests_per_min, k.tokens_per_min)
     stands = (k.project.in_(projects), k.revoked_at.is_(None), or_(k.expires_at.is_(None), k.expires_at > now))
-    query = select(
-        k.secret_sha256, k.project, k.id, k.scopes, k.expires_at, k.requests_per_min, k.tokens_per_min
-    ).where(*stands)
     return {
         row.secret_sha256: (
             Principal(row.project, row.id, frozenset(row.scopes), row.requests_per_min, row.tokens_per_min),
             row.expires_at,
         )
-        for row in connection.execute(query)
+        for row in connection.execute(select(*columns).where(*stands))
     }
 
 
@@ -90,3 +89,39 @@ def state(connection: Connection) -> tuple[int, int, datetime | None]:
     """
     row = connection.execute(_STATE).one()
     return (row[0], row[1], row[2])
+
+
+def ensure_bootstrap(engine: Engine, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
+    """Store the environment's key, and check that the proxy may listen on the configured address.
+
+    Raises:
+        SettingsError: that key is too short; or other machines could reach the proxy, and there is no key.
+    """
+    environment, now = os.environ if environment is None else environment, datetime.now(UTC)
+    first = environment.get(BOOTSTRAP_VARIABLE, "").strip()
+    if 0 < len(first) < LEAST_BOOTSTRAP:
+        raise SettingsError(
+            f"{BOOTSTRAP_VARIABLE} has {len(first)} characters; it needs {LEAST_BOOTSTRAP} at least, of chance: "
+            "`openssl rand -hex 32`"
+        )
+    projects = [one.project for one in settings.of_projects()]
+    with engine.begin() as connection:
+        # The environment's key is stored once: if it was revoked since, it stays revoked.
+        own = KeyRecord(settings.home, BOOTSTRAP, ["admin"], now)
+        if first and create(connection, own, new_key_id(), hash_of(first.encode())):
+            log.info("the hash of the key of %s is stored", BOOTSTRAP_VARIABLE)
+        usable = living(connection, projects, now)
+    if settings.proxy.on_loopback:
+        return
+    where = f"proxy.host is {settings.proxy.host}, which is not loopback"
+    if not usable:
+        raise SettingsError(
+            f"{where}: anyone who reaches it could send requests. Create a key first, "
+            f"`whetstone keys create --project {settings.home} --name admin --scope admin`, or bring one in "
+            f"{BOOTSTRAP_VARIABLE}; or listen on 127.0.0.1"
+        )
+    log.warning(
+        "%s, and the proxy uses plain HTTP: keys and conversations can be read on the way. Put TLS in front of it "
+        "(docs/keys.md)",
+        where,
+    )

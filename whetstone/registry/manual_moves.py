@@ -30,8 +30,9 @@ def roll_back(
 ) -> Move:
     """Go back to `to`, or to the version that the live one was trained from; everything made from the versions after it
     is rejected."""
-    keep = settings.trainer.keep_served
-    move = versions.roll_back(connection, settings.project, policy, to, reason or "by hand", keep, now)
+    move = versions.roll_back(
+        connection, settings.project, policy, to, reason or "by hand", settings.trainer.keep_served, now
+    )
     _write(connection, settings, policy, move.before, "rollback", now, against=move.live, reason=reason)
     return move
 
@@ -39,15 +40,12 @@ def roll_back(
 def pin(connection: Connection, settings: Settings, policy: str, version: int, *, pinned: bool, now: datetime) -> None:
     """Keep a version loaded and on the disk regardless of newer versions, or stop doing so."""
     if pinned:
-        versions.pin(connection, settings.project, policy, version, now, most_pinned(settings))
+        # What vLLM has room for besides each policy's live, candidate and newest retired versions.
+        most = settings.vllm.max_loras - len(settings.all_trained) * (settings.trainer.keep_served + 2)
+        versions.pin(connection, settings.project, policy, version, now, most)
     else:
         versions.unpin(connection, settings.project, policy, version, settings.trainer.keep_served, now)
     _write(connection, settings, policy, version, "pin" if pinned else "unpin", now)
-
-
-def most_pinned(settings: Settings) -> int:
-    """Return how many adapters vLLM has room for besides each policy's live, candidate and newest retired versions."""
-    return settings.vllm.max_loras - len(settings.all_trained) * (settings.trainer.keep_served + 2)
 
 
 def check_files(row: Row[Any]) -> None:
@@ -77,5 +75,14 @@ def _write(
     against: int | None = None,
     reason: str | None = None,
 ) -> None:
-    target = (connection, settings.project, policy, version)
-    versions.decide(*target, test="hand", decision=decision, now=now, against=against, reason=reason)
+    versions.decide(
+        connection,
+        settings.project,
+        policy,
+        version,
+        test="hand",
+        decision=decision,
+        now=now,
+        against=against,
+        reason=reason,
+    )

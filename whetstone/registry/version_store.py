@@ -40,25 +40,23 @@ def decisions(connection: Connection, project: str, policy: str) -> list[dict[st
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
-def tested(connection: Connection, project: str) -> dict[str, str]:
-    """Return for each policy its candidate and the current test, as shown: `5 (canary)`."""
-    query = select(v.policy, v.version, v.tested_by).where(v.project == project, v.state == "candidate")
-    rows = connection.execute(query.order_by(v.version))
-    return {row.policy: f"{row.version} ({row.tested_by or 'probe'})" for row in rows}
-
-
 def set_state(connection: Connection, project: str, policy: str, state: str) -> bool:
     """Set a policy's state: recording, training or paused. Return whether a trainable policy of that name exists."""
-    here = (p.project == project, p.id == policy, p.upstream.is_(None))
-    return connection.execute(schema.policies.update().where(*here).values(state=state)).rowcount > 0
+    changed = connection.execute(
+        schema.policies.update().where(p.project == project, p.id == policy, p.upstream.is_(None)).values(state=state)
+    )
+    return changed.rowcount > 0
 
 
 def take_number(connection: Connection, project: str, policy: str) -> int:
     """Reserve the next version number; the policy is locked."""
-    is_it = (p.project == project, p.id == policy)
-    number = int(connection.execute(select(p.next_version).where(*is_it)).scalar_one())
-    connection.execute(schema.policies.update().where(*is_it).values(next_version=number + 1))
-    return number
+    following = connection.execute(
+        schema.policies.update()
+        .where(p.project == project, p.id == policy)
+        .values(next_version=p.next_version + 1)
+        .returning(p.next_version)
+    ).scalar_one()
+    return int(following) - 1
 
 
 def add(
@@ -73,17 +71,18 @@ def add(
     now: datetime,
 ) -> None:
     """Add a version that no step made. It descends from the base model, and stays retired until it is promoted."""
-    row = {
-        "project": project,
-        "id": version_id(policy, version),
-        "policy": policy,
-        "version": version,
-        "parent": 0,
-        "state": "retired",
-        "adapter_path": str(folder),
-        "manifest_sha256": manifest_sha256,
-        "served": False,
-        "origin": origin,
-        "created_at": now,
-    }
-    connection.execute(schema.policy_versions.insert().values(row))
+    connection.execute(
+        schema.policy_versions.insert().values(
+            project=project,
+            id=version_id(policy, version),
+            policy=policy,
+            version=version,
+            parent=0,
+            state="retired",
+            adapter_path=str(folder),
+            manifest_sha256=manifest_sha256,
+            served=False,
+            origin=origin,
+            created_at=now,
+        )
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from migrations import schema
 from whetstone.domain.ids import new_id, version_id
@@ -39,8 +39,9 @@ def lock(connection: Connection, project: str, policy: str) -> Row[Any] | None:
 
     The weak kind of lock, because the proxy's own new groups refer to this row.
     """
-    query = select(schema.policies).where(p.project == project, p.id == policy)
-    return connection.execute(query.with_for_update(key_share=True)).one_or_none()
+    return connection.execute(
+        select(schema.policies).where(p.project == project, p.id == policy).with_for_update(key_share=True)
+    ).one_or_none()
 
 
 def version_row(connection: Connection, project: str, policy: str, version: int) -> Row[Any]:
@@ -49,8 +50,9 @@ def version_row(connection: Connection, project: str, policy: str, version: int)
     Raises:
         LedgerError: there is no such version, or its adapter was removed.
     """
-    query = select(schema.policy_versions).where(v.project == project, v.id == version_id(policy, version))
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(
+        select(schema.policy_versions).where(v.project == project, v.id == version_id(policy, version))
+    ).one_or_none()
     if row is None:
         raise LedgerError(f"{policy} has no version {version}; `whetstone versions {policy}` lists them")
     if row.removed_at is not None:
@@ -68,14 +70,13 @@ def want(connection: Connection, project: str, policy: str, version: int) -> Row
         LedgerError: there is no such version, or its adapter was removed.
     """
     row = version_row(connection, project, policy, version)
-    _set(connection, project, policy, [version], served=True, unserved_at=None)
+    _set(connection, project, policy, version, served=True, unserved_at=None)
     return row
 
 
 def unwant(connection: Connection, was: Row[Any], now: datetime) -> None:
     """Undo `want`, unless the version has gone live or was pinned meanwhile. `was`: the row that `want` returned."""
-    is_it = and_(v.project == was.project, v.id == was.id)
-    row = connection.execute(select(schema.policy_versions).where(is_it)).one()
+    row = connection.execute(select(schema.policy_versions).where(v.project == was.project, v.id == was.id)).one()
     if row.state == was.state and row.pinned_at is None and not was.served:
         _unserve(connection, row.project, row.policy, [row.version], now)
 
@@ -101,16 +102,26 @@ def make_live(
         return Move(before, version)
     if row.state == "candidate" and row.parent != before:
         raise LedgerError(f"version {version} of {policy} was made from version {row.parent}, but {before} is live now")
-    was_live = (v.project == project, v.policy == policy, v.state == "live")
     over_for_good = func.coalesce(v.watched_at, now)
     connection.execute(
-        schema.policy_versions.update().where(*was_live).values(state="retired", watched_at=over_for_good)
+        schema.policy_versions.update()
+        .where(v.project == project, v.policy == policy, v.state == "live")
+        .values(state="retired", watched_at=over_for_good)
     )
-    columns = {"state": "live", "promoted_at": now, "served": True, "unserved_at": None, "reason": None}
-    columns |= {} if row.parent == before else {"watched_at": over_for_good}
-    _set(connection, project, policy, [version], **{**columns, "canary_share": None, "tested_by": None, **values})
-    is_policy = (p.project == project, p.id == policy)
-    connection.execute(schema.policies.update().where(*is_policy).values(live_version=version))
+    columns = {
+        "state": "live",
+        "promoted_at": now,
+        "served": True,
+        "unserved_at": None,
+        "reason": None,
+        "canary_share": None,
+        "tested_by": None,
+        **({} if row.parent == before else {"watched_at": over_for_good}),
+    }
+    _set(connection, project, policy, version, **{**columns, **values})
+    connection.execute(
+        schema.policies.update().where(p.project == project, p.id == policy).values(live_version=version)
+    )
     over = [
         number
         for number, one in _versions(connection, project, policy).items()
@@ -178,10 +189,10 @@ def step_back(connection: Connection, project: str, policy: str, to: int | None 
     before = lineage(live, {number: one.parent for number, one in versions.items()})[1:]
     whole = [one for one in before if versions[one].removed_at is None]
     if to is None:
-        good = [one for one in whole if versions[one].state != "rejected"]
-        if not good:
+        good = next((one for one in whole if versions[one].state != "rejected"), None)
+        if good is None:
             raise LedgerError(f"version {live} of {policy} has nothing before it to go back to")
-        return good[0]
+        return good
     if to not in before:
         raise LedgerError(
             f"version {live} of {policy} does not descend from version {to}; it can go back to "
@@ -200,14 +211,15 @@ def pin(connection: Connection, project: str, policy: str, version: int, now: da
     row = version_row(connection, project, policy, version)
     if row.state not in ("live", "retired"):
         raise LedgerError(f"version {version} of {policy} is {row.state}; promote it, then it can be pinned")
-    query = select(v.id).where(v.project == project, v.pinned_at.is_not(None), v.version > 0, v.id != row.id)
-    pinned = list(connection.execute(query.order_by(v.id)).scalars())
+    pinned = connection.scalars(
+        select(v.id).where(v.project == project, v.pinned_at.is_not(None), v.version > 0, v.id != row.id).order_by(v.id)
+    ).all()
     if version > 0 and len(pinned) >= most:
         raise LedgerError(
             f"vLLM has room for {most} pinned versions beside live, recent and tested ones; pinned are: "
             f"{', '.join(pinned) or 'none'}; unpin one, or raise vllm.max_loras"
         )
-    _set(connection, project, policy, [version], pinned_at=row.pinned_at or now, served=True, unserved_at=None)
+    _set(connection, project, policy, version, pinned_at=row.pinned_at or now, served=True, unserved_at=None)
 
 
 def unpin(connection: Connection, project: str, policy: str, version: int, keep_served: int, now: datetime) -> None:
@@ -217,7 +229,7 @@ def unpin(connection: Connection, project: str, policy: str, version: int, keep_
         LedgerError: there is no such version.
     """
     version_row(connection, project, policy, version)
-    _set(connection, project, policy, [version], pinned_at=None)
+    _set(connection, project, policy, version, pinned_at=None)
     _keep_newest(connection, project, policy, keep_served, now)
 
 
@@ -253,8 +265,7 @@ def decide(
 
 def live_version(connection: Connection, project: str, policy: str) -> int:
     """Return the number of the live version."""
-    query = select(p.live_version).where(p.project == project, p.id == policy)
-    return int(connection.execute(query).scalar_one())
+    return int(connection.execute(select(p.live_version).where(p.project == project, p.id == policy)).scalar_one())
 
 
 def _versions(connection: Connection, project: str, policy: str) -> dict[int, Any]:
@@ -267,7 +278,7 @@ def _reject(
     connection: Connection, project: str, policy: str, version: int, reason: str, now: datetime, **values: Any
 ) -> None:
     columns = {"state": "rejected", "reason": reason, "canary_share": None, "tested_by": None, "pinned_at": None}
-    _set(connection, project, policy, [version], **{**columns, **values})
+    _set(connection, project, policy, version, **{**columns, **values})
     _unserve(connection, project, policy, [version], now)
 
 
@@ -282,16 +293,21 @@ def _keep_newest(connection: Connection, project: str, policy: str, keep_served:
         .offset(keep_served)
     )
     rejected = select(v.version).where(v.project == project, v.policy == policy, v.state == "rejected", v.served)
-    over = [*connection.execute(retired).scalars(), *connection.execute(rejected).scalars()]
-    _unserve(connection, project, policy, over, now)
+    _unserve(connection, project, policy, [*connection.scalars(retired), *connection.scalars(rejected)], now)
 
 
 def _unserve(connection: Connection, project: str, policy: str, versions: list[int], now: datetime) -> None:
     """Stop serving versions to new requests; answers in progress continue. vLLM always has version 0."""
-    of_these = and_(v.project == project, v.policy == policy, v.version.in_(versions), v.version > 0)
-    connection.execute(schema.policy_versions.update().where(of_these, v.served).values(served=False, unserved_at=now))
+    connection.execute(
+        schema.policy_versions.update()
+        .where(v.project == project, v.policy == policy, v.version.in_(versions), v.version > 0, v.served)
+        .values(served=False, unserved_at=now)
+    )
 
 
-def _set(connection: Connection, project: str, policy: str, versions: list[int], **values: Any) -> None:
-    ids = [version_id(policy, version) for version in versions]
-    connection.execute(schema.policy_versions.update().where(v.project == project, v.id.in_(ids)).values(**values))
+def _set(connection: Connection, project: str, policy: str, version: int, **values: Any) -> None:
+    connection.execute(
+        schema.policy_versions.update()
+        .where(v.project == project, v.id == version_id(policy, version))
+        .values(**values)
+    )

@@ -24,7 +24,7 @@ from whetstone.config.trainer import TrainerSettings
 from whetstone.database.engine import connect, without_password
 from whetstone.doctor import vllm_checks
 from whetstone.messaging.task_names import JUDGE_QUEUE, TRAINER_QUEUE
-from whetstone.registry import bootstrap_key
+from whetstone.registry.api_key_store import ensure_bootstrap
 from whetstone.registry.projects import Store
 from whetstone.stack import vllm_processes
 from whetstone.stack.data_lock import exclusive
@@ -98,7 +98,7 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
         engine = connect(settings.database_url)
         store = Store(engine)
         store.prepare(settings)
-        bootstrap_key.ensure(engine, settings)
+        ensure_bootstrap(engine, settings)
         os.environ.pop(BOOTSTRAP_VARIABLE, None)  # its hash is stored: no part needs the key itself
         supervisor = Supervisor(data / "logs", settings.log.format)
         host = f"[{settings.proxy.host}]" if ":" in settings.proxy.host else settings.proxy.host

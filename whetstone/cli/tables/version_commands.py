@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Row
 from whetstone import torch_builds
 from whetstone.config.settings import Settings, as_environment
 from whetstone.domain.ids import version_id
-from whetstone.registry import adapter_copies, manual_moves, version_store, versions
+from whetstone.registry import adapters, manual_moves, version_store, versions
 from whetstone.registry.projects import Store, UnknownPolicy
 from whetstone.registry.versions import LedgerError, Move
 from whetstone.stack import admin_client
@@ -134,10 +134,10 @@ class Versions:
         if source is None:
             raise LedgerError(f"version {version} of {policy} is the base model: it has no adapter")
         if merged:
-            adapter_copies.check_new(folder)
+            adapters.check_new(folder)
             self._trainer(model, "trainer.merge", source, model, str(folder.resolve()))
         else:
-            adapter_copies.export(Path(source), folder, model)
+            adapters.export(Path(source), folder, model)
 
     def fork(self, policy: str, version: int, new_policy: str) -> int:
         """Copy a version into another policy, including the optimizer. Return its number there.
@@ -151,7 +151,7 @@ class Versions:
         if source.adapter_path is None:
             raise LedgerError(f"version {version} of {policy} is the base model, from which every policy begins")
         number, folder = self._number(new_policy)
-        adapter_copies.copy(Path(source.adapter_path), folder)
+        adapters.copy(Path(source.adapter_path), folder)
         self._add(new_policy, number, folder, source.manifest_sha256, origin=source.id)
         return number
 
@@ -162,9 +162,9 @@ class Versions:
             UnknownPolicy: there is no such policy.
             RefusedByProxy: it is not a LoRA of this base model that vLLM could serve, or cannot be written.
         """
-        if not (source / adapter_copies.CONFIG).is_file():
+        if not (source / adapters.CONFIG).is_file():
             raise admin_client.RefusedByProxy(
-                f"{source} has no {adapter_copies.CONFIG}: name a folder that peft has saved an adapter in"
+                f"{source} has no {adapters.CONFIG}: name a folder that peft has saved an adapter in"
             )
         model = self._policy(policy)["model_path"]
         number, folder = self._number(policy)
@@ -226,7 +226,7 @@ class Versions:
             )  # fmt: skip
         except BaseException:
             if number not in (row["version"] for row in self.rows(policy)):
-                adapter_copies.remove(folder)
+                adapters.remove(folder)
             raise
 
     def _trainer(self, model: str, module: str, *arguments: str) -> str:

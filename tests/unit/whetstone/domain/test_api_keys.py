@@ -14,7 +14,7 @@ from migrations import schema
 from tests.conftest import NOW, Seed
 from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, as_environment, load
 from whetstone.domain.api_keys import SCOPES, Principal, anybody, hash_of, id_of, new_key, read_lifetime, read_scopes
-from whetstone.registry import api_key_store, bootstrap_key
+from whetstone.registry import api_key_store
 from whetstone.stack.stack import running
 
 FIRST = "operators-choice-0123456789abcdef"
@@ -141,7 +141,7 @@ def test_whatever_happens_to_a_key_changes_the_state(engine: Engine, seed: Seed)
 
 def test_the_environments_key_is_kept_once_as_one_for_admins(engine: Engine, seed: Seed) -> None:
     for _ in range(2):
-        bootstrap_key.ensure(engine, settings(), {BOOTSTRAP_VARIABLE: f" {FIRST}\n"})
+        api_key_store.ensure_bootstrap(engine, settings(), {BOOTSTRAP_VARIABLE: f" {FIRST}\n"})
     with engine.connect() as connection:
         (row,) = connection.execute(select(schema.api_keys))
     assert (row.project, row.name, row.scopes, row.expires_at) == ("default", "bootstrap", ["admin"], None)
@@ -149,23 +149,23 @@ def test_the_environments_key_is_kept_once_as_one_for_admins(engine: Engine, see
 
 
 def test_the_environments_key_makes_the_home_project_where_no_stack_has(engine: Engine) -> None:
-    bootstrap_key.ensure(engine, settings(project="acme"), {BOOTSTRAP_VARIABLE: FIRST})
+    api_key_store.ensure_bootstrap(engine, settings(project="acme"), {BOOTSTRAP_VARIABLE: FIRST})
     assert len(living(engine, "acme", at=datetime.now(UTC))) == 1
 
 
 def test_the_environments_key_stays_revoked(engine: Engine, seed: Seed) -> None:
     environment = {BOOTSTRAP_VARIABLE: FIRST}
-    bootstrap_key.ensure(engine, settings(), environment)
+    api_key_store.ensure_bootstrap(engine, settings(), environment)
     (key_id,) = living(engine, at=datetime.now(UTC))
     with engine.begin() as connection:
         api_key_store.revoke(connection, str(key_id), NOW)
-    bootstrap_key.ensure(engine, settings(), environment)
+    api_key_store.ensure_bootstrap(engine, settings(), environment)
     assert living(engine, at=datetime.now(UTC)) == set()
 
 
 def test_a_short_first_key_is_refused_and_not_told(engine: Engine, seed: Seed) -> None:
     with pytest.raises(SettingsError, match="openssl rand -hex 32") as caught:
-        bootstrap_key.ensure(engine, settings(), {BOOTSTRAP_VARIABLE: FIRST[:31]})
+        api_key_store.ensure_bootstrap(engine, settings(), {BOOTSTRAP_VARIABLE: FIRST[:31]})
     assert FIRST[:31] not in str(caught.value)
     assert living(engine) == set()
 
@@ -174,7 +174,7 @@ def test_off_loopback_nothing_starts_without_a_key(engine: Engine, seed: Seed) -
     make(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     make(engine, project="acme")  # of a project that these settings do not serve
     with pytest.raises(SettingsError, match=r"`whetstone keys create --project default .*--scope admin`") as caught:
-        bootstrap_key.ensure(engine, settings("0.0.0.0"), {BOOTSTRAP_VARIABLE: ""})
+        api_key_store.ensure_bootstrap(engine, settings("0.0.0.0"), {BOOTSTRAP_VARIABLE: ""})
     assert BOOTSTRAP_VARIABLE in str(caught.value) and "127.0.0.1" in str(caught.value)
 
 
@@ -191,7 +191,7 @@ def test_on_loopback_it_starts_without_and_says_nothing(
     engine: Engine, seed: Seed, host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        bootstrap_key.ensure(engine, settings(host), {})
+        api_key_store.ensure_bootstrap(engine, settings(host), {})
     assert caplog.records == []
 
 
@@ -199,7 +199,7 @@ def test_off_loopback_with_a_key_there_is_one_warning_about_tls(
     engine: Engine, seed: Seed, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(engine)
-    bootstrap_key.ensure(engine, settings("0.0.0.0"), {})
+    api_key_store.ensure_bootstrap(engine, settings("0.0.0.0"), {})
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "plain HTTP" in record.getMessage() and "TLS" in record.getMessage()
 
