@@ -1,4 +1,4 @@
 """Write trajectories to files.
 
-`exporter` takes `rows` from `store` and writes them by `files`; `parquet_columns` types them.
+`exporter` takes `rows` from `store` and writes them by `files`.
 """

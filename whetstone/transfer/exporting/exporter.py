@@ -139,7 +139,7 @@ def _demonstrations(reader: ExportReader, options: ExportOptions) -> Output:
                 yield sft_row(attempt, messages, conversation.tools, "demonstration")
 
 
-Members = list[tuple[Attempt, Sequence[Conversation]]]
+Members = Sequence[tuple[Attempt, Sequence[Conversation]]]
 
 
 def _groups(reader: ExportReader, options: ExportOptions) -> Iterator[tuple[list[LeftOut], Members]]:
@@ -154,27 +154,22 @@ def _groups(reader: ExportReader, options: ExportOptions) -> Iterator[tuple[list
 
 
 def _preferences(reader: ExportReader, options: ExportOptions) -> Output:
+    """Yield the best of each group paired with the worst; or each member paired with each that is worse."""
     for left_out, members in _groups(reader, options):
         yield from left_out
         # Of several conversations use the last: the attempt ended with it.
         ended = [(attempt, conversations[-1]) for attempt, conversations in members]
         chats = [one for one in ended if one[1].last.endpoint == CHAT]
         yield from [LeftOut.NOT_A_CHAT] * (len(ended) - len(chats))
-        yield from _pairs(chats, options)
-
-
-def _pairs(members: Sequence[tuple[Attempt, Conversation]], options: ExportOptions) -> Output:
-    """Yield the best paired with the worst; or each member paired with each that is worse."""
-    if len(members) < 2:
-        yield LeftOut.ALONE
-        return
-    both = list(combinations(members, 2)) if options.all_pairs else [(members[0], members[-1])]
-    least = max(options.min_gap, math.ulp(0.0))
-    apart = [(one, other) for one, other in both if _gap(one, other) >= least]
-    if not apart:
-        yield LeftOut.GAP
-    for better, worse in apart:
-        yield why_no_example(better[1], options.include) or pair(better, worse)
+        if len(chats) < 2:
+            yield LeftOut.ALONE
+            continue
+        pairs = list(combinations(chats, 2)) if options.all_pairs else [(chats[0], chats[-1])]
+        apart = [both for both in pairs if _gap(*both) >= max(options.min_gap, math.ulp(0.0))]
+        if not apart:
+            yield LeftOut.GAP
+        for better, worse in apart:
+            yield why_no_example(better[1], options.include) or pair(better, worse)
 
 
 def _gap(better: tuple[Attempt, Any], worse: tuple[Attempt, Any]) -> float:

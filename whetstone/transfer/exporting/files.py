@@ -1,28 +1,37 @@
 """Write the files of exports: JSON lines, and Parquet with columns of fixed types.
 
-A file is written under another name in the same folder, and renamed once it is complete and on the disk.
+A file is written under another name in the same folder, and renamed once it is complete and on the disk. In Parquet,
+types do not depend on the data: values without a fixed shape (tools, metadata, rare fields of a message) are JSON text.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
+from whetstone.database.types import as_json
 from whetstone.errors import WhetstoneError
-from whetstone.transfer.exporting.parquet_columns import NotTabular, as_columns, schema
 
 ROWS_AT_ONCE = 500
 """Rows of a Parquet file that are converted to columns at once."""
 BUFFER_BYTES = 2**20
 STDOUT = "-"
+MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+"""Fields of a message that have columns; all others go into `others`, as JSON text."""
+_AS_JSON = ("tools", "metadata")
+_LISTS_OF_MESSAGES = ("messages", "prompt", "chosen", "rejected")
 
 
 class CannotWrite(WhetstoneError):
     """The file cannot be written; the message says what to do. No part of the file remains."""
+
+
+class NotTabular(WhetstoneError):
+    """The columns cannot store this message."""
 
 
 class Rows(Protocol):
@@ -68,7 +77,7 @@ class Parquet:
             raise CannotWrite(
                 "Parquet needs pyarrow (pip install -e '.[export]' in the repository), else name a .jsonl file"
             ) from error
-        self._schema = schema(kind, ids=ids)
+        self._schema = _schema(kind, ids=ids)
         self._table = pyarrow.Table
         self._writer = pyarrow.parquet.ParquetWriter(file, self._schema, compression="zstd")
         self._waiting: list[dict[str, Any]] = []
@@ -76,7 +85,7 @@ class Parquet:
     def add(self, row: Mapping[str, Any]) -> bool:
         """Collect the row until there are enough; return False if its messages do not fit the columns."""
         try:
-            self._waiting.append(as_columns(row))
+            self._waiting.append(_as_columns(row))
         except NotTabular:
             return False
         if len(self._waiting) >= ROWS_AT_ONCE:
@@ -140,9 +149,109 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
 
 def format_size(size_bytes: int) -> str:
     """Format a size with its unit."""
-    size = float(size_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return ""
+    power = min(3, max(0, size_bytes.bit_length() - 1) // 10)
+    return f"{size_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}" if power else f"{size_bytes} bytes"
+
+
+def _as_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with its messages as columns, and its values without a fixed shape as JSON text.
+
+    Raises:
+        NotTabular: a message contains more than text.
+    """
+    named = {name: value for name, value in row.items() if value is not None}
+    messages = {name: [_message(one) for one in named[name]] for name in _LISTS_OF_MESSAGES if name in named}
+    return {**row, **messages, **{name: as_json(named[name]) for name in _AS_JSON if name in named}}
+
+
+def _schema(kind: str, *, ids: bool) -> Any:
+    """Return the pyarrow.Schema of a kind of row: trajectories, preferences or sft."""
+    import pyarrow as pa
+
+    text, number, whole, yes_no = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+    instant = pa.timestamp("us", tz="UTC")
+    call = pa.struct({"id": text, "type": text, "function": pa.struct({"name": text, "arguments": text})})
+    message = pa.struct(
+        {
+            "role": text, "content": text, "name": text, "tool_calls": pa.list_(call), "tool_call_id": text,
+            "reasoning_content": text, "others": text,
+        }
+    )  # fmt: skip
+    messages = pa.list_(message)
+    if kind == "sft":
+        return pa.schema(
+            {
+                "messages": messages, "tools": text, "source": text, "reward": number, "task": text, "group_id": text,
+                "trajectory_id": text, "version": whole,
+            }
+        )  # fmt: skip
+    if kind == "preferences":
+        return pa.schema(
+            {
+                "prompt": messages, "chosen": messages, "rejected": messages, "tools": text, "chosen_reward": number,
+                "rejected_reward": number, "task": text, "group_id": text, "chosen_trajectory_id": text,
+                "rejected_trajectory_id": text, "chosen_version": whole, "rejected_version": whole,
+            }
+        )  # fmt: skip
+    fields = {
+        "trajectory_id": text, "group_id": text, "policy": text, "task": text, "split": text, "no_train": yes_no,
+        "state": text, "reward": number, "reward_source": text, "first_version": whole, "last_version": whole,
+        "why_not_trained": text, "trained_in_step": whole, "metadata": text, "end_user": text, "created_at": instant,
+        "ended_at": instant, "conversation": whole, "endpoint": text, "versions": pa.list_(whole),
+        "completion_ids": pa.list_(text), "messages": messages, "tools": text,
+    }  # fmt: skip
+    if ids:
+        fields |= {
+            "token_ids": pa.list_(pa.int32()), "sampled": pa.list_(yes_no),
+            "inference_logprobs": pa.list_(pa.float32()),
+        }  # fmt: skip
+    return pa.schema(fields)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise NotTabular
+    texts = {name: message.get(name) for name in ("role", "name", "tool_call_id", "reasoning_content")}
+    if not all(value is None or isinstance(value, str) for value in texts.values()):
+        raise NotTabular
+    others = {name: value for name, value in message.items() if name not in MESSAGE and value is not None}
+    return {
+        **texts,
+        "content": _text(message.get("content")),
+        "tool_calls": _calls(message.get("tool_calls")),
+        "others": as_json(others) if others else None,
+    }
+
+
+def _text(content: Any) -> str | None:
+    """Return a content's text, also if it came as parts."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise NotTabular
+    texts: list[Any] = [
+        part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"
+    ]
+    if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+        raise NotTabular
+    return "".join(texts)
+
+
+def _calls(calls: Any) -> list[dict[str, Any]] | None:
+    if calls is None:
+        return None
+    try:
+        converted = [
+            {
+                "id": call.get("id"),
+                "type": call.get("type"),
+                "function": {name: call["function"].get(name) for name in ("name", "arguments")},
+            }
+            for call in calls
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NotTabular from error
+    texts = (text for call in converted for text in (call["id"], call["type"], *call["function"].values()))
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise NotTabular
+    return converted

@@ -140,8 +140,8 @@ def build_conversations(completions: Iterable[Completion]) -> list[Conversation]
         if one.status == "complete" and one.answer is not None and one.why_not_trained != WhyNotTrained.SUPERSEDED
     ]
     extended = {one.follows for one in usable}
-    ends = sorted((one for one in usable if one.id not in extended), key=lambda one: one.turn)
-    return [build_conversation(by_id, one.id) for one in ends]
+    by_turn = sorted(usable, key=lambda one: one.turn)
+    return [build_conversation(by_id, one.id) for one in by_turn if one.id not in extended]
 
 
 def build_conversation(by_id: Mapping[str, Completion], completion_id: str) -> Conversation:
@@ -149,9 +149,8 @@ def build_conversation(by_id: Mapping[str, Completion], completion_id: str) -> C
     line: list[Completion] = []
     at = by_id.get(completion_id)
     while at is not None:
-        line.append(at)
+        line.insert(0, at)
         at = by_id.get(at.follows or "")
-    line.reverse()
     messages: list[Message] = []
     answers: list[int] = []
     for one in line:

@@ -66,8 +66,11 @@ class ExportReader:
 
     def in_groups(self) -> Iterator[Sequence[Sequence[Attempt]]]:
         """Yield those with a reward and a group, by group, the best first; several groups at a time."""
-        query = _attempts(self._matches).where(t.group_id.is_not(None), t.reward.is_not(None))
-        query = query.order_by(t.group_id, t.reward.desc(), t.created_at.desc(), t.id)
+        query = (
+            _attempts(self._matches)
+            .where(t.group_id.is_not(None), t.reward.is_not(None))
+            .order_by(t.group_id, t.reward.desc(), t.created_at.desc(), t.id)
+        )
         rows = chain.from_iterable(self._read(query, Attempt))
         members = (list(of_group) for _, of_group in groupby(rows, key=lambda one: one.group_id))
         while some := list(islice(members, GROUPS_AT_ONCE)):
@@ -85,11 +88,12 @@ class ExportReader:
             .where(f.state.in_(STANDING), *self._matches)
             .subquery()
         )
-        last = select(ranked.c.trajectory_id, ranked.c.completion_id, ranked.c.demonstration)
-        query = last.where(ranked.c.place == 1, ranked.c.completion_id.is_not(None)).order_by(
-            ranked.c.created_at, ranked.c.id
+        last = (
+            select(ranked.c.trajectory_id, ranked.c.completion_id, ranked.c.demonstration)
+            .where(ranked.c.place == 1, ranked.c.completion_id.is_not(None))
+            .order_by(ranked.c.created_at, ranked.c.id)
         )
-        return self._read(query, Demonstration)
+        return self._read(last, Demonstration)
 
     def attempts(self, trajectory_ids: Collection[str]) -> dict[str, Attempt]:
         """Return these trajectories by id."""
@@ -108,8 +112,7 @@ class ExportReader:
         return by_trajectory
 
     def _read(self, query: Select[Any], kind: type[Read]) -> Iterator[list[Read]]:
-        rows = self._connection.execute(query, execution_options={"yield_per": AT_ONCE})
-        for some in rows.partitions():
+        for some in self._connection.execute(query, execution_options={"yield_per": AT_ONCE}).partitions():
             yield [kind(*row) for row in some]
 
 

@@ -29,10 +29,6 @@ class ConversationHashes(msgspec.Struct, frozen=True, gc=False):
     """For each message, the hash of the conversation up to and including it, with all text that `proxy.normalise`
     matches: what is imported must not depend on that setting."""
 
-    def is_exact(self, place: int) -> bool:
-        """Return whether no text was left out of the hash up to this position."""
-        return self.turns[place].whole == self.exact[place]
-
 
 class Histories:
     """Reads conversations of a log."""
@@ -40,14 +36,14 @@ class Histories:
     def __init__(self, patterns: Sequence[str] = (), timeout_s: float = 0.05) -> None:
         """`patterns`: the setting `proxy.normalise`."""
         self._reader = MessageReader(patterns, timeout_s)
-        self._exact = MessageReader()
+        self._exact = MessageReader() if patterns else self._reader
 
     def of(self, entry: LogEntry) -> ConversationHashes:
         """Hash a line's conversation. It belongs to its end user: an imported call has no key, and other callers do not
         find it."""
         messages = entry.messages if entry.as_logged is None else entry.as_logged
         turns = self._reader.turns(messages, entry.tags.end_user)
-        exact = self._exact.turns(messages, None) if self._reader.has_patterns else turns
+        exact = turns if self._exact is self._reader else self._exact.turns(messages, None)
         return ConversationHashes(turns, [turn.whole for turn in exact])
 
 
@@ -165,9 +161,10 @@ def _find_followed(chunk: Chunk, trajectory_id: str, hashes: ConversationHashes,
     without `proxy.normalise`.
     """
     for place in range(until - 1, -1, -1):
-        history = hashes.turns[place].history
-        if history is not None and hashes.is_exact(place):
-            for completion_id, its in chunk.heads.get(history, ()):
+        turn = hashes.turns[place]
+        # Turns are equal to the exact ones where no text was left out of the hash.
+        if turn.history is not None and turn.whole == hashes.exact[place]:
+            for completion_id, its in chunk.heads.get(turn.history, ()):
                 if its == trajectory_id and completion_id not in chunk.taken:
                     return place, completion_id
     return None
@@ -265,19 +262,17 @@ def _trajectory(chunk: Chunk, keyed: KeyedEntry, trajectory_id: str, continues: 
 
 
 def figures(pending: PendingTrajectory) -> dict[str, Any]:
-    """Return the totals of a trajectory's turns."""
+    """Return the totals of a trajectory's turns, and its reward, which an existing trajectory keeps unless a line gave
+    one."""
     seen_at = pending.last_seen_at
+    reward = {"reward": pending.reward, "reward_source": None if pending.reward is None else IMPORTED}
     return {
         "completions": pending.completions,
         "sampled_tokens": pending.sampled_tokens,
         "tail_completion_id": pending.tail,
         **({} if pending.row is None or seen_at is None else {"last_seen_at": seen_at, "ended_at": seen_at}),
+        **({} if pending.row is None and pending.reward is None else reward),
     }
-
-
-def reward(pending: PendingTrajectory) -> dict[str, Any]:
-    """Return its reward, if a line gave one."""
-    return {"reward": pending.reward, "reward_source": None if pending.reward is None else IMPORTED}
 
 
 def _text_of_parts(message: Message) -> str | None:

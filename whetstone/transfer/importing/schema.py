@@ -113,9 +113,7 @@ def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterat
     is_list = isinstance(choices, list) and all(isinstance(one, dict) for one in choices)
     _require(is_list, "response.choices must be a list of objects")
     before = _messages(request.get("messages"), "request.messages")
-    if (created := row.get("created_at", row.get("timestamp"))) is None:
-        created = response.get("created")
-    tags = _tags(row, request, reward_field, task, created)
+    tags = _tags(row, request, reward_field, task, response.get("created"))
     usage = response["usage"] if isinstance(response.get("usage"), dict) else {}
     response_id = response.get("id") if isinstance(response.get("id"), str) else None
     if isinstance(model := response.get("model") or request.get("model"), str):
@@ -145,7 +143,7 @@ def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterat
 
 def _body(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a request or response; some logs wrap it: `{"body": {...}}`."""
-    body = row.get(name)
+    body: Any = row.get(name)
     if isinstance(body, dict) and isinstance(body.get("body"), dict):
         body = body["body"]
     if name == "response" and body is None:
@@ -176,8 +174,9 @@ def _tools(value: Any) -> list[Any] | None:
     return value or None
 
 
-def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: str | None, created: Any) -> Tags:
-    """Return the tags of the line, else those of the request's `metadata`."""
+def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: str | None, answered: Any) -> Tags:
+    """Return the tags of the line, else those of the request's `metadata`. `answered`: the time in the response."""
+    created = row.get("created_at", row.get("timestamp"))
     of_request: Any = request.get("metadata")
     request_metadata: Mapping[str, Any] = of_request if isinstance(of_request, dict) else {}
     own = row.get("metadata")
@@ -196,7 +195,7 @@ def _tags(row: Mapping[str, Any], request: Mapping[str, Any], field: str, task: 
         reward=_reward(row, field),
         metadata=metadata or None,
         end_user=_text(row, "end_user") or _text(request, "user"),
-        created_at=_instant(row.get("created_at", row.get("timestamp")) if created is None else created),
+        created_at=_instant(answered if created is None else created),
     )
 
 

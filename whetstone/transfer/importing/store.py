@@ -28,7 +28,6 @@ from whetstone.transfer.importing.rows import (
     digest,
     figures,
     place,
-    reward,
 )
 
 c, g, p, t = schema.completions.c, schema.groups.c, schema.policies.c, schema.trajectories.c
@@ -92,8 +91,8 @@ def write(
     _look(connection, chunk, remaining)
     for one, hashes in remaining:
         place(chunk, one, hashes)
-    new = (pending for pending in chunk.trajectories.values() if pending.row is not None)
-    begun = [(pending.row or {}) | figures(pending) | reward(pending) for pending in new]
+    every = chunk.trajectories.values()
+    begun = [pending.row | figures(pending) for pending in every if pending.row is not None]
     _apart(connection, chunk, begun)
     group_ids = _write_groups(connection, chunk, begun)
     if begun:
@@ -104,19 +103,19 @@ def write(
         if pending.changed and pending.row is None:
             _update(connection, chunk, trajectory_id, pending)
     if chunk.continued:
-        is_it = (c.project == project, c.id == bindparam("its_id"), c.continued_by.is_(None))
-        its = [{"its_id": one, "by": by} for one, by in sorted(chunk.continued.items())]
-        connection.execute(schema.completions.update().where(*is_it).values(continued_by=bindparam("by")), its)
+        connection.execute(
+            schema.completions.update()
+            .where(c.project == project, c.id == bindparam("its_id"), c.continued_by.is_(None))
+            .values(continued_by=bindparam("by")),
+            [{"its_id": one, "by": by} for one, by in sorted(chunk.continued.items())],
+        )
     _count_groups(connection, project, group_ids)
-    chunk.counted["trajectories"] += len(begun)
-    chunk.counted["completions"] += len(chunk.rows)
-    return chunk.counted
+    return chunk.counted + Counter(trajectories=len(begun), completions=len(chunk.rows))
 
 
 def _look(connection: Connection, chunk: Chunk, keyed_hashes: Iterable[tuple[KeyedEntry, ConversationHashes]]) -> None:
     """Read the existing trajectories, completions and histories that these conversations refer to."""
-    named: set[str] = set()
-    wanted: set[bytes] = set()
+    named, wanted = set[str](), set[bytes]()
     for one, hashes in keyed_hashes:
         entry, name = one.entry, one.entry.tags.trajectory_id
         suffix = f".{entry.choice}" if entry.choice else ""
@@ -124,15 +123,19 @@ def _look(connection: Connection, chunk: Chunk, keyed_hashes: Iterable[tuple[Key
         if entry.is_call:
             before = hashes.turns[: entry.answers[0]]
             wanted |= {one for turn in before for one in (turn.history, turn.tool_history) if one is not None}
-    its_columns = (c.id, c.trajectory_id, c.history, c.tool_history, c.continued_by, c.created_at)
-    columns = select(*its_columns).where(c.project == chunk.project, c.policy == chunk.policy)
+    columns = select(c.id, c.trajectory_id, c.history, c.tool_history, c.continued_by, c.created_at).where(
+        c.project == chunk.project, c.policy == chunk.policy
+    )
     queries = [columns.where(kind.in_(some)) for some in chunks(wanted) for kind in (c.history, c.tool_history)]
     heads = [row for query in queries for row in connection.execute(query)]
     named |= {row.trajectory_id for row in heads}
     for some in chunks(named):
-        of_ids = select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained)
-        its_trajectories = connection.execute(of_ids.where(t.project == chunk.project, t.id.in_(some)))
-        for its_id, completions, tokens, tail, why in its_trajectories:
+        there = connection.execute(
+            select(t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.why_not_trained).where(
+                t.project == chunk.project, t.id.in_(some)
+            )
+        )
+        for its_id, completions, tokens, tail, why in there:
             chunk.trajectories[its_id] = PendingTrajectory(completions, tokens, tail, ours=why == IMPORTED)
         heads += connection.execute(columns.where(c.trajectory_id.in_(some)))
         chunk.completions.update(connection.scalars(select(c.id).where(c.project == chunk.project, c.id.in_(some))))
@@ -141,8 +144,7 @@ def _look(connection: Connection, chunk: Chunk, keyed_hashes: Iterable[tuple[Key
         for history in (row.history, row.tool_history):
             if history is not None:
                 chunk.heads.setdefault(history, []).append((row.id, row.trajectory_id))
-        if row.continued_by is not None:
-            chunk.taken.add(row.id)
+    chunk.taken.update(row.id for row in heads if row.continued_by is not None)
 
 
 def _not_erased(
@@ -173,20 +175,20 @@ def _not_erased(
 
 def _update(connection: Connection, chunk: Chunk, trajectory_id: str, pending: PendingTrajectory) -> None:
     """Update an existing trajectory."""
-    values = figures(pending) | (reward(pending) if pending.reward is not None else {})
+    values = figures(pending)
     if (seen_at := pending.last_seen_at) is not None:
         later = case((t.last_seen_at < seen_at, literal(seen_at, t.last_seen_at.type)), else_=t.last_seen_at)
         values |= {"last_seen_at": later, "ended_at": later}
-    update = schema.trajectories.update().where(t.project == chunk.project, t.id == trajectory_id)
-    connection.execute(update.values(values))
+    connection.execute(
+        schema.trajectories.update().where(t.project == chunk.project, t.id == trajectory_id).values(values)
+    )
 
 
 def _apart(connection: Connection, chunk: Chunk, begun: Sequence[dict[str, Any]]) -> None:
     """Give imported trajectories another group if theirs is an app's: it would close with them, and be ranked."""
-    taken: set[str] = set()
-    for some in chunks({row["group_id"] for row in begun if row["group_id"] is not None}):
-        apps = (g.project == chunk.project, g.id.in_(some), g.reason.is_distinct_from(IMPORTED))
-        taken.update(connection.execute(select(g.id).where(*apps)).scalars())
+    apps = select(g.id).where(g.project == chunk.project, g.reason.is_distinct_from(IMPORTED))
+    its_groups = chunks({row["group_id"] for row in begun if row["group_id"] is not None})
+    taken = {group_id for some in its_groups for group_id in connection.scalars(apps.where(g.id.in_(some)))}
     for row in begun:
         if row["group_id"] in taken:
             row["group_id"] = f"imported-{digest(chunk.policy, row['group_id'])}"
@@ -194,30 +196,29 @@ def _apart(connection: Connection, chunk: Chunk, begun: Sequence[dict[str, Any]]
 
 def _write_groups(connection: Connection, chunk: Chunk, begun: Sequence[Mapping[str, Any]]) -> list[str]:
     """Create the groups of imported trajectories, as discarded. Return the ids of all groups to count."""
-    made: dict[str, dict[str, Any]] = {}
-    for row in begun:
-        if row["group_id"] is not None:
-            made.setdefault(
-                row["group_id"],
-                {
-                    "project": chunk.project,
-                    "id": row["group_id"],
-                    "policy": chunk.policy,
-                    "formed_by": "choices" if row["group_id"].endswith(".choices") else "header",
-                    "state": "discarded",
-                    "reason": IMPORTED,
-                    "size": 0,
-                    "rewarded": 0,
-                    "created_at": row["created_at"],
-                    "closed_at": chunk.now,
-                },
-            )
+    made = {
+        row["group_id"]: {
+            "project": chunk.project,
+            "id": row["group_id"],
+            "policy": chunk.policy,
+            "formed_by": "choices" if row["group_id"].endswith(".choices") else "header",
+            "state": "discarded",
+            "reason": IMPORTED,
+            "size": 0,
+            "rewarded": 0,
+            "created_at": row["created_at"],
+            "closed_at": chunk.now,
+        }
+        # Reversed, so that a group begins with its first trajectory.
+        for row in reversed(begun)
+        if row["group_id"] is not None
+    }
     if made:
         insert_all_new(connection, schema.groups, [made[group_id] for group_id in sorted(made)])
     changed = [trajectory_id for trajectory_id, standing in chunk.trajectories.items() if standing.changed]
     groups = select(t.group_id).where(t.project == chunk.project, t.group_id.is_not(None))
-    there = (connection.execute(groups.where(t.id.in_(ids))).scalars() for ids in chunks(changed))
-    return sorted({*made, *(str(one) for some in there for one in some)})
+    there = {str(one) for ids in chunks(changed) for one in connection.scalars(groups.where(t.id.in_(ids)))}
+    return sorted({*made, *there})
 
 
 def _count_groups(connection: Connection, project: str, group_ids: Sequence[str]) -> None:
@@ -225,10 +226,15 @@ def _count_groups(connection: Connection, project: str, group_ids: Sequence[str]
     for some in chunks(group_ids):
         # PostgreSQL raises an error when a product underflows to 0.
         near = case((func.abs(t.reward) < NEXT_TO_NOTHING, 0.0), else_=t.reward)
-        sums = (func.count(), func.count(t.reward), func.avg(t.reward), func.avg(near * near))
-        query = select(t.group_id, *sums).where(t.project == project, t.group_id.in_(some)).group_by(t.group_id)
+        query = (
+            select(t.group_id, func.count(), func.count(t.reward), func.avg(t.reward), func.avg(near * near))
+            .where(t.project == project, t.group_id.in_(some))
+            .group_by(t.group_id)
+        )
         for group_id, size, rewarded, mean, squares in connection.execute(query).all():
             spread = None if mean is None else max(0.0, squares - mean * mean) ** 0.5
-            values = {"size": size, "rewarded": rewarded, "reward_mean": mean, "reward_spread": spread}
-            is_ours = (g.project == project, g.id == group_id, g.reason == IMPORTED)
-            connection.execute(schema.groups.update().where(*is_ours).values(values))
+            connection.execute(
+                schema.groups.update()
+                .where(g.project == project, g.id == group_id, g.reason == IMPORTED)
+                .values(size=size, rewarded=rewarded, reward_mean=mean, reward_spread=spread)
+            )
