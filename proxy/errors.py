@@ -2,48 +2,53 @@
 
 ProxyError
 ├── BadRequest                 400
-│   ├── NotJson                400  the body is not a JSON object
-│   ├── BadId                  400  an id has a character that is not allowed
-│   ├── NotHttp                400  the data is not an HTTP/1 request
-│   └── RefusedField           400  a field that controls the server
-├── NoKey                      401  a key is needed and none was sent
-│   └── WrongKey               401  the key is wrong, revoked, expired or unknown here
-├── Forbidden                  403  a foreign origin or host
-│   └── MissingScope           403  the key lacks the scope
+│   ├── NotJson                400
+│   ├── BadId                  400
+│   ├── NotHttp                400
+│   └── RefusedField           400
+├── NoKey                      401
+│   └── WrongKey               401
+├── Forbidden                  403
+│   └── MissingScope           403
 ├── NotFound                   404
 │   └── UnknownModel           404
-├── WrongMethod                405  the path exists for other methods
-├── TooSlow                    408  the body did not arrive in time
-│   └── HeadersTooSlow         408  the headers did not
-├── TurnReused                 409  one turn id, two different bodies
-├── TooLate                    409  feedback that was used, or never counted, cannot be withdrawn
-├── StepRefused                409  a step cannot be requested now
-├── VersionRefused             409  a version cannot be moved like this
+├── WrongMethod                405
+├── TooSlow                    408
+│   └── HeadersTooSlow         408
+├── TurnReused                 409
+├── TooLate                    409
+├── StepRefused                409
+├── VersionRefused             409
 ├── TooLarge                   413
 │   ├── UrlTooLong             414
-│   └── HeadersTooLarge        431  too many headers, or too many bytes
-├── UnsupportedEncoding        415  a body in a content encoding
-├── RateLimited                429  the key's requests or tokens of this minute are used up
-├── ClientDisconnected         499  the app disconnected before its request was complete; it never sees this
-├── UpstreamRefused            502  another server did not accept our key
-├── UpstreamDown               503  vLLM does not answer
-│   ├── NotReached             503  no connection to vLLM: nothing was sent
-│   ├── AdapterLoading         503  no vLLM has the adapter, which is being loaded
-│   ├── Training               503  a step uses the accelerator that vLLM shares
-│   └── TooManyWaiting         503  too many requests wait until vLLM answers
-├── Busy                       503  too many requests, or bytes of their bodies, are in flight
+│   └── HeadersTooLarge        431
+├── UnsupportedEncoding        415
+├── RateLimited                429
+├── ClientDisconnected         499
+├── UpstreamRefused            502
+├── UpstreamDown               503
+│   ├── NotReached             503
+│   ├── AdapterLoading         503
+│   ├── Training               503
+│   └── TooManyWaiting         503
+├── Busy                       503
 │   └── TooManyConnections     503
-├── NotRecorded                503  the journal cannot be written
-└── DatabaseAway               503  the request needs the database, which does not answer
+├── NotRecorded                503
+└── DatabaseAway               503
 """
 
 from collections.abc import Collection
 
 import msgspec
 
+INVALID = "invalid_request_error"
+
 
 class ProxyError(Exception):
-    """Base of all errors that are answered. `message` states what was wrong and what to do."""
+    """Base of all errors that are answered. `message` states what was wrong and what to do.
+
+    A subclass names, as arguments of its class, what differs from its base.
+    """
 
     status = 500
     kind = "server_error"
@@ -51,6 +56,19 @@ class ProxyError(Exception):
     retry_after_s: int | None = None
     closes = False
     """The connection is closed after the error: the rest of the request is not read."""
+
+    def __init_subclass__(
+        cls,
+        status: int | None = None,
+        kind: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        closes: bool | None = None,
+    ) -> None:
+        values = {"status": status, "kind": kind, "code": code, "retry_after_s": retry_after_s, "closes": closes}
+        for name, value in values.items():
+            if value is not None:
+                setattr(cls, name, value)
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -72,65 +90,55 @@ class ProxyError(Exception):
         return headers
 
 
-class BadRequest(ProxyError):
-    status = 400
-    kind = "invalid_request_error"
+class BadRequest(ProxyError, status=400, kind=INVALID):
+    """The request is wrong; the message says what."""
 
 
-class NotJson(BadRequest):
-    code = "invalid_json"
+class NotJson(BadRequest, code="invalid_json"):
+    """The body is not a JSON object."""
 
 
-class BadId(BadRequest):
-    code = "invalid_id"
+class BadId(BadRequest, code="invalid_id"):
+    """An id has a character that is not allowed."""
 
 
-class NotHttp(BadRequest):
-    code = "invalid_http"
-    closes = True
+class NotHttp(BadRequest, code="invalid_http", closes=True):
+    """The data is not an HTTP/1 request."""
 
 
-class RefusedField(BadRequest):
-    code = "refused_field"
+class RefusedField(BadRequest, code="refused_field"):
+    """A field controls the server."""
 
 
-class NoKey(ProxyError):
-    status = 401
-    kind = "invalid_request_error"
-    code = "missing_api_key"
+class NoKey(ProxyError, status=401, kind=INVALID, code="missing_api_key"):
+    """A key is needed and none was sent."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [*super().headers(), (b"www-authenticate", b"Bearer")]
 
 
-class WrongKey(NoKey):
-    code = "invalid_api_key"
+class WrongKey(NoKey, code="invalid_api_key"):
+    """The key is wrong, revoked, expired or unknown here."""
 
 
-class Forbidden(ProxyError):
-    status = 403
-    kind = "invalid_request_error"
-    code = "forbidden"
+class Forbidden(ProxyError, status=403, kind=INVALID, code="forbidden"):
+    """A foreign origin or host."""
 
 
-class MissingScope(Forbidden):
-    code = "missing_scope"
+class MissingScope(Forbidden, code="missing_scope"):
+    """The key lacks the scope."""
 
 
-class NotFound(ProxyError):
-    status = 404
-    kind = "invalid_request_error"
-    code = "not_found"
+class NotFound(ProxyError, status=404, kind=INVALID, code="not_found"):
+    """There is no such thing, or no such path."""
 
 
-class UnknownModel(NotFound):
-    code = "model_not_found"
+class UnknownModel(NotFound, code="model_not_found"):
+    """No policy or version has that name."""
 
 
-class WrongMethod(ProxyError):
-    status = 405
-    kind = "invalid_request_error"
-    code = "method_not_supported"
+class WrongMethod(ProxyError, status=405, kind=INVALID, code="method_not_supported"):
+    """The path exists for other methods."""
 
     def __init__(self, message: str, allowed: Collection[str]) -> None:
         """`allowed`: the path's methods."""
@@ -141,69 +149,48 @@ class WrongMethod(ProxyError):
         return [*super().headers(), (b"allow", self._allowed)]
 
 
-class TooSlow(ProxyError):
-    status = 408
-    kind = "invalid_request_error"
-    code = "body_too_slow"
-    closes = True
+class TooSlow(ProxyError, status=408, kind=INVALID, code="body_too_slow", closes=True):
+    """The body did not arrive in time."""
 
 
-class HeadersTooSlow(TooSlow):
-    code = "headers_too_slow"
+class HeadersTooSlow(TooSlow, code="headers_too_slow"):
+    """The headers did not arrive in time."""
 
 
-class TurnReused(ProxyError):
-    status = 409
-    kind = "invalid_request_error"
-    code = "turn_reused"
+class TurnReused(ProxyError, status=409, kind=INVALID, code="turn_reused"):
+    """One turn id, two different bodies."""
 
 
-class TooLate(ProxyError):
-    status = 409
-    kind = "invalid_request_error"
-    code = "too_late"
+class TooLate(ProxyError, status=409, kind=INVALID, code="too_late"):
+    """Feedback that was used, or never counted, cannot be withdrawn."""
 
 
-class StepRefused(ProxyError):
-    status = 409
-    kind = "invalid_request_error"
-    code = "step_refused"
+class StepRefused(ProxyError, status=409, kind=INVALID, code="step_refused"):
+    """A step cannot be requested now."""
 
 
-class VersionRefused(ProxyError):
-    status = 409
-    kind = "invalid_request_error"
-    code = "version_refused"
+class VersionRefused(ProxyError, status=409, kind=INVALID, code="version_refused"):
+    """A version cannot be moved like this."""
 
 
-class TooLarge(ProxyError):
-    status = 413
-    kind = "invalid_request_error"
-    code = "body_too_large"
-    closes = True
+class TooLarge(ProxyError, status=413, kind=INVALID, code="body_too_large", closes=True):
+    """The body is over the limit."""
 
 
-class UrlTooLong(TooLarge):
-    status = 414
-    code = "url_too_long"
+class UrlTooLong(TooLarge, status=414, code="url_too_long"):
+    """The URL is over the limit."""
 
 
-class HeadersTooLarge(TooLarge):
-    status = 431
-    code = "headers_too_large"
+class HeadersTooLarge(TooLarge, status=431, code="headers_too_large"):
+    """There are too many headers, or they have too many bytes."""
 
 
-class UnsupportedEncoding(ProxyError):
-    status = 415
-    kind = "invalid_request_error"
-    code = "content_encoding"
-    closes = True
+class UnsupportedEncoding(ProxyError, status=415, kind=INVALID, code="content_encoding", closes=True):
+    """The body is in a content encoding."""
 
 
-class RateLimited(ProxyError):
-    status = 429
-    kind = "rate_limit_error"
-    code = "rate_limit_exceeded"
+class RateLimited(ProxyError, status=429, kind="rate_limit_error", code="rate_limit_exceeded"):
+    """The key's requests or tokens of this minute are used up."""
 
     def __init__(self, message: str, retry_after_s: int, limits: list[tuple[bytes, bytes]]) -> None:
         """`limits`: headers that report what is left of each limit."""
@@ -215,55 +202,45 @@ class RateLimited(ProxyError):
         return [*super().headers(), *self._limits]
 
 
-class ClientDisconnected(ProxyError):
-    status = 499
+class ClientDisconnected(ProxyError, status=499):
+    """The app disconnected before its request was complete; it never sees this."""
 
 
-class UpstreamRefused(ProxyError):
-    status = 502
-    code = "upstream_refused"
+class UpstreamRefused(ProxyError, status=502, code="upstream_refused"):
+    """Another server did not accept our key."""
 
 
-class UpstreamDown(ProxyError):
-    status = 503
-    code = "upstream_down"
-    retry_after_s = 2
+class UpstreamDown(ProxyError, status=503, code="upstream_down", retry_after_s=2):
+    """vLLM does not answer."""
 
 
 class NotReached(UpstreamDown):
-    pass
+    """No connection to vLLM: nothing was sent."""
 
 
-class AdapterLoading(UpstreamDown):
-    code = "adapter_loading"
+class AdapterLoading(UpstreamDown, code="adapter_loading"):
+    """No vLLM has the adapter, which is being loaded."""
 
 
-class Training(UpstreamDown):
-    code = "training"
+class Training(UpstreamDown, code="training"):
+    """A step uses the accelerator that vLLM shares."""
 
 
-class TooManyWaiting(UpstreamDown):
-    code = "too_many_waiting"
+class TooManyWaiting(UpstreamDown, code="too_many_waiting"):
+    """Too many requests wait until vLLM answers."""
 
 
-class Busy(ProxyError):
-    status = 503
-    code = "busy"
-    retry_after_s = 1
-    closes = True
+class Busy(ProxyError, status=503, code="busy", retry_after_s=1, closes=True):
+    """Too many requests, or bytes of their bodies, are in flight."""
 
 
-class TooManyConnections(Busy):
-    code = "too_many_connections"
+class TooManyConnections(Busy, code="too_many_connections"):
+    """Too many connections are open."""
 
 
-class NotRecorded(ProxyError):
-    status = 503
-    code = "not_recorded"
-    retry_after_s = 10
+class NotRecorded(ProxyError, status=503, code="not_recorded", retry_after_s=10):
+    """The journal cannot be written."""
 
 
-class DatabaseAway(ProxyError):
-    status = 503
-    code = "database_away"
-    retry_after_s = 2
+class DatabaseAway(ProxyError, status=503, code="database_away", retry_after_s=2):
+    """The request needs the database, which does not answer."""

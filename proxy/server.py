@@ -19,13 +19,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from proxy.app import Proxy
-from proxy.http.server_connection import Connection, connections
+from proxy.http.server_connection import Connection
 from proxy.recording.journal.log import SEGMENT_BYTES
 from proxy.recording.writer import CLOSE_TIMEOUT_S
 from proxy.tuning import tune_threads
@@ -54,7 +55,7 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._proxy = app
         self._hurry = False
-        http: Any = connections(settings)
+        http: Any = partial(Connection, settings)
         config = uvicorn.Config(
             app,
             host=settings.host,

@@ -1,4 +1,4 @@
-"""Identify who sends a request by its API key. The valid keys are cached in memory.
+"""Identify who sends a request by its API key, and define which scope each route needs. Valid keys are cached.
 
 A wrong, revoked, expired or other project's key takes the same time and gets the same answer, so that a stranger cannot
 find out which keys exist. Used from one event loop.
@@ -6,16 +6,18 @@ find out which keys exist. Used from one event loop.
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from hmac import compare_digest
-from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.admission.api_key_store import KeyTables
+from proxy.domain.routes import PASSED_THROUGH, RECORDED
 from proxy.errors import MissingScope, NoKey, WrongKey
 from whetstone.domain.api_keys import KeyScope, Principal, anybody, hash_of
 
@@ -24,31 +26,39 @@ MOST_HASHES = 256
 LONGEST_CACHED = 256
 """Most bytes of a sent key that is cached, as strangers may send anything."""
 
+ROUTES: dict[tuple[str, str], KeyScope | None] = {
+    **{("POST", path): "inference" for path in sorted(RECORDED | PASSED_THROUGH)},
+    ("GET", "/v1/models"): "inference",
+    ("GET", "/v1/models/{name:path}"): "inference",
+    ("POST", "/v1/feedback"): "feedback",
+    ("GET", "/v1/feedback/{feedback_id}"): "feedback",
+    ("DELETE", "/v1/feedback/{feedback_id}"): "feedback",
+    ("GET", "/v1/trajectories/{trajectory_id}"): "feedback",
+    ("POST", "/v1/trajectories/{trajectory_id}/end"): "feedback",
+    ("GET", "/v1/groups/{group_id}"): "feedback",
+    ("POST", "/v1/groups/{group_id}/close"): "feedback",
+    ("GET", "/health"): None,
+    ("GET", "/healthz"): None,
+    ("GET", "/readyz"): None,
+}
+"""Method and path, as FastAPI writes it -> scope. None: public; the answer shows only that the proxy is running. A
+route that is not listed is for admins."""
+
+CONTENT = frozenset({"comment", "demonstration", "metadata", "end_user", "code_error", "judge_waits"})
+"""Fields of feedback, trajectories and groups that may contain or quote text of apps and people. Only admins may read
+them."""
+
 _BEARER = b"bearer "
 _NO_KEY = ("0" * 64, None, 0.0)
 _REMEDY = "`whetstone keys create` makes one (docs/keys.md)"
 
 
-class Table(Protocol):
-    """The storage of keys."""
-
-    def state(self) -> tuple[int, int, datetime | None]:
-        """Return a value that changes whenever a key does. Its first number counts all keys ever made."""
-        ...
-
-    def living(self, now: datetime) -> dict[str, tuple[Principal, datetime | None]]:
-        """Return hash -> principal and expiry of each valid key."""
-        ...
-
-    def note_used(self, minutes: Mapping[tuple[str, str], datetime]) -> None:
-        """Store the minute in which each key, by project and id, was last used."""
-        ...
-
-
 class Keys:
     """The keys as last read from the table. Call `refresh` first, and then periodically."""
 
-    def __init__(self, table: Table, home: str, *, on_loopback: bool, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, table: KeyTables, home: str, *, on_loopback: bool, now_s: Callable[[], float] = time.time
+    ) -> None:
         """`home` is the project of requests that need no key. `on_loopback`: only this machine can reach the proxy.
         `now_s` returns seconds since the epoch."""
         self._table = table
@@ -79,7 +89,10 @@ class Keys:
             if state != self._state:
                 now = datetime.fromtimestamp(self._now_s(), UTC)
                 living = await asyncio.to_thread(self._table.living, now)
-                self._living = {key_hash: (key_hash, key, _seconds(until)) for key_hash, (key, until) in living.items()}
+                self._living = {
+                    key_hash: (key_hash, key, math.inf if until is None else until.timestamp())
+                    for key_hash, (key, until) in living.items()
+                }
                 self._state = state
                 _hash_of.cache_clear()  # invalid keys must not stay in memory
                 self.needed = not self._on_loopback or state[0] > 0
@@ -128,9 +141,8 @@ class Keys:
         """Return the principal of a key that was used before, or None once the key is revoked or expired."""
         now_s = self._now_s()
         for _, principal, until_s in self._living.values():
-            if principal is not None and (principal.project, principal.key_id) == (project, key_id):
-                if now_s >= until_s:
-                    return None
+            is_it = principal is not None and (principal.project, principal.key_id) == (project, key_id)
+            if is_it and now_s < until_s:
                 self._note(project, key_id, now_s)
                 return principal
         return None
@@ -149,11 +161,6 @@ class Keys:
             self._used[project, key_id] = self._minute
 
 
-def _seconds(moment: datetime | None) -> float:
-    """Return seconds since the epoch, or infinity for None."""
-    return math.inf if moment is None else moment.timestamp()
-
-
 @lru_cache(MOST_HASHES)
 def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
     """Return the hash of the key as OpenAI's or Anthropic's clients send it, or None if there is none."""
@@ -162,3 +169,43 @@ def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
     else:
         presented = x_api_key.strip()
     return hash_of(presented) if presented else None
+
+
+def scope_needed(method: str, path: str) -> KeyScope | None:
+    """Return the scope that a request needs, or None if the route is public.
+
+    If there is no such route, return the scope of the route that was probably meant. So a key that may use that route
+    gets the real error, and not one about the key.
+    """
+    if (method, path) in ROUTES:
+        return ROUTES[method, path]
+    scopes = next(filter(None, map(methods_of, (path, *_almost(path)))), {})
+    return scopes.get(method, next(iter(scopes.values()), "admin"))
+
+
+def methods_of(path: str) -> dict[str, KeyScope | None]:
+    """Return the methods of this path in ROUTES, each with its scope."""
+    exact = {method: scope for (method, known), scope in ROUTES.items() if known == path}
+    return exact or {method: scope for method, pattern, scope in _PATTERNS if pattern.fullmatch(path)}
+
+
+def path_hint(path: str) -> str:
+    """Return what to do about a wrong path, if that is clear: the rest of a sentence, or ""."""
+    with_v1, *without_v1 = _almost(path)
+    if methods_of(with_v1):
+        return "; did you leave /v1 out of the base URL?"
+    return "; is there one /v1 too many in the base URL?" if any(map(methods_of, without_v1)) else ""
+
+
+def _almost(path: str) -> list[str]:
+    """Return the path with one more /v1, and with one less if it has one."""
+    return ["/v1" + path, *([path.removeprefix("/v1")] if path.startswith("/v1/") else [])]
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return what matches a path with something in its holes: `{name}`, or `{name:path}` with slashes too."""
+    escaped = re.escape(path)
+    return re.compile(re.sub(r"\\{\w+(:path)?\\}", lambda hole: ".+" if hole[1] else "[^/]+", escaped), re.DOTALL)
+
+
+_PATTERNS = tuple((method, _pattern(path), scope) for (method, path), scope in ROUTES.items() if "{" in path)

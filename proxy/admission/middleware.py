@@ -1,22 +1,37 @@
 """Decide whether a request may come in before its body is read. Raw ASGI around the app.
 
+Without keys only this machine may send requests, with keys only apps and pages of allowed origins (CORS). No cookie
+grants access to the proxy, so credentials are not allowed: a page sends a key in a header that it sets.
+
 The principal of an admitted request is stored in its scope.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from urllib.parse import urlsplit
 
-from proxy.admission import cors, request_id, scopes
-from proxy.admission import origin as guard
-from proxy.admission.api_keys import Keys
-from proxy.admission.concurrency import ConcurrencyLimit
-from proxy.admission.rate_limits import RateLimiter, has_quota
+from proxy.admission.api_keys import Keys, scope_needed
+from proxy.admission.limits import ConcurrencyLimit, RateLimiter, has_quota
 from proxy.domain.address import split_url
 from proxy.domain.routes import HEALTH, is_dashboard
-from proxy.errors import MissingScope, NotFound, ProxyError
-from proxy.http.asgi import Receive, Routes, Scope, Send, headers_of, with_headers
-from proxy.http.scope import PRINCIPAL, URL_ADDRESS
+from proxy.errors import Forbidden, MissingScope, NotFound, ProxyError
+from proxy.http.asgi import PRINCIPAL, URL_ADDRESS, Header, Receive, Routes, Scope, Send, WithHeaders, headers_of
 from proxy.metrics import rejections
+from whetstone.config.proxy import LOOPBACK
 from whetstone.domain.api_keys import KeyScope, Principal
+from whetstone.domain.ids import ID
+from whetstone.observability import log_setup
+
+REQUEST_ID = b"x-request-id"
+FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
+PREFLIGHT_CACHE_S = 600
+"""Seconds that a browser may cache a preflight's answer."""
+EXPOSED = b", ".join(
+    (
+        *(b"x-trajectory-id", b"x-group-id", b"x-completion-id", b"x-policy-version", b"x-threaded-by", b"retry-after"),
+        *(b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests"),
+        *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens"),
+    )
+)
 
 
 class AdmissionMiddleware:
@@ -41,26 +56,32 @@ class AdmissionMiddleware:
         self._dashboard = dashboard
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request: by the routes of its key's project, or with the reason why it may not come in."""
-        return request_id.named(self._look, scope, receive, send)
+        """Answer one request: by the routes of its key's project, or with the reason why it may not come in.
 
-    def _look(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return (self._dashboard if is_dashboard(scope["path"]) else self._serve)(scope, receive, send)
+        The id that an app, or a gateway before the proxy, gives to the request (`X-Request-Id`) is in every log line
+        meanwhile, and in the answer. A value outside our ids' alphabet is ignored: no app is refused because of its
+        gateway's request ids.
+        """
+        app = self._dashboard if is_dashboard(scope["path"]) else self._serve
+        name = headers_of(scope).get(REQUEST_ID)
+        if name is None or not ID.fullmatch(text := name.decode("latin-1")):
+            return app(scope, receive, send)
+        return _serve_named(text, app, scope, receive, WithHeaders(send, [(REQUEST_ID, name)]))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             headers = headers_of(scope)
-            origin = guard.check(headers, keys_needed=self._keys.needed, cors_origins=self._cors_origins)
+            origin = check_origin(headers, keys_needed=self._keys.needed, cors_origins=self._cors_origins)
             if origin is not None:
-                send = with_headers(send, cors.headers(origin))
-                if cors.is_preflight(scope, headers):
-                    await cors.answer_preflight(send, headers)
+                send = WithHeaders(send, cors_headers(origin))
+                if is_preflight(scope, headers):
+                    await answer_preflight(send, headers)
                     return
             principal, needs = self._authorize(scope, headers)
             project = self._home if principal is None else principal.project
             routes = self._route(project, scope["method"], scope["path"])
             if needs == "inference" and principal is not None and has_quota(principal):
-                send = with_headers(send, self._limiter.check(principal))
+                send = WithHeaders(send, self._limiter.check(principal))
             size = self._in_flight.try_acquire(scope, headers)
             if size is None:
                 await self._in_flight.serve(routes, scope, receive, send)
@@ -86,22 +107,104 @@ class AdmissionMiddleware:
         if path.startswith("/r/"):
             scope[URL_ADDRESS], path = split_url(path)
             scope["path"], scope["raw_path"] = path, path.encode()
-        needs = scopes.needed(method, path)
+        needs = scope_needed(method, path)
         principal = self._keys.find_or_none(headers) if needs is None else self._keys.admit(headers, needs)
-        if path in HEALTH:
-            principal = self._of_home(principal, needs)
+        # The answer of a health route covers all projects: only the home project's keys may see more than the public.
+        if path in HEALTH and principal is not None and principal.project != self._home:
+            if needs is not None:
+                raise MissingScope(f"this tells of all projects: it needs an admin's key of the project {self._home!r}")
+            principal = None
         scope[PRINCIPAL] = principal
         return principal, needs
 
-    def _of_home(self, principal: Principal | None, needs: KeyScope | None) -> Principal | None:
-        """Return the principal of a request to a health route if it belongs to the home project: the answer covers all
-        projects.
 
-        Raises:
-            MissingScope: another project requests what is not public.
-        """
-        if principal is None or principal.project == self._home:
-            return principal
-        if needs is not None:
-            raise MissingScope(f"this tells of all projects: it needs an admin's key of the project {self._home!r}")
+async def _serve_named(name: str, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+    with log_setup.about(request=name):
+        await app(scope, receive, send)
+
+
+def check_origin(
+    headers: Mapping[bytes, bytes], *, keys_needed: bool = False, cors_origins: Collection[str] = ()
+) -> bytes | None:
+    """Check a request's origin. Return the foreign origin that is allowed and needs `cors_headers`, or None.
+
+    If keys are needed, they decide who may come in, regardless of Host and forwarding. A page of another origin must be
+    in `cors_origins`: its user could have been tricked into giving it a key.
+
+    Without keys the Host must be loopback (otherwise a web page could reach us by rebinding its own name), an Origin
+    too, and the request must not be forwarded: behind a public proxy every client would look like this machine.
+
+    Raises:
+        Forbidden: the request may not come in.
+    """
+    if not keys_needed:
+        _check_this_machine(headers)
         return None
+    origin = headers.get(b"origin")
+    if origin is None or _is_own(origin, headers):
+        return None
+    if origin.decode("latin-1") not in cors_origins:
+        raise Forbidden("a page of another origin may not ask; setting proxy.cors_origins lists those that may")
+    return origin
+
+
+def check_own_page(headers: Mapping[bytes, bytes]) -> None:
+    """Check that a request comes from one of our pages, or from no page: not even another port of this machine may send
+    our forms.
+
+    Raises:
+        Forbidden: another page sent it.
+    """
+    origin = headers.get(b"origin")
+    if origin is not None and not _is_own(origin, headers):
+        raise Forbidden("a page of another origin may not ask for the dashboard")
+
+
+def _check_this_machine(headers: Mapping[bytes, bytes]) -> None:
+    remedy = "without keys only this machine may ask; `whetstone keys create` makes one"
+    host = _host_of(b"//" + headers.get(b"host", b""))
+    if host not in LOOPBACK:
+        raise Forbidden(f"Host {host!r} is not this machine; {remedy}")
+    origin = headers.get(b"origin")
+    if origin is not None and _host_of(origin) not in LOOPBACK:
+        raise Forbidden(f"a page of another origin may not ask; {remedy}")
+    if forwarded := next((name for name in FORWARDED if name in headers), None):
+        raise Forbidden(f"a forwarded request ({forwarded.decode()}) may not; {remedy}")
+
+
+def _is_own(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether the page is ours: it was loaded from the same host as the one in this request."""
+    host = headers.get(b"host", b"")
+    return bool(host) and origin.lower() in (b"http://" + host.lower(), b"https://" + host.lower())
+
+
+def _host_of(url: bytes) -> str | None:
+    try:
+        return urlsplit(url.decode("latin-1")).hostname
+    except ValueError:
+        return None
+
+
+def cors_headers(origin: bytes) -> list[Header]:
+    """Return the headers that let a page of this origin read an answer."""
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", EXPOSED),
+        (b"vary", b"Origin"),
+    ]
+
+
+def is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether this is a browser's preflight, which never carries a key."""
+    return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
+
+
+async def answer_preflight(send: Send, headers: Mapping[bytes, bytes]) -> None:
+    """Answer a preflight: allow all of our methods, and the headers that the page wants to send."""
+    allowed = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"authorization")),
+        (b"access-control-max-age", str(PREFLIGHT_CACHE_S).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b""})

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api.bodies import as_json
 from proxy.domain.policies import Policy, live_names
-from proxy.http.scope import is_admin
+from proxy.http.asgi import is_admin
 from proxy.metrics.exposition import (
     exposition,
     queues_of,

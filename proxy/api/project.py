@@ -13,8 +13,7 @@ from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Match, Route
 
-from proxy.admission import scopes
-from proxy.admission.scopes import CONTENT
+from proxy.admission.api_keys import CONTENT, methods_of, path_hint
 from proxy.api import openapi
 from proxy.api.bodies import as_json
 from proxy.api.feedback_ingest import FeedbackIngest
@@ -22,8 +21,7 @@ from proxy.domain.feedback import read_feedback
 from proxy.domain.feedback_rows import request_row, row_of, too_late
 from proxy.domain.policies import Policies, Policy
 from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
-from proxy.http.asgi import read_whole
-from proxy.http.scope import is_admin, key_of
+from proxy.http.asgi import is_admin, key_of, read_whole
 from proxy.metrics import rejections
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store
@@ -148,11 +146,11 @@ def _no_route(api: FastAPI, request: Request) -> ProxyError:
     # A route's own 405 knows only its own method, and inference is served in front of these routes.
     routes = [route for route in api.routes if isinstance(route, Route)]
     matching = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    allowed = set(scopes.methods(path)).union(*matching)
+    allowed = set(methods_of(path)).union(*matching)
     if allowed and method not in allowed:
         names = " or ".join(sorted(allowed))
         return WrongMethod(f"no {method} {path[:200]} here; this path takes {names}", allowed)
-    return NotFound(f"no {method} {path[:200]} here{scopes.hint(path)}")
+    return NotFound(f"no {method} {path[:200]} here{path_hint(path)}")
 
 
 def _receipt(feedback_id: str) -> dict[str, Any]:

@@ -13,16 +13,17 @@ from urllib.parse import parse_qsl, quote
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.admission import origin
 from proxy.admission.api_keys import Keys
-from proxy.admission.concurrency import ConcurrencyLimit
+from proxy.admission.limits import ConcurrencyLimit
+from proxy.admission.middleware import check_origin, check_own_page
 from proxy.dashboard import assets, error_page, rendering, session
 from proxy.dashboard.interfaces import Visitor
 from proxy.dashboard.queries import sessions as store_sessions
 from proxy.domain.routes import DASHBOARD
 from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
-from proxy.http.asgi import Header, Receive, Routes, Scope, Send, headers_of, read_whole, send_whole, with_headers
-from proxy.http.scope import PRINCIPAL
+from proxy.http.asgi import (
+    PRINCIPAL, Header, Receive, Routes, Scope, Send, WithHeaders, headers_of, read_whole, send_whole,
+)  # fmt: skip
 from whetstone.domain.api_keys import Principal, anybody
 
 VISITOR = "whetstone.visitor"
@@ -66,11 +67,11 @@ class DashboardDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: with a page of its project, or with an error page."""
-        send = with_headers(send, SECURITY_HEADERS)
+        send = WithHeaders(send, SECURITY_HEADERS)
         try:
             headers = headers_of(scope)
-            origin.check(headers, keys_needed=self.keys.needed)
-            origin.check_own(headers)
+            check_origin(headers, keys_needed=self.keys.needed)
+            check_own_page(headers)
             if "\0" in scope["path"]:
                 raise NotFound("a path must not contain a NUL character")
             await self.in_flight.serve(self._serve, scope, receive, send)
@@ -84,7 +85,7 @@ class DashboardDoor:
             return
         visitor = scope[VISITOR] = await self._visitor(scope)
         if FRESH in scope:
-            send = with_headers(send, [session.cookie(session.FORM, scope[FRESH], secure=_is_https(scope))])
+            send = WithHeaders(send, [session.cookie(session.FORM, scope[FRESH], secure=_is_https(scope))])
         if path == session.SIGN_IN:
             await self._sign_in(scope, receive, send)
         elif not visitor.may_look:

@@ -1,10 +1,14 @@
-"""Read request bodies and send answers with ASGI's own messages, without a framework."""
+"""Read request bodies and send answers with ASGI's own messages, without a framework. Define what a scope holds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from proxy.errors import BadRequest, ClientDisconnected, TooLarge, TooSlow
+from whetstone.domain.api_keys import Principal
+
+if TYPE_CHECKING:
+    from proxy.http.request_cycle import RequestCycle
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -14,39 +18,29 @@ Header = tuple[bytes, bytes]
 HEADERS = "whetstone.headers"
 """Key of a request's scope that holds its headers by name."""
 EXCHANGE = "whetstone.exchange"
-"""Key of a request's scope that holds its `RequestAccess`, if it came over a `server_connection.Connection`."""
+"""Key of a request's scope that holds its `RequestCycle`, if it came over a `server_connection.Connection`: access to
+the request sooner and cheaper than by ASGI's messages."""
+PRINCIPAL = "whetstone.principal"
+"""Key of a request's scope that holds the `Principal` whose API key the request came with, or None."""
+URL_ADDRESS = "whetstone.url_address"
+"""Key of a request's scope that holds what the request's URL states about the call."""
 
 
-class RequestAccess(Protocol):
-    """Access to a request without ASGI's messages: sooner and cheaper."""
-
-    def whole_bytes(self) -> int | None:
-        """Return the size of the request's body if the whole body has arrived and nothing was received yet, else
-        None."""
-        ...
-
-    def whole_body(self, limit_bytes: int) -> bytes | None:
-        """Return that body and mark it as received. None if it has not arrived (use `read_whole`), or is over the
-        limit."""
-        ...
-
-    def cancel_when_gone(self) -> None:
-        """Cancel the serving task when the app disconnects before its answer is sent; at once if it already has."""
-        ...
-
-    def stop_cancelling(self) -> None:
-        """Stop cancelling the task on a disconnect."""
-        ...
-
-    def was_client_disconnect(self, error: BaseException) -> bool:
-        """Return whether this error is the cancellation that a disconnect caused. If so, the serving task continues."""
-        ...
+def exchange_of(scope: Scope) -> "RequestCycle | None":
+    """Return the request's `RequestCycle`, or None if it has none."""
+    return scope.get(EXCHANGE)
 
 
-def exchange_of(scope: Scope) -> RequestAccess | None:
-    """Return the request's `RequestAccess`, or None if it has none."""
-    exchange: RequestAccess | None = scope.get(EXCHANGE)
-    return exchange
+def key_of(scope: Scope) -> str | None:
+    """Return the id of the key that a request came with; None where it needed none."""
+    principal: Principal | None = scope.get(PRINCIPAL)
+    return None if principal is None else principal.key_id
+
+
+def is_admin(scope: Scope) -> bool:
+    """Return whether a request may read everything in its project."""
+    principal: Principal | None = scope.get(PRINCIPAL)
+    return principal is not None and principal.allows("admin")
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
@@ -98,12 +92,6 @@ def check_json(headers: Mapping[bytes, bytes]) -> None:
         raise BadRequest(f"the content type must be application/json, not {other}", param="content-type")
 
 
-async def until_disconnected(receive: Receive) -> None:
-    """Return when the app has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def body_of(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
     """Return the request's whole body, without waiting if it has already arrived (see `read_whole`)."""
     exchange = exchange_of(scope)
@@ -130,14 +118,18 @@ async def unless_disconnected(serving: Awaitable[None], scope: Scope, receive: R
 
 async def unless_received(serving: Awaitable[None], receive: Receive) -> bool:
     """Do the same as `unless_disconnected` with ASGI's messages only."""
+
+    async def until_disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
     task = asyncio.ensure_future(serving)
-    leaving = asyncio.ensure_future(until_disconnected(receive))
+    leaving = asyncio.ensure_future(until_disconnected())
     try:
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
-        if not task.done():
-            task.cancel()
+        task.cancel()  # nothing happens if it is done
     try:
         await task
     except asyncio.CancelledError:
@@ -145,13 +137,8 @@ async def unless_received(serving: Awaitable[None], receive: Receive) -> bool:
     return True
 
 
-def with_headers(send: Send, headers: list[Header]) -> Send:
-    """Return a `send` that adds these headers to the answer."""
-    return _WithHeaders(send, headers)
-
-
-class _WithHeaders:
-    """The wrapper that `with_headers` returns."""
+class WithHeaders:
+    """A `send` that adds these headers to the answer."""
 
     def __init__(self, send: Send, headers: list[Header]) -> None:
         self._send, self._headers = send, headers

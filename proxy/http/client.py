@@ -47,9 +47,9 @@ class Client:
         """The value of the Host header."""
         self._silence_timeout_s = silence_timeout_s
         self.loop = asyncio.get_running_loop()
-        self.idle: list[_Connection] = []
+        self.idle: list[Connection] = []
         """The connection used last stands at the end, so unneeded connections age at the front."""
-        self._open: set[_Connection] = set()
+        self._open: set[Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -71,7 +71,7 @@ class Client:
                 await response.wait_more()
         except UpstreamDown:
             response.release()
-            if not repeatable or reused is None or response.any:
+            if not repeatable or reused is None or response.status or response.headers:
                 raise
             return await self.send(head, body, repeatable=True)
         except BaseException:
@@ -95,7 +95,13 @@ class Client:
         Raises:
             NotReached: nothing was sent.
         """
-        return (await self._connect()).ask(head, body, time.monotonic())
+        if self._closed:
+            raise down(ConnectionError("the proxy stops"), NotReached)
+        connection = await self._reach()
+        self._open.add(connection)
+        if self._looking is None:
+            self._looking = self.loop.call_later(LOOK_EVERY_S, self._look)
+        return connection.ask(head, body, time.monotonic())
 
     def close(self) -> None:
         """Close every connection."""
@@ -105,16 +111,7 @@ class Client:
         for connection in list(self._open):
             connection.drop()
 
-    async def _connect(self) -> "_Connection":
-        if self._closed:
-            raise down(ConnectionError("the proxy stops"), NotReached)
-        connection = await self._reach()
-        self._open.add(connection)
-        if self._looking is None:
-            self._looking = self.loop.call_later(LOOK_EVERY_S, self._look)
-        return connection
-
-    async def _reach(self) -> "_Connection":
+    async def _reach(self) -> "Connection":
         """Connect to the first address of the host that answers. One that does not answer may not use up all of the
         time."""
         host, port = self.server
@@ -127,7 +124,7 @@ class Client:
                 try:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S / len(addresses)):
                         _, connection = await self.loop.create_connection(
-                            lambda: _Connection(self), address, port, ssl=self._tls, server_hostname=name
+                            lambda: Connection(self), address, port, ssl=self._tls, server_hostname=name
                         )
                         return connection
                 except (OSError, TimeoutError) as failed:
@@ -136,7 +133,7 @@ class Client:
             error = failed
         raise down(error, NotReached) from error
 
-    def forget(self, connection: "_Connection") -> None:
+    def forget(self, connection: "Connection") -> None:
         self._open.discard(connection)
         with suppress(ValueError):
             self.idle.remove(connection)
@@ -156,7 +153,7 @@ class Client:
             self._looking = self.loop.call_later(LOOK_EVERY_S, self._look)
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection, and the answer that comes on it."""
 
     def __init__(self, client: Client) -> None:

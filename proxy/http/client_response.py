@@ -6,9 +6,12 @@ The connection fills the answer; the caller that sent the request reads it.
 import asyncio
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxy.errors import UpstreamDown
+
+if TYPE_CHECKING:
+    from proxy.http.client import Connection
 
 MOST_UNREAD_BYTES = 256 * 2**10
 """Most bytes of an answer that may wait unread; beyond it the server has to wait."""
@@ -18,22 +21,6 @@ is woken once, not twice."""
 EVENT_STREAM = "text/event-stream"
 MOST_TYPES = 64
 """Number of content types cached in parsed form: a server uses the same few again and again."""
-
-
-class Source(Protocol):
-    """The connection that an answer comes over."""
-
-    server: tuple[str, int]
-    """Host and port of the server that answers."""
-    loop: asyncio.AbstractEventLoop
-
-    def drop(self) -> None:
-        """Hang up at once."""
-        ...
-
-    def go_on(self) -> None:
-        """Resume reading, if it was paused."""
-        ...
 
 
 class Counting(Protocol):
@@ -53,8 +40,8 @@ class Response:
         "done", "headers", "name", "server", "status",
     )  # fmt: skip
 
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
+    def __init__(self, source: "Connection") -> None:
+        self._source: Connection | None = source
         self._error: UpstreamDown | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -84,11 +71,6 @@ class Response:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.release(broken=isinstance(error, UpstreamDown))
-
-    @property
-    def unread_bytes(self) -> int:
-        """Size of the part of the body that has arrived and was not consumed."""
-        return self._size
 
     def release(self, *, broken: bool = False) -> None:
         """Release the answer. Calling it again does nothing."""
@@ -135,11 +117,6 @@ class Response:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # Called by the connection.
-
-    @property
-    def any(self) -> bool:
-        """Whether any part of the answer has arrived."""
-        return bool(self.status or self.headers)
 
     def begins(self, status: int) -> None:
         """Record that the headers have arrived."""

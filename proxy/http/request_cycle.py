@@ -86,7 +86,9 @@ class RequestCycle:
             if self._started or self.disconnected:
                 self._transport.close()
             else:
-                await self._fail()
+                self._head = None
+                headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+                await self.whole(500, headers, b"Internal Server Error")
         else:
             if not self.response_complete and not self.disconnected:
                 log.error("a request was left without its answer, or its end")
@@ -129,8 +131,7 @@ class RequestCycle:
 
     def cancel_when_gone(self) -> None:
         """Cancel the serving task when the app disconnects before its answer is sent; at once if it already has."""
-        if self.task is None:
-            self.task = asyncio.current_task()
+        self.task = self.task or asyncio.current_task()
         self._cancels = True
         # While reading is paused, a disconnect goes unnoticed.
         if self._flow.read_paused:
@@ -242,9 +243,8 @@ class RequestCycle:
         if not headers or not self.keep_alive or self.scope["method"] == "HEAD":
             return None
         opening = _opening(status, *self._default_headers, *headers)
-        if opening is None:
-            return None
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, len(body), body)
+        size = len(body)
+        return None if opening is None else b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, size, body)
 
     def _head_of(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
         """Return the status line and headers of an answer, with its length if `size` is given."""
@@ -315,17 +315,6 @@ class RequestCycle:
         if not self.keep_alive:
             self._transport.close()
         self._on_response()
-
-    async def _fail(self) -> None:
-        self._head = None
-        body = b"Internal Server Error"
-        headers = [
-            (b"content-type", b"text/plain; charset=utf-8"),
-            (b"connection", b"close"),
-            (b"content-length", b"%d" % len(body)),
-        ]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
 
     def _notify(self) -> None:
         self._news = True

@@ -7,7 +7,6 @@ import asyncio
 import contextvars
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -16,7 +15,6 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import HeadersTooLarge, HeadersTooSlow, NotHttp, ProxyError, TooManyConnections, UrlTooLong
-from proxy.http.asgi import Scope
 from proxy.http.request_cycle import RequestCycle
 from proxy.http.write_batching import BatchedTransport
 from whetstone.config.proxy import ProxySettings
@@ -27,23 +25,12 @@ MOST_URLS = 64
 """Number of URLs cached with their parts: an app requests the same few again and again."""
 
 
-def connections(limits: ProxySettings) -> Callable[..., "Connection"]:
-    """Return a factory of connections with these limits, for uvicorn."""
-
-    def connect(**values: Any) -> Connection:
-        return Connection(limits, **values)
-
-    return connect
-
-
 class Connection(HttpToolsProtocol):
     """A client's connection, created by uvicorn. `look` is called periodically, `give_up` at the end."""
 
     def __init__(self, limits: ProxySettings, **values: Any) -> None:
         super().__init__(**values)
         self._limits = limits
-        self._refusal: ProxyError | None = None
-        """Why the parser was stopped."""
         self._answered: RequestCycle | None = None
         """The request that is being answered, or was last."""
         self._waiting: deque[RequestCycle] = deque()
@@ -104,8 +91,11 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += size
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("")
+        except httptools.HttpParserError as error:
+            why = error.__context__  # what one of the parser's callbacks raised
+            if not isinstance(why, ProxyError):
+                why = NotHttp("this is no HTTP/1.1 request that can be read; check the client")
+            self._refuse(why)
         if self.transport.is_closing():
             return
         if self._unclaimed > self._limits.max_header_bytes + self._limits.max_url_bytes:
@@ -140,7 +130,9 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as stopped:
                 head, self._again = self._again or b"", None
-                self.parser = _parser(self)
+                self.parser = httptools.HttpRequestParser(self)
+                # As uvicorn does: answer what was sent after a request that ends the connection.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 data = head + data[stopped.args[0] :]
 
     def on_message_begin(self) -> None:
@@ -154,50 +146,39 @@ class Connection(HttpToolsProtocol):
         limits = self._limits
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                self._stop(NotHttp("there are no tunnels here"))
+                raise NotHttp("there are no tunnels here")
             lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
             first = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
             self._again = b"%b %b HTTP/%b\r\n%b\r\n" % (*first, b"".join(lines))
             return
         if len(self.url) > limits.max_url_bytes:
-            self._stop(UrlTooLong(f"the URL is over {limits.max_url_bytes} bytes (setting proxy.max_url_bytes)"))
+            raise UrlTooLong(f"the URL is over {limits.max_url_bytes} bytes (setting proxy.max_url_bytes)")
         if len(self.headers) > limits.max_headers or (
             self._head_bytes > limits.max_header_bytes
             and sum(len(name) + len(value) for name, value in self.headers) > limits.max_header_bytes
         ):
-            self._stop(_headers_too_large(limits))
+            raise _headers_too_large(limits)
         if len(self._waiting) >= MOST_PIPELINED:
-            self._stop(NotHttp(f"more than {MOST_PIPELINED} requests were sent ahead; read the answers first"))
+            raise NotHttp(f"more than {MOST_PIPELINED} requests were sent ahead; read the answers first")
         version = self.parser.get_http_version()
         # With two Host headers, one could pass the check while a proxy before us used the other (RFC 9112, 3.2).
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts > 1 or (hosts == 0 and version != "1.0"):
-            self._stop(NotHttp(f"a request needs one Host header, this one has {hosts}; check the client"))
-        self._take(
-            self._parsed(version),
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            expects_continue=self.expect_100_continue and version != "1.0",
-        )
-        # Trailers after a body must not pass as headers, and the scope shares this list with the parser.
-        self.headers = []
-        self._unclaimed, self._begun = 0, False
-        self._heads_since_s = None
-
-    def _parsed(self, version: str) -> Scope:
-        """Return the scope of the request whose head the parser has read."""
+            raise NotHttp(f"a request needs one Host header, this one has {hosts}; check the client")
         scope = self._scope.copy()
         scope["path"], scope["raw_path"], scope["query_string"] = _parts_of(self.url)
         scope["http_version"] = version
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["headers"] = self.headers
         scope["state"] = {}
-        return scope
-
-    def _take(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
-        """Have the request answered, after those before it."""
-        headers, on_response = self.server_state.default_headers, self.on_response_complete
         self._latest = exchange = RequestCycle(
-            scope, self.transport, self.flow, headers, on_response, keep_alive, expects_continue
+            scope,
+            self.transport,
+            self.flow,
+            self.server_state.default_headers,
+            self.on_response_complete,
+            version != "1.0" and self.parser.should_keep_alive(),
+            self.expect_100_continue and version != "1.0",
         )
         if self.serving():
             self._waiting.append(exchange)
@@ -206,6 +187,10 @@ class Connection(HttpToolsProtocol):
                 self.flow.pause_reading()
         else:
             self._start(exchange)
+        # Trailers after a body must not pass as headers, and the scope shares this list with the parser.
+        self.headers = []
+        self._unclaimed, self._begun = 0, False
+        self._heads_since_s = None
 
     def _start(self, exchange: RequestCycle) -> None:
         self._answered = exchange
@@ -246,10 +231,6 @@ class Connection(HttpToolsProtocol):
             for exchange in (self._answered, *self._waiting):
                 exchange.keep_alive = False
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse the request. uvicorn calls this when the parser has stopped."""
-        self._refuse(self._refusal or NotHttp("this is no HTTP/1.1 request that can be read; check the client"))
-
     def look(self, now_s: float) -> None:
         """Drop a client that is too slow to send its request or to read its answer. Seconds are monotonic."""
         unread = self.transport.get_write_buffer_size()
@@ -288,11 +269,6 @@ class Connection(HttpToolsProtocol):
             most = f"over {self._limits.max_connections} connections (setting proxy.max_connections); try again soon"
             self._refuse(TooManyConnections(most))
 
-    def _stop(self, refusal: ProxyError) -> None:
-        """Stop the parser from inside one of its callbacks."""
-        self._refusal = refusal
-        raise refusal
-
     def _refuse(self, error: ProxyError) -> None:
         """Send the error and hang up. If a request is being served, an error in what follows it only closes the
         connection."""
@@ -302,13 +278,6 @@ class Connection(HttpToolsProtocol):
             lines = [b"%s: %s\r\n" % header for header in headers]
             self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
         self.transport.close()
-
-
-def _parser(connection: Connection) -> httptools.HttpRequestParser:
-    made = httptools.HttpRequestParser(connection)
-    # As uvicorn does: answer what was sent after a request that ends the connection.
-    made.set_dangerous_leniencies(lenient_data_after_close=True)
-    return made
 
 
 @lru_cache(MOST_URLS)

@@ -60,6 +60,9 @@ class WriteBatcher:
         self.flush()
 
 
+_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatcher] = WeakKeyDictionary()
+
+
 class BatchedTransport(asyncio.Transport):
     """A transport that may delay what is written to it, in order."""
 
@@ -68,7 +71,7 @@ class BatchedTransport(asyncio.Transport):
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self.loop = loop
-        self.outbox = _outbox(loop)
+        self.outbox = _outboxes.setdefault(loop, WriteBatcher())
         self._queued = b""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
@@ -125,13 +128,3 @@ class BatchedTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Resume the transport."""
         self._transport.resume_reading()
-
-
-_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, WriteBatcher] = WeakKeyDictionary()
-
-
-def _outbox(loop: asyncio.AbstractEventLoop) -> WriteBatcher:
-    batcher = _outboxes.get(loop)
-    if batcher is None:
-        batcher = _outboxes[loop] = WriteBatcher()
-    return batcher

@@ -16,6 +16,8 @@ from proxy.domain.policies import Policies
 from proxy.domain.version_pins import pin_of
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.http.asgi import (
+    PRINCIPAL,
+    URL_ADDRESS,
     Receive,
     Scope,
     Send,
@@ -29,7 +31,6 @@ from proxy.http.asgi import (
     unless_received,
 )
 from proxy.http.client_response import EVENT_STREAM, Response, too_long
-from proxy.http.scope import PRINCIPAL, URL_ADDRESS
 from proxy.inference import access_log as watching
 from proxy.inference import idempotency
 from proxy.inference.completion import CallFinisher

@@ -11,7 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from migrations import schema
-from proxy.admission.scopes import needed
+from proxy.admission.api_keys import scope_needed
 from proxy.domain.routes import RECORDED
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
 from whetstone.domain.api_keys import KeyScope, hash_of, new_key
@@ -170,7 +170,7 @@ def test_without_a_right_key_nothing_opens_and_every_wrong_one_is_answered_alike
 
 def test_a_key_opens_what_its_scope_says_and_no_more(world: World) -> None:
     for route, project, scope in itertools.product(world.routes(), POLICY, SCOPES):
-        needs = needed(*route)
+        needs = scope_needed(*route)
         if needs is None or scope in (needs, "admin"):
             continue
         answer = asked(world, route, world.keys[project, scope], project)
@@ -193,7 +193,7 @@ def test_the_others_is_as_if_it_were_not_there_and_stays_as_it_is(world: World) 
     for mine, theirs in ((HOME, OTHER), (OTHER, HOME)):
         before = rows_of(world, theirs)
         for route, scope in itertools.product(world.routes(), SCOPES):
-            if scope not in (needed(*route), "admin"):
+            if scope not in (scope_needed(*route), "admin"):
                 continue
             answer = asked(world, route, world.keys[mine, scope], theirs)
             for word in (f"{theirs}-words", f"{theirs}-user", f"{theirs}'s"):

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from migrations import schema
 from proxy.admission.api_key_store import KeyTables
-from proxy.admission.api_keys import LONGEST_CACHED, Keys, Table, _hash_of
+from proxy.admission.api_keys import LONGEST_CACHED, Keys, _hash_of
 from proxy.errors import MissingScope, NoKey, ProxyError, WrongKey
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.domain.test_api_keys import make
@@ -32,7 +32,7 @@ class Clock:
 class Counted:
     """A table that counts what is asked of it, and may be away."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: KeyTables) -> None:
         self._table = table
         self.asked: list[str] = []
         self.away: set[str] = set()

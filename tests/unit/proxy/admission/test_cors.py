@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.admission.cors import answer_preflight, headers, is_preflight
-from proxy.http.asgi import more_of, send_whole, with_headers
+from proxy.admission.middleware import answer_preflight, cors_headers, is_preflight
+from proxy.http.asgi import WithHeaders, more_of, send_whole
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.unit.whetstone.domain.test_api_keys import make
 from whetstone.config.settings import Settings
@@ -34,8 +34,8 @@ class Sent:
 def test_the_headers_are_added_to_whatever_is_answered_and_nothing_else_changes() -> None:
     plain, sent = Sent(), Sent()
     asyncio.run(send_whole(plain, 401, [(b"x", b"y")], b"body"))
-    asyncio.run(send_whole(with_headers(sent, headers(ORIGIN)), 401, [(b"x", b"y")], b"body"))
-    assert sent.messages[0]["headers"] == [*plain.messages[0]["headers"], *headers(ORIGIN)]
+    asyncio.run(send_whole(WithHeaders(sent, cors_headers(ORIGIN)), 401, [(b"x", b"y")], b"body"))
+    assert sent.messages[0]["headers"] == [*plain.messages[0]["headers"], *cors_headers(ORIGIN)]
     assert sent.messages[0]["status"] == 401 and sent.messages[1:] == plain.messages[1:]
     assert sent.headers[b"access-control-allow-origin"] == ORIGIN and sent.headers[b"vary"] == b"Origin"
     assert b"access-control-allow-credentials" not in sent.headers
@@ -47,7 +47,7 @@ def test_the_pieces_of_a_stream_go_out_as_soon_as_without_the_headers() -> None:
             return piece == b"now"
 
     for sent, taken in ((Begun(), True), (Sent(), False)):
-        more = more_of(with_headers(with_headers(sent, headers(ORIGIN)), headers(ORIGIN)))
+        more = more_of(WithHeaders(WithHeaders(sent, cors_headers(ORIGIN)), cors_headers(ORIGIN)))
         assert more(b"now") is taken and not more(b"later")
 
 
@@ -68,7 +68,7 @@ def test_a_preflight_is_known_by_its_method_and_its_question(
 def test_a_preflight_allows_our_methods_and_the_headers_that_are_meant_to_come() -> None:
     sent = Sent()
     asked = {b"access-control-request-headers": b"authorization,content-type,x-trajectory-id"}
-    asyncio.run(answer_preflight(with_headers(sent, headers(ORIGIN)), asked))
+    asyncio.run(answer_preflight(WithHeaders(sent, cors_headers(ORIGIN)), asked))
     start, body = sent.messages
     assert (start["status"], body["body"]) == (204, b"")
     assert sent.headers[b"access-control-allow-methods"] == b"GET, POST, DELETE"

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from proxy.admission.api_keys import Keys
-from proxy.admission.concurrency import ConcurrencyLimit
+from proxy.admission.limits import ConcurrencyLimit, RateLimiter
 from proxy.admission.middleware import AdmissionMiddleware
-from proxy.admission.rate_limits import RateLimiter
-from proxy.http.asgi import EXCHANGE, HEADERS, Receive, Scope, Send
-from proxy.http.scope import PRINCIPAL
+from proxy.http.asgi import EXCHANGE, HEADERS, PRINCIPAL, Receive, Scope, Send
 from whetstone.config.settings import ProxySettings
 from whetstone.domain.api_keys import Principal, hash_of
 

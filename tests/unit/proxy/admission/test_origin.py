@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.admission.origin import check
+from proxy.admission.middleware import check_origin
 from proxy.errors import Forbidden
 
 ORIGINS = ("https://app.example.com", "http://localhost:3000")
@@ -8,7 +8,7 @@ ORIGINS = ("https://app.example.com", "http://localhost:3000")
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"127.0.0.1:8000", b"localhost:1", b"LOCALHOST", b"[::1]:8000"])
 def test_this_machine_may_ask(host: bytes) -> None:
-    assert check({b"host": host}) is None
+    assert check_origin({b"host": host}) is None
 
 
 @pytest.mark.parametrize(
@@ -17,44 +17,44 @@ def test_this_machine_may_ask(host: bytes) -> None:
 )
 def test_a_name_that_was_bound_to_this_machine_may_not(host: bytes) -> None:
     with pytest.raises(Forbidden, match="keys create"):
-        check({b"host": host})
+        check_origin({b"host": host})
 
 
 def test_a_request_without_host_may_not() -> None:
     with pytest.raises(Forbidden):
-        check({})
+        check_origin({})
 
 
 def test_a_page_of_this_machine_may_ask() -> None:
-    assert check({b"host": b"localhost:8000", b"origin": b"http://localhost:3000"}) is None
+    assert check_origin({b"host": b"localhost:8000", b"origin": b"http://localhost:3000"}) is None
 
 
 @pytest.mark.parametrize("origin", [b"https://example.com", b"null", b"", b"http://localhost.example.com", b"file://"])
 def test_a_page_of_another_origin_may_not(origin: bytes) -> None:
     with pytest.raises(Forbidden):
-        check({b"host": b"localhost:8000", b"origin": origin})
+        check_origin({b"host": b"localhost:8000", b"origin": origin})
 
 
 def test_without_keys_not_even_a_page_of_the_settings_may() -> None:
     with pytest.raises(Forbidden):
-        check({b"host": b"localhost:8000", b"origin": ORIGINS[0].encode()}, cors_origins=ORIGINS)
+        check_origin({b"host": b"localhost:8000", b"origin": ORIGINS[0].encode()}, cors_origins=ORIGINS)
 
 
 @pytest.mark.parametrize("header", [b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"])
 def test_a_forwarded_request_may_not(header: bytes) -> None:
     with pytest.raises(Forbidden, match=header.decode()):
-        check({b"host": b"localhost:8000", header: b"127.0.0.1"})
+        check_origin({b"host": b"localhost:8000", header: b"127.0.0.1"})
 
 
 @pytest.mark.parametrize("host", [b"", b"example.com", b"10.0.0.1:8000", b"[::1", b"\xff"])
 def test_where_keys_decide_host_and_forwarding_are_free(host: bytes) -> None:
-    assert check({b"host": host, b"x-forwarded-for": b"10.0.0.9"}, keys_needed=True) is None
+    assert check_origin({b"host": host, b"x-forwarded-for": b"10.0.0.9"}, keys_needed=True) is None
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_with_keys_a_page_of_the_settings_may_and_is_to_be_told(origin: str) -> None:
     headers = {b"host": b"proxy.example.com", b"origin": origin.encode()}
-    assert check(headers, keys_needed=True, cors_origins=ORIGINS) == origin.encode()
+    assert check_origin(headers, keys_needed=True, cors_origins=ORIGINS) == origin.encode()
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_with_keys_a_page_of_the_settings_may_and_is_to_be_told(origin: str) -> 
 def test_with_keys_no_other_page_may(origin: bytes) -> None:
     headers = {b"host": b"proxy.example.com", b"origin": origin}
     with pytest.raises(Forbidden, match=r"proxy\.cors_origins"):
-        check(headers, keys_needed=True, cors_origins=ORIGINS)
+        check_origin(headers, keys_needed=True, cors_origins=ORIGINS)
 
 
 @pytest.mark.parametrize("origin", [b"https://proxy.example.com", b"http://Proxy.Example.com"])
 def test_a_page_of_the_proxys_own_may_and_needs_not_be_told(origin: bytes) -> None:
-    assert check({b"host": b"proxy.example.com", b"origin": origin}, keys_needed=True) is None
+    assert check_origin({b"host": b"proxy.example.com", b"origin": origin}, keys_needed=True) is None
 
 
 def test_no_host_is_no_origin_of_ours() -> None:
     for origin in (b"http://", b"https://"):
         with pytest.raises(Forbidden):
-            check({b"host": b"", b"origin": origin}, keys_needed=True)
+            check_origin({b"host": b"", b"origin": origin}, keys_needed=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admission.rate_limits import MOST_BUCKETS, RateLimiter
+from proxy.admission.limits import MOST_BUCKETS, RateLimiter
 from proxy.errors import RateLimited
 from whetstone.domain.api_keys import Principal, anybody
 
@@ -141,7 +141,7 @@ def test_memory_is_bounded_and_nobody_gains_by_it() -> None:
     clock.s += 60
     for number in range(MOST_BUCKETS):
         limiter.check(key(f"other {number}", requests=60))
-    assert len(limiter._requests) <= MOST_BUCKETS
+    assert len(limiter._buckets["requests"]) <= MOST_BUCKETS
     assert "tokens" in refused(limiter, spent).message
 
 

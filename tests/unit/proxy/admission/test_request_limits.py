@@ -17,9 +17,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from proxy.admission.concurrency import ConcurrencyLimit
+from proxy.admission.limits import ConcurrencyLimit
 from proxy.http.asgi import EXCHANGE, headers_of
-from proxy.http.server_connection import MOST_PIPELINED, Connection, connections
+from proxy.http.server_connection import MOST_PIPELINED, Connection
 from proxy.trajectories.retries import MOST_ALIKE, Repeatable, RetryTracker
 from proxy.wire.sse import MAX_EVENT_BYTES, Events
 from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, chunk, settings_for, wait_for
@@ -420,7 +420,7 @@ def unread_by_a_client() -> tuple[Connection, Any]:
     loop = asyncio.new_event_loop()
     config = uvicorn.Config(lambda: None, interface="asgi3", log_config=None)
     limits = ProxySettings(write_timeout_s=2.5, headers_timeout_s=100_000)
-    connection: Connection = connections(limits)(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    connection = Connection(limits, config=config, server_state=ServerState(), app_state={}, _loop=loop)
     transport: Any = Unread()
     connection.connection_made(transport)
     loop.close()

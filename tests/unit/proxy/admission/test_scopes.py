@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import JSON, Table, Text
 
 from migrations import schema
-from proxy.admission.scopes import CONTENT, ROUTES, needed
+from proxy.admission.api_keys import CONTENT, ROUTES, scope_needed
 from tests.unit.proxy.conftest import RunningProxy
 from whetstone.domain.api_keys import SCOPES, KeyScope, Principal
 
@@ -75,7 +75,7 @@ def test_every_route_of_the_proxy_is_in_the_table_and_no_other(door: RunningProx
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(("route", "needs"), EXPECTED.items(), ids=lambda value: value and " ".join(value))
 def test_a_key_opens_what_its_scope_is_for(route: tuple[str, str], needs: KeyScope | None, scope: KeyScope) -> None:
-    asks = needed(route[0], sample(route[1]))
+    asks = scope_needed(route[0], sample(route[1]))
     opens = asks is None or Principal("p", "k", frozenset({scope})).allows(asks)
     assert opens == (needs is None or scope in (needs, "admin"))
 
@@ -98,7 +98,7 @@ def test_the_table_has_no_route_that_is_not_there() -> None:
     ],
 )
 def test_whatever_is_unknown_is_for_admins(method: str, path: str) -> None:
-    assert needed(method, path) == "admin"
+    assert scope_needed(method, path) == "admin"
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_what_is_no_route_but_almost_one_needs_what_that_one_needs(
     method: str, path: str, needs: KeyScope | None
 ) -> None:
     assert (method, path) not in EXPECTED
-    assert needed(method, path) == needs
+    assert scope_needed(method, path) == needs
 
 
 def test_a_models_name_may_hold_anything() -> None:
-    assert needed("GET", "/v1/models/org/name@v3\n") == "inference"
+    assert scope_needed("GET", "/v1/models/org/name@v3\n") == "inference"
 
 
 @pytest.mark.parametrize("table", [schema.trajectories, schema.groups, schema.feedback], ids=lambda table: table.name)

@@ -11,7 +11,7 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from proxy.http.server_connection import connections
+from proxy.http.server_connection import Connection
 from proxy.http.write_batching import MOST_BYTES, MOST_QUEUED, BatchedTransport
 from whetstone.config.proxy import ProxySettings
 
@@ -214,7 +214,7 @@ def test_a_connection_says_what_it_holds_before_it_closes_behind_its_client() ->
     async def main(wire: Wire) -> None:
         config = uvicorn.Config(lambda: None, interface="asgi3", log_config=None)
         values = {"server_state": ServerState(), "app_state": {}, "_loop": asyncio.get_running_loop()}
-        connection = connections(ProxySettings())(config=config, **values)
+        connection = Connection(ProxySettings(), config=config, **values)
         transport: Any = Transport(wire, "a")
         connection.connection_made(transport)
         connection.transport.outbox.read()
