@@ -23,7 +23,7 @@ from proxy.domain.policies import Policy
 from proxy.http.asgi import Receive, Scope, Send
 from proxy.metrics.traffic import Traffic
 from proxy.metrics.vllm import Completeness
-from proxy.project import SharedParts, Tenant
+from proxy.project import Tenant
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store
 from proxy.recording.writer import AWAY
@@ -78,15 +78,14 @@ class Proxy:
         await receive()
         try:
             await self._start()
-        except AWAY as error:
-            await self._opened.aclose()
-            message = f"the database does not answer, and the policies stand in it: start it first ({error})"
-            await send({"type": "lifespan.startup.failed", "message": message})
-            return
         except Exception as error:
-            log.exception("the proxy cannot start")
+            message = str(error)
+            if isinstance(error, AWAY):
+                message = f"the database does not answer, and the policies stand in it: start it first ({error})"
+            else:
+                log.exception("the proxy cannot start")
             await self._opened.aclose()
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            await send({"type": "lifespan.startup.failed", "message": message})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -114,9 +113,6 @@ class Proxy:
             settings.proxy.max_waiting,
             settings.proxy.max_wait_s,
         )
-        # Other proxies wait for the calls of one project, but the calls of all projects are written in one queue.
-        self._peers = Peers(ThreadTables(store.engine, settings.project, store.changes), lambda: recorder.written_until)
-        self.tenants = {own.project: Tenant(own, store, self._peers) for own in of_projects}
 
         def written(calls: Sequence[Call]) -> None:
             completeness.note(calls)
@@ -132,17 +128,34 @@ class Proxy:
             settings=settings.proxy,
             background=self._background,
         )
-        await completeness.share()  # exclude what vLLM has sampled until now
-        await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
+        # Other proxies wait for the calls of one project, but the calls of all projects are written in one queue.
+        self._peers = Peers(ThreadTables(store.engine, settings.project, store.changes), lambda: recorder.written_until)
         key_tables = KeyTables(store.engine, projects, store.changes)
         self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)
-        await self._keys.refresh()
         limiter = RateLimiter(lambda: self._peers.others)
-        in_flight = ConcurrencyLimit(settings.proxy)
+        self.tenants = {
+            own.project: Tenant(
+                own,
+                store=store,
+                recorder=recorder,
+                replicas=self._replicas,
+                upstreams={None: self._replicas, **others},
+                peers=self._peers,
+                quiet_since_s=self._quiet_since_s,
+                on_step_requested=lambda: hint(celery, STEP),
+                keys_changed=self._keys.refresh,
+                charge=limiter.charge_tokens,
+            )
+            for own in of_projects
+        }
+        tenants = self.tenants.values()
+        await completeness.share()  # exclude what vLLM has sampled until now
+        await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
+        await self._keys.refresh()
         self._door = AdmissionMiddleware(
             self._keys,
             limiter,
-            in_flight,
+            ConcurrencyLimit(settings.proxy),
             settings.project,
             settings.proxy.cors_origins,
             lambda name, method, path: self.tenants[name].route(method, path),
@@ -161,19 +174,6 @@ class Proxy:
         self._opened.push_async_callback(recorder.close)
         await self._peers.refresh()
         self._opened.push_async_callback(self._leave)
-        shared = SharedParts(
-            store=store,
-            recorder=recorder,
-            replicas=self._replicas,
-            upstreams={None: self._replicas, **others},
-            quiet_since_s=self._quiet_since_s,
-            on_step_requested=lambda: hint(celery, STEP),
-            keys_changed=self._keys.refresh,
-            charge=limiter.charge_tokens,
-        )
-        tenants = list(self.tenants.values())
-        for tenant in tenants:
-            tenant.open(shared)
         await self._look_after_servers(ReplicaTables(store.engine, settings.project, projects, store.changes))
         health.add(
             self.tenants[settings.project].api,
@@ -245,8 +245,7 @@ class Proxy:
 def _others(settings: Settings) -> dict[str | None, Upstream]:
     """Return the upstream servers other than vLLM, by name, with their keys from the environment."""
     timeout_s = settings.proxy.upstream_timeout_s
-    keys = {name: _key(name, server) for name, server in settings.upstreams.items()}
-    return {name: Upstream(server.url, timeout_s, keys[name]) for name, server in settings.upstreams.items()}
+    return {name: Upstream(server.url, timeout_s, _key(name, server)) for name, server in settings.upstreams.items()}
 
 
 def _key(name: str, server: UpstreamSettings) -> str | None:

@@ -1,17 +1,15 @@
 """Build one project in the proxy: its policies, its trajectory resolver, its routes. It never sees another project's
 ids.
 
-What all projects share (vLLM's servers, the writer of records) is in `SharedParts`. Inference is raw ASGI; FastAPI
-serves the other routes.
+What all projects share (vLLM's servers, the writer of records) comes from `app`. Inference is raw ASGI; FastAPI serves
+the other routes.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api import project as api
@@ -19,11 +17,10 @@ from proxy.api.admin import keys, privacy
 from proxy.api.admin import policies as admin
 from proxy.api.feedback_ingest import FeedbackIngest
 from proxy.api.version_moves import Ledger
-from proxy.background.evaluation_store import EvaluationTables
 from proxy.background.evaluations import EvaluationSampler
 from proxy.background.sampler import BackgroundSampler
 from proxy.background.shadow_groups import Shadows
-from proxy.background.shadow_store import ShadowTables
+from proxy.background.store import BackgroundTables
 from proxy.dashboard import app as dashboard
 from proxy.dashboard.interfaces import Parts
 from proxy.domain.call import Call
@@ -56,48 +53,42 @@ SHADOWS_LATE = timedelta(hours=1)
 """Attempts that ended at most this long before the start may still get shadow siblings."""
 
 
-@dataclass(frozen=True)
-class SharedParts:
-    """What all projects have in common."""
-
-    store: Store
-    recorder: Recorder
-    replicas: Replicas
-    upstreams: Mapping[str | None, Answering]
-    """By name, with vLLM's servers under None."""
-    quiet_since_s: Callable[[], float | None]
-    """Return when the last request of any app ended (monotonic seconds); None while one is served."""
-    on_step_requested: Callable[[], None]
-    """Notify the trainer that a step was requested."""
-    keys_changed: Callable[[], Awaitable[None]]
-    """Read the keys again; every change that was committed before is in force when it returns."""
-    charge: Callable[[Principal, int], None]
-    """Count the tokens of an answer against the limits of its key."""
-
-
 class Tenant:
-    """One project. Call `open` once the shared parts exist, and `read_again` periodically."""
+    """One project. Call `start` once the proxy runs, and `read_again` periodically."""
 
-    def __init__(self, settings: Settings, store: Store, peers: Peers) -> None:
-        """Create the project. `settings`: the project's own settings (`Settings.of_project`)."""
-        self.project = settings.project
-        self.policies = Policies()
-        self.threads = TrajectoryResolver(
-            ThreadTables(store.engine, settings.project), peers, settings.groups.idle_s, settings.proxy.kept_calls
-        )
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Store,
+        recorder: Recorder,
+        replicas: Replicas,
+        upstreams: Mapping[str | None, Answering],
+        peers: Peers,
+        quiet_since_s: Callable[[], float | None],
+        on_step_requested: Callable[[], None],
+        keys_changed: Callable[[], Awaitable[None]],
+        charge: Callable[[Principal, int], None],
+    ) -> None:
+        """Build the project. `settings`: its own settings (`Settings.of_project`). All projects share the rest.
+
+        - `upstreams`: by name, with vLLM's servers under None.
+        - `quiet_since_s`: return when the last request of any app ended (monotonic seconds); None while one is served.
+        - `on_step_requested`: notify the trainer that a step was requested.
+        - `keys_changed`: read the keys again; every change that was committed before is in force when it returns.
+        - `charge`: count the tokens of an answer against the limits of its key.
+        """
+        project = self.project = settings.project
         self._settings = settings
+        self._store, self._replicas = store, replicas
         self._reading = asyncio.Lock()
         self._waiting_since_s: float | None = None
         """Since when new policies have waited for a server that has their version (monotonic)."""
-
-    def open(self, shared: SharedParts) -> None:
-        """Build the routes."""
-        settings, project = self._settings, self.project
-        engine, recorder, replicas = shared.store.engine, shared.recorder, shared.replicas
-        self._store, self._replicas = shared.store, replicas
         self.policies = self._read_policies()
-        redactor = Redactor(settings.privacy) if settings.privacy.redacts else None
-        self.redactor = redactor
+        self.threads = TrajectoryResolver(
+            ThreadTables(store.engine, project), peers, settings.groups.idle_s, settings.proxy.kept_calls
+        )
+        redactor = self.redactor = Redactor(settings.privacy) if settings.privacy.redacts else None
 
         def record(call: Call) -> None:
             recorder.record(call if redactor is None else redactor.calls([call])[0])
@@ -105,77 +96,69 @@ class Tenant:
         self.inference = Inference(
             project,
             lambda: self.policies,
-            shared.upstreams,
+            upstreams,
             lambda: Server(max_model_len=replicas.max_model_len),
             recorder,
             Replays(self._reply),
             self.threads,
             settings.proxy,
-            shared.charge,
+            charge,
             redactor,
             no_train=settings.privacy.no_train,
         )
-        self._passed = PassthroughEndpoint(lambda: self.policies, shared.upstreams, settings.proxy)
-        drawing = BackgroundSampler(project, replicas)
+        self._passed = PassthroughEndpoint(lambda: self.policies, upstreams, settings.proxy)
+        tables = BackgroundTables(store.engine, project, store.changes)
+        drawing = BackgroundSampler(project, replicas, record)
         self._shadows = Shadows(
-            project,
-            ShadowTables(engine, project),
+            tables,
             lambda: self.policies,
             drawing,
             lambda: replicas.max_model_len,
-            shared.quiet_since_s,
-            record,
+            quiet_since_s,
             settings.learning,
             datetime.now(UTC) - SHADOWS_LATE,
         )
-        self._evaluating = EvaluationSampler(
-            project, EvaluationTables(engine, project, shared.store.changes), lambda: self.policies, drawing, record
-        )
-        self.api = self._routes(shared)
-
-    def _routes(self, shared: SharedParts) -> FastAPI:
-        settings = self._settings
-        take = FeedbackIngest(shared.recorder, self.threads, self.redactor)
-        ledger = Ledger(settings, shared.store.engine, shared.recorder, shared.replicas, self.read_again)
+        self._evaluating = EvaluationSampler(tables, lambda: self.policies, drawing)
+        take = FeedbackIngest(recorder, self.threads, redactor)
+        ledger = Ledger(settings, store.engine, recorder, replicas, self.read_again)
         self.dashboard = dashboard.build(
             Parts(
                 settings=settings,
                 policies=lambda: self.policies,
-                engine=shared.store.engine,
-                recorder=shared.recorder,
+                engine=store.engine,
+                recorder=recorder,
                 ledger=ledger,
                 take=take,
-                on_step_requested=shared.on_step_requested,
+                on_step_requested=on_step_requested,
             )
         )
-        routes = api.build(
-            project=self.project,
+        self.api = api.build(
+            project=project,
             policies=lambda: self.policies,
-            store=shared.store,
-            recorder=shared.recorder,
+            store=store,
+            recorder=recorder,
             take=take,
             judges=frozenset(settings.judges),
             settings=settings.proxy,
         )
         admin.add(
-            routes,
+            self.api,
             settings=settings,
             policies=lambda: self.policies,
-            engine=shared.store.engine,
-            recorder=shared.recorder,
+            engine=store.engine,
+            recorder=recorder,
             ledger=ledger,
-            on_step_requested=shared.on_step_requested,
+            on_step_requested=on_step_requested,
         )
         keys.add(
-            routes,
-            project=self.project,
-            engine=shared.store.engine,
-            recorder=shared.recorder,
-            refresh=shared.keys_changed,
+            self.api,
+            project=project,
+            engine=store.engine,
+            recorder=recorder,
+            refresh=keys_changed,
             settings=settings.proxy,
         )
-        privacy.add(routes, project=self.project, recorder=shared.recorder)
-        return routes
+        privacy.add(self.api, project=project, recorder=recorder)
 
     def route(self, method: str, path: str) -> Routes:
         """Return what serves such a request. It raises a ProxyError only before anything was sent; the caller answers

@@ -11,13 +11,10 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
-import msgspec
-
-from proxy.background.sampler import BackgroundSampler, PromptRejected, SampleFailed, to_call
+from proxy.background.sampler import BackgroundSampler, PromptRejected, SampleFailed
+from proxy.background.store import BackgroundTables, DueAnswer
 from proxy.domain.address import Address
-from proxy.domain.call import Call
 from proxy.domain.policies import Policies
 from proxy.errors import UnknownModel, UpstreamDown
 from proxy.wire.chat.request import ChatRequest
@@ -37,58 +34,18 @@ BOTH = 2
 log = logging.getLogger(__name__)
 
 
-class DueAnswer(msgspec.Struct, frozen=True):
-    """An answer to be sampled, and what its prompt was sent with."""
-
-    trajectory_id: str
-    group_id: str
-    policy: str
-    version: int
-    task: str | None
-    metadata: dict[str, Any] | None
-    end_user: str | None
-    messages: list[Any]
-    tools: list[Any] | None
-    sampling: dict[str, Any]
-
-
-class Evaluations(Protocol):
-    """The SQL of held-out prompts."""
-
-    def due(self) -> list[DueAnswer]:
-        """Return some due answers."""
-        ...
-
-    def is_due(self, trajectory_id: str) -> bool:
-        """Return whether the answer is still due: not sampled meanwhile, and its test not ended."""
-        ...
-
-    def over(self, trajectory_id: str, error: str | None = None) -> None:
-        """Record that the answer was sampled, or the error that prevents it."""
-        ...
-
-
 class EvaluationSampler:
     """Samples the due answers of one project."""
 
-    def __init__(
-        self,
-        project: str,
-        evaluations: Evaluations,
-        policies: Callable[[], Policies],
-        drawing: BackgroundSampler,
-        record: Callable[[Call], None],
-    ) -> None:
-        self._project = project
-        self._evaluations = evaluations
+    def __init__(self, tables: BackgroundTables, policies: Callable[[], Policies], drawing: BackgroundSampler) -> None:
+        self._tables = tables
         self._policies = policies
         self._drawing = drawing
-        self._record = record
         self._failures: Counter[str] = Counter()
 
     async def draw(self) -> None:
         """Sample everything that is due."""
-        while (due := await asyncio.to_thread(self._evaluations.due)) and await self._draw_all(due):
+        while (due := await asyncio.to_thread(self._tables.due)) and await self._draw_all(due):
             pass
 
     async def _draw_all(self, due: Sequence[DueAnswer]) -> bool:
@@ -98,7 +55,7 @@ class EvaluationSampler:
 
         async def draw() -> bool:
             for one in left:
-                if await asyncio.to_thread(self._evaluations.is_due, one.trajectory_id) and not await self._draw(one):
+                if await asyncio.to_thread(self._tables.is_due, one.trajectory_id) and not await self._draw(one):
                     return False
             return True
 
@@ -124,30 +81,25 @@ class EvaluationSampler:
                 log.info("%s is sampled later: %s", due.trajectory_id, type(error).__name__)
             else:
                 why = f"given up after {MOST_TRIES} tries: {error}"
-                await asyncio.to_thread(self._evaluations.over, due.trajectory_id, why)
+                await asyncio.to_thread(self._tables.over, due.trajectory_id, why)
             return False
         except PromptRejected as error:
-            await asyncio.to_thread(self._evaluations.over, due.trajectory_id, str(error))
+            await asyncio.to_thread(self._tables.over, due.trajectory_id, str(error))
             return True
-        self._record(
-            to_call(
-                request,
-                served_version,
-                result,
-                project=self._project,
-                call_id=due.trajectory_id,
-                trajectory_id=due.trajectory_id,
-                by="evaluation",
-                address=Address(
-                    group_id=due.group_id, group_size=BOTH, task=due.task, split="eval", metadata=due.metadata
-                ),
-                messages=request.messages,
-                end_user=due.end_user,
-                created_at_s=created_at_s,
-                total_ms=(time.perf_counter() - began) * 1000,
-            )
+        self._drawing.record(
+            request,
+            served_version,
+            result,
+            call_id=due.trajectory_id,
+            trajectory_id=due.trajectory_id,
+            by="evaluation",
+            address=Address(group_id=due.group_id, group_size=BOTH, task=due.task, split="eval", metadata=due.metadata),
+            messages=request.messages,
+            end_user=due.end_user,
+            created_at_s=created_at_s,
+            total_ms=(time.perf_counter() - began) * 1000,
         )
-        await asyncio.to_thread(self._evaluations.over, due.trajectory_id)
+        await asyncio.to_thread(self._tables.over, due.trajectory_id)
         return True
 
 

@@ -1,4 +1,6 @@
-"""Sample answers that no app waits for, with lower priority than the apps' requests. Records nothing."""
+"""Sample answers that no app waits for, with lower priority than the apps' requests."""
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -30,11 +32,12 @@ class SampleFailed(UpstreamDown):
 
 
 class BackgroundSampler:
-    """Sends requests to vLLM on behalf of a project."""
+    """Sends requests to vLLM on behalf of a project, and records the answers that its callers want."""
 
-    def __init__(self, project: str, vllm: Answering) -> None:
+    def __init__(self, project: str, vllm: Answering, record: Callable[[Call], None]) -> None:
         self._project = project
         self._vllm = vllm
+        self._record = record
         self._takes_priority = True
 
     async def draw(self, request: DialectRequest, served_version: ServedVersion, call_id: str) -> PromptResult:
@@ -71,44 +74,45 @@ class BackgroundSampler:
         with await self._vllm.ask(lambda: upstream_request) as response:
             return response.status, await response.read(MAX_BYTES)
 
-
-def to_call(
-    request: DialectRequest,
-    served_version: ServedVersion,
-    result: PromptResult,
-    *,
-    project: str,
-    call_id: str,
-    trajectory_id: str,
-    by: str,
-    address: Address,
-    messages: list[msgspec.Raw],
-    end_user: str | None,
-    created_at_s: float,
-    total_ms: float,
-) -> Call:
-    """Return the sampled answers as a call to be recorded. `by`: the rule that assigned its trajectory."""
-    return Call(
-        id=call_id,
-        project=project,
-        policy=served_version.policy,
-        policy_version=served_version.version,
-        endpoint=request.endpoint,
-        streamed=False,
-        status="complete",
-        error=None,
-        trajectory_id=trajectory_id,
-        threaded_by=by,
-        address=address,
-        end_user=end_user,
-        messages=messages,
-        tools_or_null=request.tools_or_null,
-        sampling=msgspec.Raw(request.sampling()),
-        bent=request.why_not_trained(),
-        prompt_token_ids=result.prompt_token_ids,
-        prompt_tokens=result.prompt_tokens,
-        choices=result.choices,
-        created_at_s=created_at_s,
-        ttft_ms=None,
-        total_ms=total_ms,
-    )
+    def record(
+        self,
+        request: DialectRequest,
+        served_version: ServedVersion,
+        result: PromptResult,
+        *,
+        call_id: str,
+        trajectory_id: str,
+        by: str,
+        address: Address,
+        messages: list[msgspec.Raw],
+        end_user: str | None,
+        created_at_s: float,
+        total_ms: float,
+    ) -> None:
+        """Record the sampled answers as a call. `by`: the rule that assigned its trajectory."""
+        self._record(
+            Call(
+                id=call_id,
+                project=self._project,
+                policy=served_version.policy,
+                policy_version=served_version.version,
+                endpoint=request.endpoint,
+                streamed=False,
+                status="complete",
+                error=None,
+                trajectory_id=trajectory_id,
+                threaded_by=by,
+                address=address,
+                end_user=end_user,
+                messages=messages,
+                tools_or_null=request.tools_or_null,
+                sampling=msgspec.Raw(request.sampling()),
+                bent=request.why_not_trained(),
+                prompt_token_ids=result.prompt_token_ids,
+                prompt_tokens=result.prompt_tokens,
+                choices=result.choices,
+                created_at_s=created_at_s,
+                ttft_ms=None,
+                total_ms=total_ms,
+            )
+        )

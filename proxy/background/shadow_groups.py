@@ -8,15 +8,14 @@ starts again when the proxy is idle.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
 
 import msgspec
 
-from proxy.background.sampler import BackgroundSampler, PromptRejected, to_call
+from proxy.background.sampler import BackgroundSampler, PromptRejected
+from proxy.background.store import Attempt, BackgroundTables, Mark
 from proxy.domain.address import Address
-from proxy.domain.call import Call, Choice
 from proxy.domain.policies import Policies
 from proxy.errors import UnknownModel, UpstreamDown
 from proxy.wire.completions import TextRequest
@@ -34,59 +33,26 @@ DEFAULT_MAX_TOKENS = 1024
 log = logging.getLogger(__name__)
 
 
-Mark = tuple[datetime, str]
-"""When a trajectory ended, and its id: how far the search has come."""
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """An ended trajectory whose last turn may get siblings."""
-
-    trajectory_id: str
-    policy: str
-    task: str | None
-    messages: list[msgspec.Raw]
-    """The conversation before its last answer."""
-    prompt_token_ids: list[int]
-    sampling: Mapping[str, Any]
-
-
-class Attempts(Protocol):
-    """The SQL of ended attempts."""
-
-    def ended(self, policies: Sequence[str], after: Mark) -> list[tuple[Mark, Attempt | None]]:
-        """Return the next attempts that ended, the earliest first; None stands for one whose last turn cannot be
-        sampled again."""
-        ...
-
-    def group_exists(self, group_id: str) -> bool:
-        """Return whether this group exists."""
-        ...
-
-
 class Shadows:
     """Samples siblings of ended attempts."""
 
     def __init__(
         self,
-        project: str,
-        attempts: Attempts,
+        tables: BackgroundTables,
         policies: Callable[[], Policies],
         drawing: BackgroundSampler,
         max_model_len: Callable[[], int | None],
         quiet_since_s: Callable[[], float | None],
-        record: Callable[[Call], None],
         learning: Mapping[str, RewardSettings],
         after: datetime,
     ) -> None:
         """Create the sampler of siblings. `quiet_since_s`: when the last request of an app ended (monotonic); None
         while one is served. `after`: attempts that ended before then get no siblings."""
-        self._project = project
-        self._attempts = attempts
+        self._tables = tables
         self._policies = policies
         self._drawing = drawing
         self._max_model_len = max_model_len
         self._quiet_since_s = quiet_since_s
-        self._record = record
         self._learning = {name: one for name, one in learning.items() if one.shadow_share > 0}
         self._mark: Mark = (after, "")
         """How far the search has come."""
@@ -101,7 +67,7 @@ class Shadows:
         call."""
         mark = self._mark
         while self._quiet():
-            attempts = await asyncio.to_thread(self._attempts.ended, sorted(self._learning), mark)
+            attempts = await asyncio.to_thread(self._tables.ended, sorted(self._learning), mark)
             for place, attempt in attempts:
                 if attempt is not None and not await self._try_attempt(attempt):
                     self._mark = mark
@@ -130,7 +96,7 @@ class Shadows:
             return True
         group_id = attempt.trajectory_id + SHADOW
         request = _request(attempt, learning.shadow_size, self._max_model_len())
-        if request is None or await asyncio.to_thread(self._attempts.group_exists, group_id):
+        if request is None or await asyncio.to_thread(self._tables.group_exists, group_id):
             return True
         try:
             served_version = self._policies().resolve(attempt.policy)
@@ -147,21 +113,23 @@ class Shadows:
             return True
         if result is None:
             return False
-        self._record(
-            to_call(
-                request,
-                served_version,
-                msgspec.structs.replace(result, choices=tuple(_as_message(choice) for choice in result.choices)),
-                project=self._project,
-                call_id=call_id,
-                trajectory_id=new_id(),
-                by="shadow",
-                address=Address(group_id=group_id, group_size=learning.shadow_size, task=attempt.task),
-                messages=attempt.messages,
-                end_user=None,
-                created_at_s=created_at_s,
-                total_ms=(time.perf_counter() - began) * 1000,
-            )
+        # Each text becomes the chat message that it would have been.
+        choices = tuple(
+            msgspec.structs.replace(choice, message={"role": "assistant", "content": choice.text})
+            for choice in result.choices
+        )
+        self._drawing.record(
+            request,
+            served_version,
+            msgspec.structs.replace(result, choices=choices),
+            call_id=call_id,
+            trajectory_id=new_id(),
+            by="shadow",
+            address=Address(group_id=group_id, group_size=learning.shadow_size, task=attempt.task),
+            messages=attempt.messages,
+            end_user=None,
+            created_at_s=created_at_s,
+            total_ms=(time.perf_counter() - began) * 1000,
         )
         log.info("sampled %d shadow siblings of %s", len(result.choices), attempt.trajectory_id)
         return True
@@ -191,8 +159,3 @@ def _request(attempt: Attempt, size: int, max_model_len: int | None) -> TextRequ
     return TextRequest(
         Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True
     )
-
-
-def _as_message(choice: Choice) -> Choice:
-    """Return a text choice as the chat message that it would have been."""
-    return msgspec.structs.replace(choice, message={"role": "assistant", "content": choice.text})

@@ -22,7 +22,16 @@ from proxy.dashboard.queries import sessions as store_sessions
 from proxy.domain.routes import DASHBOARD
 from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
 from proxy.http.asgi import (
-    PRINCIPAL, Header, Receive, Routes, Scope, Send, WithHeaders, headers_of, read_whole, send_whole,
+    PRINCIPAL,
+    Header,
+    Receive,
+    Routes,
+    Scope,
+    Send,
+    WithHeaders,
+    headers_of,
+    read_whole,
+    send_whole,
 )  # fmt: skip
 from whetstone.domain.api_keys import Principal, anybody
 

@@ -1,6 +1,6 @@
 """Serve one completion: the story of a call, from its bytes to its last byte out.
 
 `endpoint` reads the request, places it, chooses a version, asks vLLM, relays the answer and records it. `context` is
-the call while this goes on, `completion` how it ends, `idempotency` the answer to a repeated request. `passthrough`
-serves what samples nothing (embeddings, token counts). `access_log` writes one line and one span for each call.
+the call while this goes on, `completion` how it ends and its line in the log, `idempotency` the answer to a repeated
+request. `passthrough` serves what samples nothing (embeddings, token counts).
 """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.domain.address import Address
-from proxy.domain.call import Call, Choice, ContinuationKeys, Status
+from proxy.domain.call import Call, Status
 from proxy.domain.policies import ServedVersion
 from proxy.domain.request_digest import Question, digest_of
 from proxy.http.asgi import Header, headers_in
@@ -37,12 +37,10 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> tuple[int | None, int | None]:
         """Return the tokens of the prompts and of the answers; None where the server reported none."""
-        read = [one.prompt_tokens for one in self.results]
-        sampled = [choice.token_ids for one in self.results for choice in one.choices]
-        return (
-            sum(count for count in read if count is not None) if any(count is not None for count in read) else None,
-            sum(len(ids) for ids in sampled if ids is not None) if any(ids is not None for ids in sampled) else None,
-        )
+        choices = (choice for one in self.results for choice in one.choices)
+        read = [one.prompt_tokens for one in self.results if one.prompt_tokens is not None]
+        sampled = [len(choice.token_ids) for choice in choices if choice.token_ids is not None]
+        return sum(read) if read else None, sum(sampled) if sampled else None
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -147,18 +145,15 @@ class CallContext(msgspec.Struct):
         """Return milliseconds since the request arrived."""
         return (time.perf_counter() - self.began) * 1000
 
-    def prepare_record(self) -> None:
-        """Compute the parts of the record that do not depend on the answer. Best done while the server works."""
+    def prepare_record(self) -> RequestFacts:
+        """Return the parts of the record that do not depend on the answer. Best computed while the server works."""
         if self.facts is None:
-            self.facts = self._request_facts()
-
-    def _request_facts(self) -> RequestFacts:
-        request = self.request
-        end_user = request.end_user
-        if end_user is not None and len(end_user) > MAX_END_USER:
-            end_user = pseudonym(end_user)
-        prompt = prompt_hash(self.conversation, request.tools_or_null, self.address.task)
-        return RequestFacts(msgspec.Raw(request.sampling()), request.why_not_trained(), end_user, prompt)
+            request, end_user = self.request, self.request.end_user
+            if end_user is not None and len(end_user) > MAX_END_USER:
+                end_user = pseudonym(end_user)
+            prompt = prompt_hash(self.conversation, request.tools_or_null, self.address.task)
+            self.facts = RequestFacts(msgspec.Raw(request.sampling()), request.why_not_trained(), end_user, prompt)
+        return self.facts
 
     def calls(self, result: CallResult) -> list[Call]:
         """Return what to record, before redaction: one call for each prompt, the first with this call's own id."""
@@ -167,11 +162,13 @@ class CallContext(msgspec.Struct):
         status, results, speaker = result.status, result.results, self.speaker
         messages, alone = request.messages, len(results) == 1
         keeps_digest = address.retry or address.turn_key is not None or status != "complete"
-        tools, facts = request.tools_or_null, self.facts or self._request_facts()
+        tools, facts = request.tools_or_null, self.prepare_record()
+        hasher, conversation = self.hasher, self.conversation
         calls = []
         for one in results:
             first = one.prompt == 0
-            conversation = self.conversation if alone else self._prompt(messages[one.prompt])
+            if not alone:
+                conversation = hasher.conversation([messages[one.prompt]], self.owner)
             # Positional arguments: with keywords this takes twice as long.
             call = Call(
                 self.id if first else new_id(),
@@ -204,18 +201,10 @@ class CallContext(msgspec.Struct):
                 place.continues,
                 facts.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
                 self.key_id,
-                self._histories(conversation, one.choices),
+                tuple([hasher.history(conversation, choice) for choice in one.choices]),
             )
             calls.append(call)
         return calls
-
-    def _histories(self, conversation: Conversation, choices: Sequence[Choice]) -> tuple[ContinuationKeys, ...]:
-        if len(choices) == 1:
-            return (self.hasher.history(conversation, choices[0]),)
-        return tuple([self.hasher.history(conversation, choice) for choice in choices])
-
-    def _prompt(self, message: msgspec.Raw) -> Conversation:
-        return self.hasher.conversation([message], self.owner)
 
 
 def owner_of(key_id: str | None, end_user: str | None) -> str | None:

@@ -31,9 +31,8 @@ from proxy.http.asgi import (
     unless_received,
 )
 from proxy.http.client_response import EVENT_STREAM, Response, too_long
-from proxy.inference import access_log as watching
 from proxy.inference import idempotency
-from proxy.inference.completion import CallFinisher
+from proxy.inference.completion import CallFinisher, begin_report, end_report
 from proxy.inference.context import CallContext, CallResult, owner_of
 from proxy.inference.idempotency import Replays, Reply
 from proxy.recording.recorder import Recorder
@@ -120,7 +119,7 @@ class Inference:
                 data = await read_whole(receive, self._max_body_bytes, self._settings.body_timeout_s)
             context = self._read(scope, headers, data, created_at_s, began)
             answer = self.serve if context.address.turn_key is None else self._serve_once
-            watch, failed = watching.begin(context, headers), ""
+            report, failed = begin_report(context, headers), ""
             try:
                 # Cancelling the answer closes the connection to upstream, which then aborts the generation.
                 if exchange is None:
@@ -135,7 +134,7 @@ class Inference:
             finally:
                 if exchange is not None:
                     exchange.stop_cancelling()
-                watching.end(watch, context, failed)
+                end_report(report, context, failed)
         finally:
             self._in_flight -= 1
             self._last_ended = time.monotonic()
@@ -260,14 +259,14 @@ class Inference:
                 answer = context.request.read(body)
             except UNREADABLE as error:
                 raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
-            reply: bytes | None = None
-            if context.sent is not None and answer.status == 200:
-                reply = _reply(context, [JSON, *context.headers()], answer.client_body)
+            replays = context.sent is not None and answer.status == 200
+            reply = _reply(context, [JSON, *context.headers()], answer.client_body) if replays else None
             result = CallResult("complete", answer.results, answer.upstream_id, None, reply)
-            if context.redactor is None:
-                recorded = self._finisher.record_now(context, result)
-            else:
-                recorded = await self._finisher.record(context, result)
+            recorded = (
+                self._finisher.record_now(context, result)
+                if context.redactor is None
+                else await self._finisher.record(context, result)
+            )
             if self._recorder.needs_fsync:
                 self._finisher.on_recorded(context, recorded)
                 recorded = ()
@@ -325,9 +324,8 @@ class Inference:
         """Record the call, then send the last byte."""
         last = stream.last()
         status: Status = "error" if stream.error else "complete"
-        reply: bytes | None = None
-        if context.sent is not None and status == "complete":
-            reply = _reply(context, context.headers(), b"".join((*context.sent, last)))
+        replays = context.sent if status == "complete" else None
+        reply = None if replays is None else _reply(context, context.headers(), b"".join((*replays, last)))
         try:
             await self._record(context, CallResult(status, stream.results, stream.upstream_id, stream.error, reply))
             await self._recorder.durable()

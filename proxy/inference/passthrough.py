@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from proxy.domain.policies import Policies
-from proxy.errors import NotFound, ProxyError
+from proxy.errors import INVALID, NotFound, ProxyError
 from proxy.http.asgi import Receive, Scope, Send, body_of, check_json, headers_of, send_whole, unless_disconnected
 from proxy.upstream.server import Answering, Request, refusal
 from proxy.wire.interfaces import raw
@@ -62,7 +62,7 @@ class PassthroughEndpoint:
             if response.status != 200 and (error := refusal(response, answer, speaker)):
                 raise error
         content_type = response.headers.get(b"content-type", b"application/json")
-        if response.status >= 400 and not _is_error(answer):
+        if response.status >= 400 and "error" not in _fields_of(answer):
             answer, content_type = _error(response.status, answer, path, body.model), b"application/json"
         await send_whole(
             send,
@@ -72,12 +72,13 @@ class PassthroughEndpoint:
         )
 
 
-def _is_error(answer: bytes) -> bool:
-    """Return whether it is an error in OpenAI's or Anthropic's shape."""
+def _fields_of(answer: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of an answer; none if it is not a JSON object. An error in OpenAI's or Anthropic's shape has
+    the field `error`."""
     try:
-        return "error" in _object.decode(answer)
+        return _object.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+        return {}
 
 
 def _error(status: int, answer: bytes, path: str, model: str) -> bytes:
@@ -85,19 +86,15 @@ def _error(status: int, answer: bytes, path: str, model: str) -> bytes:
     do, and answers `{"detail": "Not Found"}`."""
     detail = answer[:MAX_DETAIL_BYTES].decode("utf-8", "replace")
     if status in (404, 405):
-        error: ProxyError = NotFound(f"the model {model!r} does not take {path}: the model server answers {detail}")
-    else:
-        error = ProxyError(f"the model server answers {path} with {status}: {detail}")
-        error.kind = "invalid_request_error" if status < 500 else "server_error"
+        return NotFound(f"the model {model!r} does not take {path}: the model server answers {detail}").body()
+    error = ProxyError(f"the model server answers {path} with {status}: {detail}")
+    error.kind = INVALID if status < 500 else error.kind
     return error.body()
 
 
 def _renamed(answer: bytes, served_name: str, model: str) -> bytes:
     """Return the answer with the model name that the app requested."""
-    try:
-        fields = _object.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return answer
+    fields = _fields_of(answer)
     if "model" in fields:
         return msgspec.json.encode(fields | {"model": raw(model)})
     return answer.replace(served_name.encode(), model.encode()) if "error" in fields else answer

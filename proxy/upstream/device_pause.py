@@ -7,31 +7,18 @@ flight.
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Protocol
 
 from proxy.upstream.load_balancer import Replicas
-from proxy.upstream.replica_store import Pause
+from proxy.upstream.replica_store import Pause, ReplicaTables
 
 REPORT_EVERY_S = 5.0
 """How often the number of calls in flight is reported while there is no pause."""
 
 
-class Table(Protocol):
-    """The table in which the trainer reports that it has the accelerator, and the proxies that they have stopped."""
-
-    def pause(self) -> Pause | None:
-        """Return the pause of the last step that took the accelerator, over or not."""
-        ...
-
-    def report_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
-        """Report how many calls this proxy has in flight. Return whether the proxy has its row in the table yet."""
-        ...
-
-
 class Pauses:
     """Applies the pauses. Call `refresh` periodically."""
 
-    def __init__(self, table: Table, replicas: Replicas, proxy_id: str, shares_device: bool) -> None:
+    def __init__(self, table: ReplicaTables, replicas: Replicas, proxy_id: str, shares_device: bool) -> None:
         self._table = table
         self._replicas = replicas
         self._proxy_id = proxy_id
@@ -52,17 +39,17 @@ class Pauses:
             if self._shares_device:
                 self._pause = await asyncio.to_thread(self._table.pause)
         finally:
-            self._hold(self._pause)
+            self._hold()
         await self._report()
 
-    def _hold(self, pause: Pause | None) -> None:
-        left_s = 0.0 if pause is None else (pause.until - datetime.now(UTC)).total_seconds()
+    def _hold(self) -> None:
+        pause, pause_id = self._pause, None
         if self._end is not None:
             self._end.cancel()
-        self._end = None
-        if pause is not None and left_s > 0:
+        if pause is not None and (left_s := (pause.until - datetime.now(UTC)).total_seconds()) > 0:
+            pause_id = pause.id
             self._end = asyncio.get_running_loop().call_later(left_s, self._replicas.hold, None)
-        self._replicas.hold(pause.id if pause is not None and left_s > 0 else None)
+        self._replicas.hold(pause_id)
 
     async def _report(self) -> None:
         pause_id = self._replicas.pause_id

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol, TypeVar
 
 from proxy.errors import AdapterLoading, NotReached, TooManyWaiting, Training, UpstreamDown
 from proxy.http.client_response import Response
@@ -24,41 +23,6 @@ MISLEADING = (404, 500)
 """Statuses that may mean that a server does not have the model, or that its engine is dead."""
 MAX_ERROR_BYTES = 2**20
 """Most bytes read of such an answer."""
-
-
-class ServerLoad(Protocol):
-    """A server, as `choose` needs it."""
-
-    @property
-    def url(self) -> str:
-        """Return its address."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Return the number of requests that it is answering."""
-        ...
-
-
-L = TypeVar("L", bound=ServerLoad)
-
-
-def choose(trajectory_id: str, among: Sequence[L]) -> L | None:
-    """Return the server that answers a trajectory's next request; None if `among` is empty.
-
-    It is the same server in every process, and also when other servers come and go (rendezvous hashing), so that it has
-    the prefix cached. Exception: a server that already has ceil(1.25 · (m + 1) / n) of all m requests on n servers;
-    then it is the trajectory's next choice (bounded loads, arXiv 1608.01350).
-    """
-    if len(among) < 2:
-        return among[0] if among else None
-    bound = math.ceil(LOAD_FACTOR * (sum(one.in_flight for one in among) + 1) / len(among))
-    # Not all servers can be at the bound: together they would have more requests than there are.
-    return max((one for one in among if one.in_flight < bound), key=lambda one: _weight(trajectory_id, one.url))
-
-
-def _weight(trajectory_id: str, url: str) -> bytes:
-    return blake2b(f"{url} {trajectory_id}".encode(), digest_size=8).digest()
 
 
 class Replica:
@@ -99,9 +63,8 @@ class Replica:
     @property
     def reason(self) -> str | None:
         """Return why it does not serve."""
-        if self.state == "away":
-            return self.why_away
-        return "; ".join(f"{name}: {why}" for name, why in sorted(self.missing.items())) or None
+        missing = "; ".join(f"{name}: {why}" for name, why in sorted(self.missing.items()))
+        return missing or None if self.healthy else self.why_away
 
     def has(self, name: str) -> bool:
         """Return whether it can answer under this name."""
@@ -132,6 +95,23 @@ class Replica:
             yield
         finally:
             self.in_flight -= 1
+
+
+def choose(trajectory_id: str, among: Sequence[Replica]) -> Replica | None:
+    """Return the server that answers a trajectory's next request; None if `among` is empty.
+
+    It is the same server in every process, and also when other servers come and go (rendezvous hashing), so that it has
+    the prefix cached. Exception: a server that already has ceil(1.25 · (m + 1) / n) of all m requests on n servers;
+    then it is the trajectory's next choice (bounded loads, arXiv 1608.01350).
+    """
+    if len(among) < 2:
+        return among[0] if among else None
+    bound = math.ceil(LOAD_FACTOR * (sum(one.in_flight for one in among) + 1) / len(among))
+    # Not all servers can be at the bound: together they would have more requests than there are.
+    return max(
+        (one for one in among if one.in_flight < bound),
+        key=lambda one: blake2b(f"{one.url} {trajectory_id}".encode(), digest_size=8).digest(),
+    )
 
 
 class Replicas:
@@ -215,7 +195,7 @@ class Replicas:
                 replica, request = await self._wait(partial(asking, *arguments), request, until_s)
             response: Response | None = None
             try:
-                # Same as `Upstream.send`, without a coroutine for each layer.
+                # Same as `Upstream.ask`, without a coroutine for each layer.
                 response = replica.upstream.begin(request) or await replica.upstream.connect(request)
                 response.counting, response.name = replica, request.model
                 if request.meanwhile is not None:
@@ -228,7 +208,11 @@ class Replicas:
                 self._lost(replica, why(down))
                 continue
             except BaseException as error:
-                self._failed(replica, request, response, broken=isinstance(error, UpstreamDown))
+                broken = isinstance(error, UpstreamDown)
+                if response is None:
+                    replica.is_through(request.model, broken)
+                else:
+                    response.release(broken=broken)
                 raise
             if response.status not in MISLEADING or not await self._is_elsewhere(replica, request, response):
                 return response
@@ -281,14 +265,6 @@ class Replicas:
     def _look_now(self) -> None:
         for replica in self._replicas:
             replica.look_now.set()
-
-    @staticmethod
-    def _failed(replica: Replica, request: Request, response: Response | None, *, broken: bool) -> None:
-        """Count a request as ended that got no answer headers."""
-        if response is None:
-            replica.is_through(request.model, broken)
-        else:
-            response.release(broken=broken)
 
     async def _is_elsewhere(self, replica: Replica, request: Request, response: Response) -> bool:
         """Return whether the server does not have this model. Also marks a server as unhealthy if its engine has

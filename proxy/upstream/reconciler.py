@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import NotReached, UpstreamDown
 from proxy.supervision import Background
 from proxy.upstream.load_balancer import Replica, Replicas
-from proxy.upstream.replica_store import Adapter, DesiredAdapters
+from proxy.upstream.replica_store import Adapter, DesiredAdapters, ReplicaTables
 from proxy.upstream.server import why
 from whetstone.registry.adapters import AdapterDamaged, verify
 
@@ -48,20 +47,6 @@ _models = msgspec.json.Decoder(_Models)
 _sleeping = msgspec.json.Decoder(dict[str, bool])
 
 
-class Table(Protocol):
-    """The desired state in the database, and the reported state."""
-
-    def wanted(self) -> DesiredAdapters:
-        """Return what every server should have loaded."""
-        ...
-
-    def report_replica(
-        self, url: str, state: str, adapters: Sequence[str], reason: str | None, seen_at: datetime | None
-    ) -> None:
-        """Report the state of a server."""
-        ...
-
-
 class Reconciler:
     """Reconciles one server. `look` and `reconcile` each run periodically in a task."""
 
@@ -69,7 +54,7 @@ class Reconciler:
         self,
         replica: Replica,
         replicas: Replicas,
-        table: Table,
+        table: ReplicaTables,
         policies: Sequence[str],
         drain_s: float,
         shares_device: bool,
@@ -142,14 +127,18 @@ class Reconciler:
         # Read `names` before the desired state: what another proxy or a worker loads after that was wanted before.
         loaded = replica.names
         try:
-            self._wanted, known = await asyncio.to_thread(self._table.wanted), True
+            self._wanted = await asyncio.to_thread(self._table.wanted)
         except SQLAlchemyError as error:  # a server that comes back meanwhile gets the last known desired state
             log.debug("what is to be loaded cannot be read: %s", error)
-            known = False
+            loaded = frozenset()
         if self._wanted is None:
             return
         try:
-            await self._change(self._wanted, loaded if known else frozenset())
+            # Unload first: loading may take long, and an adapter that was over before may be wanted again after it.
+            if self._may_change():
+                await self._unload(self._wanted, loaded)
+            if self._may_change() and self._is_ours_at_all():
+                await self._load_missing(self._wanted)
         except UpstreamDown:
             replica.look_now.set()
         before = replica.state, replica.reason
@@ -157,13 +146,6 @@ class Reconciler:
         if before != (replica.state, replica.reason):
             log.info("vLLM at %s: %s%s", replica.url, replica.state, f" ({replica.reason})" if replica.reason else "")
         await self._report()
-
-    async def _change(self, wanted: DesiredAdapters, loaded: frozenset[str]) -> None:
-        # Unload first: loading may take long, and an adapter that was over before may be wanted again after it.
-        if self._may_change():
-            await self._unload(wanted, loaded)
-        if self._may_change() and self._is_ours_at_all():
-            await self._load_missing(wanted)
 
     def _may_change(self) -> bool:
         """Return whether the server can load and unload: while a step has its accelerator, nothing may touch the
@@ -173,12 +155,13 @@ class Reconciler:
     def _missing(self, wanted: DesiredAdapters) -> dict[str, str]:
         names = self._replica.names
         missing = dict.fromkeys(self._base_names - names, "not among its names; does it serve another model?")
-        if not self._is_ours_at_all():
-            return missing
-        lacking = [name for name in wanted.adapters if self._is_ours(name) and name not in names]
-        return missing | {
-            name: failed.why if (failed := self._failed.get(name)) else "is being loaded" for name in lacking
-        }
+        if self._is_ours_at_all():
+            missing |= {
+                name: self._failed[name].why if name in self._failed else "is being loaded"
+                for name in wanted.adapters
+                if self._is_ours(name) and name not in names
+            }
+        return missing
 
     def _is_ours_at_all(self) -> bool:
         """Return whether it serves our base model: adapters of another base model do not fit it."""
@@ -219,14 +202,11 @@ class Reconciler:
         raise _Unwell(f"it lists no models ({status})")
 
     async def _load_missing(self, wanted: DesiredAdapters) -> None:
-        self._failed = {name: failed for name, failed in self._failed.items() if name in wanted.adapters}
+        missing = wanted.adapters.keys() - self._replica.names
+        self._failed = {name: failed for name, failed in self._failed.items() if name in missing}
         for name, adapter in wanted.adapters.items():
-            if not self._is_ours(name):
-                continue
-            failed = self._failed.get(name)
-            if name in self._replica.names:
-                self._failed.pop(name, None)
-            elif failed is None or time.monotonic() >= failed.again_s:
+            is_due = name not in self._failed or time.monotonic() >= self._failed[name].again_s
+            if is_due and self._is_ours(name) and name not in self._replica.names:
                 await self._load(name, adapter)
 
     async def _load(self, name: str, adapter: Adapter) -> None:
@@ -242,8 +222,7 @@ class Reconciler:
                 return
             with replica.busy():
                 body = {"lora_name": name, "lora_path": str(adapter.folder)}
-                path = "/v1/load_lora_adapter"
-                status, answer = await replica.upstream.control("POST", path, body, LOAD_TIMEOUT_S)
+                status, answer = await replica.upstream.control("POST", "/v1/load_lora_adapter", body, LOAD_TIMEOUT_S)
             # Two proxies may load at once: the second gets an error because the name exists, which is fine.
             if status != 200 and name not in {model.id for model in (await self._models()).data}:
                 raise _Unwell(f"vLLM refused it: {status} {answer[:300].decode('utf-8', 'replace')}")

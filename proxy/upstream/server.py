@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     """The app's headers, names in lower case; only those that define what the body means are passed on."""
     trace: Mapping[str, str] = {}
     """Headers of the trace that the server should continue."""
-    meanwhile: Callable[[], None] | None = None
+    meanwhile: Callable[[], object] | None = None
     """Work that may run while the server answers; it runs each time the request is sent, or never."""
 
 
@@ -46,7 +46,7 @@ class Answering(Protocol):
     """Where requests go: one server, or several equal servers."""
 
     def ask(self, asking: Callable[[*Ts], Request], *arguments: *Ts) -> Awaitable[Response]:
-        """Send a request and return the response, headers read (`Upstream.send`).
+        """Send a request and return the response, headers read (`Upstream.ask`).
 
         `asking`, called with `arguments`, builds the request from the current state. It is called again after each
         wait.
@@ -69,12 +69,8 @@ class Upstream:
         """Start of the request head, by path."""
 
     def ask(self, asking: Callable[[*Ts], Request], *arguments: *Ts) -> Awaitable[Response]:
-        """Send a request and return the response, headers read (`send`). Nothing waits here."""
-        return self.send(asking(*arguments))
-
-    def send(self, request: Request) -> Awaitable[Response]:
-        """Send a request and return the response, headers read. Leaving the response early closes the connection, and
-        vLLM aborts.
+        """Send a request and return the response, headers read. Nothing waits here. Leaving the response early closes
+        the connection, and vLLM aborts.
 
         A redirect is returned as an answer: following it would send the prompt, and a key in x-api-key, to the host
         that it names.
@@ -84,6 +80,7 @@ class Upstream:
             UpstreamDown: the server closed the connection before its answer was whole, was silent for too long, or
                 compresses its answer, which may expand to any size.
         """
+        request = asking(*arguments)
         return self._client.send(self._head_of(request), request.body)
 
     def begin(self, request: Request) -> Response | None:
@@ -176,13 +173,11 @@ def engine_died(status: int, body: bytes) -> bool:
 
 def refusal(response: Response, body: bytes, speaker: ServedVersion) -> ProxyError | None:
     """Return our own error for an answer that would mislead the app; None if the answer is passed on unchanged."""
-    if speaker.upstream is not None:
-        if response.status in (401, 403):
-            return UpstreamRefused(
-                f"the server {speaker.upstream!r} did not take this proxy's key ({response.status}); "
-                f"check upstreams.{speaker.upstream}.api_key_env",
-            )
-        return None
-    if engine_died(response.status, body):
+    if speaker.upstream is not None and response.status in (401, 403):
+        return UpstreamRefused(
+            f"the server {speaker.upstream!r} did not take this proxy's key ({response.status}); "
+            f"check upstreams.{speaker.upstream}.api_key_env",
+        )
+    if speaker.upstream is None and engine_died(response.status, body):
         return UpstreamDown("the model server's engine has stopped and is being restarted; try again soon")
     return None
