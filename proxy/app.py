@@ -19,7 +19,6 @@ from proxy.dashboard.middleware import DashboardDoor
 from proxy.dashboard.queries.sessions import SessionTables
 from proxy.domain.call import Call
 from proxy.domain.feedback_rows import ended_by
-from proxy.domain.policies import Policy
 from proxy.http.asgi import Receive, Scope, Send
 from proxy.metrics.traffic import Traffic
 from proxy.metrics.vllm import Completeness
@@ -130,8 +129,11 @@ class Proxy:
         )
         # Other proxies wait for the calls of one project, but the calls of all projects are written in one queue.
         self._peers = Peers(ThreadTables(store.engine, settings.project, store.changes), lambda: recorder.written_until)
-        key_tables = KeyTables(store.engine, projects, store.changes)
-        self._keys = Keys(key_tables, settings.project, on_loopback=settings.proxy.on_loopback)
+        self._keys = Keys(
+            KeyTables(store.engine, projects, store.changes),
+            settings.project,
+            on_loopback=settings.proxy.on_loopback,
+        )
         limiter = RateLimiter(lambda: self._peers.others)
         self.tenants = {
             own.project: Tenant(
@@ -178,7 +180,7 @@ class Proxy:
         health.add(
             self.tenants[settings.project].api,
             projects=projects,
-            policies=self._policies,
+            policies=lambda: [policy for tenant in tenants for policy in tenant.policies],
             threads=[tenant.threads for tenant in tenants],
             redactors=[tenant.redactor for tenant in tenants if tenant.redactor is not None],
             store=store,
@@ -193,9 +195,6 @@ class Proxy:
         for task in (refreshing, *(task for tenant in tenants for task in tenant.start(self._background))):
             self._opened.callback(task.cancel)
         tune_collector()
-
-    def _policies(self) -> Sequence[Policy]:
-        return [policy for tenant in self.tenants.values() for policy in tenant.policies]
 
     def _quiet_since_s(self) -> float | None:
         ended = [tenant.inference.quiet_since_s for tenant in self.tenants.values()]
@@ -244,8 +243,10 @@ class Proxy:
 
 def _others(settings: Settings) -> dict[str | None, Upstream]:
     """Return the upstream servers other than vLLM, by name, with their keys from the environment."""
-    timeout_s = settings.proxy.upstream_timeout_s
-    return {name: Upstream(server.url, timeout_s, _key(name, server)) for name, server in settings.upstreams.items()}
+    return {
+        name: Upstream(server.url, settings.proxy.upstream_timeout_s, _key(name, server))
+        for name, server in settings.upstreams.items()
+    }
 
 
 def _key(name: str, server: UpstreamSettings) -> str | None:

@@ -37,7 +37,7 @@ ProxyError
 └── DatabaseAway               503
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -70,10 +70,11 @@ class ProxyError(Exception):
             if value is not None:
                 setattr(cls, name, value)
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self._headers = headers
 
     def body(self) -> bytes:
         """Return the error in OpenAI's shape. The `type` beside it is for Anthropic's clients."""
@@ -87,7 +88,7 @@ class ProxyError(Exception):
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.closes:
             headers.append((b"connection", b"close"))
-        return headers
+        return [*headers, *self._headers]
 
 
 class BadRequest(ProxyError, status=400, kind=INVALID):
@@ -142,11 +143,7 @@ class WrongMethod(ProxyError, status=405, kind=INVALID, code="method_not_support
 
     def __init__(self, message: str, allowed: Collection[str]) -> None:
         """`allowed`: the path's methods."""
-        super().__init__(message)
-        self._allowed = ", ".join(sorted(allowed)).encode()
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return [*super().headers(), (b"allow", self._allowed)]
+        super().__init__(message, headers=[(b"allow", ", ".join(sorted(allowed)).encode())])
 
 
 class TooSlow(ProxyError, status=408, kind=INVALID, code="body_too_slow", closes=True):
@@ -194,12 +191,8 @@ class RateLimited(ProxyError, status=429, kind="rate_limit_error", code="rate_li
 
     def __init__(self, message: str, retry_after_s: int, limits: list[tuple[bytes, bytes]]) -> None:
         """`limits`: headers that report what is left of each limit."""
-        super().__init__(message)
+        super().__init__(message, headers=limits)
         self.retry_after_s = retry_after_s
-        self._limits = limits
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return [*super().headers(), *self._limits]
 
 
 class ClientDisconnected(ProxyError, status=499):

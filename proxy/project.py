@@ -203,17 +203,16 @@ class Tenant:
         """Return the project's policies that are in the settings; this proxy does not serve others in the database.
         Leave out versions that no server can load, so that no trajectory waits for one."""
         return Policies(
-            policy.without(self._unavailable(policy))
+            policy.without(
+                {
+                    version
+                    for version in policy.served_versions
+                    if self._replicas.failed_everywhere(version_id(policy.name, version))
+                }
+            )
             for policy in self._store.policies(self.project)
             if _served(policy, self._settings)
         )
-
-    def _unavailable(self, policy: Policy) -> set[int]:
-        return {
-            version
-            for version in policy.served_versions
-            if self._replicas.failed_everywhere(version_id(policy.name, version))
-        }
 
     async def _reply(self, turn_key: str) -> bytes | None:
         try:

@@ -85,9 +85,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: accept nothing new, let answers end, abort the rest, write the records."""
-        for server in self.servers:
-            server.close()
-        for listener in sockets or []:
+        for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
@@ -153,8 +151,7 @@ def main() -> None:
         sys.exit(str(error))
     proxy = Proxy(settings)
     Server(proxy, settings.proxy).run()
-    if proxy.broken:
-        sys.exit(1)
+    sys.exit(1 if proxy.broken else 0)
 
 
 def _allow_files(settings: ProxySettings) -> None:
@@ -180,9 +177,8 @@ def _end_after(seconds: float) -> None:
     """End the process after this time, wherever it hangs: what is not written by then is in the journal."""
 
     def end() -> None:
+        time.sleep(seconds)
         log.error("the proxy did not stop within %g s and is ended; the journal keeps what SQL lacks", seconds)
         os._exit(1)
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=end, daemon=True).start()

@@ -40,5 +40,9 @@ class KeyTables:
         """Store the minute in which each key, by project and id, was last used, unless a later one is stored."""
         with self._engine.begin() as connection:
             for (project, key_id), minute in sorted(minutes.items()):
-                is_it = (k.project == project, k.id == key_id, or_(k.last_used_at.is_(None), k.last_used_at < minute))
-                connection.execute(schema.api_keys.update().where(*is_it).values(last_used_at=minute))
+                connection.execute(
+                    schema.api_keys.update()
+                    .where(k.project == project, k.id == key_id)
+                    .where(or_(k.last_used_at.is_(None), k.last_used_at < minute))
+                    .values(last_used_at=minute)
+                )

@@ -87,8 +87,7 @@ class Keys:
         async with self._reading:  # an older read must not overwrite a newer one
             state = await asyncio.to_thread(self._table.state)
             if state != self._state:
-                now = datetime.fromtimestamp(self._now_s(), UTC)
-                living = await asyncio.to_thread(self._table.living, now)
+                living = await asyncio.to_thread(self._table.living, datetime.fromtimestamp(self._now_s(), UTC))
                 self._living = {
                     key_hash: (key_hash, key, math.inf if until is None else until.timestamp())
                     for key_hash, (key, until) in living.items()
@@ -164,10 +163,8 @@ class Keys:
 @lru_cache(MOST_HASHES)
 def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
     """Return the hash of the key as OpenAI's or Anthropic's clients send it, or None if there is none."""
-    if authorization[: len(_BEARER)].lower() == _BEARER:
-        presented = authorization[len(_BEARER) :].strip()
-    else:
-        presented = x_api_key.strip()
+    is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
+    presented = (authorization[len(_BEARER) :] if is_bearer else x_api_key).strip()
     return hash_of(presented) if presented else None
 
 

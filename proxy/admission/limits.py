@@ -47,8 +47,10 @@ class ConcurrencyLimit:
             return
         encoding = headers_of(scope).get(b"content-encoding", b"").strip().lower()
         if encoding not in (b"", b"identity"):
-            message = f"a body in the encoding {encoding.decode('latin-1')[:100]!r} is not read; send it as it is"
-            raise UnsupportedEncoding(message, param="content-encoding")
+            raise UnsupportedEncoding(
+                f"a body in the encoding {encoding.decode('latin-1')[:100]!r} is not read; send it as it is",
+                param="content-encoding",
+            )
         if self.requests >= self._most:
             raise Busy(f"{self._most} requests are in flight (setting proxy.max_in_flight); try again soon")
         exchange = exchange_of(scope)
@@ -92,8 +94,10 @@ class ConcurrencyLimit:
         """
         self.bytes += size
         if size and self.bytes > self._most_bytes:
-            limit = f"{self._most_bytes} bytes (setting proxy.max_in_flight_bytes)"
-            raise Busy(f"the bodies of all requests are over {limit}; try again soon")
+            raise Busy(
+                f"the bodies of all requests are over {self._most_bytes} bytes (setting proxy.max_in_flight_bytes); "
+                "try again soon"
+            )
 
 
 class _BodyCounter:

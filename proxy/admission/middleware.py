@@ -78,8 +78,7 @@ class AdmissionMiddleware:
                     await answer_preflight(send, headers)
                     return
             principal, needs = self._authorize(scope, headers)
-            project = self._home if principal is None else principal.project
-            routes = self._route(project, scope["method"], scope["path"])
+            routes = self._route(self._home if principal is None else principal.project, scope["method"], scope["path"])
             if needs == "inference" and principal is not None and has_quota(principal):
                 send = WithHeaders(send, self._limiter.check(principal))
             size = self._in_flight.try_acquire(scope, headers)

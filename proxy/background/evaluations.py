@@ -80,8 +80,9 @@ class EvaluationSampler:
             if self._failures[due.trajectory_id] < MOST_TRIES:
                 log.info("%s is sampled later: %s", due.trajectory_id, type(error).__name__)
             else:
-                why = f"given up after {MOST_TRIES} tries: {error}"
-                await asyncio.to_thread(self._tables.over, due.trajectory_id, why)
+                await asyncio.to_thread(
+                    self._tables.over, due.trajectory_id, f"given up after {MOST_TRIES} tries: {error}"
+                )
             return False
         except PromptRejected as error:
             await asyncio.to_thread(self._tables.over, due.trajectory_id, str(error))
@@ -106,7 +107,6 @@ class EvaluationSampler:
 def _request(due: DueAnswer) -> ChatRequest:
     """Return the prompt's original request, sampling fields included, for one answer that is not streamed."""
     sampling = {name: value for name, value in due.sampling.items() if name not in NOT_COPIED}
-    values = {**sampling, "model": due.policy, "messages": due.messages}
-    if due.tools is not None:
-        values["tools"] = due.tools
+    tools = {} if due.tools is None else {"tools": due.tools}
+    values = {**sampling, "model": due.policy, "messages": due.messages, **tools}
     return ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, due.policy), captured=True)

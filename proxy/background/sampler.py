@@ -56,8 +56,8 @@ class BackgroundSampler:
             if status != 400:
                 self._takes_priority = False
         if status != 200:
-            why = f"the model server refuses: {status} {content[:MAX_WHY].decode('utf-8', 'replace')}"
-            raise PromptRejected(why) if status in (400, 422) else SampleFailed(why)
+            failure = PromptRejected if status in (400, 422) else SampleFailed
+            raise failure(f"the model server refuses: {status} {content[:MAX_WHY].decode('utf-8', 'replace')}")
         try:
             return request.read(content).results[0]
         except UNREADABLE as error:
@@ -68,8 +68,9 @@ class BackgroundSampler:
     ) -> tuple[int, bytes]:
         body = request.to_upstream_body(served_version.served_name, self._project)
         if behind:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-            body = msgspec.json.encode({**fields, "priority": raw(PRIORITY)})
+            body = msgspec.json.encode(
+                {**msgspec.json.decode(body, type=dict[str, msgspec.Raw]), "priority": raw(PRIORITY)}
+            )
         upstream_request = Request(request.path, body, call_id, served_version.served_name, call_id)
         with await self._vllm.ask(lambda: upstream_request) as response:
             return response.status, await response.read(MAX_BYTES)

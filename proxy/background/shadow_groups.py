@@ -66,15 +66,13 @@ class Shadows:
         """Sample while the proxy is idle and there are attempts left. An aborted attempt starts again in the next
         call."""
         mark = self._mark
-        while self._quiet():
-            attempts = await asyncio.to_thread(self._tables.ended, sorted(self._learning), mark)
+        policies = sorted(self._learning)
+        while self._quiet() and (attempts := await asyncio.to_thread(self._tables.ended, policies, mark)):
             for place, attempt in attempts:
                 if attempt is not None and not await self._try_attempt(attempt):
                     self._mark = mark
                     return
                 mark = place
-            if not attempts:
-                break
         self._mark = mark
 
     async def _try_attempt(self, attempt: Attempt) -> bool:

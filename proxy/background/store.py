@@ -81,16 +81,17 @@ class BackgroundTables:
 
     def is_due(self, trajectory_id: str) -> bool:
         """Return whether the answer is still due: not sampled meanwhile, and its test not ended."""
-        query = select(e.trajectory_id).where(self._due, e.trajectory_id == trajectory_id)
         with self._reader.connect() as connection:
+            query = select(e.trajectory_id).where(self._due, e.trajectory_id == trajectory_id)
             return connection.execute(query).first() is not None
 
     def over(self, trajectory_id: str, error: str | None = None) -> None:
         """Record that the answer was sampled, or the error that prevents it."""
         values = {"drawn_at": datetime.now(UTC)} if error is None else {"error": error}
-        this = schema.evaluations.update().where(self._due, e.trajectory_id == trajectory_id)
         with self._engine.begin() as connection:
-            connection.execute(this.values(values))
+            connection.execute(
+                schema.evaluations.update().where(self._due, e.trajectory_id == trajectory_id).values(values)
+            )
 
     def ended(self, policies: Sequence[str], after: Mark) -> list[tuple[Mark, Attempt | None]]:
         """Return the next attempts that ended, the earliest first.
@@ -99,10 +100,9 @@ class BackgroundTables:
         stands for an attempt in which tools were offered or used.
         """
         since, last_id = after
-        columns = (t.id, t.policy, t.task, t.ended_at, t.tail_completion_id)
         last = schema.trajectories.join(schema.completions, and_(c.project == t.project, c.id == t.tail_completion_id))
         query = (
-            select(*columns)
+            select(t.id, t.policy, t.task, t.ended_at, t.tail_completion_id)
             .select_from(last)
             .where(t.project == self._project, t.ended_at >= since)
             .where(or_(t.ended_at > since, t.id > last_id))
@@ -112,8 +112,7 @@ class BackgroundTables:
             .limit(AT_ONCE)
         )
         with self._reader.connect() as connection:
-            rows = connection.execute(query).all()
-            return [((row.ended_at, row.id), self._attempt(connection, row)) for row in rows]
+            return [((row.ended_at, row.id), self._attempt(connection, row)) for row in connection.execute(query).all()]
 
     def group_exists(self, group_id: str) -> bool:
         """Return whether this group exists."""

@@ -88,8 +88,10 @@ def check_json(headers: Mapping[bytes, bytes]) -> None:
         return
     kind = content_type.split(b";", 1)[0].strip().lower()
     if kind != b"application/json":
-        other = kind.decode("latin-1")[:100] or "none"
-        raise BadRequest(f"the content type must be application/json, not {other}", param="content-type")
+        raise BadRequest(
+            f"the content type must be application/json, not {kind.decode('latin-1')[:100] or 'none'}",
+            param="content-type",
+        )
 
 
 async def body_of(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
@@ -137,6 +139,13 @@ async def unless_received(serving: Awaitable[None], receive: Receive) -> bool:
     return True
 
 
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
 class WithHeaders:
     """A `send` that adds these headers to the answer."""
 
@@ -168,31 +177,21 @@ def send_whole(
 def more_of(send: Send) -> Callable[[bytes], bool]:
     """Return a function that sends another piece of a stream at once and returns whether it did. If it returns False,
     use `send`. A `send` may have a `more` for this, as a `RequestCycle` does."""
-    more: Callable[[bytes], bool] = getattr(send, "more", _never)
+    more: Callable[[bytes], bool] = getattr(send, "more", lambda _piece: False)
     return more
-
-
-def _never(_piece: bytes) -> bool:
-    return False
 
 
 def headers_in(lines: bytes) -> list[Header]:
     """Return the headers that `send_whole` received as lines."""
-    parts = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
-    return [(name, value) for name, _, value in parts]
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])]
 
 
 async def _send_both(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def begin_stream(send: Send, headers: list[Header]) -> None:
     """Start a stream of events that no proxy on the way may buffer."""
-    constant = [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": [*constant, *headers]})
+    await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})

@@ -115,7 +115,6 @@ class Client:
         """Connect to the first address of the host that answers. One that does not answer may not use up all of the
         time."""
         host, port = self.server
-        name = host if self._tls else None
         error: Exception = OSError(f"{host} has no address")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -124,7 +123,11 @@ class Client:
                 try:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S / len(addresses)):
                         _, connection = await self.loop.create_connection(
-                            lambda: Connection(self), address, port, ssl=self._tls, server_hostname=name
+                            lambda: Connection(self),
+                            address,
+                            port,
+                            ssl=self._tls,
+                            server_hostname=host if self._tls else None,
                         )
                         return connection
                 except (OSError, TimeoutError) as failed:
@@ -251,8 +254,9 @@ class Connection(asyncio.Protocol):
             return
         encoding = response.headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() not in _PLAIN:
-            message = "the model server compresses its answers without being asked to; turn its compression off"
-            response.fails(UpstreamDown(message))
+            response.fails(
+                UpstreamDown("the model server compresses its answers without being asked to; turn its compression off")
+            )
         elif status > LAST_STATUS:
             response.fails(UpstreamDown(f"the model server answers with the status {status}, which HTTP does not have"))
         else:

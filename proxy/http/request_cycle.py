@@ -87,8 +87,11 @@ class RequestCycle:
                 self._transport.close()
             else:
                 self._head = None
-                headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-                await self.whole(500, headers, b"Internal Server Error")
+                await self.whole(
+                    500,
+                    [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")],
+                    b"Internal Server Error",
+                )
         else:
             if not self.response_complete and not self.disconnected:
                 log.error("a request was left without its answer, or its end")
@@ -116,8 +119,8 @@ class RequestCycle:
         """Mark the app as disconnected."""
         if not self.response_complete:
             self.disconnected = True
-            if self._cancels:
-                self._cancel()
+            if self._cancels and self.task is not None:
+                self.task.cancel()
         self._notify()
 
     def forget(self) -> None:
@@ -136,8 +139,8 @@ class RequestCycle:
         # While reading is paused, a disconnect goes unnoticed.
         if self._flow.read_paused:
             self._flow.resume_reading()
-        if self.disconnected:
-            self._cancel()
+        if self.disconnected and self.task is not None:
+            self.task.cancel()
 
     def stop_cancelling(self) -> None:
         """Stop cancelling the task on a disconnect."""
@@ -200,9 +203,9 @@ class RequestCycle:
 
         Each event of a stream would otherwise need a message and a coroutine.
         """
-        if not (self._started and self._chunked and piece) or self.response_complete:
-            return False
-        if self.disconnected or self._flow.write_paused:
+        if not (self._started and self._chunked and piece) or (
+            self.response_complete or self.disconnected or self._flow.write_paused
+        ):
             return False
         self._transport.write(_chunk(piece))
         return True
@@ -228,10 +231,6 @@ class RequestCycle:
             self._transport.write(response_bytes)
             self._complete()
 
-    def _cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-
     def _take(self) -> bytes:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts, self._size = [], 0
@@ -243,8 +242,9 @@ class RequestCycle:
         if not headers or not self.keep_alive or self.scope["method"] == "HEAD":
             return None
         opening = _opening(status, *self._default_headers, *headers)
-        size = len(body)
-        return None if opening is None else b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, size, body)
+        if opening is None:
+            return None
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, len(body), body)
 
     def _head_of(self, status: int, headers: Iterable[Header], size: int | None = None) -> bytes:
         """Return the status line and headers of an answer, with its length if `size` is given."""
@@ -261,13 +261,11 @@ class RequestCycle:
         if not self.keep_alive:
             lines.append(b"connection: close")
         self._bodiless = status in _BODILESS or self.scope["method"] == "HEAD"
-        self._unframed = self._chunked = False
-        if length is None:
-            # Without chunks, the answer ends when the connection does.
-            self._unframed = self.scope.get("http_version") == "1.0"
-            self._chunked = not self._bodiless and not self._unframed
-            if self._chunked:
-                lines.append(b"transfer-encoding: chunked")
+        # Without chunks, the answer ends when the connection does.
+        self._unframed = length is None and self.scope.get("http_version") == "1.0"
+        self._chunked = length is None and not self._bodiless and not self._unframed
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked")
         self._left_bytes = 0 if length is None or self._bodiless else length
         return STATUS_LINE[status] + b"\r\n".join((*lines, b"", b""))
 

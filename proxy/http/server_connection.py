@@ -147,9 +147,9 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise NotHttp("there are no tunnels here")
-            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
             first = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-            self._again = b"%b %b HTTP/%b\r\n%b\r\n" % (*first, b"".join(lines))
+            lines = (b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+            self._again = b"".join((b"%b %b HTTP/%b\r\n" % first, *lines, b"\r\n"))
             return
         if len(self.url) > limits.max_url_bytes:
             raise UrlTooLong(f"the URL is over {limits.max_url_bytes} bytes (setting proxy.max_url_bytes)")
@@ -196,9 +196,9 @@ class Connection(HttpToolsProtocol):
         self._answered = exchange
         # In a context of its own, because a pipelined request starts inside the request before it. A fixed name saves
         # making one for each task.
-        context = contextvars.Context()
-        task = asyncio.Task(exchange.run(self.app), loop=self.loop, name="request", context=context)
-        exchange.task = task
+        task = exchange.task = asyncio.Task(
+            exchange.run(self.app), loop=self.loop, name="request", context=contextvars.Context()
+        )
         self.tasks.add(task)
         # Not as a callback of the task: that would cost another iteration of the event loop.
         exchange.on_end = self.tasks.discard
@@ -242,8 +242,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif self._heads_since_s is not None and now_s - self._heads_since_s > limits.headers_timeout_s:
             if self._begun:
-                after = f"after {limits.headers_timeout_s:g} s (setting proxy.headers_timeout_s)"
-                self._refuse(HeadersTooSlow(f"the request's headers were not there {after}"))
+                self._refuse(
+                    HeadersTooSlow(
+                        f"the request's headers were not there after {limits.headers_timeout_s:g} s (setting "
+                        "proxy.headers_timeout_s)"
+                    )
+                )
             else:
                 self.transport.close()
         elif self.idle and now_s - self._answered_s > limits.keep_alive_s:
@@ -266,8 +270,8 @@ class Connection(HttpToolsProtocol):
         if idle:
             min(idle, key=lambda one: one._answered_s).transport.close()
         else:
-            most = f"over {self._limits.max_connections} connections (setting proxy.max_connections); try again soon"
-            self._refuse(TooManyConnections(most))
+            most = self._limits.max_connections
+            self._refuse(TooManyConnections(f"over {most} connections (setting proxy.max_connections); try again soon"))
 
     def _refuse(self, error: ProxyError) -> None:
         """Send the error and hang up. If a request is being served, an error in what follows it only closes the
@@ -275,8 +279,8 @@ class Connection(HttpToolsProtocol):
         if not self.serving() and not self.transport.is_closing():
             body = error.body()
             headers = [*self.server_state.default_headers, *error.headers(), (b"content-length", b"%d" % len(body))]
-            lines = [b"%s: %s\r\n" % header for header in headers]
-            self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
+            head = b"".join([STATUS_LINE[error.status], *(b"%s: %s\r\n" % header for header in headers)])
+            self.transport.write(head + b"\r\n" + body)
         self.transport.close()
 
 

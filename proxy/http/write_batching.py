@@ -79,22 +79,19 @@ class BatchedTransport(asyncio.Transport):
         outbox = self.outbox
         outbox.due -= 1
         # A closing transport still sends what it has buffered, and what is written to it until it is closed.
-        if outbox.due > 0 and not self._transport.is_closing():
-            self._hold(data)
-        else:
+        if outbox.due <= 0 or self._transport.is_closing():
             outbox.due = max(outbox.due, 0)
             # That may include earlier data of this transport.
             outbox.flush()
             self._transport.write(data)
-
-    def _hold(self, data: bytes) -> None:
+            return
         before = self._queued
         # Usually nothing is waiting yet.
         queued = self._queued = before + data if before else data
         if len(queued) > MOST_BYTES:
             self.flush()
         elif not before:
-            self.outbox.hold(self)
+            outbox.hold(self)
 
     def flush(self) -> None:
         """Write what is waiting here, unless the transport is closing."""

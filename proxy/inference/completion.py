@@ -22,8 +22,6 @@ from whetstone.observability import log_setup, tracing
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-_OPERATIONS = {"completions": "text_completion"}
-"""Operations that OpenTelemetry's conventions name differently; everything else is `chat`."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 Report = tuple["Span | None", Token[Mapping[str, log_setup.Value]]]
@@ -155,7 +153,7 @@ def _start_span(tracer: "Tracer", context: CallContext, headers: Mapping[bytes, 
     request = context.request
     w3c = TraceContextTextMapPropagator()
     carried = {name: headers[name.encode()].decode("latin-1") for name in _TRACE_HEADERS if name.encode() in headers}
-    operation = _OPERATIONS.get(request.endpoint, "chat")
+    operation = "text_completion" if request.endpoint == "completions" else "chat"  # as in OpenTelemetry's conventions
     span = tracer.start_span(
         f"{operation} {request.model}",
         context=w3c.extract(carried),

@@ -37,16 +37,16 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> tuple[int | None, int | None]:
         """Return the tokens of the prompts and of the answers; None where the server reported none."""
-        choices = (choice for one in self.results for choice in one.choices)
         read = [one.prompt_tokens for one in self.results if one.prompt_tokens is not None]
+        choices = [choice for one in self.results for choice in one.choices]
         sampled = [len(choice.token_ids) for choice in choices if choice.token_ids is not None]
         return sum(read) if read else None, sum(sampled) if sampled else None
 
     @property
     def finish_reasons(self) -> list[str]:
         """Return the finish reason of each choice that has one."""
-        choices = (choice for one in self.results for choice in one.choices)
-        return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
+        reasons = (choice.finish_reason for one in self.results for choice in one.choices)
+        return [reason for reason in reasons if reason is not None]
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
@@ -113,10 +113,9 @@ class CallContext(msgspec.Struct):
     def conversation(self) -> Conversation:
         """Return its conversation as hashes. A call that begins a conversation does not need them before the request
         is sent."""
-        known = self.known_conversation
-        if known is None:
-            known = self.known_conversation = self.hasher.conversation(self.request.conversation, self.owner)
-        return known
+        if self.known_conversation is None:
+            self.known_conversation = self.hasher.conversation(self.request.conversation, self.owner)
+        return self.known_conversation
 
     def continued_conversation(self) -> Conversation:
         """Return `conversation` if the request may continue an answer; else BEGINNING, which needs no hashing."""
@@ -170,40 +169,41 @@ class CallContext(msgspec.Struct):
             if not alone:
                 conversation = hasher.conversation([messages[one.prompt]], self.owner)
             # Positional arguments: with keywords this takes twice as long.
-            call = Call(
-                self.id if first else new_id(),
-                self.project,
-                speaker.policy,
-                speaker.version,
-                request.endpoint,
-                request.stream,
-                status,
-                result.error,
-                place.trajectory_id,
-                place.by,
-                address,
-                facts.end_user,
-                messages if alone else messages[one.prompt : one.prompt + 1],
-                tools,
-                facts.sampling,
-                facts.bent,
-                one.prompt_token_ids,
-                one.prompt_tokens,
-                one.choices,
-                self.created_at_s,
-                self.ttft_ms,
-                total_ms,
-                result.answer_id,
-                "" if first else self.id,
-                self.digest if keeps_digest and first else None,
-                result.reply if first else None,
-                place.extends,
-                place.continues,
-                facts.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
-                self.key_id,
-                tuple([hasher.history(conversation, choice) for choice in one.choices]),
+            calls.append(
+                Call(
+                    self.id if first else new_id(),
+                    self.project,
+                    speaker.policy,
+                    speaker.version,
+                    request.endpoint,
+                    request.stream,
+                    status,
+                    result.error,
+                    place.trajectory_id,
+                    place.by,
+                    address,
+                    facts.end_user,
+                    messages if alone else messages[one.prompt : one.prompt + 1],
+                    tools,
+                    facts.sampling,
+                    facts.bent,
+                    one.prompt_token_ids,
+                    one.prompt_tokens,
+                    one.choices,
+                    self.created_at_s,
+                    self.ttft_ms,
+                    total_ms,
+                    result.answer_id,
+                    "" if first else self.id,
+                    self.digest if keeps_digest and first else None,
+                    result.reply if first else None,
+                    place.extends,
+                    place.continues,
+                    facts.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
+                    self.key_id,
+                    tuple([hasher.history(conversation, choice) for choice in one.choices]),
+                )
             )
-            calls.append(call)
         return calls
 
 

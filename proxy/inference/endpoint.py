@@ -31,7 +31,6 @@ from proxy.http.asgi import (
     unless_received,
 )
 from proxy.http.client_response import EVENT_STREAM, Response, too_long
-from proxy.inference import idempotency
 from proxy.inference.completion import CallFinisher, begin_report, end_report
 from proxy.inference.context import CallContext, CallResult, owner_of
 from proxy.inference.idempotency import Replays, Reply
@@ -242,10 +241,15 @@ class Inference:
             request.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
         )
         name = speaker.served_name
-        body = request.to_upstream_body(name, cache_salt=self._project)
-        trace = context.trace_headers if speaker.upstream is None else {}
         return Request(
-            request.path, body, context.id, name, place.trajectory_id, headers, trace, context.prepare_record
+            request.path,
+            request.to_upstream_body(name, cache_salt=self._project),
+            context.id,
+            name,
+            place.trajectory_id,
+            headers,
+            context.trace_headers if speaker.upstream is None else {},
+            context.prepare_record,
         )
 
     async def _relay_whole(self, context: CallContext, response: Response, send: Send) -> None:
@@ -366,23 +370,23 @@ class Inference:
     async def _relay_error(self, context: CallContext, response: Response, send: Send) -> None:
         """Record that upstream refused, and pass its error on."""
         body = await response.read(self._settings.max_answer_bytes)
-        message = body[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
-        await self._record_partial(context, "error", None, f"{response.status}: {message}")
-        if error := refusal(response, body, context.speaker):
-            raise error
+        error = f"{response.status}: {body[:MAX_ERROR_CHARACTERS].decode('utf-8', 'replace')}"
+        await self._record_partial(context, "error", None, error)
+        if refused := refusal(response, body, context.speaker):
+            raise refused
         if context.speaker.upstream is None:
             # vLLM has another name for the model than the app.
             body = body.replace(context.speaker.served_name.encode(), context.request.model.encode())
         headers = [(b"content-type", response.headers.get(b"content-type", b"application/json"))]
         if retry_after := response.headers.get(b"retry-after"):
             headers.append((b"retry-after", retry_after))
-        error_body = context.request.error(body, response.status)
-        await send_whole(send, response.status, headers, error_body, context.header_lines())
+        body = context.request.error(body, response.status)
+        await send_whole(send, response.status, headers, body, context.header_lines())
 
 
 def _reply(context: CallContext, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """Encode the answer for a later retry."""
-    return idempotency.encode(Reply(context.digest, context.request.stream, headers, body))
+    return msgspec.msgpack.encode(Reply(context.digest, context.request.stream, headers, body))
 
 
 async def _send_stored(reply: Reply, send: Send) -> None:

@@ -28,10 +28,6 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Reply).decode
-
-
 class Replays:
     """The finished answers of turns that have a key. `find` looks up a key in the database."""
 
@@ -53,7 +49,7 @@ class Replays:
         self._running[key] = asyncio.Event()
         try:
             stored = self._cached.get(key) or await self._find(key)
-            reply = None if stored is None else decode(stored)
+            reply = None if stored is None else msgspec.msgpack.decode(stored, type=Reply)
             if reply is not None and reply.digest != digest:
                 raise TurnReused("this turn id (or idempotency key) was used for another request; take a new one")
             yield reply

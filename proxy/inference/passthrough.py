@@ -41,8 +41,11 @@ class PassthroughEndpoint:
         """
         headers = headers_of(scope)
         check_json(headers)
-        data = await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
-        body = read_body(data, self._settings.media_domains, self._settings.max_choices)
+        body = read_body(
+            await body_of(scope, receive, self._settings.max_body_bytes, self._settings.body_timeout_s),
+            self._settings.media_domains,
+            self._settings.max_choices,
+        )
         await unless_disconnected(self._answer(scope["path"], headers, body, send), scope, receive)
 
     async def _answer(self, path: str, headers: Mapping[bytes, bytes], body: Body, send: Send) -> None:

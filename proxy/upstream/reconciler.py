@@ -100,8 +100,10 @@ class Reconciler:
                 self._update(healthy=False, reason=why(late))
         else:
             self._answered_s, self._seen_at = time.monotonic(), datetime.now(UTC)
-            limits = [model.max_model_len for model in models.data if model.max_model_len is not None]
-            self._replica.max_model_len = min(limits) if limits else self._replica.max_model_len
+            self._replica.max_model_len = min(
+                (model.max_model_len for model in models.data if model.max_model_len is not None),
+                default=self._replica.max_model_len,
+            )
             names, now = frozenset(model.id for model in models.data), self._replica.names
             # The list may not include what was loaded or unloaded while the check ran.
             self._update(healthy=True, asleep=asleep, names=(names | (now - had)) - (had - now))

@@ -13,7 +13,7 @@ from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
 from whetstone.domain.states import VersionState
 
-v, r, p = schema.policy_versions.c, schema.replicas.c, schema.proxies.c
+v, r, p, j = schema.policy_versions.c, schema.replicas.c, schema.proxies.c, schema.projects.c
 
 
 @dataclass(frozen=True)
@@ -81,36 +81,33 @@ class ReplicaTables:
         """Report the state of a server. `seen_at` is None if it has not answered since this process started to check
         it."""
         report: dict[str, object] = {"state": state, "adapters": list(adapters), "reason": reason}
-        now = datetime.now(UTC)
         with self._engine.begin() as connection:
-            row = {"project": self._project, "id": url, **report, "seen_at": seen_at or now}
+            row = {"project": self._project, "id": url, **report, "seen_at": seen_at or datetime.now(UTC)}
             if not insert_new(connection, schema.replicas, row):
                 report |= {} if seen_at is None else {"seen_at": seen_at}
-                this = (r.project == self._project, r.id == url)
-                connection.execute(schema.replicas.update().where(*this).values(**report))
+                this = schema.replicas.update().where(r.project == self._project, r.id == url)
+                connection.execute(this.values(**report))
 
     def forget_replicas(self, but: Sequence[str]) -> None:
         """Delete the rows of servers that are no longer in the settings: no process updates them."""
         with self._engine.begin() as connection:
-            gone = (r.project == self._project, r.id.not_in(but))
-            connection.execute(schema.replicas.delete().where(*gone))
+            connection.execute(schema.replicas.delete().where(r.project == self._project, r.id.not_in(but)))
 
     def pause(self) -> Pause | None:
         """Return the pause of the step that has the accelerator, over or not; None if there is none."""
         return self._changes.unless("pause", self._pause)
 
     def _pause(self) -> Pause | None:
-        j = schema.projects.c
-        query = select(j.pause_id, j.pause_until).where(j.id == self._project)
+        query = select(j.pause_id, j.pause_until).where(
+            j.id == self._project, j.pause_id.is_not(None), j.pause_until.is_not(None)
+        )
         with self._reader.connect() as connection:
             row = connection.execute(query).one_or_none()
-        if row is None or row.pause_id is None or row.pause_until is None:
-            return None
-        return Pause(row.pause_id, row.pause_until)
+        return None if row is None else Pause(*row)
 
     def report_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
         """Report the calls that this proxy has in flight, and which pause it observes (`device_pause.Table`)."""
-        report = {"in_flight": in_flight, "waiting": waiting, "pause_seen": pause_seen}
-        this = (p.project == self._project, p.id == proxy_id)
+        this = schema.proxies.update().where(p.project == self._project, p.id == proxy_id)
         with self._engine.begin() as connection:
-            return connection.execute(schema.proxies.update().where(*this).values(**report)).rowcount > 0
+            reported = connection.execute(this.values(in_flight=in_flight, waiting=waiting, pause_seen=pause_seen))
+            return reported.rowcount > 0
