@@ -9,11 +9,20 @@ from typing import Any
 import msgspec
 
 from proxy.domain.call import NULL, Choice, empty_choice
-from proxy.wire.chunk_stream import ChunkStream
-from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_object, read_objects, read_text
-from proxy.wire.request_body import Body, deadly, whole
-from proxy.wire.tokens import prompt_tokens_of, read_ids
-from proxy.wire.trainable_sampling import ALWAYS, why_bent
+from proxy.wire.interfaces import (
+    Answer,
+    PromptResult,
+    encode,
+    prompt_tokens_of,
+    raw,
+    read_ids,
+    read_index,
+    read_object,
+    read_objects,
+    read_text,
+)
+from proxy.wire.request_body import ALWAYS, Body, deadly, whole, why_bent
+from proxy.wire.sse import ChunkStream
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 HARMLESS = ALWAYS | {"prompt"}
@@ -107,23 +116,15 @@ class TextRequest:
             fields["return_token_ids"] = raw(True)
             if not self._body.given("logprobs"):
                 fields["logprobs"] = raw(0)
-        return msgspec.json.encode(fields)
+        return encode(fields)
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
-        fields = read_object(body)
-        pieces = read_objects(fields["choices"])
-        texts = _TextChoices(self)
-        for piece in pieces:
-            texts.add(piece)
-            texts.strip(piece)
-        fields["choices"] = raw(pieces)
-        if "usage" in fields:
-            texts.prompt_tokens = prompt_tokens_of(fields["usage"])
-        if "model" in fields:
-            fields["model"] = raw(self.model)
-        upstream_id = read_text(fields.get("id", NULL))
-        return Answer(msgspec.json.encode(fields), upstream_id, texts.results)
+        fields, stream = read_object(body), TextStream(self)
+        if "choices" not in fields:
+            raise KeyError("choices")
+        stream._take(fields)
+        return Answer(encode(fields), read_text(fields.get("id", NULL)), stream.results)
 
     def new_stream(self) -> "TextStream":
         """Return the reader of a streamed answer."""
@@ -143,43 +144,16 @@ class _GrowingChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _TextChoices:
-    """The choices of one answer as they grow."""
+class TextStream(ChunkStream):
+    """The state of one streamed completion. A whole answer is read as if it were the only chunk."""
 
     def __init__(self, request: TextRequest) -> None:
+        super().__init__()
         self._request = request
         self._choices: dict[int, _GrowingChoice] = {}
         self._prompt_token_ids: dict[int, list[int]] = {}
-        self.prompt_tokens: int | None = None
+        self._prompt_tokens: int | None = None
         """Number of tokens of all prompts together."""
-
-    def add(self, piece: dict[str, msgspec.Raw]) -> None:
-        """Record a choice, or a piece of one."""
-        index = read_index(piece["index"])
-        choice = self._choices.setdefault(index, _GrowingChoice())
-        choice.texts.append(read_text(piece.get("text", NULL)) or "")
-        ids = read_ids(piece.get("token_ids"))
-        if ids is not None:
-            choice.token_ids = (choice.token_ids or []) + ids
-        logprobs = _logprobs.decode(piece.get("logprobs", NULL))
-        if logprobs is not None:
-            # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is
-            # checked later.
-            known = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
-            choice.logprobs = (choice.logprobs or []) + known
-        choice.finish_reason = read_text(piece.get("finish_reason", NULL)) or choice.finish_reason
-        prompt_ids = read_ids(piece.get("prompt_token_ids"))
-        if prompt_ids is not None:
-            self._prompt_token_ids[index // self._request.choices_a_prompt] = prompt_ids
-
-    def strip(self, piece: dict[str, msgspec.Raw]) -> None:
-        """Remove what capture added, leaving the nulls that vLLM would have sent without it."""
-        if not self._request.wants_token_ids:
-            for name in ("token_ids", "prompt_token_ids"):
-                if name in piece:
-                    piece[name] = NULL
-        if not self._request.wants_logprobs:
-            piece["logprobs"] = NULL
 
     @property
     def results(self) -> tuple[PromptResult, ...]:
@@ -188,11 +162,51 @@ class _TextChoices:
         prompts = range(max(len(self._request.prompts), 1))
         return tuple(self._result_of(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
 
+    def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
+        if fields.get("usage", NULL) != NULL:
+            self._prompt_tokens = prompt_tokens_of(fields["usage"])
+        if "choices" in fields:
+            choices = read_objects(fields["choices"])
+            for choice in choices:
+                self._add(choice)
+                self._strip(choice)
+            fields["choices"] = raw(choices)
+        if "model" in fields:
+            fields["model"] = raw(self._request.model)
+        return True
+
+    def _add(self, piece: dict[str, msgspec.Raw]) -> None:
+        """Record a choice, or a piece of one."""
+        index = read_index(piece["index"])
+        choice = self._choices.setdefault(index, _GrowingChoice())
+        choice.texts.append(read_text(piece.get("text", NULL)) or "")
+        if (ids := read_ids(piece.get("token_ids"))) is not None:
+            choice.token_ids = (choice.token_ids or []) + ids
+        if (logprobs := _logprobs.decode(piece.get("logprobs", NULL))) is not None:
+            # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is
+            # checked later.
+            known = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
+            choice.logprobs = (choice.logprobs or []) + known
+        choice.finish_reason = read_text(piece.get("finish_reason", NULL)) or choice.finish_reason
+        if (prompt_ids := read_ids(piece.get("prompt_token_ids"))) is not None:
+            self._prompt_token_ids[index // self._request.choices_a_prompt] = prompt_ids
+
+    def _strip(self, piece: dict[str, msgspec.Raw]) -> None:
+        """Remove what capture added, leaving the nulls that vLLM would have sent without it."""
+        if not self._request.wants_token_ids:
+            piece |= dict.fromkeys(piece.keys() & {"token_ids", "prompt_token_ids"}, NULL)
+        if not self._request.wants_logprobs:
+            piece["logprobs"] = NULL
+
     def _result_of(self, prompt: int, indexes: range) -> PromptResult:
         choices = tuple(_choice(index, self._choices[index]) for index in indexes if index in self._choices)
-        choices = choices or (empty_choice(indexes.start),)
         alone = len(self._request.prompts) <= 1
-        return PromptResult(self._prompt_token_ids.get(prompt), self.prompt_tokens if alone else None, choices, prompt)
+        return PromptResult(
+            self._prompt_token_ids.get(prompt),
+            self._prompt_tokens if alone else None,
+            choices or (empty_choice(indexes.start),),
+            prompt,
+        )
 
 
 def _choice(index: int, growing: _GrowingChoice) -> Choice:
@@ -203,30 +217,3 @@ def _choice(index: int, growing: _GrowingChoice) -> Choice:
         token_ids=growing.token_ids,
         logprobs=growing.logprobs,
     )
-
-
-class TextStream(ChunkStream):
-    """The state of one streamed completion."""
-
-    def __init__(self, request: TextRequest) -> None:
-        super().__init__()
-        self._request = request
-        self._texts = _TextChoices(request)
-
-    @property
-    def results(self) -> tuple[PromptResult, ...]:
-        """What was answered so far."""
-        return self._texts.results
-
-    def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
-        if fields.get("usage", NULL) != NULL:
-            self._texts.prompt_tokens = prompt_tokens_of(fields["usage"])
-        if "choices" in fields:
-            pieces = read_objects(fields["choices"])
-            for piece in pieces:
-                self._texts.add(piece)
-                self._texts.strip(piece)
-            fields["choices"] = raw(pieces)
-        if "model" in fields:
-            fields["model"] = raw(self._request.model)
-        return True

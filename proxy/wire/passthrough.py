@@ -8,15 +8,13 @@ from typing import Any
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.interfaces import Answer, Number, PromptResult, Server, raw, read_object
+from proxy.wire.interfaces import Answer, Number, PromptResult, Server, decode, encode, raw, read_list, read_object
 from proxy.wire.request_body import Body, as_list
 from proxy.wire.sse import Events, data_of
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
 """Types of the events that end a stream. From there on, everything is buffered until the call is recorded."""
-
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class MessagesOrResponses:
@@ -35,17 +33,14 @@ class MessagesOrResponses:
     @property
     def messages(self) -> list[msgspec.Raw]:
         """The conversation, message by message, with what precedes it (`system`, `instructions`) first."""
-        body = self._body
-        before = [
-            raw({"role": "system", "content": body.values[name]})
-            for name in ("system", "instructions")
-            if body.given(name)
-        ]
-        given = body.fields.get("messages", body.fields.get("input", NULL))
+        values, fields = self._body.values, self._body.fields
+        before = [values[name] for name in ("system", "instructions") if values.get(name) is not None]
+        given = fields.get("messages", fields.get("input", NULL))
         try:
-            return before + _list_decoder.decode(given)
+            messages = read_list(given)
         except msgspec.DecodeError:  # a plain text
-            return [*before, raw({"role": "user", "content": msgspec.json.decode(given)})]
+            messages = [raw({"role": "user", "content": decode(given)})]
+        return [raw({"role": "system", "content": content}) for content in before] + messages
 
     @property
     def tools_or_null(self) -> msgspec.Raw:
@@ -65,10 +60,8 @@ class NativeRequest(MessagesOrResponses):
         self.path = f"/v1/{endpoint}"
         self._for_vllm = server.captured
 
-    @property
-    def conversation(self) -> list[msgspec.Raw]:
-        """The messages: no chat stands for them."""
-        return self.messages
+    conversation = MessagesOrResponses.messages
+    """The messages: no chat stands for them."""
 
     def may_continue(self) -> bool:
         """Return True: each dialect marks an answer in its own way, so one may be there."""
@@ -81,17 +74,17 @@ class NativeRequest(MessagesOrResponses):
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body as it came, except for the model. A salt keeps vLLM's cached prefixes within the project."""
         salted = {"cache_salt": raw(cache_salt)} if self._for_vllm else {}
-        return msgspec.json.encode(self._body.fields | salted | {"model": raw(served_name)})
+        return encode(self._body.fields | salted | {"model": raw(served_name)})
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
-        answer: dict[str, Any] = msgspec.json.decode(body)
+        answer: dict[str, Any] = decode(body)
         if not isinstance(answer.get("output") or [], list):
             raise TypeError("an output is a list")
-        pieces = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        pieces = read_object(body)
         if "model" in pieces:
             pieces["model"] = raw(self.model)
-        return Answer(msgspec.json.encode(pieces), _text(answer.get("id")), (_result_of(answer),))
+        return Answer(encode(pieces), _text(answer.get("id")), (_result_of(answer),))
 
     def new_stream(self) -> "NativeStream":
         """Return the reader of a streamed answer."""
@@ -138,12 +131,6 @@ def _tokens(usage: Any) -> int | None:
         return None
 
 
-def _block_index(fields: dict[str, Any]) -> int:
-    """Return the index of the block that an event belongs to."""
-    index = fields.get("index", fields.get("output_index"))
-    return index if isinstance(index, int) else 0
-
-
 class NativeStream:
     """The state of one streamed message or response (`interfaces.Stream`)."""
 
@@ -172,10 +159,9 @@ class NativeStream:
         return b"".join(self._withheld)
 
     def _pass(self, event: bytes) -> bytes:
-        data = data_of(event)
-        passed = event + b"\n\n"
+        data, passed = data_of(event), event + b"\n\n"
         if data is not None and data.startswith(b"{"):
-            fields: dict[str, Any] = msgspec.json.decode(data)
+            fields: dict[str, Any] = decode(data)
             for name in ("message", "response"):
                 if isinstance(whole := fields.get(name), dict):
                     self._add_whole(whole)
@@ -193,20 +179,22 @@ class NativeStream:
         whole = read_object(pieces[name])
         if "model" in whole:
             pieces[name] = raw(whole | {"model": self._model})
-        return msgspec.json.encode(pieces)
+        return encode(pieces)
 
     def _add_whole(self, whole: dict[str, Any]) -> None:
         self.upstream_id = self.upstream_id or _text(whole.get("id"))
         self._answer |= {name: value for name, value in whole.items() if value is not None and name != "content"}
 
     def _add(self, fields: dict[str, Any]) -> None:
+        index = fields.get("index", fields.get("output_index"))
+        place = index if isinstance(index, int) else 0
         if isinstance(block := fields.get("content_block"), dict):
-            self._blocks[_block_index(fields)] = dict(block)
+            self._blocks[place] = block
         delta = fields.get("delta")
         if isinstance(delta, str) and fields.get("type") == "response.output_text.delta":
             delta = {"text": delta}
         if isinstance(delta, dict):
-            block = self._blocks.setdefault(_block_index(fields), {})
+            block = self._blocks.setdefault(place, {})
             for name in ("text", "thinking", "partial_json"):
                 if isinstance(delta.get(name), str):
                     block[name] = block.get(name, "") + delta[name]
@@ -216,4 +204,4 @@ class NativeStream:
             before = self._answer.get("usage")
             self._answer["usage"] = before | usage if isinstance(before, dict) else usage
         if fields.get("type") == "error" or fields.get("error"):
-            self.error = msgspec.json.encode(fields.get("error", fields)).decode()
+            self.error = encode(fields.get("error", fields)).decode()

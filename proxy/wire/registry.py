@@ -28,37 +28,29 @@ def parse_request(path: str, body: Body, server: Server) -> DialectRequest:
         case "/v1/completions":
             return TextRequest(body, server.captured)
         case "/v1/messages":
-            return _messages(body, server)
+            chat = message_request.chat_of(body.values) if server.captured else None
+            if chat is None:
+                return NativeRequest("messages", body, server)
+            return TranslatedRequest(
+                "messages",
+                body,
+                chat,
+                answer_of=message_answer.answer_of,
+                events_of=message_answer.MessageEvents,
+                error_of=message_answer.error_of,
+            )
         case "/v1/responses":
-            return _responses(body, server)
+            length = server.max_model_len
+            chat = response_request.chat_of(body.values, length) if server.captured else None
+            if chat is None or length is None:
+                return NativeRequest("responses", body, server)
+            return TranslatedRequest(
+                "responses",
+                body,
+                chat,
+                answer_of=partial(response_answer.answer_of, values=body.values, max_model_len=length),
+                events_of=partial(ResponseEvents, body.values, length),
+                error_of=response_answer.error_of,
+                id_of=response_answer.id_of,
+            )
     raise ValueError(f"{path} is none of {RECORDED}")
-
-
-def _messages(body: Body, server: Server) -> DialectRequest:
-    chat = message_request.chat_of(body.values) if server.captured else None
-    if chat is None:
-        return NativeRequest("messages", body, server)
-    return TranslatedRequest(
-        "messages",
-        body,
-        chat,
-        answer_of=message_answer.answer_of,
-        events_of=message_answer.MessageEvents,
-        error_of=message_answer.error_of,
-    )
-
-
-def _responses(body: Body, server: Server) -> DialectRequest:
-    length = server.max_model_len
-    chat = response_request.chat_of(body.values, length) if server.captured else None
-    if chat is None or length is None:
-        return NativeRequest("responses", body, server)
-    return TranslatedRequest(
-        "responses",
-        body,
-        chat,
-        answer_of=partial(response_answer.answer_of, values=body.values, max_model_len=length),
-        events_of=partial(ResponseEvents, body.values, length),
-        error_of=response_answer.error_of,
-        id_of=response_answer.id_of,
-    )

@@ -1,6 +1,9 @@
-"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure."""
+"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure.
 
-from collections.abc import Container, Iterator
+`why_bent` tells whether its sampling leaves the logprobs those of the model at its temperature.
+"""
+
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -9,6 +12,7 @@ import msgspec
 from proxy.domain.call import NULL
 from proxy.domain.json_depth import MAX_DEPTH, depth
 from proxy.errors import BadRequest, NotJson, RefusedField
+from proxy.wire.interfaces import decode, encode, read_object
 
 REFUSED = frozenset(
     {
@@ -49,9 +53,38 @@ _OF_TEXTS = frozenset(
 _SMALL = 2 * MAX_DEPTH
 """Size in bytes up to which a body cannot be nested too deep, as each bracket needs another that closes it."""
 
-_cut = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
+ALWAYS = frozenset(
+    {
+        "model",
+        "max_tokens",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "temperature",
+        "user",
+        "metadata",
+        "return_token_ids",
+    }
+)
+"""The closed list of fields that never change the logprobs, in any dialect."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "store": (False,),
+    "tool_choice": ("auto", "none"),
+    "echo": (False,),
+}
+"""Values at which a field changes nothing, as if it were left out."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -88,7 +121,7 @@ class Body(msgspec.Struct, frozen=True):
         remaining = self.fields.copy()
         for name in names:
             remaining.pop(name, None)
-        return _encode(remaining)
+        return encode(remaining)
 
 
 def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int = 256) -> Body:
@@ -101,9 +134,9 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
         RefusedField: it has a field that controls the server, or media that the server would have to fetch.
     """
     try:
-        fields = _cut(data)
+        fields = read_object(data)
         # Decoded as well, to detect what splitting does not: invalid UTF-8, and numbers that no float can hold.
-        values: dict[str, Any] = _decode(data)
+        values: dict[str, Any] = decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotJson(f"the body must be a JSON object: {error}") from error
     small = len(data) <= _SMALL
@@ -127,17 +160,15 @@ def _check(values: dict[str, Any], max_choices: int) -> None:
         raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
     if values.get("prompt_logprobs") is not None:
         raise deadly("prompt_logprobs")
-    _check_choices(values, max_choices)
-
-
-def _check_choices(values: dict[str, Any], most: int) -> None:
-    """Check `n`, or `best_of`, times the prompts: vLLM samples them all at once, while others wait."""
+    # vLLM samples all choices of all prompts at once, while others wait.
     prompts = values.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     for field in ("n", "best_of"):
         wanted = whole(values.get(field)) or 1
-        if wanted * several > most:
-            raise BadRequest(f"{wanted} choices for {several} prompts are over {most} (proxy.max_choices)", param=field)
+        if wanted * several > max_choices:
+            raise BadRequest(
+                f"{wanted} choices for {several} prompts are over {max_choices} (proxy.max_choices)", param=field
+            )
 
 
 def whole(value: Any) -> int | None:
@@ -155,6 +186,26 @@ def deadly(field: str) -> RefusedField:
     """Return the error for a field that would stop vLLM's engine for everyone, because it makes vLLM compute the
     prompt's logprobs."""
     return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
+
+
+def why_bent(values: Mapping[str, Any], harmless: frozenset[str]) -> str | None:
+    """Return why these values change the logprobs, or None if they do not.
+
+    `harmless` is ALWAYS and the dialect's own such fields. The result is `greedy`, or `sampling_bent: <field>` with the
+    first such field. A field that is not known to be harmless counts as one that changes them.
+    """
+    temperature = values.get("temperature")
+    if temperature is not None:
+        if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
+            return "sampling_bent: temperature"
+        if temperature == 0:
+            return "greedy"
+    if harmless.issuperset(values):
+        return None
+    for field, value in values.items():
+        if not (field in harmless or value is None or value in NEUTRAL.get(field, ())):
+            return f"sampling_bent: {field[:100]}"
+    return None
 
 
 def _may_be_deep(data: bytes) -> bool:

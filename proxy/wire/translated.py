@@ -7,11 +7,9 @@ not cover exactly go to `passthrough`.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
-
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
-from proxy.wire.interfaces import Answer, PromptResult, raw
+from proxy.wire.interfaces import Answer, PromptResult, decode, encode, raw
 from proxy.wire.passthrough import MessagesOrResponses
 from proxy.wire.request_body import Body
 from proxy.wire.sse import Events, data_of
@@ -49,39 +47,25 @@ class TranslatedRequest(MessagesOrResponses):
         id back."""
         super().__init__(endpoint, body)
         pieces = {name: raw(value) for name, value in chat.items()}
-        self._chat = ChatRequest(Body(pieces, chat, body.model), captured=True)
+        self._chat = request = ChatRequest(Body(pieces, chat, body.model), captured=True)
         self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
         self.error = error_of
-
-    @property
-    def conversation(self) -> list[msgspec.Raw]:
-        """The messages of the chat that stands for it."""
-        return self._chat.messages
-
-    def may_continue(self) -> bool:
-        """Return whether there is an answer in the chat."""
-        return self._chat.may_continue()
-
-    def why_not_trained(self) -> str | None:
-        """Return why the answer cannot be trained on (the chat's field that changes its logprobs), or None if it
-        can."""
-        return self._chat.why_not_trained()
-
-    def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
-        """Return the chat, with what capture needs."""
-        return self._chat.to_upstream_body(served_name, cache_salt)
+        self.conversation = request.messages
+        # What vLLM gets is the chat, so the chat decides these.
+        self.may_continue = request.may_continue
+        self.why_not_trained = request.why_not_trained
+        self.to_upstream_body = request.to_upstream_body
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
         answer = self._chat.read(body)
         upstream_id = None if answer.upstream_id is None else self._id_of(answer.upstream_id)
-        chat = msgspec.json.decode(answer.client_body)
+        chat = decode(answer.client_body)
         try:
-            client_body = msgspec.json.encode(self._answer_of(chat))
+            return Answer(encode(self._answer_of(chat)), upstream_id, answer.results)
         except ValueError as error:
-            refused = msgspec.json.encode({"error": {"message": str(error), "type": "BadRequestError"}})
+            refused = encode({"error": {"message": str(error), "type": "BadRequestError"}})
             return Answer(self.error(refused, 400), upstream_id, answer.results, status=400)
-        return Answer(client_body, upstream_id, answer.results)
 
     def new_stream(self) -> "TranslatedStream":
         """Return the reader of a streamed answer."""
@@ -92,9 +76,7 @@ class TranslatedStream:
     """The state of one streamed answer (`interfaces.Stream`): the chat's, translated back event by event."""
 
     def __init__(self, chat: ChatStream, back: Back, id_of: Callable[[str], str]) -> None:
-        self._chat = chat
-        self._back = back
-        self._id_of = id_of
+        self._chat, self._back, self._id_of = chat, back, id_of
         self._events = Events()
 
     @property
@@ -129,5 +111,5 @@ class TranslatedStream:
         data = data_of(event)
         if data is None:
             return b""
-        chunk: dict[str, Any] = msgspec.json.decode(data)
+        chunk: dict[str, Any] = decode(data)
         return self._back.error(chunk["error"]) if "error" in chunk else self._back.feed(chunk)

@@ -6,7 +6,7 @@ answers must contain nothing that capture added.
 
 import json
 import uuid
-from http import HTTPStatus
+from http.client import responses
 from typing import Any
 
 import msgspec
@@ -30,16 +30,16 @@ def answer_of(chat: dict[str, Any]) -> dict[str, Any]:
     if message.get("content"):
         content.append({"type": "text", "text": message["content"]})
     content += [_tool_use(call) for call in tool_calls]
-    answer = {
+    stopped = _stopped(choice.get("finish_reason"), choice.get("stop_reason"), bool(tool_calls), bool(tool_calls))
+    return {
         "id": chat["id"],
         "type": "message",
         "role": "assistant",
         "content": content or [{"type": "text", "text": ""}],
         "model": chat["model"],
+        **{name: value for name, value in stopped.items() if value is not None},
+        "usage": _usage(chat.get("usage")),
     }
-    stopped = _stopped(choice.get("finish_reason"), choice.get("stop_reason"), bool(tool_calls), bool(tool_calls))
-    answer |= {name: value for name, value in stopped.items() if value is not None}
-    return answer | {"usage": _usage(chat.get("usage"))}
 
 
 def error_of(chat_error_body: bytes, status: int) -> bytes:
@@ -49,7 +49,8 @@ def error_of(chat_error_body: bytes, status: int) -> bytes:
         error = msgspec.json.decode(chat_error_body)["error"]
         return _error(error["type"], error["message"])
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError):
-        return _error(_phrase(status), chat_error_body.decode("utf-8", "replace"))
+        # A number that no standard names has no phrase.
+        return _error(responses.get(status, "error"), chat_error_body.decode("utf-8", "replace"))
 
 
 class MessageEvents:
@@ -77,12 +78,20 @@ class MessageEvents:
             self._started = True
             return self._start(chunk)
         if not chunk["choices"]:
-            return self._close() + self._finish(chunk)
+            complete = self._tool_used and _is_json("".join(self._arguments))
+            delta = _stopped(self._finish_reason or "stop", self._stop_reason, self._tool_used, complete)
+            return self._close() + _event(
+                {"type": "message_delta", "delta": delta, "usage": _usage(chunk.get("usage"))}
+            )
         choice = chunk["choices"][0]
         if choice.get("finish_reason") is not None:
             self._finish_reason, self._stop_reason = choice["finish_reason"], choice.get("stop_reason")
         delta = choice["delta"]
-        events = self._think(delta["reasoning"]) if delta.get("reasoning") else b""
+        events = b""
+        if delta.get("reasoning"):
+            if self._block != "thinking":
+                events = self._close() + self._open({"type": "thinking", "thinking": ""})
+            events += self._delta({"type": "thinking_delta", "thinking": delta["reasoning"]})
         if delta.get("content"):
             events += self._say(delta["content"])
         return events + b"".join(self._call(call) for call in delta.get("tool_calls") or ())
@@ -112,15 +121,6 @@ class MessageEvents:
             "usage": _usage(chunk.get("usage")),
         }
         return _event({"type": "message_start", "message": message})
-
-    def _finish(self, chunk: dict[str, Any]) -> bytes:
-        complete = self._tool_used and _is_json("".join(self._arguments))
-        delta = _stopped(self._finish_reason or "stop", self._stop_reason, self._tool_used, complete)
-        return _event({"type": "message_delta", "delta": delta, "usage": _usage(chunk.get("usage"))})
-
-    def _think(self, thinking: str) -> bytes:
-        events = b"" if self._block == "thinking" else self._close() + self._open({"type": "thinking", "thinking": ""})
-        return events + self._delta({"type": "thinking_delta", "thinking": thinking})
 
     def _say(self, text: str) -> bytes:
         if self._block == "tool_use":
@@ -215,13 +215,6 @@ def _usage(usage: dict[str, Any] | None) -> dict[str, int]:
     known = {name: tokens for name, tokens in cached.items() if tokens is not None}
     input_tokens = max(0, usage["prompt_tokens"] - sum(known.values()))
     return {"input_tokens": input_tokens, "output_tokens": usage.get("completion_tokens") or 0} | known
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:  # a number that no standard names
-        return "error"
 
 
 def _is_json(text: str) -> bool:

@@ -15,6 +15,7 @@ from proxy.wire.anthropic.schema import (
     Disabled,
     Enabled,
     Message,
+    OutputConfig,
     Request,
     ResultImage,
     ResultText,
@@ -60,25 +61,18 @@ def _covered(request: Request, disabled_effort: str | None) -> bool:
         return False
     if isinstance(request.thinking, Disabled) and disabled_effort is None:
         return False
-    if request.tool_choice is not None:
-        names = {tool.name for tool in request.tools or ()}
-        if request.tool_choice.type in ("auto", "any") and not names:
-            return False
-        if request.tool_choice.type == "tool" and request.tool_choice.name not in names - {""}:
-            return False
+    names, choice = {tool.name for tool in request.tools or ()}, request.tool_choice
+    if choice is not None and choice.type in ("auto", "any") and not names:
+        return False
+    if choice is not None and choice.type == "tool" and choice.name not in names - {""}:
+        return False
+    # Without an id of a tool call, vLLM makes one from the time.
     return all(
-        _covered_block(block, message.role)
+        bool(block.id) if block.type == "tool_use" else block.type != "tool_result" or message.role != "assistant"
         for message in request.messages
         if not isinstance(message.content, str)
         for block in message.content
     )
-
-
-def _covered_block(block: Block, role: str) -> bool:
-    if block.type == "tool_use":
-        # Without an id vLLM makes one from the time.
-        return bool(block.id)
-    return block.type != "tool_result" or role != "assistant"
 
 
 def _messages(request: Request, merges_system: bool) -> list[dict[str, Any]]:
@@ -161,19 +155,16 @@ def _sampling(request: Request) -> dict[str, Any]:
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.stream:
-        fields["stream"] = True
-        fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        fields |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def _thinking(request: Request, disabled_effort: str | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if request.output_config is not None:
-        if request.output_config.effort is not None:
-            fields["reasoning_effort"] = request.output_config.effort
-        if request.output_config.format is not None and request.output_config.format.schema:
-            schema = {"name": "json_schema", "schema": request.output_config.format.schema}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    output = request.output_config or OutputConfig()
+    fields: dict[str, Any] = {} if output.effort is None else {"reasoning_effort": output.effort}
+    if output.format is not None and output.format.schema:
+        schema = {"name": "json_schema", "schema": output.format.schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(request.thinking, Disabled):
         fields["reasoning_effort"] = disabled_effort
     if isinstance(request.thinking, Enabled):

@@ -1,4 +1,4 @@
 """OpenAI's chat completions.
 
-`request` in, `answer` or `stream` out; `answer_template` and `chunk_template` make it fast.
+`request` in, `answer` or `stream` out. Both read what has the form of the answer or chunk before it in one pass.
 """

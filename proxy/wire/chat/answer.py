@@ -1,13 +1,52 @@
-"""Read a whole chat answer: what was sampled, and the bytes for the app without what it did not request. Pure."""
+"""Read a whole chat answer: what was sampled, and the bytes for the app without what it did not request. Pure.
 
+A server writes the same fields in the same order in every answer. Once their names were read one by one, they define a
+type with exactly these fields, which decodes the next answer in one pass. The hidden parts are cut out of the answer
+only if everything else stands in it byte for byte and in this order. An answer that differs in any way is read field by
+field.
+"""
+
+from functools import lru_cache
+from keyword import iskeyword
 from typing import Any, Protocol
 
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.chat.answer_template import AnswerTemplate, template_of
-from proxy.wire.interfaces import Answer, PromptResult, raw, read_index, read_object, read_objects, read_text
-from proxy.wire.tokens import prompt_tokens_of, read_ids, read_logprobs
+from proxy.wire.interfaces import (
+    UNREADABLE,
+    Answer,
+    ChoiceLogprobs,
+    Number,
+    PromptResult,
+    decode,
+    encode,
+    logprobs_of,
+    prompt_tokens_of,
+    raw,
+    read_ids,
+    read_index,
+    read_logprobs,
+    read_object,
+    read_objects,
+    read_text,
+)
+
+CAPTURED: dict[str, Any] = {
+    "logprobs": ChoiceLogprobs | None,
+    "token_ids": list[Number] | None,
+    "prompt_token_ids": list[Number] | None,
+}
+"""Fields that capture requests. They are decoded where they are hidden from the app; all else passes as it came."""
+NEEDED = frozenset({"id", "model", "choices", "usage", "prompt_token_ids"})
+NEEDED_OF_CHOICE = frozenset({"index", "message", "logprobs", "finish_reason", "token_ids"})
+"""Fields that an answer, and each of its choices, must have to be read in one pass."""
+
+HIDDEN, MODEL = b"\0", b"\1"
+"""Placeholders for parts that are replaced; neither byte can occur in JSON."""
+_HIDDEN, _MODEL = msgspec.Raw(HIDDEN), msgspec.Raw(MODEL)
+_name = lru_cache(256)(encode)
+"""Encodes a model's name as JSON."""
 
 
 class Visibility(Protocol):
@@ -20,9 +59,104 @@ class Visibility(Protocol):
     wants_prompt_token_ids: bool
 
 
-_CAPTURED = ("logprobs", "token_ids", "prompt_token_ids")
+class AnswerTemplate:
+    """The fields that similar answers share, and which of them the app does not see."""
+
+    __slots__ = ("_decode", "_ids", "_logprobs", "_of_choice", "_prompt_ids")
+
+    def __init__(self, names: tuple[str, ...], of_choice: tuple[str, ...], hidden: frozenset[str]) -> None:
+        """`names` and `of_choice` are the fields of the answer and of each choice, in the order in which they come.
+        `hidden` are those that only capture requested."""
+        self._ids, self._logprobs = "token_ids" in hidden, "logprobs" in hidden
+        self._prompt_ids, self._of_choice = "prompt_token_ids" in hidden, self._ids + self._logprobs
+        read = {name: CAPTURED[name] for name in hidden}
+        choice = struct_of("Choice", of_choice, read | {"index": Number, "finish_reason": str | None})
+        answer = struct_of("Answer", names, read | {"id": str | None, "choices": list[choice]})  # type: ignore[valid-type]
+        self._decode = msgspec.json.Decoder(answer).decode
+
+    def read(self, body: bytes, model: str) -> Answer | None:
+        """Read an answer for an app that requested this model. Return None if it has another form."""
+        try:
+            decoded: Any = self._decode(body)
+            pieces, prompt_ids = decoded.choices, decoded.prompt_token_ids
+            if self._prompt_ids:
+                decoded.prompt_token_ids = _HIDDEN
+            else:
+                prompt_ids = read_ids(prompt_ids)
+            # Most answers have one choice.
+            choices = (self._take(pieces[0]),) if len(pieces) == 1 else tuple(map(self._take, pieces))
+            result = PromptResult(prompt_ids, prompt_tokens_of(decoded.usage), choices)
+        except UNREADABLE:
+            return None
+        served, decoded.model = len(decoded.model), _MODEL
+        hidden = self._prompt_ids + len(pieces) * self._of_choice
+        client_body = _cut(body, encode(decoded), served, _name(model), hidden)
+        return None if client_body is None else Answer(client_body, decoded.id, (result,))
+
+    def _take(self, piece: Any) -> Choice:
+        """Return a choice, and replace its hidden fields."""
+        message, token_ids, logprobs = decode(piece.message), piece.token_ids, piece.logprobs
+        if None in message.values():
+            message = {key: value for key, value in message.items() if value is not None}
+        if self._ids:
+            piece.token_ids = _HIDDEN
+        else:
+            token_ids = read_ids(token_ids)
+        if self._logprobs:
+            piece.logprobs = _HIDDEN
+            logprobs = logprobs_of(logprobs)
+        else:
+            logprobs = read_logprobs(logprobs)
+        return Choice(piece.index, message, piece.finish_reason, token_ids, logprobs)
+
+
+@lru_cache(64)
+def template_of(names: tuple[str, ...], of_choice: tuple[str, ...], hidden: frozenset[str]) -> AnswerTemplate | None:
+    """Return the form of answers with these fields. None if a required field is missing, or a name cannot be a
+    field's."""
+    whole = NEEDED.issubset(names) and NEEDED_OF_CHOICE.issubset(of_choice)
+    return AnswerTemplate(names, of_choice, hidden) if whole and all(map(may_be_named, names + of_choice)) else None
+
+
+def may_be_named(name: str) -> bool:
+    """Return whether a type may have a field with this name."""
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
+
+
+def struct_of(name: str, names: tuple[str, ...], types: dict[str, Any]) -> type[msgspec.Struct]:
+    """Return a type with exactly these fields. Those without a type pass as they came."""
+    fields = [(field, types.get(field, msgspec.Raw)) for field in names]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
+
+
+def _cut(body: bytes, encoded: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
+    """Return the answer's bytes for the app, made from `encoded`, the answer encoded again. None if it did not come in
+    that form. `served` is the length of the model's name in the answer, `hidden` the number of hidden parts.
+
+    The fields are known to be the same. The parts at the beginning, at the end and between placeholders prove their
+    order, and that each is written as it was.
+    """
+    before, _, rest = encoded.partition(MODEL)
+    part, more, rest = rest.partition(HIDDEN)
+    at = len(before) + served
+    if not (body.startswith(before) and body.startswith(part, at)):
+        return None
+    parts = [before + model + part]
+    while more:
+        at += len(part)
+        part, more, rest = rest.partition(HIDDEN)
+        # The last part is not searched for: the ids of a long prompt may stand before it.
+        if more:
+            at = body.find(part, at)
+            if at < 0:
+                return None
+        parts.append(part)
+    # A text may contain a placeholder's byte: that is invalid JSON, but it would be accepted.
+    return b"null".join(parts) if len(parts) == hidden + 1 and body.endswith(part, at) else None
+
+
 _last_templates: dict[tuple[bool, ...], AnswerTemplate | None] = {}
-"""The form of the last answer read field by field, by which of _CAPTURED the app wants: eight at most."""
+"""The form of the last answer read field by field, by which of CAPTURED the app wants: eight at most."""
 
 
 def strip_choice(choice: dict[str, msgspec.Raw], visibility: Visibility) -> None:
@@ -38,7 +172,7 @@ def strip_choice(choice: dict[str, msgspec.Raw], visibility: Visibility) -> None
 def _hide_reasoning(choice: dict[str, msgspec.Raw]) -> None:
     """Hide the reasoning as vLLM does: null in its place, and an empty delta if it holds nothing else."""
     part = "delta" if "delta" in choice else "message"
-    fields: dict[str, Any] = msgspec.json.decode(choice[part])
+    fields: dict[str, Any] = decode(choice[part])
     if part == "message" or fields.get("content") or fields.get("tool_calls"):
         choice[part] = raw(fields | {"reasoning": None})
     elif "role" not in fields:
@@ -71,12 +205,12 @@ def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) 
     pieces = read_objects(fields["choices"])
     names = {tuple(piece) for piece in pieces}
     if len(names) == 1 and not visibility.hides_reasoning:
-        hidden = frozenset(name for name, is_wanted in zip(_CAPTURED, wanted, strict=True) if not is_wanted)
+        hidden = frozenset(name for name, is_wanted in zip(CAPTURED, wanted, strict=True) if not is_wanted)
         _last_templates[wanted] = template_of(tuple(fields), names.pop(), hidden)
     prompt_token_ids = read_ids(fields.get("prompt_token_ids"))
     choices = []
     for piece in pieces:
-        message: dict[str, Any] = msgspec.json.decode(piece["message"])
+        message: dict[str, Any] = decode(piece["message"])
         choices.append(
             Choice(
                 index=read_index(piece["index"]),
@@ -90,4 +224,4 @@ def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) 
     strip_top(fields, visibility)
     fields["choices"] = raw(pieces)
     result = PromptResult(prompt_token_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
-    return Answer(msgspec.json.encode(fields), read_text(fields.get("id", NULL)), (result,))
+    return Answer(encode(fields), read_text(fields.get("id", NULL)), (result,))

@@ -7,9 +7,8 @@ import msgspec
 
 from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
-from proxy.wire.interfaces import Answer, raw_name
-from proxy.wire.request_body import Body, deadly
-from proxy.wire.trainable_sampling import ALWAYS, why_bent
+from proxy.wire.interfaces import Answer, encode, raw_name, read_list
+from proxy.wire.request_body import ALWAYS, Body, deadly, why_bent
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 HARMLESS = ALWAYS | {"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"}
@@ -22,8 +21,6 @@ ANSWER_OPTIONS = frozenset(
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
 _FLAG = (bool, type(None))
-_cut_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class ChatRequest:
@@ -55,24 +52,20 @@ class ChatRequest:
         """The request's tools, as they came; JSON null if it has none."""
         self._tells = not ANSWER_OPTIONS.isdisjoint(values)
         if self._tells or not captured:
-            self._read_telling(values)
+            # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
+            if captured and values.get("echo"):
+                raise deadly("echo")
+            self.capturable = captured and _capturable(body)
+            self.hides_reasoning = captured and values.get("include_reasoning") is False
+            self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
+            self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
+            self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
         try:
-            self.messages = _cut_list(fields["messages"])
+            self.messages = read_list(fields["messages"])
             """The conversation, message by message; empty if the request has none."""
         except (KeyError, msgspec.DecodeError):
             self.messages = []
         self.conversation = self.messages
-
-    def _read_telling(self, values: dict[str, Any]) -> None:
-        """Read what the app requests in addition to the answer's text."""
-        # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
-        if self._for_vllm and values.get("echo"):
-            raise deadly("echo")
-        self.capturable = self._for_vllm and _capturable(self._body)
-        self.hides_reasoning = self._for_vllm and values.get("include_reasoning") is False
-        self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
-        self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
-        self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
 
     def may_continue(self) -> bool:
         """Return whether there is an answer in the conversation."""
@@ -98,12 +91,9 @@ class ChatRequest:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""
         fields = self._body.fields.copy()
         fields["model"] = raw_name(served_name)
-        if self._for_vllm and not self._tells:
-            fields["cache_salt"] = _captured(cache_salt)
-            return _encode(fields)
         if self._for_vllm:
-            fields["cache_salt"] = raw_name(cache_salt)
-        if self.capturable:
+            fields["cache_salt"] = raw_name(cache_salt) if self._tells else _captured(cache_salt)
+        if self._tells and self.capturable:
             fields["return_token_ids"] = _TRUE
             if self.hides_reasoning:
                 fields["include_reasoning"] = _TRUE
@@ -111,7 +101,7 @@ class ChatRequest:
             # Absent would work, null would not: vLLM then computes no logprobs.
             if not self._body.given("top_logprobs"):
                 fields["top_logprobs"] = _ZERO
-        return _encode(fields)
+        return encode(fields)
 
     def read(self, body: bytes) -> Answer:
         """Read a whole answer."""
@@ -128,9 +118,9 @@ class ChatRequest:
 
 @lru_cache(64)
 def _captured(cache_salt: str) -> msgspec.Raw:
-    """Return the salt, followed by the other fields that a request without any of TELLING gets. A Raw is written as it
-    is, and one piece is faster than four."""
-    return msgspec.Raw(b'%b,"return_token_ids":true,"logprobs":true,"top_logprobs":0' % _encode(cache_salt))
+    """Return the salt, followed by the other fields that a request without any of ANSWER_OPTIONS gets. A Raw is written
+    as it is, and one piece is faster than four."""
+    return msgspec.Raw(b'%b,"return_token_ids":true,"logprobs":true,"top_logprobs":0' % encode(cache_salt))
 
 
 def _strict_tools(values: dict[str, Any]) -> bool:

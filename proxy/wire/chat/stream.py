@@ -1,20 +1,39 @@
 """Process a streamed chat answer event by event: capture it, and pass it on without what the app did not request.
 
-Bytes in, bytes out.
+Bytes in, bytes out. Most events of a stream differ only in their one choice. The bytes before and after it are
+compared, and its fields are decoded by a type with exactly these names, which a server writes in one order: a few
+microseconds each. A chunk that differs in any other way is read field by field.
 """
 
+from collections import defaultdict
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.chat.answer import Visibility, strip_choice, strip_top
-from proxy.wire.chat.chunk_template import ChunkTemplate
-from proxy.wire.chunk_stream import ChunkStream
-from proxy.wire.interfaces import PromptResult, raw, read_index, read_objects, read_text
-from proxy.wire.tokens import logprobs_of, prompt_tokens_of, read_ids, read_logprobs
+from proxy.wire.chat.answer import CAPTURED, Visibility, may_be_named, strip_choice, strip_top, struct_of
+from proxy.wire.interfaces import (
+    Number,
+    PromptResult,
+    encode,
+    logprobs_of,
+    prompt_tokens_of,
+    raw,
+    read_ids,
+    read_index,
+    read_logprobs,
+    read_object,
+    read_objects,
+    read_text,
+)
+from proxy.wire.sse import ChunkStream
 
-_encode = msgspec.json.Encoder().encode
+MOST_TRIES = 8
+"""Most chunks learned in a row without a match. After that, this stream has no such chunks."""
+NEEDED = frozenset({"index", "delta", "finish_reason", "logprobs"})
+"""Fields that a choice must have to be read as one of many similar chunks."""
+_CHOICES = b'"choices":['
 _EMPTY_DELTAS = (b"{}", b"null")
 LONGEST_EMPTY = max(map(len, _EMPTY_DELTAS))
 
@@ -47,7 +66,7 @@ class _GrowingChoice:
 
     def __init__(self) -> None:
         self.role = "assistant"
-        self.texts: dict[str, list[str]] = {}
+        self.texts: defaultdict[str, list[str]] = defaultdict(list)
         self.tool_calls: dict[int, dict[str, Any]] = {}
         self.token_ids: list[int] | None = None
         self.logprobs: list[float] | None = None
@@ -74,24 +93,15 @@ class _GrowingChoice:
         delta = _delta.decode(piece)
         if delta is None:
             return
-        if delta.role:
-            self.role = delta.role
+        self.role = delta.role or self.role
         if isinstance(delta.content, str):
-            self._more("content", delta.content)
+            self.texts["content"].append(delta.content)
         if delta.reasoning is not None:
-            self._more("reasoning", delta.reasoning)
+            self.texts["reasoning"].append(delta.reasoning)
         if delta.refusal is not None:
-            self._more("refusal", delta.refusal)
-        if delta.tool_calls:
-            for call in delta.tool_calls:
-                self._add_tool_call(call)
-
-    def _more(self, part: str, text: str) -> None:
-        texts = self.texts.get(part)
-        if texts is None:
-            self.texts[part] = [text]
-        else:
-            texts.append(text)
+            self.texts["refusal"].append(delta.refusal)
+        for call in delta.tool_calls or ():
+            self._add_tool_call(call)
 
     def _add_tool_call(self, piece: _ToolCall) -> None:
         call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
@@ -113,6 +123,81 @@ class _GrowingChoice:
             token_ids=self.token_ids,
             logprobs=self.logprobs,
         )
+
+
+class ChunkTemplate:
+    """What the last chunk read field by field has in common with those that follow."""
+
+    __slots__ = ("_after", "_before", "_begins", "_decode", "_ends", "_hidden", "_left", "has_ids", "output_after",
+                 "output_before")  # fmt: skip
+
+    def __init__(self, hidden: frozenset[str]) -> None:
+        """`hidden`: fields of a choice that are not passed on to the app."""
+        self._hidden = hidden
+        self._before, self._after = b"", b""
+        self._begins, self._ends = 0, 0
+        self.has_ids = False
+        """Whether the similar choices have a field for their ids."""
+        self.output_before, self.output_after = b"", b""
+        """What surrounds the choice in the output, including the empty line."""
+        self._decode: Any = None
+        self._left = MOST_TRIES
+
+    def fit(self, event: bytes, output: bytes, names: tuple[str, ...]) -> None:
+        """Learn a chunk with one choice as the template for those that follow.
+
+        `event` is the chunk as it came and `output` as it goes out, both without the empty line. `names` are the
+        choice's fields in the order in which they came.
+        """
+        self._decode = None
+        if self._left <= 0 or not NEEDED.issubset(names) or not all(map(may_be_named, names)):
+            return
+        self._left -= 1
+        came, goes = _parts(event), _parts(output)
+        if came is not None and goes is not None:
+            self._before, self._after = came
+            self._begins, self._ends = len(self._before), -len(self._after)
+            self.output_before, self.output_after = goes[0], goes[1] + b"\n\n"
+            self.has_ids = "token_ids" in names
+            self._decode = _decoder(names, self._hidden)
+
+    def match(self, event: bytes) -> Any:
+        """Return the choice of a chunk that matches, else None. `index` is a number; `token_ids` and `logprobs` are
+        decoded if they are hidden; all else is Raw."""
+        if self._decode is None or not (event.startswith(self._before) and event.endswith(self._after)):
+            return None
+        try:
+            choice = self._decode(event[self._begins : self._ends])
+        except msgspec.DecodeError:
+            return None
+        self._left = MOST_TRIES
+        return choice
+
+
+def _parts(event: bytes) -> tuple[bytes, bytes] | None:
+    """Return what stands before and after the one choice, or None if that is unclear."""
+    at = event.find(_CHOICES)
+    before = event[: at + len(_CHOICES)]
+    if at < 0 or not before.startswith(b"data: {"):
+        return None
+    try:
+        # If it parses with an empty list, this is the top level of the chunk, and not a text that looks like it.
+        read_object(before[len(b"data: ") :] + b"]}")
+        fields = read_object(event[len(b"data: ") :])
+    except msgspec.DecodeError:
+        return None
+    names = list(fields)
+    behind = {name: fields[name] for name in names[names.index("choices") + 1 :]}
+    if any(value != NULL for value in behind.values()):
+        return None
+    after = b"]" + b"".join(b",%b:null" % encode(name) for name in behind) + b"}"
+    return (before, after) if event.endswith(b"}" + after) else None
+
+
+@lru_cache(64)
+def _decoder(names: tuple[str, ...], hidden: frozenset[str]) -> Any:
+    types = {"index": Number} | {name: CAPTURED[name] for name in hidden}
+    return msgspec.json.Decoder(struct_of("Choice", names, types)).decode
 
 
 class ChatStream(ChunkStream):
@@ -164,7 +249,7 @@ class ChatStream(ChunkStream):
         growing.add_delta(delta)
         if unfinished and not self._shows_more and len(delta) <= LONGEST_EMPTY and bytes(delta) in _EMPTY_DELTAS:
             return b""
-        return template.output_before + _encode(choice) + template.output_after
+        return template.output_before + encode(choice) + template.output_after
 
     def _pass_other(self, event: bytes) -> bytes:
         """Process an event field by field. Learn its form, as the next one may be like it."""

@@ -42,13 +42,12 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
         chat["messages"] = _messages(values)
     except _NotCovered:
         return None
-    chat |= {name: values[name] for name in shape.SAME_IN_CHAT if values.get(name) is not None}
-    if (limit := values.get("max_output_tokens")) is not None:
-        chat["max_completion_tokens"] = limit
-    if (effort := (values.get("reasoning") or {}).get("effort")) is not None:
-        chat["reasoning_effort"] = effort
-    if (response_format := _response_format(values)) is not None:
-        chat["response_format"] = response_format
+    options = {name: values.get(name) for name in shape.SAME_IN_CHAT} | {
+        "max_completion_tokens": values.get("max_output_tokens"),
+        "reasoning_effort": (values.get("reasoning") or {}).get("effort"),
+        "response_format": _response_format(values),
+    }
+    chat |= {name: value for name, value in options.items() if value is not None}
     if values.get("tools"):
         chat["tools"] = [{"type": "function", "function": _function(tool)} for tool in values["tools"]]
         chat["tool_choice"] = _tool_choice(values)
@@ -92,11 +91,8 @@ def _messages(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _add(messages: list[dict[str, Any]], item: Any) -> None:
-    for is_one, turned in _ITEMS:
-        if is_one(item):
-            message = turned(item)
-            break
-    else:
+    message = next((turned(item) for is_one, turned in _ITEMS if is_one(item)), None)
+    if message is None:
         raise _NotCovered
     last = messages[-1] if messages else {}
     if message["role"] != "assistant" or last.get("role") != "assistant":

@@ -24,24 +24,15 @@ INCLUDED_FOR_NOTHING = (
 Check = Callable[[Any], bool]
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _null(value: Any) -> bool:
-    return value is None
-
-
-def _anything(_value: Any) -> bool:
-    return True
+_text = _is(str)
+_flag = _is(bool)
+_object = _is(dict)
+_null = _is(type(None))
+_anything = _is(object)
 
 
 def _number(low: float, high: float) -> Check:

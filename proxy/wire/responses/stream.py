@@ -13,6 +13,15 @@ import msgspec
 
 from proxy.wire.responses.answer import Echo, call_item, echo_of, item_id, message_item, reasoning_item, text_part
 
+_PART: dict[str, Any] = {"content_index": 0}
+"""Names the one part that an item with parts has."""
+_TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "reasoning": ("response.reasoning_text", _PART),
+    "message": ("response.output_text", _PART | {"logprobs": []}),
+    "function_call": ("response.function_call_arguments", {}),
+}
+"""By an item's type: what the events of its text are called, and the fields that they have."""
+
 
 class ResponseEvents:
     """The state of one streamed answer. `feed` it the chunks of a chat stream, and send what it returns."""
@@ -67,51 +76,44 @@ class ResponseEvents:
     def _say(self, kind: str, text: str, call: dict[str, Any] | None) -> bytes:
         """Send a piece of an item. Open a new item if the piece does not continue the open one."""
         another = call is not None and call["index"] != self._call.get("index", call["index"])
-        events = b""
-        if kind != self._kind or another:
-            events = self._close() + self._open(kind, call)
+        events = self._close() + self._open(kind, call) if kind != self._kind or another else b""
         if kind == "function_call" and not text:
             return events
         self._texts.append(text)
-        if kind == "reasoning":
-            return events + self._part_event("response.reasoning_text.delta", delta=text)
-        if kind == "message":
-            return events + self._part_event("response.output_text.delta", delta=text, logprobs=[])
-        return events + self._item_event("response.function_call_arguments.delta", delta=text)
+        return events + self._text_event("delta", delta=text)
 
     def _open(self, kind: str, call: dict[str, Any] | None) -> bytes:
         self._kind, self._texts = kind, []
         if call is not None:
             self._call = call
-        item: dict[str, Any]
+        part: dict[str, Any] | None = None
         if kind == "reasoning":
             item, part = reasoning_item(self._item_id, None, "in_progress"), {"text": "", "type": "reasoning_text"}
         elif kind == "message":
             item, part = message_item(self._item_id, [], "in_progress"), text_part("") | {"logprobs": []}
         else:
-            return self._event(
-                "response.output_item.added", output_index=len(self._output), item=self._called("", "in_progress")
-            )
+            item = self._called("", "in_progress")
         added = self._event("response.output_item.added", output_index=len(self._output), item=item)
-        return added + self._part_event("response.content_part.added", part=part)
+        return added if part is None else added + self._item_event("response.content_part.added", **_PART, part=part)
 
     def _close(self) -> bytes:
         """End the open item."""
         if self._kind is None:
             return b""
         text = "".join(self._texts)
-        item: dict[str, Any]
-        if self._kind == "reasoning":
-            events = self._part_event("response.reasoning_text.done", text=text)
-            events += self._part_event("response.content_part.done", part={"text": text, "type": "reasoning_text"})
-            item = reasoning_item(self._item_id, text, "completed")
-        elif self._kind == "message":
-            events = self._part_event("response.output_text.done", logprobs=[], text=text)
-            events += self._part_event("response.content_part.done", part=text_part(text))
-            item = message_item(self._item_id, [text_part(text)], "completed")
-        else:
+        if self._kind == "function_call":
             item = self._called(text, "completed")
-            events = self._item_event("response.function_call_arguments.done", arguments=text, name=item["name"])
+            events = self._text_event("done", arguments=text, name=item["name"])
+        else:
+            reasons = self._kind == "reasoning"
+            part = {"text": text, "type": "reasoning_text"} if reasons else text_part(text)
+            events = self._text_event("done", text=text)
+            events += self._item_event("response.content_part.done", **_PART, part=part)
+            item = (
+                reasoning_item(self._item_id, text, "completed")
+                if reasons
+                else message_item(self._item_id, [part], "completed")
+            )
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._kind = None
@@ -126,9 +128,11 @@ class ResponseEvents:
         assert self._echo is not None and self._kind is not None
         return item_id(self._kind, self._echo.id, len(self._output))
 
-    def _part_event(self, kind: str, **values: Any) -> bytes:
-        """Return an event of the open item's one part."""
-        return self._item_event(kind, content_index=0, **values)
+    def _text_event(self, verb: str, **values: Any) -> bytes:
+        """Return an event of the open item's text."""
+        assert self._kind is not None
+        name, fields = _TEXTS[self._kind]
+        return self._item_event(f"{name}.{verb}", **fields, **values)
 
     def _item_event(self, kind: str, **values: Any) -> bytes:
         return self._event(kind, item_id=self._item_id, output_index=len(self._output), **values)

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.wire.chat import chunk_template
+from proxy.wire.chat import stream as chunk_template
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import UNREADABLE, Server
 from proxy.wire.registry import parse_request
