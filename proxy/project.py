@@ -23,9 +23,9 @@ from proxy.background.shadow_groups import Shadows
 from proxy.background.store import BackgroundTables
 from proxy.dashboard import app as dashboard
 from proxy.dashboard.interfaces import Parts
+from proxy.domain.address import PASSED_THROUGH, RECORDED
 from proxy.domain.call import Call
 from proxy.domain.policies import Policies, Policy, live_names
-from proxy.domain.routes import PASSED_THROUGH, RECORDED
 from proxy.errors import DatabaseAway
 from proxy.http.asgi import Routes
 from proxy.inference.endpoint import Inference

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from proxy.domain.routes import PASSED_THROUGH, RECORDED
+from proxy.domain.address import PASSED_THROUGH, RECORDED
 from proxy.wire.request_body import REFUSED
 from tests.unit.proxy.generated import CHAT_FEATURES, TEXT_FEATURES, chats, completions
 

@@ -17,7 +17,7 @@ from hmac import compare_digest
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.admission.api_key_store import KeyTables
-from proxy.domain.routes import PASSED_THROUGH, RECORDED
+from proxy.domain.address import PASSED_THROUGH, RECORDED
 from proxy.errors import MissingScope, NoKey, WrongKey
 from whetstone.domain.api_keys import KeyScope, Principal, anybody, hash_of
 

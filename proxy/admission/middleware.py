@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from proxy.admission.api_keys import Keys, scope_needed
 from proxy.admission.limits import ConcurrencyLimit, RateLimiter, has_quota
-from proxy.domain.address import split_url
-from proxy.domain.routes import HEALTH, is_dashboard
+from proxy.domain.address import HEALTH, is_dashboard, split_url
 from proxy.errors import Forbidden, MissingScope, NotFound, ProxyError
 from proxy.http.asgi import PRINCIPAL, URL_ADDRESS, Header, Receive, Routes, Scope, Send, WithHeaders, headers_of
 from proxy.metrics import rejections

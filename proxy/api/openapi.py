@@ -9,8 +9,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from proxy.domain.address import RECORDED
 from proxy.domain.feedback import MAX_BATCH, Feedback
-from proxy.domain.routes import RECORDED
 from whetstone.domain.ids import ID
 
 _MODEL = {"type": "string", "description": "One of `GET /v1/models`."}

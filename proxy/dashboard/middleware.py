@@ -19,7 +19,7 @@ from proxy.admission.middleware import check_origin, check_own_page
 from proxy.dashboard import assets, error_page, rendering, session
 from proxy.dashboard.interfaces import Visitor
 from proxy.dashboard.queries import sessions as store_sessions
-from proxy.domain.routes import DASHBOARD
+from proxy.domain.address import DASHBOARD
 from proxy.errors import BadRequest, DatabaseAway, Forbidden, MissingScope, NoKey, NotFound, ProxyError
 from proxy.http.asgi import (
     PRINCIPAL,

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import timedelta
 
-from proxy.domain.routes import DASHBOARD
+from proxy.domain.address import DASHBOARD
 from proxy.http.asgi import Header
 
 COOKIE = "whetstone_ui"

@@ -1,4 +1,4 @@
-"""Parse the address of a call from its headers, its URL and its body's metadata. Pure.
+"""List the paths that the proxy serves, and parse a call's address from its headers, URL and body's metadata. Pure.
 
 Each key is resolved on its own, and the first source that has it counts: headers, URL, body. For the trajectory's id
 the session headers of agent programs come last. Without an address, `trajectories.resolver` uses the conversation.
@@ -11,6 +11,16 @@ import msgspec
 
 from proxy.errors import BadId, BadRequest
 from whetstone.domain.ids import ID
+
+RECORDED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+"""Paths whose calls sample, and are recorded."""
+PASSED_THROUGH = frozenset(
+    {"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/messages/count_tokens", "/tokenize", "/detokenize"}
+)
+"""Paths that vLLM answers without sampling: not recorded."""
+HEALTH = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
+"""Paths about the whole proxy, of no project."""
+DASHBOARD = "/ui"
 
 SPLITS = ("train", "eval")
 TRUTH = ("true", "false")
@@ -62,6 +72,11 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client states that it has sent the request before."""
 
 
+def is_dashboard(path: str) -> bool:
+    """Return whether a request is for the dashboard."""
+    return path.startswith(DASHBOARD) and (path == DASHBOARD or path[len(DASHBOARD)] == "/")
+
+
 def split_url(path: str) -> tuple[dict[str, str], str]:
     """Split `/r/trajectory/t1/group/g1/v1/…` into the values that it names and the actual path `/v1/…`.
 
@@ -103,11 +118,11 @@ def address_of(
     own = metadata if isinstance(metadata, dict) else {}
     if not url and not own and _ADDRESS_HEADERS.isdisjoint(headers):
         return _plain(headers, session_headers)
-    named = _stated("trajectory_id", headers, url, own)
-    trajectory_id = _id(named) if named else None
-    rule = named[0] if named else None
-    if trajectory_id is None and (session := _session(headers, session_headers)):
-        rule, trajectory_id = "agent", session
+    if named := _stated("trajectory_id", headers, url, own):
+        rule, trajectory_id = named[0], _id(named)
+    else:
+        trajectory_id = _session(headers, session_headers)
+        rule = "agent" if trajectory_id else None
     return Address(
         trajectory_id=trajectory_id,
         named_by=rule,

@@ -1,5 +1,9 @@
-"""Define a served call as an immutable value: what goes into the journal, and from there into SQL."""
+"""Define a served call as an immutable value: what goes into the journal, and from there into SQL.
 
+`digest_of` decides when two requests are the same, to recognise a client's retry.
+"""
+
+import hashlib
 import math
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -9,6 +13,13 @@ import msgspec
 from proxy.domain.address import Address
 
 NULL = msgspec.Raw(b"null")
+WINDOW_S = 15 * 60
+"""Longest time between a request and its retry; the official clients give up after seconds."""
+_EMPTY = hashlib.sha256()
+"""Copied for each digest: looking the algorithm up takes longer than hashing."""
+Question = tuple[str, bytes, str | None]
+"""What identifies a request: path, body, key."""
+
 Status = Literal["complete", "aborted", "error"]
 
 
@@ -180,10 +191,17 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
             return self.bent
         if not self.prompt_token_ids or not choice.token_ids:
             return "no_token_ids"
-        if choice.logprobs is None or len(choice.logprobs) != len(choice.token_ids):
+        logprobs = choice.logprobs
+        if logprobs is None or len(logprobs) != len(choice.token_ids):
             return "no_logprobs"
         # -9999.0 is vLLM's minus infinity: a probability that was not measured. A value that is not finite makes the
         # sum so.
-        if not (min(choice.logprobs) > -9999.0 and math.isfinite(sum(choice.logprobs))):
-            return "no_logprobs"
-        return None
+        return None if min(logprobs) > -9999.0 and math.isfinite(sum(logprobs)) else "no_logprobs"
+
+
+def digest_of(question: Question) -> str:
+    """Return the hash of a request; it remains when the body is gone."""
+    path, body, key_id = question
+    made = _EMPTY.copy()
+    made.update(f"{path}\0{key_id or ''}\0".encode() + body)
+    return made.hexdigest()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 from msgspec import Meta
 
-from proxy.domain.json_depth import MAX_DEPTH, depth
+from proxy.domain.json_values import MAX_DEPTH, depth
 from proxy.errors import BadRequest, NotJson
 from whetstone.domain.ids import ID
 from whetstone.domain.reward_bounds import MAX_PARTS, MAX_REWARD, PART
@@ -179,8 +179,8 @@ def _check_value(feedback: Feedback) -> None:
     given = [name for name in _VALUES if getattr(feedback, name) is not None]
     if len(given) > 1 or (not given and feedback.demonstration is None):
         _not_one((*_VALUES, "demonstration"), given)
-    wrong = [name for name in (*given, "demonstration") if getattr(feedback, name) is not None]
-    wrong = [name for name in wrong if (name in _OF_GROUPS) != (feedback.group_id is not None)]
+    stated = given if feedback.demonstration is None else [*given, "demonstration"]
+    wrong = [name for name in stated if (name in _OF_GROUPS) != (feedback.group_id is not None)]
     if wrong:
         allowed = "`rewards` ({trajectory_id: number}) or `judge`"
         raise BadRequest(f"a group takes {allowed}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])

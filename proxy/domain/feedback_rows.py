@@ -58,8 +58,8 @@ def request_row(
     kind = {"end": "trajectory", "close": "group"}[source]
     check_id(f"{kind}_id", target_id)
     check_id("Idempotency-Key", idempotency_key)
-    values = {"source": source, "final": source == "end", "idempotency_key": idempotency_key}
-    return _row(project, kind, target_id, created_at, **values)
+    final = source == "end"
+    return _row(project, kind, target_id, created_at, source=source, final=final, idempotency_key=idempotency_key)
 
 
 def ended_by(row: Mapping[str, Any]) -> list[str]:
@@ -90,13 +90,14 @@ def too_late(row: Mapping[str, Any]) -> str | None:
 
 
 def _row(project: str, kind: str, target_id: str, created_at: datetime, **values: Any) -> dict[str, Any]:
-    names = ("reward", "rewards", "parts", "judge", "demonstration", "comment", "metadata", "idempotency_key")
-    row = {
+    optional = ("reward", "rewards", "parts", "judge", "demonstration", "comment", "metadata", "idempotency_key")
+    return {
         "project": project,
         "id": new_id(),
         "target_kind": kind,
         "target_id": target_id,
         "choice": 0,
         "created_at": created_at,
+        **dict.fromkeys(optional),
+        **values,
     }
-    return row | dict.fromkeys(names) | values

@@ -1,11 +1,13 @@
-"""Choose the version that answers a call, from the policies as last read from the database."""
+"""Choose the version that answers a call, from the policies as last read from the database. Pure.
+
+A pin records that a version has answered in a trajectory, and since when, so that the trajectory may stay on it.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
-from proxy.domain.version_pins import Pin
 from proxy.errors import UnknownModel
 from whetstone.domain.ids import version_id
 from whetstone.domain.sampling_share import in_share
@@ -13,6 +15,35 @@ from whetstone.domain.sampling_share import in_share
 _NAMED_VERSION = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 MAX_LISTED = 20
 """Most names in an error message."""
+
+
+class Pin(msgspec.Struct, frozen=True, gc=False):
+    """A version that has answered in a trajectory."""
+
+    policy: str
+    version: int
+    since_s: float
+    """Its first turn there; seconds since the epoch."""
+
+
+Pins = tuple[Pin, ...]
+"""All versions that have answered in a trajectory, each once; the last one to answer stands last."""
+
+
+def and_then(pins: Pins, policy: str, version: int, at_s: float) -> Pins:
+    """Return the pins after this version has answered too. A version that answered before keeps the time of its first
+    turn."""
+    if not pins:
+        return (Pin(policy, version, at_s),)
+    if (pins[-1].policy, pins[-1].version) == (policy, version):
+        return pins
+    known = next((pin for pin in pins if (pin.policy, pin.version) == (policy, version)), None)
+    return (*(pin for pin in pins if pin is not known), known or Pin(policy, version, at_s))
+
+
+def pin_of(pins: Pins, policy: str) -> Pin | None:
+    """Return the version of this policy that answered last, or None if none did."""
+    return next((pin for pin in reversed(pins) if pin.policy == policy), None) if pins else None
 
 
 class Canary(msgspec.Struct, frozen=True):
@@ -44,13 +75,11 @@ class Policy(msgspec.Struct, frozen=True):
     @property
     def names(self) -> list[str]:
         """Every name that an app may request: its own, its aliases, then its served versions."""
-        versions = [] if self.upstream else sorted(self.served_versions)
+        versions = () if self.upstream else sorted(self.served_versions)
         return [self.name, *self.aliases, *(version_id(self.name, version) for version in versions)]
 
     def without(self, versions: Set[int]) -> "Policy":
         """Return the policy with these versions neither pinnable nor canary. They still answer if requested by name."""
-        if not versions:
-            return self
         canary = self.canary if self.canary is not None and self.canary.version not in versions else None
         return msgspec.structs.replace(self, pinnable_versions=self.pinnable_versions - versions, canary=canary)
 
@@ -62,17 +91,16 @@ class Policy(msgspec.Struct, frozen=True):
         pin stays: on the candidate as long as the canary lasts, on any other version until the pin's lifetime is over
         or the version is rejected, rolled back or no longer served. Then the live version answers.
         """
-        if self.canary is not None and self._of_canary(self.canary, trajectory_id, pin):
-            return self.canary.version
-        if pin is None or pin.version not in self.pinnable_versions:
+        canary = self.canary
+        if pin is None:
+            # Hash with the candidate's name: an id that an app uses repeatedly must not fall into every canary.
+            if canary and in_share(f"{trajectory_id} {version_id(self.name, canary.version)}", canary.share):
+                return canary.version
             return self.live_version
-        return pin.version if now_s - pin.since_s < pin_lifetime_s else self.live_version
-
-    def _of_canary(self, canary: Canary, trajectory_id: str, pin: Pin | None) -> bool:
-        if pin is not None:
-            return pin.version == canary.version
-        # Hash with the candidate's name: an id that an app uses repeatedly must not fall into every canary.
-        return in_share(f"{trajectory_id} {version_id(self.name, canary.version)}", canary.share)
+        if canary is not None and pin.version == canary.version:
+            return canary.version
+        stays = pin.version in self.pinnable_versions and now_s - pin.since_s < pin_lifetime_s
+        return pin.version if stays else self.live_version
 
 
 class ServedVersion(msgspec.Struct, frozen=True):
@@ -86,8 +114,7 @@ class ServedVersion(msgspec.Struct, frozen=True):
     """Its name at the server that answers."""
 
     def __post_init__(self) -> None:
-        name = self.upstream_model or version_id(self.policy, self.version)
-        msgspec.structs.force_setattr(self, "served_name", name)
+        msgspec.structs.force_setattr(self, "served_name", self.upstream_model or version_id(self.policy, self.version))
 
 
 class Policies:

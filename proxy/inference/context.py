@@ -8,7 +8,6 @@ import msgspec
 from proxy.domain.address import Address
 from proxy.domain.call import Call, Status
 from proxy.domain.policies import ServedVersion
-from proxy.domain.request_digest import Question, digest_of
 from proxy.http.asgi import Header, headers_in
 from proxy.recording.redaction import Redactor
 from proxy.trajectories.conversation_hash import BEGINNING, Conversation, ConversationHasher, prompt_hash

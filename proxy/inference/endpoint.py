@@ -12,8 +12,7 @@ import msgspec
 
 from proxy.domain.address import address_of
 from proxy.domain.call import Status
-from proxy.domain.policies import Policies
-from proxy.domain.version_pins import pin_of
+from proxy.domain.policies import Policies, pin_of
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.http.asgi import (
     PRINCIPAL,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.domain.canonical_json import canonical, sorted_keys
+from proxy.domain.json_values import canonical, sorted_keys
 
 ANSWER = msgspec.Raw(b"")
 """Stands for an echoed answer whose text, as the app sent it, is not stored."""

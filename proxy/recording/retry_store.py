@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, or_, select
 
 from migrations import schema
-from proxy.domain.call import Call
-from proxy.domain.request_digest import WINDOW_S
+from proxy.domain.call import WINDOW_S, Call
 from whetstone.domain.states import TrajectoryStatus
 from whetstone.domain.why_not_trained import WhyNotTrained
 

@@ -1,5 +1,5 @@
 """Find the trajectory that a call continues.
 
-`resolver` takes the address that the app gave, else asks `prefix_index` by the hashes of `conversation_hash`, else
-`store` in SQL; `retries` finds repeated calls, `peers` what other proxies of the same project placed.
+`resolver` takes the address that the app gave, else asks `indexes` in memory, by the hashes of `conversation_hash` or,
+for a repeated call, by its request; else `store` in SQL. `peers`: what other proxies of the same project placed.
 """

@@ -10,11 +10,9 @@ from functools import lru_cache
 import msgspec
 
 from proxy.domain.call import NULL, Choice, ContinuationKeys
-from proxy.domain.canonical_json import canonical
-from proxy.domain.eviction import oldest
-from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader
-from whetstone.domain.conversation_hash import canonical as encode_canonical
-from whetstone.domain.conversation_hash import hash_of as _hash
+from proxy.domain.eviction import evict_oldest
+from proxy.domain.json_values import canonical, encode_sorted
+from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, hash_of
 
 SHORT_BYTES, LONG_BYTES = 512, 4096
 """Messages up to SHORT_BYTES are cached by their own bytes. Longer messages are cached by a hash of their bytes, which
@@ -22,7 +20,7 @@ takes longer to compute; that hash is cached for the latest messages up to LONG_
 MOST_OWNER_BYTES = 256
 """Longest owner name whose places are cached."""
 
-_NO_TASK = encode_canonical([None])
+_NO_TASK = encode_sorted([None])
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
@@ -98,8 +96,8 @@ class ConversationHasher:
         next turn."""
         # Used only where the same message is in several conversations, which overwrite each other's hashes in
         # `_Message`.
-        self._link = lru_cache(most_cached)(_hash)
-        self._hash_of = lru_cache(most_cached // 16)(_hash)
+        self._link = lru_cache(most_cached)(hash_of)
+        self._hash_of = lru_cache(most_cached // 16)(hash_of)
 
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
         """Hash a conversation, message by message. `owner`: its key and end user, if known."""
@@ -115,17 +113,17 @@ class ConversationHasher:
             if HASH_BYTES < length <= short_bytes:
                 key = b"" + raw  # half of what bytes() takes
             else:
-                key = self._hash_of(bytes(raw)) if length <= self._long_bytes else _hash(raw)
+                key = self._hash_of(bytes(raw)) if length <= self._long_bytes else hash_of(raw)
             # Every turn repeats all earlier messages, so most of them are cached.
             message = known.get(key) or self._learn(key, raw)
             if message.before != whole:
                 # Most messages belong to one conversation, so this hash is computed once.
-                make = _hash if message.before is None else link
+                make = hash_of if message.before is None else link
                 message.before, message.after, message.owner = whole, make(whole + message.content), None
             whole = message.after
             if message.is_answer:
                 if message.owner != owned_by and not long_owner:
-                    make = link if message.place else _hash
+                    make = link if message.place else hash_of
                     message.owner, message.place = owned_by, make(whole + owned_by)
                 answers.append(whole if long_owner else message.place)
                 last = message
@@ -133,8 +131,8 @@ class ConversationHasher:
             return Conversation(owned_by, whole, (), None)
         places = answers[: -MOST_PLACES - 1 : -1]
         if long_owner:
-            places = [_hash(one + owned_by) for one in places]
-        return Conversation(owned_by, whole, tuple(places), last.tool_calls and _hash(last.tool_calls + owned_by))
+            places = [hash_of(one + owned_by) for one in places]
+        return Conversation(owned_by, whole, tuple(places), last.tool_calls and hash_of(last.tool_calls + owned_by))
 
     def history(self, conversation: Conversation, choice: Choice) -> ContinuationKeys:
         """Return the hashes by which a later request finds this answer to `conversation`."""
@@ -145,14 +143,13 @@ class ConversationHasher:
             choice.message if "role" in choice.message else {"role": "assistant", **choice.message}
         )
         before, owner = conversation.whole, conversation.owner
-        after = _hash(before + message.content)
-        place = _hash(after + owner)
+        after = hash_of(before + message.content)
+        place = hash_of(after + owner)
         if message.is_answer and len(owner) <= MOST_OWNER_BYTES:
             self._given[message.content] = before, after, owner, place
             if len(self._given) > self._most_cached // 4:
-                for forgotten in oldest(self._given, self._most_cached // 4):
-                    del self._given[forgotten]
-        return ContinuationKeys(place, message.tool_calls and _hash(message.tool_calls + owner))
+                evict_oldest(self._given, self._most_cached // 4)
+        return ContinuationKeys(place, message.tool_calls and hash_of(message.tool_calls + owner))
 
     def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
         read = self._reader.read(msgspec.json.decode(raw))
@@ -160,12 +157,11 @@ class ConversationHasher:
         if message.is_answer and (given := self._given.pop(message.content, None)) is not None:
             message.before, message.after, message.owner, message.place = given
         if len(self._read_before) > self._most_cached:
-            for forgotten in oldest(self._read_before, self._most_cached):
-                del self._read_before[forgotten]
+            evict_oldest(self._read_before, self._most_cached)
         return message
 
 
 def prompt_hash(conversation: Conversation, tools: msgspec.Raw, task: str | None) -> str:
     """Return the hash that trajectories share if they begin with the same prompt, tools and task: 32 hex digits."""
     tools_json = b"" if tools == NULL else canonical(tools)
-    return _hash(conversation.whole + (_NO_TASK if task is None else encode_canonical([task])) + tools_json).hex()
+    return hash_of(conversation.whole + (_NO_TASK if task is None else encode_sorted([task])) + tools_json).hex()

@@ -26,15 +26,12 @@ class Table(Protocol):
 
     def report_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
         """Report until when this proxy's calls are written."""
-        ...
 
     def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
         """Return what the other proxies have reported since `since_s`, by id."""
-        ...
 
     def leave(self, proxy_id: str) -> None:
         """Remove this proxy, so that no other waits for it."""
-        ...
 
 
 class Peers:

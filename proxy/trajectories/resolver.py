@@ -19,13 +19,11 @@ from typing import Protocol
 import msgspec
 
 from proxy.domain.address import Address
-from proxy.domain.call import Call
-from proxy.domain.eviction import oldest
-from proxy.domain.request_digest import WINDOW_S, Question, digest_of
-from proxy.domain.version_pins import Pins, and_then
+from proxy.domain.call import WINDOW_S, Call, Question, digest_of
+from proxy.domain.eviction import evict_oldest
+from proxy.domain.policies import Pins, and_then
 from proxy.trajectories.conversation_hash import Conversation
-from proxy.trajectories.prefix_index import OpenCompletion, PrefixIndex, name_of
-from proxy.trajectories.retries import Repeatable, RetryTracker
+from proxy.trajectories.indexes import OpenCompletion, PrefixIndex, Repeatable, RetryTracker, name_of
 from whetstone.domain.ids import new_id
 
 MOST_HOPS = 1000
@@ -69,17 +67,14 @@ class Tables(Protocol):
         """Return completions with one of these histories, the oldest first: free completions whose trajectory is open
         and was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
         reached."""
-        ...
 
     async def trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
         """Return the state of a trajectory; it is also over if it was not seen since `since_s`. None: it does not
         exist."""
-        ...
 
     async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         """Return calls since `since_s` with this body, and this turn key if one is given, that did not get a whole
         answer."""
-        ...
 
 
 class Peers(Protocol):
@@ -88,11 +83,9 @@ class Peers(Protocol):
     @property
     def alone(self) -> bool:
         """Return whether there are none."""
-        ...
 
     async def written(self, until_s: float) -> None:
         """Return when the tables have what the other proxies finished before `until_s`, or when that takes too long."""
-        ...
 
 
 class TrajectoryResolver:
@@ -108,7 +101,8 @@ class TrajectoryResolver:
         self._tables = tables
         self._peers = peers
         self._idle_s = idle_s
-        self._placed: dict[str, int] = {}
+        self.placed: Counter[str] = Counter()
+        """Number of calls by the rule that assigned their trajectory."""
         self._most_cached = most_cached
         self._heads = PrefixIndex(most_cached)
         self._trails: dict[str, TrajectoryState] = {}
@@ -116,11 +110,6 @@ class TrajectoryResolver:
         self._running: RetryTracker[Question] = RetryTracker(most_cached)
         self._unanswered: RetryTracker[str] = RetryTracker(most_cached)
         self._absent: dict[bytes, None] = {}
-
-    @property
-    def placed(self) -> Counter[str]:
-        """Return the number of calls by the rule that assigned their trajectory."""
-        return Counter(self._placed)
 
     async def resolve(
         self, call_id: str, address: Address, conversation: Conversation, question: Question
@@ -281,16 +270,13 @@ class TrajectoryResolver:
             # If SQL does not answer, the other proxies' writes could not be read either.
             if (
                 place is None
-                and self._looked_for(conversation)
+                and all(self._heads.alike(one) or one in self._absent for one in conversation.lookup_keys)
                 and not self._peers.alone
                 and self._branch(conversation) is None
             ):
                 await self._peers.written(arrived_s)
                 place = await self._look_up(conversation)
         return place or self._branch(conversation) or Placement(new_id(), "new")
-
-    def _looked_for(self, conversation: Conversation) -> bool:
-        return all(self._heads.alike(history) or history in self._absent for history in conversation.lookup_keys)
 
     async def _look_up(self, conversation: Conversation) -> Placement | None:
         now_s = time.time()
@@ -301,29 +287,24 @@ class TrajectoryResolver:
             if self._heads.learn(head):
                 trail = TrajectoryState(head.completion_id, now_s, over=head.over, pins=head.pins)
                 self._trails.setdefault(head.trajectory_id, trail)
-        for forgotten in oldest(self._absent, self._most_cached):
-            del self._absent[forgotten]
-        for history in conversation.lookup_keys:
-            # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up
-            # again.
-            if not self._heads.alike(history):
-                self._absent[history] = None
+        evict_oldest(self._absent, self._most_cached)
+        # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up again.
+        self._absent |= {history: None for history in conversation.lookup_keys if not self._heads.alike(history)}
         return self._free(conversation)
 
     def _free(self, conversation: Conversation) -> Placement | None:
         """Return the oldest free head with the longest known history. Return None also where SQL must be asked first,
         because it may know a longer one."""
         for history in conversation.lookup_keys:
-            if not self._heads.alike(history):
-                if history not in self._absent:
-                    return None
-                continue
-            while head := self._heads.free(history):
-                if not self._is_over(self._trails.get(head.trajectory_id)):
-                    by = "tool_calls" if history == conversation.tool_calls else "content"
-                    return Placement(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
-                self._heads.set_aside(head)
-            return None
+            if self._heads.alike(history):
+                while head := self._heads.free(history):
+                    if not self._is_over(self._trails.get(head.trajectory_id)):
+                        by = "tool_calls" if history == conversation.tool_calls else "content"
+                        return Placement(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
+                    self._heads.set_aside(head)
+                return None
+            if history not in self._absent:
+                return None
         return None
 
     def _branch(self, conversation: Conversation) -> Placement | None:
@@ -355,18 +336,13 @@ class TrajectoryResolver:
             call = Repeatable(place.trajectory_id, place.extends, address.turn_key, now_s)
             self._running.add(question, call_id, call)
         self._see(place.trajectory_id, now_s)
-        self._placed[place.by] = self._placed.get(place.by, 0) + 1
+        self.placed[place.by] += 1
         return place
 
     def _see(self, trajectory_id: str, now_s: float) -> TrajectoryState:
         trails = self._trails
-        trail = trails.pop(trajectory_id, None)
-        if trail is None:
-            trail = TrajectoryState(None, now_s)
-        else:
-            trail.seen_s = now_s
-        trails[trajectory_id] = trail
+        trail = trails[trajectory_id] = trails.pop(trajectory_id, None) or TrajectoryState()
+        trail.seen_s = now_s
         if len(trails) > self._most_cached:
-            for forgotten in oldest(trails, self._most_cached):
-                del trails[forgotten]
+            evict_oldest(trails, self._most_cached)
         return trail

@@ -14,10 +14,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from migrations import schema
 from migrations.words import response_text
 from proxy.domain.address import NAMED
-from proxy.domain.version_pins import Pin, Pins, and_then
-from proxy.trajectories.prefix_index import OpenCompletion, name_of
+from proxy.domain.policies import Pin, Pins, and_then
+from proxy.trajectories.indexes import OpenCompletion, Repeatable, name_of
 from proxy.trajectories.resolver import TrajectoryState
-from proxy.trajectories.retries import Repeatable
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
 from whetstone.domain.states import TrajectoryStatus

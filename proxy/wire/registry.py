@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from proxy.domain.routes import RECORDED
+from proxy.domain.address import RECORDED
 from proxy.wire.anthropic import answer as message_answer
 from proxy.wire.anthropic import request as message_request
 from proxy.wire.chat.request import ChatRequest

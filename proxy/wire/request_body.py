@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proxy.domain.call import NULL
-from proxy.domain.json_depth import MAX_DEPTH, depth
+from proxy.domain.json_values import MAX_DEPTH, depth
 from proxy.errors import BadRequest, NotJson, RefusedField
 from proxy.wire.interfaces import decode, encode, read_object
 

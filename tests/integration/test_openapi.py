@@ -10,8 +10,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from proxy.api.openapi import BODIES
+from proxy.domain.address import PASSED_THROUGH, RECORDED
 from proxy.domain.feedback import Feedback
-from proxy.domain.routes import PASSED_THROUGH, RECORDED
 from tests.unit.proxy.conftest import RunningProxy
 
 EXAMPLES = 8

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from migrations import schema
 from proxy.admission.api_keys import scope_needed
-from proxy.domain.routes import RECORDED
+from proxy.domain.address import RECORDED
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
 from whetstone.domain.api_keys import KeyScope, hash_of, new_key
 from whetstone.registry import api_key_store

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.domain.routes import PASSED_THROUGH, RECORDED
+from proxy.domain.address import PASSED_THROUGH, RECORDED
 from tests.unit.proxy.conftest import (
     FakeVllm,
     RunningProxy,

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from proxy.admission.limits import ConcurrencyLimit
 from proxy.http.asgi import EXCHANGE, headers_of
 from proxy.http.server_connection import MOST_PIPELINED, Connection
-from proxy.trajectories.retries import MOST_ALIKE, Repeatable, RetryTracker
+from proxy.trajectories.indexes import MOST_ALIKE, Repeatable, RetryTracker
 from proxy.wire.sse import MAX_EVENT_BYTES, Events
 from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, chunk, settings_for, wait_for
 from whetstone.config.proxy import ProxySettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.domain.eviction import oldest
+from proxy.domain.eviction import evict_oldest
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 15, 16, 17, 100])
@@ -10,7 +10,6 @@ def test_what_is_kept_stays_bounded_and_is_the_latest(most: int) -> None:
     entries: dict[int, None] = {}
     for place in range(1000):
         entries[place] = None
-        for forgotten in oldest(entries, most):
-            del entries[forgotten]
+        evict_oldest(entries, most)
         assert most - most // 16 <= len(entries) <= most or place < most
         assert list(entries) == list(range(place + 1 - len(entries), place + 1))

@@ -3,8 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.domain.policies import Canary, Policies, Policy, ServedVersion
-from proxy.domain.version_pins import Pin
+from proxy.domain.policies import Canary, Pin, Policies, Policy, ServedVersion
 from proxy.errors import UnknownModel
 
 POLICIES = Policies(

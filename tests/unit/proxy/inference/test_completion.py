@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from proxy.domain.address import Address
-from proxy.domain.call import Call
-from proxy.domain.request_digest import digest_of
+from proxy.domain.call import Call, digest_of
 from proxy.inference.completion import CallFinisher
 from proxy.inference.context import CallResult
 from proxy.recording import recorder

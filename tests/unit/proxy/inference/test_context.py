@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.domain.routes import RECORDED
+from proxy.domain.address import RECORDED
 from proxy.http.asgi import headers_in
 from proxy.inference.context import CallContext
 from proxy.trajectories.conversation_hash import BEGINNING, ConversationHasher

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.domain.routes import PASSED_THROUGH
+from proxy.domain.address import PASSED_THROUGH
 from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy
 
 

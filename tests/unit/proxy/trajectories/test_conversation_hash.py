@@ -225,8 +225,8 @@ def test_where_a_given_answer_stands_is_not_hashed_again_in_its_next_turn(monkey
         hashed.append(told)
         return make(told)
 
-    make = module._hash
-    monkeypatch.setattr(module, "_hash", counted)
+    make = module.hash_of
+    monkeypatch.setattr(module, "hash_of", counted)
     normaliser, echo = ConversationHasher(), {"role": "assistant", "content": "Cold."}
     normaliser.history(normaliser.conversation([raw(QUESTION)], "ann"), Choice(0, echo, "stop"))
     hashed.clear()

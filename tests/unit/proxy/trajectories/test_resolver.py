@@ -12,9 +12,8 @@ from sqlalchemy import Engine, create_engine, select
 
 from migrations import schema
 from proxy.domain.address import Address
-from proxy.domain.call import Call, Choice
-from proxy.domain.request_digest import Question, digest_of
-from proxy.domain.version_pins import pin_of
+from proxy.domain.call import Call, Choice, Question, digest_of
+from proxy.domain.policies import pin_of
 from proxy.recording.store import Store
 from proxy.trajectories.conversation_hash import ConversationHasher, prompt_hash
 from proxy.trajectories.resolver import Placement, TrajectoryResolver

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.domain.json_depth import MAX_DEPTH, depth
+from proxy.domain.json_values import MAX_DEPTH, depth
 from proxy.errors import NotJson, RefusedField
 from proxy.wire.request_body import read_body
 

@@ -1,13 +1,28 @@
-"""Index the completions that a request may continue by their conversation hashes. Pure, in memory."""
+"""Index in memory the completions that a request may continue, and the calls that it may repeat. Pure.
+
+Completions are found by their conversation hashes.
+
+A client that lost its connection retries while the first call may still be running, because the proxy does not see that
+the connection is lost. So calls in flight count too. They are stored by the request itself: nearly none is ever
+retried, and a digest takes longer than everything else here. Ended calls are stored by digest only.
+"""
 
 from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 import msgspec
 
-from proxy.domain.eviction import oldest
-from proxy.domain.version_pins import Pins
+from proxy.domain.call import WINDOW_S
+from proxy.domain.eviction import evict_oldest
+from proxy.domain.policies import Pins
+
+K = TypeVar("K", bound=Hashable)
 
 FIRST = "/0"
+MOST_ALIKE = 16
+"""Most calls with the same body that are tracked, the latest calls: if there is more than one, it is not possible to
+decide which one is repeated."""
 
 
 def name_of(answer_id: str, choice: int) -> str:
@@ -49,10 +64,6 @@ class _SharedPrefix(msgspec.Struct):
     """The latest head, free or not: a fork branches from it."""
 
 
-def _alike(head: OpenCompletion) -> _SharedPrefix:
-    return _SharedPrefix(OrderedDict({head.completion_id: head} if head.free else {}), head)
-
-
 class PrefixIndex:
     """Holds at most `most` heads and evicts the oldest first. Every lookup takes the same time, however many heads
     there are."""
@@ -91,12 +102,15 @@ class PrefixIndex:
         for history in head.histories:
             entry = self._by_history.setdefault(history, head)
             if entry is not head:
-                self._keep_beside(entry, history, head)
+                shared = self._shared(history, entry)
+                shared.last = head
+                if head.free:
+                    shared.free[completion_id] = head
         if head.name is not None:
             self._by_name[head.name] = head
         if len(by_id) > self._most:
-            for forgotten in oldest(by_id, self._most):
-                self._unlink(by_id.pop(forgotten))
+            for evicted in evict_oldest(by_id, self._most):
+                self._unlink(evicted)
 
     def keep_taken(self, head: OpenCompletion, call_id: str) -> None:
         """Mark a head as taken, even if nothing else is known about it yet."""
@@ -128,12 +142,10 @@ class PrefixIndex:
         head.taken_by, head.set_aside = None, False
         for history in head.histories:
             entry = self._by_history.get(history)
-            if entry is None or entry is head:
-                continue
-            if not isinstance(entry, _SharedPrefix):
-                entry = self._by_history[history] = _alike(entry)
-            entry.free[completion_id] = head
-            entry.free.move_to_end(completion_id, last=False)
+            if entry is not None and entry is not head:
+                free = self._shared(history, entry).free
+                free[completion_id] = head
+                free.move_to_end(completion_id, last=False)
 
     def set_aside(self, head: OpenCompletion) -> None:
         """Exclude a head from the free heads."""
@@ -142,28 +154,80 @@ class PrefixIndex:
             if isinstance(entry := self._by_history.get(history), _SharedPrefix):
                 entry.free.pop(head.completion_id, None)
 
-    def _keep_beside(self, entry: OpenCompletion | _SharedPrefix, history: bytes, head: OpenCompletion) -> None:
-        """Add a head to those with the same history."""
+    def _shared(self, history: bytes, entry: OpenCompletion | _SharedPrefix) -> _SharedPrefix:
+        """Return the heads with this history; `entry` is what the index has there."""
         if not isinstance(entry, _SharedPrefix):
-            entry = self._by_history[history] = _alike(entry)
-        entry.last = head
-        if head.free:
-            entry.free[head.completion_id] = head
+            free = OrderedDict({entry.completion_id: entry} if entry.free else {})
+            entry = self._by_history[history] = _SharedPrefix(free, entry)
+        return entry
 
     def _unlink(self, head: OpenCompletion) -> None:
         for history in head.histories:
             entry = self._by_history.get(history)
             if entry is head:
                 del self._by_history[history]
-                continue
-            if not isinstance(entry, _SharedPrefix):
-                continue
-            entry.free.pop(head.completion_id, None)
-            if entry.last is head:
-                # Other heads with this history may be left; the latest free one becomes `last`.
-                if entry.free:
+            elif isinstance(entry, _SharedPrefix):
+                entry.free.pop(head.completion_id, None)
+                if entry.last is head and entry.free:
+                    # Other heads with this history are left; the latest free one becomes `last`.
                     entry.last = next(reversed(entry.free.values()))
-                else:
+                elif entry.last is head:
                     del self._by_history[history]
         if head.name is not None and self._by_name.get(head.name) is head:
             del self._by_name[head.name]
+
+
+class Repeatable(msgspec.Struct, frozen=True, gc=False):
+    """A call that may be retried."""
+
+    trajectory_id: str
+    extends: str | None
+    """The completion that it continues; a retry continues the same one."""
+    turn_key: str | None
+    at_s: float
+
+
+class RetryTracker(Generic[K]):
+    """Calls by their request, or by a digest of it. At most `most` requests; the oldest are evicted first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_request: dict[K, dict[str, Repeatable]] = {}
+
+    def add(self, request: K, call_id: str, call: Repeatable) -> None:
+        """Add a call that has arrived."""
+        alone = {call_id: call}
+        calls = self._by_request.setdefault(request, alone)
+        if calls is alone:
+            if len(self._by_request) > self._most:
+                evict_oldest(self._by_request, self._most)
+            return
+        for old in [one for one, known in calls.items() if known.at_s < call.at_s - WINDOW_S][:2]:
+            del calls[old]
+        calls[call_id] = call
+        while len(calls) > MOST_ALIKE:
+            del calls[next(iter(calls))]
+
+    def answered(self, request: K, call_id: str) -> Repeatable | None:
+        """Remove a call that got a whole answer or was retried, so it will not be retried again. Return its entry."""
+        calls = self._by_request.get(request)
+        if calls is None:
+            return None
+        call = calls.pop(call_id, None)
+        if not calls:
+            del self._by_request[request]
+        return call
+
+    def of(self, request: K, turn_key: str | None, now_s: float) -> dict[str, Repeatable]:
+        """Return the calls of the last WINDOW_S with this request, and this turn key if one is given, by call id."""
+        return {
+            call_id: call
+            for call_id, call in self._by_request.get(request, {}).items()
+            if call.at_s >= now_s - WINDOW_S and turn_key in (None, call.turn_key)
+        }
+
+    def forget(self, request: K, trajectory_id: str) -> None:
+        """Remove the calls with this request in this trajectory, because an answered call has repeated them."""
+        for call_id, call in list(self._by_request.get(request, {}).items()):
+            if call.trajectory_id == trajectory_id:
+                self.answered(request, call_id)

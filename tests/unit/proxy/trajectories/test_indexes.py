@@ -1,4 +1,4 @@
-from proxy.trajectories.prefix_index import OpenCompletion, PrefixIndex
+from proxy.trajectories.indexes import OpenCompletion, PrefixIndex
 
 HISTORY = b"h" * 16
 
