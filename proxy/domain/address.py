@@ -118,14 +118,11 @@ def address_of(
     own = metadata if isinstance(metadata, dict) else {}
     if not url and not own and _ADDRESS_HEADERS.isdisjoint(headers):
         return _plain(headers, session_headers)
-    if named := _stated("trajectory_id", headers, url, own):
-        rule, trajectory_id = named[0], _id(named)
-    else:
-        trajectory_id = _session(headers, session_headers)
-        rule = "agent" if trajectory_id else None
+    named = _stated("trajectory_id", headers, url, own)
+    trajectory_id = _id(named) if named else _session(headers, session_headers)
     return Address(
         trajectory_id=trajectory_id,
-        named_by=rule,
+        named_by=named[0] if named else "agent" if trajectory_id else None,
         group_id=_id(stated) if (stated := _stated("group_id", headers, url, own)) else None,
         group_size=_size(stated) if (stated := _stated("group_size", headers, url, own)) else None,
         task=_label(stated) if (stated := _stated("task", headers, url, own)) else None,

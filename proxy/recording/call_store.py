@@ -1,11 +1,14 @@
 """The proxy's SQL for calls: write served calls into trajectories, completions and groups.
 
+A call is left out if its deletion was requested before it reached the tables.
+
 Many calls need few statements: the rows to be changed are locked at once, counted in memory, and written at once. A
 trajectory that begins here is inserted with the counts of all its calls.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -16,8 +19,7 @@ from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, sele
 from migrations import schema
 from proxy import tuning
 from proxy.domain.call import Call
-from proxy.recording.erased_store import not_erased
-from proxy.recording.prefix_delta import Tail, tail_of, turn_delta
+from proxy.recording.prefix_delta import Tail, Tails, tail_of, turn_delta
 from proxy.recording.retry_store import retried_completions, supersede
 from proxy.recording.rows import (
     CompletionRow,
@@ -30,12 +32,14 @@ from proxy.recording.rows import (
     new_completions,
     trajectory_row,
 )
-from proxy.recording.tail_cache import Tails
+from whetstone.config.privacy import pseudonym
 from whetstone.database.bulk import Pause, among, insert_absent, insert_many, listed, present, update_many
-from whetstone.database.bulk_sqlite import utc_of
-from whetstone.database.engine import read_sqlite
+from whetstone.database.bulk_sqlite import utc_of, utc_text
+from whetstone.database.engine import read_sqlite, run_sqlite
 from whetstone.database.postgres_stats import Statistics
+from whetstone.database.sanitize import storable
 from whetstone.domain.states import TrajectoryStatus
+from whetstone.privacy.store import announce_writer, requested_since
 
 c, t = schema.completions.c, schema.trajectories.c
 _UNREWARDED = (TrajectoryStatus.OPEN.value, TrajectoryStatus.ENDED.value)
@@ -59,6 +63,12 @@ _LOCK_SQLITE = (
     "FROM trajectories WHERE project = ? AND id IN (SELECT value FROM json_each(?))"
 )
 """The same on SQLite, which has one writer at a time: SQLAlchemy takes longer for a row than SQLite does."""
+
+
+_ANY = "SELECT 1 FROM erasures WHERE asked_at >= ? LIMIT 1"
+"""Whether there is any erasure to read: nearly always there is none."""
+_Requests = Mapping[tuple[str, str], datetime]
+"""Project and name to delete -> when the deletion was requested."""
 
 
 class _OpenTrajectory(msgspec.Struct):
@@ -203,18 +213,12 @@ class CallRows:
         return row
 
 
-def _continue(connection: Connection, batch: Iterable[NewCompletion], written: Iterable[CompletionRow]) -> None:
+def _continue(connection: Connection, batch: Sequence[NewCompletion], written: Iterable[CompletionRow]) -> None:
     """Note which completions are continued by what was written; the first continuation counts."""
-    extending = [one for one in batch if one.call.extends is not None]
-    if not extending:
-        return
     new = {(row.project, row.id) for row in written}
-    by: dict[Key, str] = {}
-    for one in extending:
-        call = one.call
-        if call.extends is not None and call.status == "complete" and one.choice.index == 0 and one.key in new:
-            by.setdefault((call.project, call.extends), call.id)
-    rows = [{"project": project, "id": its_id, "continued_by": call_id} for (project, its_id), call_id in by.items()]
+    firsts = [one.call for one in reversed(batch) if one.choice.index == 0 and one.key in new]
+    by = {(call.project, call.extends): call.id for call in firsts if call.extends and call.status == "complete"}
+    rows = [{"project": key[0], "id": key[1], "continued_by": call_id} for key, call_id in sorted(by.items())]
     update_many(connection, schema.completions, rows, only_null="continued_by")
 
 
@@ -246,3 +250,36 @@ def _by_project(keys: Iterable[Key]) -> list[tuple[str, list[str]]]:
     for project, its_id in keys:
         ids[project].add(its_id)
     return [(project, sorted(of_project)) for project, of_project in sorted(ids.items())]
+
+
+def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
+    """Return the calls without those whose deletion was requested after they arrived."""
+    first = min(calls, key=lambda call: call.created_at_s, default=None)
+    requests = {} if first is None else _requests_since(connection, first.created_at)
+    if not requests:
+        return list(calls)
+    return [call for call in calls if not _covers(requests, call.project, _names(call), call.created_at)]
+
+
+def erased_feedback(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of feedback on trajectories whose deletion was requested after the feedback arrived."""
+    requests = _requests_since(connection, min(row["created_at"] for row in rows)) if rows else {}
+    named = [row for row in rows if row["target_kind"] == "trajectory"]
+    return {row["id"] for row in named if _covers(requests, row["project"], [row["target_id"]], row["created_at"])}
+
+
+def _names(call: Call) -> list[str]:
+    user: str | None = storable(call.end_user)
+    return [call.trajectory_id] if user is None else [call.trajectory_id, user, pseudonym(user)]
+
+
+def _requests_since(connection: Connection, first_came_at: datetime) -> _Requests:
+    """Return the deletions requested since the first record arrived. A deletion waits for this transaction."""
+    if connection.dialect.name == "sqlite" and not run_sqlite(connection, _ANY, (utc_text(first_came_at),)).fetchone():
+        return {}
+    announce_writer(connection)
+    return requested_since(connection, first_came_at)
+
+
+def _covers(requests: _Requests, project: str, names: Iterable[str], came_at: datetime) -> bool:
+    return any(at is not None and at >= came_at for at in (requests.get((project, name)) for name in names))

@@ -6,7 +6,7 @@ Used from one event loop.
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,9 +20,8 @@ from proxy.domain.call import Call
 from proxy.domain.feedback_rows import FeedbackReceipt, identified
 from proxy.errors import NotRecorded
 from proxy.recording.journal.codec import JournalledFeedback, decode, encode_into
-from proxy.recording.journal.fsync import Flusher
-from proxy.recording.journal.log import Journal
-from proxy.recording.journal.segment import FileSegment, Record, Segment, sync
+from proxy.recording.journal.log import Flusher, Journal
+from proxy.recording.journal.segment import FileSegment, Record, sync
 from proxy.recording.store import Store
 from proxy.recording.writer import AWAY, BATCH, JournalledItem, SyncWrite, Writer
 from proxy.supervision import Background
@@ -241,13 +240,10 @@ class Recorder:
         self._loop.call_soon_threadsafe(self._acknowledge, items)
 
     def _acknowledge(self, items: Sequence[JournalledItem]) -> None:
-        settled: dict[Segment, int] = {}
-        for item in items:
-            segment = item.record.segment
-            settled[segment] = settled.get(segment, 0) + 1
-            self._recorded_s.popleft()
-        for segment, records in settled.items():
+        for segment, records in Counter(item.record.segment for item in items).items():
             self._journal.acknowledge(segment, records)
+        for _ in items:
+            self._recorded_s.popleft()
 
 
 def _full(why: str) -> NotRecorded:

@@ -64,20 +64,19 @@ class Redactor:
     async def calls_off_loop(self, calls: Sequence[Call]) -> list[Call]:
         """Return the redacted calls; runs in a thread if it may take long: for long texts, and with patterns or
         functions of the settings."""
-        if self._is_slow or sum(map(_bytes, calls)) > AT_ONCE_BYTES:
-            return await asyncio.to_thread(self.calls, calls)
-        return self.calls(calls)
+        slow = self._is_slow or sum(map(_bytes, calls)) > AT_ONCE_BYTES
+        return await asyncio.to_thread(self.calls, calls) if slow else self.calls(calls)
 
     async def feedback(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return redacted rows of feedback: comments, metadata, demonstrations, rubrics."""
         length = len(msgspec.json.encode([[row[name] for name in FEEDBACK] for row in rows]))
-        if self._is_slow or length > AT_ONCE_BYTES:
-            return await asyncio.to_thread(self._feedback, rows, length)
-        return self._feedback(rows, length)
 
-    def _feedback(self, rows: Sequence[Mapping[str, Any]], length: int) -> list[dict[str, Any]]:
-        text = _Text(self, length)
-        return [{**row, **{name: text.inside(row[name]) for name in FEEDBACK}} for row in rows]
+        def redacted() -> list[dict[str, Any]]:
+            text = _Text(self, length)
+            return [{**row, **{name: text.inside(row[name]) for name in FEEDBACK}} for row in rows]
+
+        slow = self._is_slow or length > AT_ONCE_BYTES
+        return await asyncio.to_thread(redacted) if slow else redacted()
 
     def _call(self, call: Call) -> Call:
         text = _Text(self, _bytes(call))

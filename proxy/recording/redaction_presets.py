@@ -21,11 +21,8 @@ bound."""
 
 def is_card(digits: str) -> bool:
     """Return whether the last digit is the check digit of the others (Luhn 1960, US patent 2,950,048)."""
-    total = 0
-    for place, digit in enumerate(reversed(digits)):
-        value = int(digit) * (1 + place % 2)
-        total += value - 9 * (value > 9)
-    return total % 10 == 0
+    values = [int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits))]
+    return sum(value - 9 * (value > 9) for value in values) % 10 == 0
 
 
 def _card(text: str) -> bool:

@@ -156,14 +156,20 @@ def new_completions(call: Call, retried: Mapping[int, str]) -> list[NewCompletio
     elif group_id is None and len(choices) > 1:
         group_id, formed_by = f"{call.siblings}.choices", "choices"
     request, created_at = RequestMessages(call.messages), call.created_at
-    completions = []
-    for choice in choices:
-        retry_of = retried.get(choice.index) if retried else None
-        key, trajectory = (project, call.completion_id(choice)), (project, call.trajectory_of(choice))
-        completions.append(
-            NewCompletion(call, choice, request, created_at, group_id, formed_by, retry_of, key, trajectory)
+    return [
+        NewCompletion(
+            call,
+            choice,
+            request,
+            created_at,
+            group_id,
+            formed_by,
+            retried.get(choice.index),
+            (project, call.completion_id(choice)),
+            (project, call.trajectory_of(choice)),
         )
-    return completions
+        for choice in choices
+    ]
 
 
 def group_row(one: NewCompletion) -> GroupRow:

@@ -4,18 +4,32 @@ Calls, turns and retries are in `call_store`, `turn_store` and `retry_store`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, and_, bindparam, event, func, or_, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Executable,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    event,
+    func,
+    or_,
+    select,
+    text,
+)
 
 from migrations import schema
 from proxy.domain.feedback_rows import FeedbackReceipt
 from proxy.domain.policies import Canary, Policy
-from proxy.recording.call_store import CallRows
-from proxy.recording.erased_store import erased_feedback
+from proxy.recording.call_store import CallRows, erased_feedback
 from proxy.recording.reason_store import TRAJECTORY, WHY_NOT_TRAINED
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import Transactions, insert_all_new, of_one_writer
@@ -37,6 +51,7 @@ REVIEWS = text(f"""
     LIMIT {REVIEWS_AT_ONCE}
 """).columns(messages=Json, response=Json, review_at=Utc)
 
+c, f, g, t = schema.completions.c, schema.feedback.c, schema.groups.c, schema.trajectories.c
 p, v = schema.policies.c, schema.policy_versions.c
 # Built once: it runs several times a second.
 _POLICIES = (
@@ -70,17 +85,14 @@ class Store:
         return list(self.changes.unless(("policies", project), lambda: self._policies(project)))
 
     def _policies(self, project: str) -> list[Policy]:
-        with self._reader.connect() as connection:
-            rows = list(connection.execute(_POLICIES, {"its_project": project}))
+        rows = self._read(_POLICIES, its_project=project)
         return [_policy(list(of_policy)) for _, of_policy in groupby(rows, key=lambda row: row.id)]
 
     def reply(self, project: str, turn_key: str) -> bytes | None:
         """Return the answer that was sent under this key; None if none was finished."""
-        c = schema.completions.c
         finished = (c.project == project, c.turn_key == turn_key, c.turn_key.is_not(None), c.reply.is_not(None))
-        with self._reader.connect() as connection:
-            reply: bytes | None = connection.execute(select(c.reply).where(*finished).limit(1)).scalar()
-        return reply
+        rows = self._read(select(c.reply).where(*finished).limit(1))
+        return rows[0].reply if rows else None
 
     def insert_feedback(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[FeedbackReceipt]:
         """Add feedback as it arrived, state `waiting`. Feedback that exists already, by id or by key, is not changed.
@@ -94,20 +106,20 @@ class Store:
             insert_all_new(connection, schema.feedback, keyless)
         receipts = []
         for row in rows:
-            if row["id"] in gone:
-                log.info("feedback %s is left out: its trajectory was deleted since", row["id"])
-                receipts.append(FeedbackReceipt(row["id"], new=False))
-                continue
-            new = row["idempotency_key"] is None or insert_storable(
-                connection, schema.feedback, {**row, "state": FeedbackState.WAITING}
-            )
-            receipts.append(FeedbackReceipt(row["id"] if new else self._feedback_by_key(connection, row), new))
+            row_id, key, new = row["id"], row["idempotency_key"], row["id"] not in gone
+            if not new:
+                log.info("feedback %s is left out: its trajectory was deleted since", row_id)
+            elif key is not None:
+                new = insert_storable(connection, schema.feedback, {**row, "state": FeedbackState.WAITING})
+                if not new:
+                    earlier = select(f.id).where(f.project == row["project"], f.idempotency_key == key)
+                    row_id = connection.execute(earlier).scalar_one()
+            receipts.append(FeedbackReceipt(row_id, new))
         return receipts
 
     def withdraw_feedback(self, connection: Connection, project: str, feedback_id: str, now: datetime) -> None:
         """Note that an app withdraws feedback, unless a step has claimed its target. Feedback in a final state is not
         changed."""
-        f, t, g = schema.feedback.c, schema.trajectories.c, schema.groups.c
         its_trajectory = (
             t.project == f.project,
             t.id == f.trajectory_id,
@@ -137,7 +149,6 @@ class Store:
 
     def trajectory(self, project: str, trajectory_id: str) -> dict[str, Any] | None:
         """Return one trajectory in its current state; None if it does not exist."""
-        t = schema.trajectories.c
         return self._one(TRAJECTORY.where(t.project == project, t.id == trajectory_id))
 
     def group(self, project: str, group_id: str) -> dict[str, Any] | None:
@@ -146,40 +157,28 @@ class Store:
 
     def group_members(self, project: str, group_id: str) -> list[dict[str, Any]]:
         """Return its trajectories: id, state, reward, why_not_trained."""
-        t = schema.trajectories.c
-        query = (
-            select(t.id, t.state, t.reward, WHY_NOT_TRAINED)
-            .where(t.project == project, t.group_id == group_id)
-            .order_by(t.created_at, t.id)
-        )
-        with self._reader.connect() as connection:
-            return [dict(row._mapping) for row in connection.execute(query)]
+        members = select(t.id, t.state, t.reward, WHY_NOT_TRAINED).where(t.project == project, t.group_id == group_id)
+        return [dict(row._mapping) for row in self._read(members.order_by(t.created_at, t.id))]
 
     def reviews(self, project: str) -> list[dict[str, Any]]:
         """Return the attempts that wait for a human review, the longest waiting first: the attempt, its score, its
         conversation."""
-        with self._reader.connect() as connection:
-            return [dict(row._mapping) for row in connection.execute(REVIEWS, {"project": project})]
+        return [dict(row._mapping) for row in self._read(REVIEWS, project=project)]
 
     def reasons(self, projects: Sequence[str], since: datetime) -> dict[tuple[str, str], int]:
         """Return the number of trajectories that began since `since`, by policy and reason ("" once trained on). A name
         after a reason is cut off."""
-        t = schema.trajectories.c
         begun = select(t.policy, WHY_NOT_TRAINED).where(t.project.in_(projects), t.created_at >= since).subquery().c
         query = select(begun.policy, begun.why_not_trained, func.count()).group_by(begun.policy, begun.why_not_trained)
-        counts: dict[tuple[str, str], int] = {}
-        with self._reader.connect() as connection:
-            for policy, reason, count in connection.execute(query):
-                labels = (policy, (reason or "").partition(":")[0])
-                counts[labels] = counts.get(labels, 0) + count
+        counts: Counter[tuple[str, str]] = Counter()
+        for policy, reason, count in self._read(query):
+            counts[policy, (reason or "").partition(":")[0]] += count
         return counts
 
     def probe_tokens(self, projects: Sequence[str]) -> int:
         """Return the number of tokens sampled so far to probe versions and to check that vLLM is alive."""
-        v = schema.policy_versions.c
-        query = select(func.sum(v.probe_tokens)).where(v.project.in_(projects))
-        with self._reader.connect() as connection:
-            return int(connection.execute(query).scalar() or 0)
+        rows = self._read(select(func.sum(v.probe_tokens)).where(v.project.in_(projects)))
+        return int(rows[0][0] or 0)
 
     def sync_commits(self) -> None:
         """Make a commit return only when it is on the disk. PostgreSQL does this by default; SQLite would sync
@@ -199,14 +198,12 @@ class Store:
         return self._one(select(table).where(table.c.project == project, table.c.id == row_id))
 
     def _one(self, query: Select[Any]) -> dict[str, Any] | None:
-        with self._reader.connect() as connection:
-            row = connection.execute(query).one_or_none()
-        return dict(row._mapping) if row else None
+        rows = self._read(query)
+        return dict(rows[0]._mapping) if rows else None
 
-    def _feedback_by_key(self, connection: Connection, row: Mapping[str, Any]) -> str:
-        f = schema.feedback.c
-        query = select(f.id).where(f.project == row["project"], f.idempotency_key == row["idempotency_key"])
-        return str(connection.execute(query).scalar_one())
+    def _read(self, query: Executable, **parameters: Any) -> Sequence[Row[Any]]:
+        with self._reader.connect() as connection:
+            return connection.execute(query, parameters).all()
 
 
 def _policy(rows: list[Any]) -> Policy:

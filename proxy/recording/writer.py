@@ -64,18 +64,6 @@ class JournalledItem(msgspec.Struct, frozen=True):
         return decode(self.record.read()) if self.value_in_memory is None else self.value_in_memory
 
 
-class _CommitResult(msgspec.Struct, frozen=True):
-    """The result of one committed transaction."""
-
-    calls: list[Call]
-    answers: list[tuple[SyncWrite, Any]]
-    """Writes that a request waits for, and what each returned."""
-    recorded: list[JournalledItem]
-    """Records that the journal no longer needs."""
-    others: bool
-    """Whether there was something other than calls."""
-
-
 class Writer:
     """The thread that writes to SQL. Call `start` first, `close` last, and `put` in between, from any thread."""
 
@@ -147,11 +135,11 @@ class Writer:
 
     def _run(self) -> None:
         """Write until `close`."""
-        backlog, ended = self._backlog, False
+        ended = False
         try:
-            while not (ended and (not backlog or self._away_since_s is not None)):
-                ended = self._fill(backlog) or ended
-                backlog = self._backlog = self._commit_next_batch(backlog)
+            while not (ended and (not self._backlog or self._away_since_s is not None)):
+                ended = self._fill(self._backlog) or ended
+                self._commit_next_batch(self._backlog)
         except BaseException as error:
             self._end_dead(error)
         self._transactions.close()
@@ -176,8 +164,7 @@ class Writer:
     def _fill(self, backlog: deque[JournalledItem | SyncWrite]) -> bool:
         """Move queued items to the backlog. If there is nothing to do, wait for an item, and then for more to go with
         it. Return whether the last item has arrived."""
-        away = self._away_since_s is not None
-        if away:
+        if self._away_since_s is not None:
             self._closing.wait(RETRY_S)
         elif not backlog:
             if (item := self._queue.get()) is None:
@@ -192,39 +179,39 @@ class Writer:
             return True
         return False
 
-    def _commit_next_batch(self, backlog: deque[JournalledItem | SyncWrite]) -> deque[JournalledItem | SyncWrite]:
-        """Commit the first items and return the rest. While the database cannot be reached, refuse the writes that
-        requests wait for."""
+    def _commit_next_batch(self, backlog: deque[JournalledItem | SyncWrite]) -> None:
+        """Commit the first items and remove them. While the database cannot be reached, refuse the writes that requests
+        wait for."""
         if not backlog and self._away_since_s is None:
-            return backlog
+            return
         batch = _next(backlog, 1 if self._one_by_one else BATCH)
         self._began_s = time.time()
         self._next_s = time.monotonic() + EVERY_S
         try:
-            committed = self._commit(batch)
+            calls, answers = self._commit(batch)
         except AWAY as error:
             self._is_away(error)
             for item in backlog:
                 if isinstance(item, SyncWrite):
                     item.written.set_exception(error)
-            return deque(item for item in backlog if isinstance(item, JournalledItem))
+            self._backlog = deque(item for item in backlog if isinstance(item, JournalledItem))
+            return
         except Exception as error:
             if len(batch) > 1:
                 log.warning("a batch was refused (%s), writing one by one", type(error).__name__)
                 self._one_by_one = len(batch)
-                return backlog
+                return
             self._is_back()
             self._reject(batch[0], error)
         else:
-            self._announce(committed)
+            self._announce(batch, calls, answers)
         self._one_by_one = max(0, self._one_by_one - 1)
         for _ in batch:
             backlog.popleft()
-        return backlog
 
-    def _commit(self, items: Sequence[JournalledItem | SyncWrite]) -> _CommitResult:
+    def _commit(self, items: Sequence[JournalledItem | SyncWrite]) -> tuple[list[Call], list[tuple[SyncWrite, Any]]]:
         """Write all items in one transaction: first the `first` writes, then feedback and other writes, then calls;
-        each in order of arrival.
+        each in order of arrival. Return the calls, and the writes that a request waits for, each with what it returned.
 
         Feedback comes before trajectories: the judge locks them in this order.
         """
@@ -248,40 +235,43 @@ class Writer:
         except Exception:
             self._store.calls.tails.forget()
             raise
-        return _CommitResult(calls, answers, [item for item in items if isinstance(item, JournalledItem)], bool(others))
+        return calls, answers
 
-    def _announce(self, committed: _CommitResult) -> None:
+    def _announce(
+        self,
+        items: Sequence[JournalledItem | SyncWrite],
+        calls: Sequence[Call],
+        answers: Sequence[tuple[SyncWrite, Any]],
+    ) -> None:
         """Report what was committed. The transaction is over: an error here is not the database's, and does not stop
         the other reports."""
         self._is_back()
-        if committed.others:
+        has_others = len(calls) < len(items)
+        if has_others:
             self._store.changes.committed()
-        for waiting, result in committed.answers:
+        for waiting, result in answers:
             _call("answer", waiting.written.set_result, result)
-        _call("on_calls", self._on_calls, committed.calls)
-        if committed.recorded:
-            _call("on_settled", self._on_settled, committed.recorded)
-        if committed.others:
+        _call("on_calls", self._on_calls, calls)
+        if recorded := [item for item in items if isinstance(item, JournalledItem)]:
+            _call("on_settled", self._on_settled, recorded)
+        if has_others:
             _call("on_feedback", self._on_feedback)
 
     def _reject(self, item: JournalledItem | SyncWrite, error: Exception) -> None:
+        """Refuse a write that a request waits for. Move a record that the database refuses permanently to a file of its
+        own, so that it does not block later records."""
         if isinstance(item, SyncWrite):
             item.written.set_exception(error)
-        elif self._set_aside(item.record, error):
-            _call("on_settled", self._on_settled, [item])
-
-    def _set_aside(self, record: Record, error: Exception) -> bool:
-        """Move a record that the database refuses permanently to a file of its own, so that it does not block later
-        records. Return whether that worked."""
+            return
         try:
-            payload = record.read()
+            payload = item.record.read()
             path = self._refused / f"{id_of(payload)}.refused"
             path.write_bytes(payload)
         except Exception as failure:  # one record must not end the thread, which would meet it again at every start
             log.exception("the database refused a record (%s); it stays in the journal: %s", error, failure)
-            return False
+            return
         log.error("the database refused a record (%s); it is saved in %s", error, path)
-        return True
+        _call("on_settled", self._on_settled, [item])
 
     def _is_away(self, error: Exception) -> None:
         self._began_s = None
@@ -312,13 +302,11 @@ def _refuse_dead(waiting: SyncWrite) -> None:
 
 def _next(backlog: deque[JournalledItem | SyncWrite], most: int) -> list[JournalledItem | SyncWrite]:
     """Return the first items, as many as one transaction may have in memory."""
-    batch = list(islice(backlog, most))
-    if sum([item.record.length for item in batch if isinstance(item, JournalledItem)]) <= BATCH_BYTES:
-        return batch
-    batch, size_bytes = [], 0
-    for item in backlog:
+    batch: list[JournalledItem | SyncWrite] = []
+    size_bytes = 0
+    for item in islice(backlog, most):
         size_bytes += item.record.length if isinstance(item, JournalledItem) else 0
-        if len(batch) == most or (batch and size_bytes > BATCH_BYTES):
+        if batch and size_bytes > BATCH_BYTES:
             break
         batch.append(item)
     return batch

@@ -341,8 +341,9 @@ class TrajectoryResolver:
 
     def _see(self, trajectory_id: str, now_s: float) -> TrajectoryState:
         trails = self._trails
-        trail = trails[trajectory_id] = trails.pop(trajectory_id, None) or TrajectoryState()
+        trail = trails.pop(trajectory_id, None) or TrajectoryState()
         trail.seen_s = now_s
+        trails[trajectory_id] = trail
         if len(trails) > self._most_cached:
             evict_oldest(trails, self._most_cached)
         return trail

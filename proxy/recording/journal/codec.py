@@ -26,11 +26,9 @@ class _RecordHeader(msgspec.Struct, frozen=True):
     kind: str = "call"
 
 
-_encoder = msgspec.json.Encoder()
-encode: Callable[[Call | JournalledFeedback], bytes] = _encoder.encode
-"""Encode a record as JSON, because a call contains pieces of the original JSON."""
-encode_into: Callable[[Call | JournalledFeedback, bytearray], None] = _encoder.encode_into
-"""Encode a record into a buffer, overwriting it, so that frequent calls need no new memory."""
+encode_into: Callable[[Call | JournalledFeedback, bytearray], None] = msgspec.json.Encoder().encode_into
+"""Encode a record as JSON, because a call contains pieces of the original JSON. A buffer is overwritten, so that
+frequent calls need no new memory."""
 _named = msgspec.json.Decoder(_RecordHeader)
 _calls = msgspec.json.Decoder(Call)
 _spooled = msgspec.json.Decoder(JournalledFeedback)

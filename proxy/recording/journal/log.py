@@ -9,12 +9,13 @@ them.
   overwritten.
 """
 
+import asyncio
 import contextlib
 import errno
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proxy.recording.journal.segment import FileSegment, MemorySegment, Record, Segment
@@ -31,7 +32,7 @@ PROBE_EVERY_S = 1.0
 class Journal:
     """The segments of a folder. Used from one thread."""
 
-    def __init__(self, folder: Path, max_bytes: int | None = None, *, in_memory: bool = False) -> None:
+    def __init__(self, folder: Path, max_bytes: float = math.inf, *, in_memory: bool = False) -> None:
         """Open a journal in a folder.
 
         `max_bytes`: bound for all segments; without it only the disk is the bound. `in_memory`: nothing more is written
@@ -42,12 +43,12 @@ class Journal:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._max_bytes = math.inf if max_bytes is None else max_bytes
+        self._max_bytes = max_bytes
         self._in_memory = in_memory
         self._process = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._number = 0
         self._full: set[Segment] = set()
-        self._spare: Segment | None = None
+        self._spare: FileSegment | None = None
         """An empty segment, used after the current one."""
         self._full_bytes = 0
         self._unsynced: set[Segment] = set()
@@ -70,16 +71,13 @@ class Journal:
     @property
     def full(self) -> bool:
         """Return whether the next record would be refused, as far as is known: by the size bound, or by the disk."""
-        if self._failed_at is not None:
-            if time.monotonic() - self._failed_at <= PROBE_EVERY_S:
-                return True
+        if self._failed_at is not None and time.monotonic() - self._failed_at > PROBE_EVERY_S:
             try:
                 self._current.probe()
                 self._failed_at = None
             except OSError:
                 self._failed_at = time.monotonic()
-                return True
-        return self._current.size_bytes + self._full_bytes >= self._max_bytes
+        return self._failed_at is not None or self._current.size_bytes + self._full_bytes >= self._max_bytes
 
     def append(self, payload: bytes | bytearray) -> Record:
         """Write a record; call `settled` once SQL has it.
@@ -104,11 +102,11 @@ class Journal:
     def to_sync(self) -> list[int]:
         """Return descriptors of everything that is not on the disk yet, for `sync`."""
         lacking, self._unsynced = self._unsynced, set()
-        descriptors = [segment.descriptor() for segment in lacking if segment.outstanding]
+        descriptors = [one.descriptor() for one in lacking if one.outstanding and isinstance(one, FileSegment)]
         if self._unsynced_folder:
             descriptors.append(os.open(self._folder, os.O_RDONLY))
             self._unsynced_folder = False
-        return [descriptor for descriptor in descriptors if descriptor is not None]
+        return descriptors
 
     def left_behind(self) -> Iterator[tuple[FileSegment, list[Record]]]:
         """Yield the records of dead processes, segment by segment, oldest first. This journal must settle them from now
@@ -132,7 +130,7 @@ class Journal:
             self._full.remove(segment)
             self._full_bytes -= segment.size_bytes
             self._unsynced.discard(segment)
-            if self._spare is None and segment.reusable():
+            if self._spare is None and isinstance(segment, FileSegment) and segment.reusable():
                 self._spare = segment
             else:
                 segment.close()
@@ -200,6 +198,37 @@ class Journal:
                     self._unsynced_folder = True
                     return segment
                 segment.close()
+
+
+class Flusher:
+    """Syncs to the disk what was written, off the event loop. Callers that wait at the same time share one fsync. Used
+    from one event loop."""
+
+    def __init__(self, to_sync: Callable[[], list[int]], sync: Callable[[list[int]], None]) -> None:
+        """Create a flusher. `to_sync` returns the descriptors that are not synced yet; `sync` syncs them, and blocks as
+        long as the disk takes."""
+        self._to_sync = to_sync
+        self._sync = sync
+        self._running: asyncio.Future[None] | None = None
+
+    async def close(self) -> None:
+        """Return when no sync is running any more."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def flushed(self) -> None:
+        """Return when everything that was written before is on the disk.
+
+        Raises:
+            OSError: the disk fails; how much was written is unknown.
+        """
+        before = self._running
+        if before is not None:
+            # The running sync began before the latest writes: the next one covers them, and all who wait share it.
+            await asyncio.wait([before])
+        if self._running is before or self._running is None:
+            self._running = asyncio.ensure_future(asyncio.to_thread(self._sync, self._to_sync()))
+        await asyncio.shield(self._running)
 
 
 def _oldest_first(folder: Path) -> list[Path]:

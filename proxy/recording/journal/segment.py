@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -32,59 +31,9 @@ _write_head = _HEAD.pack_into
 _ZEROS = memoryview(bytes(REUSE_BYTES))
 
 
-class Segment(Protocol):
-    """One segment of the journal, and the number of its records that SQL does not have yet."""
-
-    size_bytes: int
-    outstanding: int
-
-    def append(self, payload: bytes | bytearray) -> "Record":
-        """Write one record, whole or not at all.
-
-        Raises:
-            OSError: it could not be written (mostly: no space left); the segment is unchanged.
-        """
-
-    def read(self, start: int, length: int) -> bytes:
-        """Return a record's payload. May be called from any thread.
-
-        Raises:
-            OSError: the segment is closed, or its disk fails.
-        """
-
-    def probe(self) -> None:
-        """Check whether there is room.
-
-        Raises:
-            OSError: there is none.
-        """
-
-    def clear(self) -> None:
-        """Drop all records: SQL has them."""
-
-    def reusable(self) -> bool:
-        """Clear a segment so that it can be written again from its beginning. Return whether that is better than a new
-        segment."""
-
-    def begin(self, path: Path) -> None:
-        """Begin to write to a spare segment under this name: the next start sorts by names.
-
-        Raises:
-            OSError: the folder does not accept the name.
-        """
-
-    def seal(self) -> None:
-        """Shrink the segment to the size of its records: nothing more is written to it."""
-
-    def descriptor(self) -> int | None:
-        """Return a descriptor for fsync, which the caller must close; None: the segment has no disk."""
-
-    def close(self) -> None:
-        """Close it; it is removed unless SQL still lacks some of its records."""
-
-
 class FileSegment:
-    """One file, locked while it is open."""
+    """One segment of the journal, and the number of its records that SQL does not have yet: a file, locked while it is
+    open."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -107,6 +56,11 @@ class FileSegment:
         self._room_bytes = 0
 
     def append(self, payload: bytes | bytearray) -> "Record":
+        """Write one record, whole or not at all.
+
+        Raises:
+            OSError: it could not be written (mostly: no space left); the segment is unchanged.
+        """
         start, length = self.size_bytes + _HEAD.size, len(payload)
         end = start + length
         if end > self._room_bytes:
@@ -129,12 +83,23 @@ class FileSegment:
         return records
 
     def read(self, start: int, length: int) -> bytes:
+        """Return a record's payload. May be called from any thread.
+
+        Raises:
+            OSError: the segment is closed, or its disk fails.
+        """
         return os.pread(self._file, length, start)
 
     def probe(self) -> None:
+        """Check whether there is room.
+
+        Raises:
+            OSError: there is none.
+        """
         self._grow(self._room_bytes + PROBE_BYTES)  # room that is reserved already proves nothing about the disk
 
     def clear(self) -> None:
+        """Drop all records: SQL has them."""
         if self._room_bytes > REUSE_BYTES:
             self.size_bytes = 0
             self.seal()
@@ -143,6 +108,8 @@ class FileSegment:
             self.size_bytes = 0
 
     def reusable(self) -> bool:
+        """Clear a segment so that it can be written again from its beginning. Return whether that is better than a new
+        segment."""
         # Its pages exist; for a new file the kernel has to create each page.
         if self._memory is None or self._room_bytes > REUSE_BYTES:
             return False
@@ -150,19 +117,27 @@ class FileSegment:
         return True
 
     def begin(self, path: Path) -> None:
+        """Begin to write to a spare segment under this name: the next start sorts by names.
+
+        Raises:
+            OSError: the folder does not accept the name.
+        """
         self.path.rename(path)
         self.path = path
 
-    def descriptor(self) -> int | None:
+    def descriptor(self) -> int:
+        """Return a descriptor for fsync, which the caller must close."""
         return os.dup(self._file)
 
     def seal(self) -> None:
+        """Shrink the segment to the size of its records: nothing more is written to it."""
         if self._memory is not None:
             self._memory.close()
             self._memory, self._room_bytes = None, 0
             os.ftruncate(self._file, self.size_bytes)
 
     def close(self) -> None:
+        """Close it; it is removed unless SQL still lacks some of its records."""
         self.seal()
         if not self.outstanding:
             self.path.unlink(missing_ok=True)
@@ -233,20 +208,13 @@ class MemorySegment:
     def clear(self) -> None:
         self._data, self.size_bytes = bytearray(), 0
 
-    def reusable(self) -> bool:
-        return False
-
-    def begin(self, path: Path) -> None:
-        pass
-
     def seal(self) -> None:
         pass
 
-    def descriptor(self) -> int | None:
-        return None
+    close = clear
 
-    def close(self) -> None:
-        self._data = bytearray()
+
+Segment = FileSegment | MemorySegment
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

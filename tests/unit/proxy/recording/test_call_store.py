@@ -11,7 +11,7 @@ from migrations import schema
 from proxy import tuning
 from proxy.domain.address import Address
 from proxy.domain.call import Call
-from proxy.recording import tail_cache
+from proxy.recording import prefix_delta
 from proxy.recording.prefix_delta import Tail, packed
 from proxy.recording.store import Store
 from tests.unit.proxy.conftest import make_call, make_choice
@@ -113,8 +113,8 @@ def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
 
 
 def test_tails_stay_in_memory_by_the_size_of_all_that_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_cache, "MAX_BYTES", 1000)
-    tails = tail_cache.Tails()
+    monkeypatch.setattr(prefix_delta, "MAX_BYTES", 1000)
+    tails = prefix_delta.Tails()
     half = Tail("c", packed([1] * 50), [msgspec.Raw(b" " * 200)], (), None)
     for number in (0, 1, 2, 2, 1):
         tails.keep("default", f"t{number}", half)

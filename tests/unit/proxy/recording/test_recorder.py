@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, select, text
 
@@ -19,7 +20,6 @@ from proxy.domain.feedback_rows import row_of
 from proxy.errors import NotRecorded
 from proxy.recording import recorder as module
 from proxy.recording import writer
-from proxy.recording.journal.codec import encode
 from proxy.recording.journal.log import Journal
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store
@@ -449,7 +449,7 @@ def test_a_call_refused_while_others_wait_for_the_database_blocks_nobody(
 def test_a_record_of_another_version_is_kept_and_blocks_nobody(engine: Engine, seed: Any, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     path = journal.append(b'{"from": "the future"}').segment.path
-    journal.append(encode(make_call()))
+    journal.append(msgspec.json.encode(make_call()))
     journal.close()
 
     async def main() -> None:
@@ -531,7 +531,7 @@ def test_in_memory_nothing_is_written_to_the_folder_and_what_lay_there_is_taken_
 ) -> None:
     folder = tmp_path / "journal"
     left = Journal(folder)
-    left.append(encode(make_call("left", "t0")))
+    left.append(msgspec.json.encode(make_call("left", "t0")))
     left.close()
 
     async def main() -> None:

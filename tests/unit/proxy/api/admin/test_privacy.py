@@ -5,10 +5,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from migrations import schema
 from proxy.domain.feedback import Feedback
 from proxy.domain.feedback_rows import row_of
-from proxy.recording.journal.codec import JournalledFeedback, encode
+from proxy.recording.journal.codec import JournalledFeedback
 from proxy.recording.journal.log import Journal
 from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, wait_for
 from whetstone.config.privacy import pseudonym
@@ -91,7 +93,7 @@ def test_feedback_that_lay_in_the_journal_while_its_trajectory_was_deleted_is_le
     ]
     assert proxy.client.delete("/admin/trajectories/t").json()["trajectories"] == 1
     journal = Journal(proxy.journal)
-    journal.append(encode(JournalledFeedback(rows[0]["id"], rows)))
+    journal.append(msgspec.json.encode(JournalledFeedback(rows[0]["id"], rows)))
     journal.close()
     later = start(settings)
     assert [row.target_id for row in wait_for(lambda: later.rows(schema.feedback))] == ["u"]

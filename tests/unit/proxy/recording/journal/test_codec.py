@@ -12,7 +12,7 @@ from proxy.domain.address import Address
 from proxy.domain.call import Call
 from proxy.domain.feedback import Feedback
 from proxy.domain.feedback_rows import request_row, row_of
-from proxy.recording.journal.codec import JournalledFeedback, decode, encode, id_of
+from proxy.recording.journal.codec import JournalledFeedback, decode, encode_into, id_of
 from tests.unit.proxy.conftest import make_call
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, UTC)
@@ -25,6 +25,11 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+
+
+def encode(value: Call | JournalledFeedback) -> bytes:
+    encode_into(value, buffer := bytearray())
+    return bytes(buffer)
 
 
 def spooled(*rows: dict[str, Any]) -> JournalledFeedback:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from proxy.recording.journal.fsync import Flusher
+from proxy.recording.journal.log import Flusher
 from proxy.supervision import Background
 
 
