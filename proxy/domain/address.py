@@ -117,7 +117,10 @@ def address_of(
     """
     own = metadata if isinstance(metadata, dict) else {}
     if not url and not own and _ADDRESS_HEADERS.isdisjoint(headers):
-        return _plain(headers, session_headers)
+        # Only the headers that agent programs and clients send by themselves.
+        session = None if headers.keys().isdisjoint(session_headers) else _session(headers, session_headers)
+        retry = _RETRIES in headers and _retries(headers)
+        return Address(session, "agent" if session else None, retry=retry) if session or retry else _NOTHING_STATED
     named = _stated("trajectory_id", headers, url, own)
     trajectory_id = _id(named) if named else _session(headers, session_headers)
     return Address(
@@ -132,13 +135,6 @@ def address_of(
         turn_key=_turn_key(_stated("turn_id", headers, url, own), headers, trajectory_id),
         retry=_retries(headers),
     )
-
-
-def _plain(headers: Mapping[bytes, bytes], session_headers: Sequence[bytes]) -> Address:
-    """Return the address of a call that has only the headers that agent programs and clients send by themselves."""
-    session = None if headers.keys().isdisjoint(session_headers) else _session(headers, session_headers)
-    retry = _RETRIES in headers and _retries(headers)
-    return Address(session, "agent" if session else None, retry=retry) if session or retry else _NOTHING_STATED
 
 
 _NOTHING_STATED = Address()

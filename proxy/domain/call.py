@@ -28,6 +28,7 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
 
     index: int
     message: dict[str, Any]
+    """Empty if the prompt got no answer."""
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
@@ -51,11 +52,6 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     def tokens(self) -> int | None:
         """Number of sampled tokens."""
         return self.sampled if self.token_ids is None else len(self.token_ids)
-
-
-def empty_choice(index: int) -> Choice:
-    """Return an empty choice, for a prompt without an answer."""
-    return Choice(index=index, message={})
 
 
 class ContinuationKeys(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
@@ -155,15 +155,12 @@ def _read_one(item: Any, judges: Collection[str]) -> Feedback:
 def _refuse_unknown(item: Mapping[str, Any]) -> None:
     for field in item:
         if field not in Feedback.__struct_fields__:
-            meant = " or ".join(map(repr, _meant_by(field[:100])))
+            # Fields with a synonym, else the nearest spelling, else none.
+            plain = _HUMP.sub("_", field[:100]).replace("-", "_").lower()
+            nearest = _MEANT.get(plain) or difflib.get_close_matches(plain, Feedback.__struct_fields__, n=1)
+            meant = " or ".join(map(repr, nearest))
             hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(Feedback.__struct_fields__)}"
             raise BadRequest(f"feedback has no field {field[:100]!r}; {hint}", param=field[:100])
-
-
-def _meant_by(field: str) -> Sequence[str]:
-    """Return the fields that an unknown one may mean: those with a synonym, else the nearest spelling, else none."""
-    plain = _HUMP.sub("_", field).replace("-", "_").lower()
-    return _MEANT.get(plain) or difflib.get_close_matches(plain, Feedback.__struct_fields__, n=1)
 
 
 def _check_target(feedback: Feedback) -> None:
@@ -184,8 +181,15 @@ def _check_value(feedback: Feedback) -> None:
     if wrong:
         allowed = "`rewards` ({trajectory_id: number}) or `judge`"
         raise BadRequest(f"a group takes {allowed}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])
-    if isinstance(feedback.demonstration, dict):
-        _check_message(feedback.demonstration)
+    message = feedback.demonstration
+    if not isinstance(message, dict):
+        return
+    if message.get("role") != "assistant":
+        raise BadRequest("demonstration is a text, or a message with the role `assistant`", param="demonstration.role")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not (content or calls) or not isinstance(content, str | list | None) or not isinstance(calls, list | None):
+        problem = "demonstration needs `content` (a string or a list of parts), or a list of `tool_calls`"
+        raise BadRequest(problem, param="demonstration")
 
 
 def _check_judge(judge: Judge, names: Collection[str]) -> None:
@@ -194,15 +198,6 @@ def _check_judge(judge: Judge, names: Collection[str]) -> None:
     if judge.model is not None and judge.model not in names:
         known = ", ".join(sorted(names)) or "none; [judges.<name>] in the settings adds one"
         raise BadRequest(f"no judge is named {judge.model[:100]!r}; there are: {known}", param="judge.model")
-
-
-def _check_message(message: Mapping[str, Any]) -> None:
-    if message.get("role") != "assistant":
-        raise BadRequest("demonstration is a text, or a message with the role `assistant`", param="demonstration.role")
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not (content or calls) or not isinstance(content, str | list | None) or not isinstance(calls, list | None):
-        problem = "demonstration needs `content` (a string or a list of parts), or a list of `tool_calls`"
-        raise BadRequest(problem, param="demonstration")
 
 
 def _numbers(feedback: Feedback) -> Iterator[tuple[str, float]]:

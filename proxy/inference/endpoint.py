@@ -38,9 +38,10 @@ from proxy.recording.redaction import Redactor
 from proxy.trajectories.conversation_hash import ConversationHasher
 from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.upstream.server import Answering, Request, refusal
-from proxy.wire.interfaces import UNREADABLE, Server, Stream
+from proxy.wire.interfaces import UNREADABLE, Server
 from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
+from proxy.wire.sse import Stream
 from whetstone.config.proxy import ProxySettings
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import new_id

@@ -122,9 +122,7 @@ class CallRows:
         for one in batch:
             of_each[one.trajectory].append(one)
         begun = self._begin(connection, of_each)
-        gone_on = self._go_on(
-            connection, {key: of_trajectory for key, of_trajectory in of_each.items() if key not in begun}
-        )
+        gone_on = self._go_on(connection, {key: new for key, new in of_each.items() if key not in begun})
         # Conflict on the id only: a turn number that another writer took must raise an error, not lose a record
         # silently.
         rows = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
@@ -165,52 +163,47 @@ class CallRows:
         standings = _locked(connection, of_each)
         if gone := sorted(key for key in of_each if key not in standings):
             # Deleted meanwhile.
-            firsts = [of_each[key][0] for key in gone]
-            insert_many(connection, schema.trajectories, [trajectory_row(one) for one in firsts])
+            insert_many(connection, schema.trajectories, [trajectory_row(of_each[key][0]) for key in gone])
             standings |= _locked(connection, gone)
-        keys = (one.key for new in of_each.values() for one in new)
-        there = _present(connection, schema.completions, keys)
+        there = _present(connection, schema.completions, (one.key for new in of_each.values() for one in new))
         completions = {key: self._added(connection, new, standings[key], there) for key, new in of_each.items()}
-        counted = [standing.counted for standing in standings.values()]
-        update_many(connection, schema.trajectories, [one for one in counted if one.last_version is not None])
+        counted = [one.counted for one in standings.values() if one.counted.last_version is not None]
+        update_many(connection, schema.trajectories, counted)
         return completions
 
     def _added(
         self, connection: Connection, new: Sequence[NewCompletion], to: _OpenTrajectory, there: set[Key]
     ) -> list[CompletionRow]:
-        """Return the rows of those completions of a trajectory that do not exist yet."""
+        """Return the rows of those completions of a trajectory that do not exist yet, and count them on it."""
         rows: list[CompletionRow] = []
+        counted = to.counted
         for one in new:
-            key = one.key
-            if key not in there:
-                there.add(key)
-                rows.append(self._add(connection, one, to))
+            if one.key in there:
+                continue
+            there.add(one.key)
+            call, choice = one.call, one.choice
+            project, trajectory_id = one.trajectory
+            before, tools = counted.tail_completion_id, call.tools
+            if not to.tail_known:
+                to.tail, to.tail_known = self.tails.of(connection, project, trajectory_id, before), True
+            delta = turn_delta(to.tail, one.request, call.prompt_token_ids, tools)
+            row = completion_row(one, delta, counted.completions, over=to.state not in _UNREWARDED)
+            # A call that broke off after its retry had ended is not the tail. Ids sort by time.
+            if call.status == "complete" or before is None or row.id > before:
+                counted.tail_completion_id = row.id
+                to.tail = tail_of(row.id, delta, choice.token_ids, tools)
+                self.tails.keep(project, trajectory_id, to.tail)
+            counted.completions += 1
+            counted.sampled_tokens += row.completion_tokens or 0
+            counted.last_version = call.policy_version
+            # A slow call that began earlier must not make the trajectory look idle.
+            if one.created_at > counted.last_seen_at:
+                counted.last_seen_at = one.created_at
+            rows.append(row)
+            self._made += 1
+            if self._pause and self._made % tuning.NAP_EVERY == 0:
+                self._pause()
         return rows
-
-    def _add(self, connection: Connection, one: NewCompletion, to: _OpenTrajectory) -> CompletionRow:
-        """Return the row of a completion, and count it on its trajectory."""
-        call, choice, counted = one.call, one.choice, to.counted
-        project, trajectory_id = one.trajectory
-        before, prompt_token_ids, tools = counted.tail_completion_id, call.prompt_token_ids, call.tools
-        if not to.tail_known:
-            to.tail, to.tail_known = self.tails.of(connection, project, trajectory_id, before), True
-        new = turn_delta(to.tail, one.request, prompt_token_ids, tools)
-        row = completion_row(one, new, counted.completions, over=to.state not in _UNREWARDED)
-        # A call that broke off after its retry had ended is not the tail. Ids sort by time.
-        if call.status == "complete" or before is None or row.id > before:
-            counted.tail_completion_id = row.id
-            to.tail = tail_of(row.id, new, choice.token_ids, tools)
-            self.tails.keep(project, trajectory_id, to.tail)
-        counted.completions += 1
-        counted.sampled_tokens += row.completion_tokens or 0
-        counted.last_version = call.policy_version
-        # A slow call that began earlier must not make the trajectory look idle.
-        if one.created_at > counted.last_seen_at:
-            counted.last_seen_at = one.created_at
-        self._made += 1
-        if self._pause and self._made % tuning.NAP_EVERY == 0:
-            self._pause()
-        return row
 
 
 def _continue(connection: Connection, batch: Sequence[NewCompletion], written: Iterable[CompletionRow]) -> None:
@@ -264,8 +257,12 @@ def not_erased(connection: Connection, calls: Sequence[Call]) -> list[Call]:
 def erased_feedback(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the ids of feedback on trajectories whose deletion was requested after the feedback arrived."""
     requests = _requests_since(connection, min(row["created_at"] for row in rows)) if rows else {}
-    named = [row for row in rows if row["target_kind"] == "trajectory"]
-    return {row["id"] for row in named if _covers(requests, row["project"], [row["target_id"]], row["created_at"])}
+    return {
+        row["id"]
+        for row in rows
+        if row["target_kind"] == "trajectory"
+        and _covers(requests, row["project"], [row["target_id"]], row["created_at"])
+    }
 
 
 def _names(call: Call) -> list[str]:

@@ -61,8 +61,7 @@ class RequestMessages(msgspec.Struct):
         """Return the messages from `start` on, as compact JSON."""
         encoded = self._json
         if encoded is None or start != self._start:
-            left = self.messages[start:] if start else self.messages
-            encoded = self._json = _encode(list(map(_decode, left)))
+            encoded = self._json = _encode(list(map(_decode, self.messages[start:])))
             self._start = start
         return encoded
 
@@ -198,5 +197,4 @@ def _read(connection: Connection, project: str, tail_id: str) -> Tail | None:
         token_ids += row.prompt_token_ids + row.token_ids
         messages += [msgspec.Raw(_encode(message)) for message in row.new_messages or ()]
         tools = tools if row.tools is None else row.tools
-    tools_json = None if tools is None else encode_sorted(tools)
-    return Tail(tail_id, packed(token_ids), messages, tuple(answers), tools_json)
+    return Tail(tail_id, packed(token_ids), messages, tuple(answers), None if tools is None else encode_sorted(tools))

@@ -166,7 +166,9 @@ class _Text:
             case dict():
                 return {
                     self._text(name) if keys else name: (
-                        one if _is_structure(name, one) else self.inside(one, numbers=numbers, keys=keys)
+                        one
+                        if name in STRUCTURE and isinstance(one, str) and WORD.fullmatch(one)
+                        else self.inside(one, numbers=numbers, keys=keys)
                     )
                     for name, one in value.items()
                 }
@@ -241,13 +243,8 @@ class _Text:
         return left_s
 
 
-def _is_structure(name: str, value: Any) -> bool:
-    return name in STRUCTURE and isinstance(value, str) and WORD.fullmatch(value) is not None
-
-
 def _bytes(call: Call) -> int:
-    texts = sum(len(one.text or "") for one in call.choices)
-    return sum(map(len, call.messages)) + len(call.tools_or_null) + len(call.sampling) + texts
+    return sum(map(len, (*call.messages, call.tools_or_null, call.sampling, *(one.text or "" for one in call.choices))))
 
 
 def _function(name: str) -> Callable[[str], Any]:

@@ -33,13 +33,10 @@ def retried_completions(connection: Connection, call: Call) -> Sequence[Any]:
     ]
     if address.turn_key:
         unanswered.append(c.turn_key == address.turn_key)
-    if call.threaded_by == "new":
-        unanswered.append(c.threaded_by == "new")
-    else:
-        sibling = c.trajectory_id.startswith(f"{call.trajectory_id}.", autoescape=True)
-        unanswered.append(or_(c.trajectory_id == call.trajectory_id, sibling))
-    query = select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)
-    rows = list(connection.execute(query))
+    sibling = c.trajectory_id.startswith(f"{call.trajectory_id}.", autoescape=True)
+    of_trajectory = or_(c.trajectory_id == call.trajectory_id, sibling)
+    unanswered.append(c.threaded_by == "new" if call.threaded_by == "new" else of_trajectory)
+    rows = connection.execute(select(c.id, c.call_id, c.choice, c.trajectory_id).where(*unanswered)).all()
     return rows if len({row.call_id for row in rows}) == 1 else ()
 
 
@@ -51,21 +48,13 @@ def supersede(connection: Connection, call: Call, retried: Sequence[Any]) -> Non
         .values(why_not_trained=WhyNotTrained.SUPERSEDED.value, request_digest=None)
     )
     for row in retried:
-        if row.trajectory_id != call.trajectory_id:
-            _exclude_if_alone(connection, call.project, row.trajectory_id, row.id)
-
-
-def _exclude_if_alone(connection: Connection, project: str, trajectory_id: str, completion_id: str) -> None:
-    """Exclude a trajectory that has no other completion, because it was no attempt. Its group is then placed without
-    it."""
-    others = select(c.id).where(c.project == project, c.trajectory_id == trajectory_id, c.id != completion_id)
-    undecided = (
-        t.project == project,
-        t.id == trajectory_id,
-        t.state.in_((TrajectoryStatus.OPEN, TrajectoryStatus.ENDED)),
-    )
-    connection.execute(
-        schema.trajectories.update()
-        .where(*undecided, ~others.exists())
-        .values(state=TrajectoryStatus.EXCLUDED, why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
-    )
+        if row.trajectory_id == call.trajectory_id:
+            continue
+        # A trajectory that has no other completion was no attempt. Its group is placed without it.
+        others = select(c.id).where(c.project == call.project, c.trajectory_id == row.trajectory_id, c.id != row.id)
+        connection.execute(
+            schema.trajectories.update()
+            .where(t.project == call.project, t.id == row.trajectory_id, ~others.exists())
+            .where(t.state.in_((TrajectoryStatus.OPEN, TrajectoryStatus.ENDED)))
+            .values(state=TrajectoryStatus.EXCLUDED, why_not_trained=WhyNotTrained.SUPERSEDED.value, placed_at=None)
+        )

@@ -8,10 +8,11 @@ spelling.
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
-from proxy.domain.call import Call, Choice, empty_choice
+from proxy.domain.call import Call, Choice
 from proxy.recording.prefix_delta import RequestMessages, TurnDelta
 from whetstone.database.bulk import raw_ids
 from whetstone.database.sanitize import storable_encoded, storable_json, storable_text
@@ -22,7 +23,6 @@ LARGEST_KNOWN = 4096
 """Sampling fields and tools up to this many bytes are cached: they are the same in nearly all requests of an app."""
 
 _decode = msgspec.json.Decoder().decode
-_GROUP_OPEN, _TRAJECTORY_OPEN = GroupState.OPEN.value, TrajectoryStatus.OPEN.value
 
 Key = tuple[str, str]
 """Project and id."""
@@ -30,20 +30,6 @@ Key = tuple[str, str]
 
 # Rows are built with positional arguments in column order: with keywords this takes three times as long. Most texts are
 # missing, so each is checked first; a call to sanitize it costs ten times as much as the check.
-
-
-class GroupRow(msgspec.Struct, frozen=True):
-    """A new group."""
-
-    project: str
-    id: str
-    policy: str
-    formed_by: str
-    state: str
-    size: int
-    rewarded: int
-    target_size: int | None
-    created_at: datetime
 
 
 class TrajectoryRow(msgspec.Struct):
@@ -149,7 +135,7 @@ class NewCompletion(msgspec.Struct, frozen=True):
 
 def new_completions(call: Call, retried: Mapping[int, str]) -> list[NewCompletion]:
     """Return one `NewCompletion` for each choice of a call. `retried`: the completions that it retries, by choice."""
-    choices = call.choices or (empty_choice(0),)
+    choices = call.choices or (Choice(0, {}),)
     group_id, formed_by, project = call.address.group_id, "header", call.project
     if call.threaded_by in ("shadow", "evaluation"):
         formed_by = call.threaded_by
@@ -172,29 +158,27 @@ def new_completions(call: Call, retried: Mapping[int, str]) -> list[NewCompletio
     ]
 
 
-def group_row(one: NewCompletion) -> GroupRow:
+def group_row(one: NewCompletion) -> dict[str, Any]:
     """Return the row of its group, when the group is new."""
-    call = one.call
     project, group_id = one.group
-    state, size, rewarded = _GROUP_OPEN, 0, 0
-    return GroupRow(
-        project,
-        group_id,
-        call.policy,
-        one.formed_by,
-        state,
-        size,
-        rewarded,
-        call.address.group_size,
-        one.created_at,
-    )
+    return {
+        "project": project,
+        "id": group_id,
+        "policy": one.call.policy,
+        "formed_by": one.formed_by,
+        "state": GroupState.OPEN.value,
+        "size": 0,
+        "rewarded": 0,
+        "target_size": one.call.address.group_size,
+        "created_at": one.created_at,
+    }
 
 
 def trajectory_row(one: NewCompletion) -> TrajectoryRow:
     """Return the row of its trajectory, when the trajectory begins with this choice; the choice is not counted yet."""
     call, address, created_at = one.call, one.call.address, one.created_at
     project, its_id = one.trajectory
-    state, completions, sampled_tokens, tail = _TRAJECTORY_OPEN, 0, 0, None
+    state, completions, sampled_tokens, tail = TrajectoryStatus.OPEN.value, 0, 0, None
     return TrajectoryRow(
         project,
         its_id,
@@ -224,18 +208,15 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
     is already rewarded."""
     call, choice = one.call, one.choice
     project, completion_id = one.key
-    _, trajectory_id = one.trajectory
     history = call.history(choice)
-    why_not_trained = call.why_not_trained(choice)
-    if over:
-        why_not_trained = why_not_trained or "trajectory_over"
+    why_not_trained = call.why_not_trained(choice) or ("trajectory_over" if over else None)
     return CompletionRow(
         project,
         completion_id,
         call.upstream_id.replace("\x00", "\ufffd"),
         call.id,
         choice.index,
-        trajectory_id,
+        one.trajectory[1],
         turn,
         call.policy,
         call.policy_version,

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     Executable,
-    Row,
     Select,
     Table,
     and_,
@@ -201,7 +200,7 @@ class Store:
         rows = self._read(query)
         return dict(rows[0]._mapping) if rows else None
 
-    def _read(self, query: Executable, **parameters: Any) -> Sequence[Row[Any]]:
+    def _read(self, query: Executable, **parameters: Any) -> Sequence[Any]:
         with self._reader.connect() as connection:
             return connection.execute(query, parameters).all()
 

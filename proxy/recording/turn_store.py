@@ -17,5 +17,4 @@ def turns_to(connection: Connection, project: str, completion_id: str | None) ->
         row = connection.execute(select(*_COLUMNS).where(c.project == project, c.id == completion_id)).one()
         turns.append(row)
         completion_id = row.follows
-    turns.reverse()
-    return turns
+    return turns[::-1]

@@ -81,7 +81,6 @@ class Writer:
         after a commit; `on_settled` gets the records that the journal no longer needs.
         """
         self._store = store
-        self._transactions = store.transactions
         self._refused = refused
         self._on_calls = on_calls
         self._on_feedback = on_feedback
@@ -117,14 +116,12 @@ class Writer:
 
     def put(self, item: JournalledItem | SyncWrite) -> None:
         """Queue an item for writing."""
+        if isinstance(item, SyncWrite) and self.dead:
+            _refuse_dead(item)
+            return
+        self._queue.put(item)
         if isinstance(item, SyncWrite):
-            if self.dead:
-                _refuse_dead(item)
-                return
-            self._queue.put(item)
             self._hurry.set()
-        else:
-            self._queue.put(item)
 
     def close(self) -> None:
         """Write what is left and stop. What the database does not accept now stays in the journal."""
@@ -142,7 +139,7 @@ class Writer:
                 self._commit_next_batch(self._backlog)
         except BaseException as error:
             self._end_dead(error)
-        self._transactions.close()
+        self._store.transactions.close()
 
     def _end_dead(self, error: BaseException) -> None:
         """Log that nothing reaches SQL any more, and refuse writes that requests wait for. The journal has the rest."""
@@ -219,7 +216,7 @@ class Writer:
         others: list[SyncWrite | JournalledFeedback] = []
         answers: list[tuple[SyncWrite, Any]] = []
         try:
-            with self._transactions.begin() as connection:
+            with self._store.transactions.begin() as connection:
                 for item in items:
                     value = item if isinstance(item, SyncWrite) else item.value_in_memory or item.value
                     if isinstance(value, Call):

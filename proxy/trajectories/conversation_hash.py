@@ -60,7 +60,6 @@ class _Message(msgspec.Struct, gc=False):
     """Hash that leads to the answer's completion there."""
 
 
-NOTHING = _Message(b"", False, None)
 BEGINNING = Conversation(b"", b"", (), None)
 """Stands for any conversation without an answer: it continues nothing, whatever its messages are."""
 
@@ -106,7 +105,7 @@ class ConversationHasher:
         whole, owned_by = b"", (owner or "").encode()
         long_owner = len(owned_by) > MOST_OWNER_BYTES
         answers: list[bytes] = []
-        last = NOTHING
+        tool_calls: bytes | None = None
         for raw in messages:
             length = len(raw)
             # Only a hash may be as long as a hash.
@@ -126,13 +125,13 @@ class ConversationHasher:
                     make = link if message.place else hash_of
                     message.owner, message.place = owned_by, make(whole + owned_by)
                 answers.append(whole if long_owner else message.place)
-                last = message
+                tool_calls = message.tool_calls
         if not answers:
             return Conversation(owned_by, whole, (), None)
         places = answers[: -MOST_PLACES - 1 : -1]
         if long_owner:
             places = [hash_of(one + owned_by) for one in places]
-        return Conversation(owned_by, whole, tuple(places), last.tool_calls and hash_of(last.tool_calls + owned_by))
+        return Conversation(owned_by, whole, tuple(places), tool_calls and hash_of(tool_calls + owned_by))
 
     def history(self, conversation: Conversation, choice: Choice) -> ContinuationKeys:
         """Return the hashes by which a later request finds this answer to `conversation`."""

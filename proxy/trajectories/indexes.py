@@ -177,6 +177,20 @@ class PrefixIndex:
             del self._by_name[head.name]
 
 
+class TrajectoryState(msgspec.Struct, gc=False):
+    """The state of a trajectory."""
+
+    tail: str | None = None
+    """Its last completion, as far as known."""
+    seen_s: float = 0.0
+    over: bool = False
+    """Whether feedback or the app has ended it."""
+    successor: str | None = None
+    """The trajectory that continues under its name."""
+    pins: Pins = ()
+    """The versions that answered in it, as far as known."""
+
+
 class Repeatable(msgspec.Struct, frozen=True, gc=False):
     """A call that may be retried."""
 

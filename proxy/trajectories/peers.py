@@ -7,8 +7,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from proxy.trajectories.store import ThreadTables
 from whetstone.domain.ids import new_id
 
 GONE_AFTER_S = 15.0
@@ -21,23 +21,10 @@ MOST_WAITED_S = 2.0
 log = logging.getLogger(__name__)
 
 
-class Table(Protocol):
-    """The table in which proxies report until when their calls are written."""
-
-    def report_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
-        """Report until when this proxy's calls are written."""
-
-    def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
-        """Return what the other proxies have reported since `since_s`, by id."""
-
-    def leave(self, proxy_id: str) -> None:
-        """Remove this proxy, so that no other waits for it."""
-
-
 class Peers:
     """This process among the other proxies. Call `refresh` periodically and `leave` last; both query in a thread."""
 
-    def __init__(self, table: Table, written_until: Callable[[], float]) -> None:
+    def __init__(self, table: ThreadTables, written_until: Callable[[], float]) -> None:
         """Create the view. `written_until` returns the time (seconds since the epoch) before which all calls finished
         by this process are in the tables."""
         self._table = table

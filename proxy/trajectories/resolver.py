@@ -13,8 +13,6 @@ a new attempt, in which no version has answered.
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -23,25 +21,13 @@ from proxy.domain.call import WINDOW_S, Call, Question, digest_of
 from proxy.domain.eviction import evict_oldest
 from proxy.domain.policies import Pins, and_then
 from proxy.trajectories.conversation_hash import Conversation
-from proxy.trajectories.indexes import OpenCompletion, PrefixIndex, Repeatable, RetryTracker, name_of
+from proxy.trajectories.indexes import OpenCompletion, PrefixIndex, Repeatable, RetryTracker, TrajectoryState, name_of
+from proxy.trajectories.peers import Peers
+from proxy.trajectories.store import ThreadTables
 from whetstone.domain.ids import new_id
 
 MOST_HOPS = 1000
 """Most trajectories that may follow each other under one name."""
-
-
-class TrajectoryState(msgspec.Struct, gc=False):
-    """The state of a trajectory."""
-
-    tail: str | None = None
-    """Its last completion, as far as known."""
-    seen_s: float = 0.0
-    over: bool = False
-    """Whether feedback or the app has ended it."""
-    successor: str | None = None
-    """The trajectory that continues under its name."""
-    pins: Pins = ()
-    """The versions that answered in it, as far as known."""
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
@@ -58,41 +44,11 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """The versions that answered up to there."""
 
 
-class Tables(Protocol):
-    """The lookups in SQL."""
-
-    async def heads(
-        self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float
-    ) -> list[OpenCompletion] | None:
-        """Return completions with one of these histories, the oldest first: free completions whose trajectory is open
-        and was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
-        reached."""
-
-    async def trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
-        """Return the state of a trajectory; it is also over if it was not seen since `since_s`. None: it does not
-        exist."""
-
-    async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
-        """Return calls since `since_s` with this body, and this turn key if one is given, that did not get a whole
-        answer."""
-
-
-class Peers(Protocol):
-    """The other proxies on the same tables."""
-
-    @property
-    def alone(self) -> bool:
-        """Return whether there are none."""
-
-    async def written(self, until_s: float) -> None:
-        """Return when the tables have what the other proxies finished before `until_s`, or when that takes too long."""
-
-
 class TrajectoryResolver:
     """Finds the trajectories of calls. Call `resolve` when a call arrives, and `on_recorded` or `on_discarded`
     when it ends."""
 
-    def __init__(self, tables: Tables, peers: Peers, idle_s: float, most_cached: int = 16_000) -> None:
+    def __init__(self, tables: ThreadTables, peers: Peers, idle_s: float, most_cached: int = 16_000) -> None:
         """Create a resolver.
 
         `idle_s`: a trajectory is over this many seconds after its last completion. `most_cached`: how many completions,
@@ -119,14 +75,13 @@ class TrajectoryResolver:
         if place is not None:
             return place
         arrived_s = time.time()
-        repeats, again = None, None
-        if address.trajectory_id is None and (address.retry or address.turn_key):
-            repeats, again = await self._retried(address, question, arrived_s)
+        may_repeat = address.trajectory_id is None and (address.retry or address.turn_key)
+        repeats, again = await self._retried(address, question, arrived_s) if may_repeat else (None, None)
         if address.trajectory_id is not None:
             place = await self._named(address.trajectory_id, address.named_by or "header", conversation)
         elif again is not None and not self._is_over(trail := await self._trail(again.trajectory_id)):
-            left_at = again.extends or await self._left_at(again, conversation)
-            place = Placement(again.trajectory_id, "retry", extends=left_at, pins=trail.pins if trail else ())
+            extends = again.extends or await self._left_at(again, conversation)
+            place = Placement(again.trajectory_id, "retry", extends, pins=trail.pins if trail else ())
         else:
             place = self._continued_in_memory(conversation) or await self._elsewhere(conversation, arrived_s)
         return self._placed_at(place, call_id, address, question, arrived_s, instead_of=repeats)
@@ -333,8 +288,8 @@ class TrajectoryResolver:
         if place.extends is not None:
             self._heads.take(place.extends, call_id, instead_of)
         if address.trajectory_id is None:
-            call = Repeatable(place.trajectory_id, place.extends, address.turn_key, now_s)
-            self._running.add(question, call_id, call)
+            repeatable = Repeatable(place.trajectory_id, place.extends, address.turn_key, now_s)
+            self._running.add(question, call_id, repeatable)
         self._see(place.trajectory_id, now_s)
         self.placed[place.by] += 1
         return place

@@ -15,8 +15,7 @@ from migrations import schema
 from migrations.words import response_text
 from proxy.domain.address import NAMED
 from proxy.domain.policies import Pin, Pins, and_then
-from proxy.trajectories.indexes import OpenCompletion, Repeatable, name_of
-from proxy.trajectories.resolver import TrajectoryState
+from proxy.trajectories.indexes import OpenCompletion, Repeatable, TrajectoryState, name_of
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
 from whetstone.domain.states import TrajectoryStatus
@@ -56,40 +55,43 @@ class ThreadTables:
     async def heads(
         self, histories: Sequence[bytes], tool_calls: bytes | None, since_s: float
     ) -> list[OpenCompletion] | None:
-        """Return completions that a request may continue (`resolver.Tables`)."""
+        """Return completions with one of these histories, the oldest first: free completions whose trajectory is open
+        and was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
+        reached."""
         return await self._answered(lambda: self._heads(histories, tool_calls, since_s), None)
 
     async def trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
-        """Return the state of a trajectory (`resolver.Tables`)."""
+        """Return the state of a trajectory; it is also over if it was not seen since `since_s`. None: it does not
+        exist."""
         return await self._answered(lambda: self._trail(trajectory_id, since_s), None)
 
     async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
-        """Return calls that did not get a whole answer (`resolver.Tables`)."""
+        """Return calls since `since_s` with this body, and this turn key if one is given, that did not get a whole
+        answer."""
         return await self._answered(lambda: self._unanswered(digest, turn_key, since_s), [])
 
     def report_written(self, proxy_id: str, until_s: float, now_s: float) -> None:
-        """Report until when this proxy's calls are written (`peers.Table`)."""
+        """Report until when this proxy's calls are written."""
         report = {"written_until": _instant(until_s), "seen_at": _instant(now_s)}
         with self._engine.begin() as connection:
             if not insert_new(connection, schema.proxies, {"project": self._project, "id": proxy_id, **report}):
-                this = (p.project == self._project, p.id == proxy_id)
-                connection.execute(schema.proxies.update().where(*this).values(**report))
+                update = schema.proxies.update().where(p.project == self._project, p.id == proxy_id)
+                connection.execute(update.values(**report))
 
     def written(self, proxy_id: str, since_s: float) -> dict[str, float]:
-        """Return what the other proxies have reported (`peers.Table`)."""
+        """Return what the other proxies have reported since `since_s`, by id."""
         reports = self._changes.unless(("proxies", self._project), lambda: self._reports(since_s))
         return {one: until_s for one, until_s, seen_s in reports if one != proxy_id and seen_s >= since_s}
 
     def _reports(self, since_s: float) -> list[tuple[str, float, float]]:
         """Return the reports of all proxies since `since_s`: id, until when their calls are written, and the time of
         the report."""
-        parameters = {"its_project": self._project, "since": _instant(since_s)}
         with self._reader.connect() as connection:
-            rows = connection.execute(_REPORTS, parameters)
+            rows = connection.execute(_REPORTS, {"its_project": self._project, "since": _instant(since_s)})
             return [(row.id, row.written_until.timestamp(), row.seen_at.timestamp()) for row in rows]
 
     def leave(self, proxy_id: str) -> None:
-        """Remove this proxy, so that no other waits for it (`peers.Table`)."""
+        """Remove this proxy, so that no other waits for it."""
         with self._engine.begin() as connection:
             connection.execute(schema.proxies.delete().where(p.project == self._project, p.id == proxy_id))
 
@@ -113,9 +115,12 @@ class ThreadTables:
     def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
         of_these = and_(c.project == self._project, column.in_(histories))
         columns = (c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by)
-        version = (c.policy, c.policy_version, c.created_at)
         joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
-        query = select(*columns, *version, t.state, t.last_seen_at).select_from(joined).where(of_these)
+        query = (
+            select(*columns, c.policy, c.policy_version, c.created_at, t.state, t.last_seen_at)
+            .select_from(joined)
+            .where(of_these)
+        )
         since = _instant(since_s)
         is_free = and_(c.continued_by.is_(None), t.state == TrajectoryStatus.OPEN, t.last_seen_at >= since)
         # Ids sort by time: a completion that began long before cannot be free.
@@ -150,9 +155,10 @@ class ThreadTables:
             successors = select(t.id).join(
                 schema.completions, and_(c.project == t.project, c.trajectory_id == t.id, c.turn == 0)
             )
-            named = c.threaded_by.in_(NAMED)
             successor = (
-                connection.execute(successors.where(*after, named).order_by(t.created_at).limit(1)).scalar()
+                connection.execute(
+                    successors.where(*after, c.threaded_by.in_(NAMED)).order_by(t.created_at).limit(1)
+                ).scalar()
                 if over and row.tail_completion_id is not None
                 else None
             )

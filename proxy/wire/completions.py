@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.domain.call import NULL, Choice, empty_choice
+from proxy.domain.call import NULL, Choice
+from proxy.wire.chat.stream import GrowingChoice
 from proxy.wire.interfaces import (
     Answer,
     PromptResult,
@@ -42,6 +43,8 @@ class TextRequest:
 
     endpoint = "completions"
     path = "/v1/completions"
+    tools_or_null = NULL
+    """A completion has no tools."""
 
     def __init__(self, body: Body, captured: bool) -> None:
         """Read the request as far as capture needs.
@@ -91,11 +94,6 @@ class TextRequest:
         """Return False: a prompt has no answers that can be recognised."""
         return False
 
-    @property
-    def tools_or_null(self) -> msgspec.Raw:
-        """JSON null: a completion has no tools."""
-        return NULL
-
     def sampling(self) -> bytes:
         """Return every field except model and prompt."""
         return self._body.without("model", "prompt")
@@ -135,22 +133,13 @@ class TextRequest:
         return body
 
 
-class _GrowingChoice(msgspec.Struct):
-    """One choice as it grows."""
-
-    texts: list[str] = []
-    token_ids: list[int] | None = None
-    logprobs: list[float] | None = None
-    finish_reason: str | None = None
-
-
 class TextStream(ChunkStream):
     """The state of one streamed completion. A whole answer is read as if it were the only chunk."""
 
     def __init__(self, request: TextRequest) -> None:
         super().__init__()
         self._request = request
-        self._choices: dict[int, _GrowingChoice] = {}
+        self._choices: dict[int, GrowingChoice] = {}
         self._prompt_token_ids: dict[int, list[int]] = {}
         self._prompt_tokens: int | None = None
         """Number of tokens of all prompts together."""
@@ -158,8 +147,7 @@ class TextStream(ChunkStream):
     @property
     def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far, for each prompt, including prompts without an answer."""
-        n = self._request.choices_a_prompt
-        prompts = range(max(len(self._request.prompts), 1))
+        n, prompts = self._request.choices_a_prompt, range(max(len(self._request.prompts), 1))
         return tuple(self._result_of(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
@@ -169,7 +157,11 @@ class TextStream(ChunkStream):
             choices = read_objects(fields["choices"])
             for choice in choices:
                 self._add(choice)
-                self._strip(choice)
+                # Remove what capture added, leaving the nulls that vLLM would have sent without it.
+                if not self._request.wants_token_ids:
+                    choice.update(dict.fromkeys(choice.keys() & {"token_ids", "prompt_token_ids"}, NULL))
+                if not self._request.wants_logprobs:
+                    choice["logprobs"] = NULL
             fields["choices"] = raw(choices)
         if "model" in fields:
             fields["model"] = raw(self._request.model)
@@ -178,42 +170,22 @@ class TextStream(ChunkStream):
     def _add(self, piece: dict[str, msgspec.Raw]) -> None:
         """Record a choice, or a piece of one."""
         index = read_index(piece["index"])
-        choice = self._choices.setdefault(index, _GrowingChoice())
-        choice.texts.append(read_text(piece.get("text", NULL)) or "")
-        if (ids := read_ids(piece.get("token_ids"))) is not None:
-            choice.token_ids = (choice.token_ids or []) + ids
-        if (logprobs := _logprobs.decode(piece.get("logprobs", NULL))) is not None:
-            # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is
-            # checked later.
-            known = [logprob for logprob in logprobs.token_logprobs if logprob is not None]
-            choice.logprobs = (choice.logprobs or []) + known
+        choice = self._choices.setdefault(index, GrowingChoice())
+        choice.texts["content"].append(read_text(piece.get("text", NULL)) or "")
+        logprobs = _logprobs.decode(piece.get("logprobs", NULL))
+        # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is checked
+        # later.
+        known = None if logprobs is None else [one for one in logprobs.token_logprobs if one is not None]
+        choice.add_tokens(read_ids(piece.get("token_ids")), known)
         choice.finish_reason = read_text(piece.get("finish_reason", NULL)) or choice.finish_reason
         if (prompt_ids := read_ids(piece.get("prompt_token_ids"))) is not None:
             self._prompt_token_ids[index // self._request.choices_a_prompt] = prompt_ids
 
-    def _strip(self, piece: dict[str, msgspec.Raw]) -> None:
-        """Remove what capture added, leaving the nulls that vLLM would have sent without it."""
-        if not self._request.wants_token_ids:
-            piece |= dict.fromkeys(piece.keys() & {"token_ids", "prompt_token_ids"}, NULL)
-        if not self._request.wants_logprobs:
-            piece["logprobs"] = NULL
-
     def _result_of(self, prompt: int, indexes: range) -> PromptResult:
-        choices = tuple(_choice(index, self._choices[index]) for index in indexes if index in self._choices)
-        alone = len(self._request.prompts) <= 1
+        choices = tuple(self._choices[index].frozen(index) for index in indexes if index in self._choices)
         return PromptResult(
             self._prompt_token_ids.get(prompt),
-            self._prompt_tokens if alone else None,
-            choices or (empty_choice(indexes.start),),
+            self._prompt_tokens if len(self._request.prompts) <= 1 else None,
+            choices or (Choice(indexes.start, {}),),
             prompt,
         )
-
-
-def _choice(index: int, growing: _GrowingChoice) -> Choice:
-    return Choice(
-        index=index,
-        message={"role": "assistant", "content": "".join(growing.texts)},
-        finish_reason=growing.finish_reason,
-        token_ids=growing.token_ids,
-        logprobs=growing.logprobs,
-    )

@@ -1,14 +1,17 @@
-"""Define what every dialect provides: a parsed request, a parsed answer, a stream's events one by one. Pure.
+"""Define what every dialect provides: a parsed request, a parsed answer, and the reader of a stream (`sse`). Pure.
 
 Also the decoders that dialects share: of pieces of JSON, and of what a model server reports about tokens.
 """
 
 from functools import lru_cache
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 
 from proxy.domain.call import Choice
+
+if TYPE_CHECKING:
+    from proxy.wire.sse import Stream
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 """What parsing an answer raises if the answer is not in its dialect."""
@@ -42,37 +45,6 @@ class Answer(msgspec.Struct, frozen=True):
     results: tuple[PromptResult, ...]
     status: int = 200
     """400 if the dialect cannot express the answer."""
-
-
-class Stream(Protocol):
-    """One streamed answer: `feed` it what upstream sends, and send the app what it returns."""
-
-    @property
-    def upstream_id(self) -> str | None:
-        """The answer's id, as the app sees it; None until it was sent."""
-
-    @property
-    def error(self) -> str | None:
-        """The error that upstream reported within the stream."""
-
-    @property
-    def done(self) -> bool:
-        """Whether upstream has sent its last event. The event that ends the stream for the app waits until the call is
-        recorded."""
-
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes as they arrive, whole events or not. Return the events for the app, possibly none.
-
-        Raises:
-            UNREADABLE: an event is not in its dialect.
-        """
-
-    def last(self) -> bytes:
-        """Return what ends the stream for the app, once it is done."""
-
-    @property
-    def results(self) -> tuple[PromptResult, ...]:
-        """What was answered so far."""
 
 
 class DialectRequest(Protocol):
@@ -117,7 +89,7 @@ class DialectRequest(Protocol):
             UNREADABLE: it is not in this dialect.
         """
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> "Stream":
         """Return the reader of a streamed answer."""
 
     def error(self, body: bytes, status: int) -> bytes:

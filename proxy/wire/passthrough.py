@@ -10,7 +10,7 @@ import msgspec
 from proxy.domain.call import NULL, Choice
 from proxy.wire.interfaces import Answer, Number, PromptResult, Server, decode, encode, raw, read_list, read_object
 from proxy.wire.request_body import Body, as_list
-from proxy.wire.sse import Events, data_of
+from proxy.wire.sse import Stream, data_of
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
@@ -28,6 +28,8 @@ class MessagesOrResponses:
         user = body.values.get("user") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
         self.end_user = user if isinstance(user, str) else None
         """The user that the app serves: OpenAI's `user`, Anthropic's `metadata.user_id`."""
+        self.tools_or_null = body.tools_or_null
+        """The request's tools, as they came; JSON null if it has none."""
         self._body = body
 
     @property
@@ -41,11 +43,6 @@ class MessagesOrResponses:
         except msgspec.DecodeError:  # a plain text
             messages = [raw({"role": "user", "content": decode(given)})]
         return [raw({"role": "system", "content": content}) for content in before] + messages
-
-    @property
-    def tools_or_null(self) -> msgspec.Raw:
-        """The request's tools, as they came; JSON null if it has none."""
-        return self._body.tools_or_null
 
     def sampling(self) -> bytes:
         """Return every other field, as one JSON object."""
@@ -131,28 +128,21 @@ def _tokens(usage: Any) -> int | None:
         return None
 
 
-class NativeStream:
-    """The state of one streamed message or response (`interfaces.Stream`)."""
+class NativeStream(Stream):
+    """The state of one streamed message or response."""
 
     def __init__(self, model: str) -> None:
+        super().__init__()
         self._model = raw(model)
-        self._events = Events()
         self._withheld: list[bytes] = []
         self._answer: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
-        self.upstream_id: str | None = None
-        self.error: str | None = None
-        self.done = False
 
     @property
     def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
-        blocks = [block for _, block in sorted(self._blocks.items())]
-        return (_result_of(self._answer if self._answer.get("output") else self._answer | {"content": blocks}),)
-
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes as they arrive. Return the events for the app, possibly none."""
-        return b"".join(self._pass(event) for event in self._events.feed(data))
+        content = {"content": [block for _, block in sorted(self._blocks.items())]}
+        return (_result_of(self._answer if self._answer.get("output") else self._answer | content),)
 
     def last(self) -> bytes:
         """Return the buffered events, from the one that ends the stream."""
@@ -164,26 +154,21 @@ class NativeStream:
             fields: dict[str, Any] = decode(data)
             for name in ("message", "response"):
                 if isinstance(whole := fields.get(name), dict):
-                    self._add_whole(whole)
-                    passed = passed.replace(data, self._renamed(data, name))
+                    self.upstream_id = self.upstream_id or _text(whole.get("id"))
+                    self._answer |= {
+                        field: value for field, value in whole.items() if value is not None and field != "content"
+                    }
+                    pieces = read_object(data)
+                    named = read_object(pieces[name])
+                    if "model" in named:
+                        pieces[name] = raw(named | {"model": self._model})
+                    passed = passed.replace(data, encode(pieces))
             self._add(fields)
             self.done = self.done or fields.get("type") in ENDS
         if self.done:
             self._withheld.append(passed)
             return b""
         return passed
-
-    def _renamed(self, data: bytes, name: str) -> bytes:
-        """Return the event's data, changing only the model's name in its field `name`."""
-        pieces = read_object(data)
-        whole = read_object(pieces[name])
-        if "model" in whole:
-            pieces[name] = raw(whole | {"model": self._model})
-        return encode(pieces)
-
-    def _add_whole(self, whole: dict[str, Any]) -> None:
-        self.upstream_id = self.upstream_id or _text(whole.get("id"))
-        self._answer |= {name: value for name, value in whole.items() if value is not None and name != "content"}
 
     def _add(self, fields: dict[str, Any]) -> None:
         index = fields.get("index", fields.get("output_index"))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -173,13 +174,11 @@ def _check(values: dict[str, Any], max_choices: int) -> None:
 
 def whole(value: Any) -> int | None:
     """Return a whole number as vLLM reads it, also from 2.0 and "2", or None if the value is not one."""
-    if not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return int(number) if number.is_integer() else None
+    if isinstance(value, int | float | str):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
+            return int(number) if number.is_integer() else None
+    return None
 
 
 def deadly(field: str) -> RefusedField:
@@ -246,9 +245,7 @@ def _media(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_parts(parts: list[Any]) -> Iterator[str]:
-    for part in parts:
-        if not isinstance(part, dict):
-            continue
+    for part in [one for one in parts if isinstance(one, dict)]:
         for name, value in part.items():
             if name == "source" or name.endswith("_url"):
                 url = value.get("url") if isinstance(value, dict) else value

@@ -1,14 +1,11 @@
-"""Split a stream of bytes into server-sent events. Pure.
-
-`ChunkStream` processes what OpenAI's chat and text streams share: chunks of JSON until `[DONE]`.
-"""
+"""Split a stream of bytes into server-sent events, and process them one by one. Pure."""
 
 from abc import ABC, abstractmethod
 
 import msgspec
 
 from proxy.domain.call import NULL
-from proxy.wire.interfaces import encode, read_object, read_text
+from proxy.wire.interfaces import PromptResult, encode, read_object, read_text
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -49,19 +46,44 @@ def data_of(event: bytes) -> bytes | None:
     return None
 
 
-class ChunkStream(ABC):
-    """The state of one streamed answer (`interfaces.Stream`), except for the content of its chunks."""
+class Stream(ABC):
+    """One streamed answer: `feed` it what upstream sends, and send the app what it returns."""
 
     def __init__(self) -> None:
         self._events = Events()
         self.upstream_id: str | None = None
+        """The answer's id, as the app sees it; None until it was sent."""
         self.error: str | None = None
+        """The error that upstream reported within the stream."""
         self.done = False
+        """Whether upstream has sent its last event. The event that ends the stream for the app waits until the call is
+        recorded."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes as they arrive. Return the events for the app, possibly none."""
+        """Take bytes as they arrive, whole events or not. Return the events for the app, possibly none.
+
+        Raises:
+            UNREADABLE: an event is not in its dialect.
+        """
         events = self._events.feed(data)
         return self._pass(events[0]) if len(events) == 1 else b"".join(map(self._pass, events))
+
+    @property
+    @abstractmethod
+    def results(self) -> tuple[PromptResult, ...]:
+        """What was answered so far."""
+
+    @abstractmethod
+    def last(self) -> bytes:
+        """Return what ends the stream for the app, once it is done."""
+
+    @abstractmethod
+    def _pass(self, event: bytes) -> bytes:
+        """Record an event. Return the event for the app, or nothing."""
+
+
+class ChunkStream(Stream):
+    """What OpenAI's chat and text streams share: chunks of JSON until `[DONE]`."""
 
     def last(self) -> bytes:
         """Return `[DONE]`, in vLLM's form."""

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
-from proxy.wire.interfaces import Answer, PromptResult, decode, encode, raw
+from proxy.wire.interfaces import Answer, decode, encode, raw
 from proxy.wire.passthrough import MessagesOrResponses
 from proxy.wire.request_body import Body
-from proxy.wire.sse import Events, data_of
+from proxy.wire.sse import data_of
 
 
 class Back(Protocol):
@@ -69,46 +69,26 @@ class TranslatedRequest(MessagesOrResponses):
 
     def new_stream(self) -> "TranslatedStream":
         """Return the reader of a streamed answer."""
-        return TranslatedStream(self._chat.new_stream(), self._events_of(), self._id_of)
+        return TranslatedStream(self._chat, self._events_of(), self._id_of)
 
 
-class TranslatedStream:
-    """The state of one streamed answer (`interfaces.Stream`): the chat's, translated back event by event."""
+class TranslatedStream(ChatStream):
+    """The state of one streamed answer: the chat's, translated back event by event."""
 
-    def __init__(self, chat: ChatStream, back: Back, id_of: Callable[[str], str]) -> None:
-        self._chat, self._back, self._id_of = chat, back, id_of
-        self._events = Events()
-
-    @property
-    def upstream_id(self) -> str | None:
-        """The answer's id, as the app sees it."""
-        return None if self._chat.upstream_id is None else self._id_of(self._chat.upstream_id)
-
-    @property
-    def error(self) -> str | None:
-        """The error within the stream."""
-        return self._chat.error
-
-    @property
-    def done(self) -> bool:
-        """Whether the chat's last event has arrived."""
-        return self._chat.done
-
-    @property
-    def results(self) -> tuple[PromptResult, ...]:
-        """What was answered so far."""
-        return self._chat.results
-
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes of the chat as they arrive. Return the dialect's events for the app, possibly none."""
-        return b"".join(self._pass(event) for event in self._events.feed(self._chat.feed(data)))
+    def __init__(self, chat: ChatRequest, back: Back, id_of: Callable[[str], str]) -> None:
+        super().__init__(chat)
+        self._back, self._id_of = back, id_of
 
     def last(self) -> bytes:
         """Return what ends the stream in this dialect."""
         return self._back.end()
 
     def _pass(self, event: bytes) -> bytes:
-        data = data_of(event)
+        """Return the dialect's events for one of the chat's, possibly none."""
+        known_id = self.upstream_id
+        data = data_of(super()._pass(event))
+        if known_id is None and self.upstream_id is not None:
+            self.upstream_id = self._id_of(self.upstream_id)
         if data is None:
             return b""
         chunk: dict[str, Any] = decode(data)

@@ -43,8 +43,9 @@ def decode(payload: bytes) -> Call | JournalledFeedback:
     if _named.decode(payload).kind == "call":
         return _calls.decode(payload)
     spooled = _spooled.decode(payload)
-    rows = [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in spooled.rows]
-    return JournalledFeedback(spooled.id, rows)
+    return JournalledFeedback(
+        spooled.id, [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in spooled.rows]
+    )
 
 
 def id_of(payload: bytes) -> str:

@@ -76,7 +76,17 @@ class MessageEvents:
         """Take one chunk, without what capture added. Return the events for the app, possibly none."""
         if not self._started:
             self._started = True
-            return self._start(chunk)
+            message = {
+                "id": chunk["id"],
+                "type": "message",
+                "role": "assistant",
+                "content": [],
+                "model": chunk["model"],
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": _usage(chunk.get("usage")),
+            }
+            return _event({"type": "message_start", "message": message})
         if not chunk["choices"]:
             complete = self._tool_used and _is_json("".join(self._arguments))
             delta = _stopped(self._finish_reason or "stop", self._stop_reason, self._tool_used, complete)
@@ -101,26 +111,14 @@ class MessageEvents:
 
         vLLM replaces the message with its own failure to read the error; here the app gets the actual error.
         """
-        fields = {"type": "internal_error", "message": error.get("message", "")}
-        self._error = _event({"type": "error", "error": fields})
+        self._error = _event(
+            {"type": "error", "error": {"type": "internal_error", "message": error.get("message", "")}}
+        )
         return b""
 
     def end(self) -> bytes:
         """Return the last events, at chat's `[DONE]`."""
         return self._error or self._close() + _event({"type": "message_stop"})
-
-    def _start(self, chunk: dict[str, Any]) -> bytes:
-        message = {
-            "id": chunk["id"],
-            "type": "message",
-            "role": "assistant",
-            "content": [],
-            "model": chunk["model"],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(chunk.get("usage")),
-        }
-        return _event({"type": "message_start", "message": message})
 
     def _say(self, text: str) -> bytes:
         if self._block == "tool_use":

@@ -207,8 +207,7 @@ def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) 
     if len(names) == 1 and not visibility.hides_reasoning:
         hidden = frozenset(name for name, is_wanted in zip(CAPTURED, wanted, strict=True) if not is_wanted)
         _last_templates[wanted] = template_of(tuple(fields), names.pop(), hidden)
-    prompt_token_ids = read_ids(fields.get("prompt_token_ids"))
-    choices = []
+    choices, prompt_ids = [], read_ids(fields.get("prompt_token_ids"))
     for piece in pieces:
         message: dict[str, Any] = decode(piece["message"])
         choices.append(
@@ -223,5 +222,5 @@ def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) 
         strip_choice(piece, visibility)
     strip_top(fields, visibility)
     fields["choices"] = raw(pieces)
-    result = PromptResult(prompt_token_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
+    result = PromptResult(prompt_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
     return Answer(encode(fields), read_text(fields.get("id", NULL)), (result,))

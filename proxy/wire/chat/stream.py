@@ -61,7 +61,7 @@ class _Delta(msgspec.Struct, gc=False):
 _delta = msgspec.json.Decoder(_Delta | None)
 
 
-class _GrowingChoice:
+class GrowingChoice:
     """One choice as it grows."""
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class _GrowingChoice:
                 self.logprobs = []
             self.logprobs += logprobs
 
-    def add_delta(self, piece: msgspec.Raw) -> None:
+    def add_delta(self, encoded: msgspec.Raw) -> None:
         """Add more of the message."""
-        delta = _delta.decode(piece)
+        delta = _delta.decode(encoded)
         if delta is None:
             return
         self.role = delta.role or self.role
@@ -100,16 +100,13 @@ class _GrowingChoice:
             self.texts["reasoning"].append(delta.reasoning)
         if delta.refusal is not None:
             self.texts["refusal"].append(delta.refusal)
-        for call in delta.tool_calls or ():
-            self._add_tool_call(call)
-
-    def _add_tool_call(self, piece: _ToolCall) -> None:
-        call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
-        call["id"] = piece.id or call["id"]
-        function = piece.function or _Function()
-        if function.name:
-            call["function"]["name"] = function.name
-        call["function"]["arguments"] = call["function"].get("arguments", "") + (function.arguments or "")
+        for piece in delta.tool_calls or ():
+            call = self.tool_calls.setdefault(piece.index, {"id": None, "type": "function", "function": {}})
+            call["id"] = piece.id or call["id"]
+            function = piece.function or _Function()
+            if function.name:
+                call["function"]["name"] = function.name
+            call["function"]["arguments"] = call["function"].get("arguments", "") + (function.arguments or "")
 
     def frozen(self, index: int) -> Choice:
         message: dict[str, Any] = {"role": self.role}
@@ -209,11 +206,11 @@ class ChatStream(ChunkStream):
         self._shows_ids, self._shows_logprobs = visibility.wants_token_ids, visibility.wants_logprobs
         self._shows_more = self._shows_ids or self._shows_logprobs
         """The app also sees events that add nothing to the text."""
-        self._choices: dict[int, _GrowingChoice] = {}
+        self._choices: dict[int, GrowingChoice] = {}
         self._prompt_token_ids: list[int] | None = None
         self._prompt_tokens: int | None = None
-        hidden = {"logprobs": self._shows_logprobs, "token_ids": self._shows_ids}
-        self._template = ChunkTemplate(frozenset(name for name, wanted in hidden.items() if not wanted))
+        shown = {"logprobs": self._shows_logprobs, "token_ids": self._shows_ids}
+        self._template = ChunkTemplate(frozenset(name for name in shown if not shown[name]))
         self._names: tuple[str, ...] = ()
         """Field names of the choice in the last chunk, if it was the only one and others may be like it."""
 
@@ -231,7 +228,7 @@ class ChatStream(ChunkStream):
         # The same as `_take` for a single choice, in a chunk like the one before.
         growing = self._choices.get(choice.index)
         if growing is None:
-            growing = self._choices[choice.index] = _GrowingChoice()
+            growing = self._choices[choice.index] = GrowingChoice()
         ids, logprobs = choice.token_ids if template.has_ids else None, choice.logprobs
         if self._shows_ids:
             ids = read_ids(ids)
@@ -269,7 +266,7 @@ class ChatStream(ChunkStream):
             self._names = tuple(choices[0])
         exists_without_capture = not choices
         for choice in choices:
-            self._choices.setdefault(read_index(choice["index"]), _GrowingChoice()).add(choice)
+            self._choices.setdefault(read_index(choice["index"]), GrowingChoice()).add(choice)
             strip_choice(choice, self._visibility)
             # Without capture, vLLM sends no event for a token that adds neither text nor an end.
             silent = bytes(choice.get("delta", NULL)) in _EMPTY_DELTAS and choice.get("finish_reason", NULL) == NULL

@@ -216,9 +216,13 @@ def _named(given: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    unused = dict.fromkeys(("allowed_callers", "defer_loading"))
-    first = {name: tool.get(name) for name in ("name", "parameters", "strict", "type")}
-    return first | unused | {"description": tool.get("description"), "output_schema": None}
+    return {
+        **{name: tool.get(name) for name in ("name", "parameters", "strict", "type")},
+        "allowed_callers": None,
+        "defer_loading": None,
+        "description": tool.get("description"),
+        "output_schema": None,
+    }
 
 
 def _tool_choice(values: dict[str, Any]) -> Any:

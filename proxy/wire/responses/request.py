@@ -37,9 +37,8 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
     """
     if max_model_len is None or not shape.covered(values):
         return None
-    chat: dict[str, Any] = {"model": values["model"]}
     try:
-        chat["messages"] = _messages(values)
+        chat: dict[str, Any] = {"model": values["model"], "messages": _messages(values)}
     except _NotCovered:
         return None
     options = {name: values.get(name) for name in shape.SAME_IN_CHAT} | {

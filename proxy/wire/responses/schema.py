@@ -220,6 +220,5 @@ def covered(values: dict[str, Any]) -> bool:
     choice, tools = values.get("tool_choice", "auto"), values.get("tools")
     if not tools:
         return choice in ("auto", "none")
-    if isinstance(choice, dict) and choice["name"] not in [tool["name"] for tool in tools]:
-        return False
-    return choice == "none" or values.get("text") is None
+    named = not isinstance(choice, dict) or choice["name"] in [tool["name"] for tool in tools]
+    return named and (choice == "none" or values.get("text") is None)
