@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, Connection, Select, Table, bindparam, select
+from sqlalchemy import Connection, Select, Table, bindparam, select
 
 from migrations import schema
 from proxy import tuning
@@ -43,7 +43,6 @@ from whetstone.privacy.store import announce_writer, requested_since
 
 c, t = schema.completions.c, schema.trajectories.c
 _UNREWARDED = (TrajectoryStatus.OPEN.value, TrajectoryStatus.ENDED.value)
-_ITS_PROJECT: BindParameter[str] = bindparam("its_project")
 
 
 # Built once: to build a statement costs as much as to execute it.
@@ -51,7 +50,7 @@ _ITS_PROJECT: BindParameter[str] = bindparam("its_project")
 def _lock(dialect: str) -> Select[Any]:
     return (
         select(t.project, t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at, t.state)
-        .where(t.project == _ITS_PROJECT, among(dialect, t.id))
+        .where(t.project == bindparam("its_project"), among(dialect, t.id))
         # In a fixed order, to avoid deadlocks.
         .order_by(t.id)
         .with_for_update()

@@ -211,8 +211,11 @@ def _usage(usage: dict[str, Any] | None) -> dict[str, int]:
         "cache_read_input_tokens": details.get("cached_tokens"),
     }
     known = {name: tokens for name, tokens in cached.items() if tokens is not None}
-    input_tokens = max(0, usage["prompt_tokens"] - sum(known.values()))
-    return {"input_tokens": input_tokens, "output_tokens": usage.get("completion_tokens") or 0} | known
+    return {
+        "input_tokens": max(0, usage["prompt_tokens"] - sum(known.values())),
+        "output_tokens": usage.get("completion_tokens") or 0,
+        **known,
+    }
 
 
 def _is_json(text: str) -> bool:

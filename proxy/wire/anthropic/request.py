@@ -153,9 +153,9 @@ def _sampling(request: Request) -> dict[str, Any]:
         "top_p": request.top_p,
         "top_k": request.top_k,
         "chat_template_kwargs": request.chat_template_kwargs,
+        "stream": request.stream or None,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True} if request.stream else None,
     }
-    if request.stream:
-        fields |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return {name: value for name, value in fields.items() if value is not None}
 
 
