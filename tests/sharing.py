@@ -41,7 +41,7 @@ SERVERS = {"vllm_url", "parsing_vllm_url"}
 SQLITE_ALONE = (
     "tests/unit/judge/audit/",
     "tests/unit/judge/decisions/test_alone.py",
-    "tests/unit/judge/decisions/test_apply_feedback.py",
+    "tests/unit/judge/decisions/test_feedback.py",
     "tests/unit/judge/decisions/test_groups.py",
     "tests/unit/judge/maintenance/test_rollups.py",
     "tests/unit/judge/reward_functions/",

@@ -3,10 +3,11 @@
 Also why no step trained on a trajectory, as far as that is decided here.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from judge.decisions.model import DRAWN, EVALUATION, OVER, Group, Rules, Trajectory
 from whetstone.config.rewards import RewardSettings, RulerSettings
@@ -232,7 +233,7 @@ def _moved(
         size=0 if state == "open" else len(members),
         rewarded=len(rewards_G),
         reward_mean=fmean(rewards_G) if scored else None,
-        reward_spread=pstdev(rewards_G) if scored else None,
+        reward_spread=spread(rewards_G) if scored else None,
         due_at=due_at,
         compared_with=compared_with,
     )
@@ -298,4 +299,17 @@ def is_within_noise(group: Group, members: Sequence[Trajectory], learning: Rewar
     if any(member.reward_source == "judge" for member in counting):
         share = max(share, 1.0)
     noise = share * max(group.judge_noise or 0.0, learning.ruler.min_spread)
-    return pstdev([member.reward for member in counting if member.reward is not None]) < noise
+    return spread([member.reward for member in counting if member.reward is not None]) < noise
+
+
+def spread(values: Collection[float]) -> float:
+    """Return the population standard deviation; exactly 0 for equal values, the same in any order.
+
+    statistics.pstdev computes with fractions: 20 times slower, in a transaction.
+
+    Raises:
+        OverflowError: a square is no finite number.
+    """
+    middle = fmean(values)
+    squares = ((value - middle) ** 2 for value in values)
+    return math.sqrt(math.fsum(squares) / len(values)) if len(set(values)) > 1 else 0.0

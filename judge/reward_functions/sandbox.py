@@ -125,7 +125,8 @@ class _Process:
         reply = bytearray()
         try:
             self._wire.settimeout(timeout_s)
-            self._wire.sendall(line)
+            if line:  # even nothing cannot be sent to a process that has ended, and its reply would be lost
+                self._wire.sendall(line)
             while not reply.endswith(b"\n"):
                 self._wire.settimeout(max(deadline - time.monotonic(), 0.001))
                 more = self._wire.recv(2**16)

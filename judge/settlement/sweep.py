@@ -62,10 +62,13 @@ def sweep(
     swept = Swept(code="code" in due, ranking="ranking" in due)
     if "unplaced" in due:
         swept.placed = drain(engine, _placing(now, rules))
-    # Feedback that was applied and is withdrawn is due together with what was withdrawn before.
-    for kind in ("fresh", "withdrawn", "applied", "waiting"):
-        if ("withdrawn" if kind == "applied" else kind) in due:
-            swept.feedback += drain(engine, _applying(kind, now, rules))
+    if "fresh" in due:
+        swept.feedback += drain(engine, _applying("fresh", now, rules))
+    if "withdrawn" in due:
+        swept.feedback += drain(engine, _applying("withdrawn", now, rules))
+        swept.feedback += drain(engine, _applying("applied", now, rules))
+    if "waiting" in due:
+        swept.feedback += drain(engine, _applying("waiting", now, rules))
     if "idle" in due:
         swept.idle = drain(engine, _ending(idle_since, now, rules))
     if swept.feedback or swept.idle:
@@ -99,7 +102,7 @@ def _placing(now: datetime, rules: Rules) -> Work[tuple[str, str]]:
     )
 
 
-def _applying(kind: str, now: datetime, rules: Rules) -> Work[Feedback]:
+def _applying(kind: unit_of_work.FeedbackKind, now: datetime, rules: Rules) -> Work[Feedback]:
     return Work(
         find=lambda connection, limit: unit_of_work.due_feedback(connection, kind, now, limit),
         do=lambda connection, batch: apply(connection, batch, now, rules),

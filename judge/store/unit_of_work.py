@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import (
     BindParameter,
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -49,11 +50,14 @@ _EXPRESSIONS = {"demonstrates": f.demonstration.is_not(None)}
 
 Value = TypeVar("Value", Feedback, Group, Trajectory)
 Item = TypeVar("Item")
+Due = Literal["unplaced", "fresh", "waiting", "withdrawn", "idle", "groups", "code", "ranking"]
+"""A kind of work. `code`: trajectories that wait for reward functions; `ranking`: groups that wait for judges."""
+FeedbackKind = Literal["fresh", "waiting", "withdrawn", "applied"]
 
 
-def look(engine: Engine, now: datetime, idle_since: datetime) -> set[str]:
+def look(engine: Engine, now: datetime, idle_since: datetime) -> set[Due]:
     """Return the kinds of work that are due, without a lock: one read of the first entries of the indexes."""
-    heads = {
+    heads: dict[Due, tuple[Table, ColumnElement[bool]]] = {
         "unplaced": (schema.trajectories, _UNPLACED),
         "fresh": (schema.feedback, _FRESH),
         "waiting": (schema.feedback, _again(now)),
@@ -81,7 +85,7 @@ def idle(connection: Connection, since: datetime, limit: int) -> dict[str, list[
     return _values(Trajectory, connection.execute(query.limit(limit)))
 
 
-def due_feedback(connection: Connection, kind: str, now: datetime, limit: int) -> dict[str, list[Feedback]]:
+def due_feedback(connection: Connection, kind: FeedbackKind, now: datetime, limit: int) -> dict[str, list[Feedback]]:
     """Return the oldest due feedback of a kind, by project; locked, without rows locked by other workers.
 
     `fresh` feedback has not been looked up yet, `waiting` has to be looked up again; `withdrawn` was withdrawn before
@@ -253,20 +257,14 @@ def ask_to_close(connection: Connection, project: str, request_times: Mapping[st
 
     Members that began after the request are late. So the request's time counts: a sweep may have begun before them.
     """
-    for group_id, when in sorted(request_times.items()):
-        is_newer = _newly_asked(project, group_id, g.close_asked_at, when)
-        update_rows(connection, schema.groups, *is_newer, close_asked_at=when, due_at=now)
+    _request(connection, project, g.close_asked_at, request_times, due_at=now)
 
 
 def ask_to_rank(connection: Connection, project: str, request_times: Mapping[str, datetime], now: datetime) -> None:
     """Have judges rank these groups, again where there is a newer request. The caller has locked them."""
     # A group that waits is due now; one with a call to a judge in flight is due when that call is over.
     due_at = case((g.judge_waits.is_(None), g.judge_due_at), else_=null())
-    for group_id, when in sorted(request_times.items()):
-        is_newer = _newly_asked(project, group_id, g.judge_asked_at, when)
-        update_rows(
-            connection, schema.groups, *is_newer, judge_asked_at=when, judge_due_at=due_at, judged_at=None, due_at=now
-        )
+    _request(connection, project, g.judge_asked_at, request_times, judge_due_at=due_at, judged_at=None, due_at=now)
 
 
 def no_longer_due(connection: Connection, project: str, group_ids: Collection[str]) -> None:
@@ -279,12 +277,15 @@ def update_rows(connection: Connection, table: Table, *conditions: ColumnElement
     return connection.execute(table.update().where(*conditions).values(values)).rowcount
 
 
-def _newly_asked(
-    project: str, group_id: str, asked_at: ColumnElement[Any], when: datetime
-) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on an unclaimed group whose last such request is older."""
-    is_older = or_(asked_at.is_(None), asked_at < when)
-    return g.project == project, g.id == group_id, g.state.in_(UNCLAIMED), is_older
+def _request(
+    connection: Connection, project: str, asked_at: Column[Any], request_times: Mapping[str, datetime], **values: Any
+) -> None:
+    """Write the time of a request and these values to unclaimed groups whose last such request is older."""
+    when = bindparam("b_when", type_=asked_at.type)
+    is_newer = or_(asked_at.is_(None), asked_at < when)
+    is_one = (g.project == project, g.id == bindparam("b_id"), _any_of(g.state, UNCLAIMED), is_newer)
+    if rows := [{"b_id": group_id, "b_when": its_time} for group_id, its_time in sorted(request_times.items())]:
+        connection.execute(schema.groups.update().where(*is_one).values({asked_at: when, **values}), rows)
 
 
 def _is(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:

@@ -1,6 +1,6 @@
 """Render pages from Jinja templates, with autoescape and strict undefined values; format times and numbers.
 
-Pages are rendered in a few threads, so that they never take all database connections from requests.
+Pages, and the look-up of sessions, run in a few threads: they never take all database connections from requests.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_threads = ThreadPoolExecutor(4, thread_name_prefix="ui")
+THREADS = 4
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ui")
 
 
 async def in_page_thread(do: Callable[P, R], *args: P.args, **values: P.kwargs) -> R:

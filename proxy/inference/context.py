@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.domain.address import Address
-from proxy.domain.call import Call, Status
+from proxy.domain.call import Call, Question, Status, digest_of
 from proxy.domain.policies import ServedVersion
 from proxy.http.asgi import Header, headers_in
 from proxy.recording.redaction import Redactor

@@ -36,7 +36,7 @@ from whetstone.cli.tables.trajectory_store import NotFound
 from whetstone.config.settings import load
 from whetstone.database.engine import connect, without_password
 from whetstone.errors import WhetstoneError
-from whetstone.registry.adapter_copies import NotCopied
+from whetstone.registry.adapters import NotCopied
 from whetstone.registry.projects import Store
 from whetstone.registry.versions import LedgerError
 from whetstone.stack.admin_client import RefusedByProxy

@@ -16,7 +16,7 @@ def add(api: FastAPI, *, project: str, recorder: Recorder) -> None:
 
     async def erase(kind: Any, name: str) -> Response:
         row = await _run(recorder, erasing(Target(project, kind, name), datetime.now(UTC)))
-        shown = {name: value for name, value in row.items() if name not in ("id", "project")}
+        shown = {key: value for key, value in row.items() if key not in ("id", "project")}
         # Data that a running step has claimed is deleted when the step is over.
         status = 202 if row["waits_for"] else 200
         return as_json({"object": "erasure", **shown, "erasure_id": row["id"]}, status)

@@ -37,7 +37,7 @@ def keys(request: PageRequest) -> Mapping[str, Any]:
         "judge_calls": calls,
         "by_task": counts.judged_by_task(at, project, trajectories.policy_names(at, project)),
         "newest_judgements": counts.NEWEST_JUDGEMENTS,
-        "by_day": counts.usage(at, project, "day", since)[:-61:-1],
+        "by_day": counts.usage(at, project, "day", since)[-60:][::-1],
         "window": window,
         "since": since,
         "at": lambda **changed: pagination.href("/ui/keys", {**filters, **changed}),

@@ -65,8 +65,8 @@ def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
         "curve": chart_data.rewards(points, row["live_version"], candidate),
         # The versions with a reward, the newest first.
         "points": [point for point in reversed(points) if point.rewarded],
-        "rewards": by_version,
-        "live": live,
+        "rewards": by_version,  # of every version that has one
+        "live": live,  # None while none of its trajectories has a reward
         "gain": chart_data.gain(live, by_version.get(0)),
         "candidate": candidate,
         "last_step": next(iter(store_policies.steps(connection, project, name, None, 1)), None),

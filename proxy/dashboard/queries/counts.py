@@ -120,6 +120,6 @@ def _tasks(connection: Connection, project: str, group_ids: Sequence[str]) -> di
 
 
 def _since(
-    column: ColumnElement[Any], since: datetime | None, form: str = "%Y-%m-%d %H:00"
+    moment: ColumnElement[Any], since: datetime | None, form: str = "%Y-%m-%d %H:00"
 ) -> list[ColumnElement[bool]]:
-    return [] if since is None else [column >= f"{since:{form}}"]
+    return [] if since is None else [moment >= f"{since:{form}}"]

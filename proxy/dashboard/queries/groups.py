@@ -21,8 +21,6 @@ _LISTED = (
     *(g.id, g.policy, g.formed_by, g.state, g.reason, g.size, g.target_size, g.rewarded, g.reward_mean),
     *(g.reward_spread, g.step, g.compared_with, g.judge_waits, g.created_at, g.closed_at),
 )
-
-
 _MEMBER = (
     *(t.id, t.state, t.reward, t.reward_source, WHY_NOT_TRAINED, t.trained_in_step, t.task, t.split, t.completions),
     *(t.sampled_tokens, t.first_version, t.last_version, t.tail_completion_id, t.created_at),
@@ -97,11 +95,9 @@ def judgements(connection: Connection, project: str, group_id: str) -> list[dict
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
-def scores_of(judgements: Sequence[Mapping[str, Any]], trajectory_id: str) -> list[dict[str, Any]]:
+def scores_of(judged: Sequence[Mapping[str, Any]], trajectory_id: str) -> list[dict[str, Any]]:
     """Return the judges' scores of an attempt, in the order of the judgements of its group, without rejected ones."""
-    scored = [
-        (one, one["scores"].get(trajectory_id)) for one in judgements if one["state"] == "accepted" and one["scores"]
-    ]
+    scored = [(one, one["scores"].get(trajectory_id)) for one in judged if one["state"] == "accepted" and one["scores"]]
     return [
         {
             **one,

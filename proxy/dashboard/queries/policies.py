@@ -97,7 +97,7 @@ def rewards(connection: Connection, project: str, name: str) -> list[VersionRewa
 def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> dict[str, int]:
     """Return the number of `trajectories` that began in the last full hours, and how many of them are `rewarded`."""
     parameters = {"project": project, "policy": name, "since": f"{now - timedelta(hours=hours):%Y-%m-%d %H}:00"}
-    return {name: int(count or 0) for name, count in connection.execute(_RECENT, parameters).one()._mapping.items()}
+    return {column: int(count or 0) for column, count in connection.execute(_RECENT, parameters).one()._mapping.items()}
 
 
 def has_traffic(connection: Connection, project: str, name: str) -> bool:

@@ -31,10 +31,9 @@ def test_feedback_that_cannot_be_applied_fails_and_the_rest_is_applied(engine, s
 
 
 def test_a_group_that_cannot_be_assessed_is_discarded_and_the_rest_is_scored(engine, seed):
-    # The sum of the broken group's rewards is no finite number.
-    for group, rewards in (("broken", (1e308, 1e308)), ("right", (0.0, 1.0))):
+    for group, reward in (("broken", 1e300), ("right", 1.0)):
         seed.group(group, due_at=seed.now)
-        for name, own in zip("ab", rewards, strict=True):
+        for name, own in (("a", 0.0), ("b", reward)):
             seed.trajectory(
                 f"{group}-{name}", group, state="rewarded", reward=own, reward_source="trajectory", placed_at=seed.now,
                 ended_at=seed.now,

@@ -261,6 +261,8 @@ SEARCHES = [
     ("version=3", set()),
     ("policy=nobody", set()),
     ("until=2020-01-01", set()),
+    ("since=2999-01-01", set()),
+    ("user=nobody", set()),
 ]
 
 
