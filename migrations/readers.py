@@ -126,7 +126,9 @@ def _is_ours(connection: Connection, role: str) -> bool:
 
 
 def _views(connection: Connection) -> list[str]:
-    return [name for name in sorted(inspect(connection).get_view_names()) if name.startswith("admin_")]
+    # Named, since without a schema it lists the views of the whole search path.
+    views = inspect(connection).get_view_names(schema=connection.dialect.default_schema_name)
+    return [name for name in sorted(views) if name.startswith("admin_")]
 
 
 def _names(connection: Connection, role: str) -> tuple[str, str, str]:

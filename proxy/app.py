@@ -135,6 +135,9 @@ class Proxy:
             on_loopback=settings.proxy.on_loopback,
         )
         limiter = RateLimiter(lambda: self._peers.others)
+        await completeness.share()  # exclude what vLLM has sampled until now
+        await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
+        await self._keys.refresh()
         self.tenants = {
             own.project: Tenant(
                 own,
@@ -151,9 +154,6 @@ class Proxy:
             for own in of_projects
         }
         tenants = self.tenants.values()
-        await completeness.share()  # exclude what vLLM has sampled until now
-        await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
-        await self._keys.refresh()
         self._door = AdmissionMiddleware(
             self._keys,
             limiter,
@@ -175,6 +175,8 @@ class Proxy:
         self._recorder = recorder
         self._opened.push_async_callback(recorder.close)
         await self._peers.refresh()
+        for tenant in tenants:  # recovery may have taken long
+            await tenant.read_again()
         self._opened.push_async_callback(self._leave)
         await self._look_after_servers(ReplicaTables(store.engine, settings.project, projects, store.changes))
         health.add(

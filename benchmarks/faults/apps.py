@@ -54,6 +54,9 @@ class Client:
         """Send chat request `number`."""
         answer = await self._post("chat/completions", fields, headers)
         ended = not fields.get("stream") or answer.body.endswith(b"data: [DONE]\n\n")
+        if answer.kind == "200" and not answer.completion_id:
+            answer.fault = f"no x-completion-id; {answer.fault}"
+            return answer
         if answer.kind == "200" and ended:
             answer.right = True
             self.received.completions[answer.completion_id] = number

@@ -66,6 +66,8 @@ class Line:
     rejected: float
     error: float
     """Standard error of `rejected`."""
+    undecided: float
+    """Share of the runs that ended without a decision."""
     used: float
     """Groups of the candidate, on average."""
     most: int
@@ -88,9 +90,11 @@ def simulated(case: Case, loss: float, runs: int, seed: int, gate: GateSettings)
     rng = np.random.default_rng(seed)
     one = {"canary": _canary, "watch": _watch, "heldout": _heldout}[case.test]
     ends = [one(case, loss, rng, gate) for _ in range(runs)]
-    rejected = sum(end.decision == "reject" for end, _ in ends) / runs
+    rejected, undecided = (
+        sum(end.decision == decision for end, _ in ends) / runs for decision in ("reject", "testing")
+    )
     error, used = math.sqrt(rejected * (1 - rejected) / runs), sum(used for _, used in ends) / runs
-    return Line(case, loss, rejected, error, used, _most(case, [end for end, _ in ends], gate))
+    return Line(case, loss, rejected, error, undecided, used, _most(case, [end for end, _ in ends], gate))
 
 
 def bar_holds(line: Line, runs: int, gate: GateSettings) -> bool | None:

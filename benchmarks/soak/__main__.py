@@ -172,6 +172,8 @@ def main() -> int:
         },
     )
     args = parser.parse_args()
+    if unknown := set(args.paths.split(",")) - set(DIALECTS):
+        parser.error(f"no such path: {', '.join(sorted(unknown))}; there are {', '.join(DIALECTS)}")
     if args.data:
         args.data.mkdir(parents=True)
     with opened("soak", args.data) as (data, console):

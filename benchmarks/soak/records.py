@@ -78,7 +78,11 @@ def _wrong_id(seen: ReceivedAnswer, arrivals: list[Arrival], record: Record) -> 
 
 def _wrong_words(seen: ReceivedAnswer, record: Record) -> str | None:
     """Check that the app received no more than is recorded, and that no more is recorded than the model sent."""
-    plan, received = seen.ask.plan, seen.text()
+    plan = seen.ask.plan
+    try:
+        received = seen.text()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # an answer that cannot be read is a fault already
     text, token_ids, logprobs = record.text or "", record.token_ids or [], record.logprobs or []
     count, due = len(token_ids), len(plan.token_ids)
     is_silent = plan.fate is Fate.NO_CHOICES and not plan.streamed

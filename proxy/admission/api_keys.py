@@ -174,8 +174,9 @@ def scope_needed(method: str, path: str) -> KeyScope | None:
     If there is no such route, return the scope of the route that was probably meant. So a key that may use that route
     gets the real error, and not one about the key.
     """
-    if (method, path) in ROUTES:
-        return ROUTES[method, path]
+    scope = ROUTES.get((method, path))
+    if scope is not None or (method, path) in ROUTES:
+        return scope
     scopes = next(filter(None, map(methods_of, (path, *_almost(path)))), {})
     return scopes.get(method, next(iter(scopes.values()), "admin"))
 

@@ -200,7 +200,10 @@ class CallContext(msgspec.Struct):
                     place.continues,
                     facts.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
                     self.key_id,
-                    tuple([hasher.history(conversation, choice) for choice in one.choices]),
+                    # One choice is by far the most frequent: no comprehension for it.
+                    (hasher.history(conversation, one.choices[0]),)
+                    if len(one.choices) == 1
+                    else tuple([hasher.history(conversation, choice) for choice in one.choices]),
                 )
             )
         return calls

@@ -208,6 +208,7 @@ class CallRows:
 def _continue(connection: Connection, batch: Sequence[NewCompletion], written: Iterable[CompletionRow]) -> None:
     """Note which completions are continued by what was written; the first continuation counts."""
     new = {(row.project, row.id) for row in written}
+    # Reversed, so that the first one stays; written in a fixed order, to avoid deadlocks.
     firsts = [one.call for one in reversed(batch) if one.choice.index == 0 and one.key in new]
     by = {(call.project, call.extends): call.id for call in firsts if call.extends and call.status == "complete"}
     rows = [{"project": key[0], "id": key[1], "continued_by": call_id} for key, call_id in sorted(by.items())]

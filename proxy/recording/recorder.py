@@ -240,10 +240,11 @@ class Recorder:
         self._loop.call_soon_threadsafe(self._acknowledge, items)
 
     def _acknowledge(self, items: Sequence[JournalledItem]) -> None:
-        for segment, records in Counter(item.record.segment for item in items).items():
-            self._journal.acknowledge(segment, records)
+        # First, since a sick disk may refuse the journal.
         for _ in items:
             self._recorded_s.popleft()
+        for segment, records in Counter(item.record.segment for item in items).items():
+            self._journal.acknowledge(segment, records)
 
 
 def _full(why: str) -> NotRecorded:

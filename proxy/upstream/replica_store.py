@@ -106,7 +106,10 @@ class ReplicaTables:
         return None if row is None else Pause(*row)
 
     def report_calls(self, proxy_id: str, in_flight: int, waiting: int, pause_seen: str | None) -> bool:
-        """Report the calls that this proxy has in flight, and which pause it observes (`device_pause.Table`)."""
+        """Report the calls that this proxy has in flight, and which pause it observes.
+
+        Returns whether the proxy has its row yet.
+        """
         this = schema.proxies.update().where(p.project == self._project, p.id == proxy_id)
         with self._engine.begin() as connection:
             reported = connection.execute(this.values(in_flight=in_flight, waiting=waiting, pause_seen=pause_seen))

@@ -159,7 +159,9 @@ class TextStream(ChunkStream):
                 self._add(choice)
                 # Remove what capture added, leaving the nulls that vLLM would have sent without it.
                 if not self._request.wants_token_ids:
-                    choice.update(dict.fromkeys(choice.keys() & {"token_ids", "prompt_token_ids"}, NULL))
+                    for name in ("token_ids", "prompt_token_ids"):
+                        if name in choice:
+                            choice[name] = NULL
                 if not self._request.wants_logprobs:
                     choice["logprobs"] = NULL
             fields["choices"] = raw(choices)
@@ -170,7 +172,9 @@ class TextStream(ChunkStream):
     def _add(self, piece: dict[str, msgspec.Raw]) -> None:
         """Record a choice, or a piece of one."""
         index = read_index(piece["index"])
-        choice = self._choices.setdefault(index, GrowingChoice())
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = GrowingChoice()
         choice.texts["content"].append(read_text(piece.get("text", NULL)) or "")
         logprobs = _logprobs.decode(piece.get("logprobs", NULL))
         # The first token of an echoed prompt has none. The logprobs are then fewer than the tokens, which is checked

@@ -158,6 +158,7 @@ class NativeStream(Stream):
                     self._answer |= {
                         field: value for field, value in whole.items() if value is not None and field != "content"
                     }
+                    # Raw pieces: nothing but the model's name may change.
                     pieces = read_object(data)
                     named = read_object(pieces[name])
                     if "model" in named:

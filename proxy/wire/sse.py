@@ -93,6 +93,10 @@ class ChunkStream(Stream):
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
         """Record a chunk and strip it in place. Return whether vLLM would have sent it without capture."""
 
+    def _named(self, upstream_id: str | None) -> str | None:
+        """Return the id as the dialect writes it."""
+        return upstream_id
+
     def _pass(self, event: bytes) -> bytes:
         data = data_of(event)
         if data == DONE:
@@ -105,5 +109,5 @@ class ChunkStream(Stream):
             self.error = bytes(fields["error"]).decode()
             return event + b"\n\n"
         if self.upstream_id is None and "id" in fields:
-            self.upstream_id = read_text(fields["id"])
+            self.upstream_id = self._named(read_text(fields["id"]))
         return b"data: " + encode(fields) + b"\n\n" if self._take(fields) else b""

@@ -83,12 +83,12 @@ class TranslatedStream(ChatStream):
         """Return what ends the stream in this dialect."""
         return self._back.end()
 
+    def _named(self, upstream_id: str | None) -> str | None:
+        return None if upstream_id is None else self._id_of(upstream_id)
+
     def _pass(self, event: bytes) -> bytes:
         """Return the dialect's events for one of the chat's, possibly none."""
-        known_id = self.upstream_id
         data = data_of(super()._pass(event))
-        if known_id is None and self.upstream_id is not None:
-            self.upstream_id = self._id_of(self.upstream_id)
         if data is None:
             return b""
         chunk: dict[str, Any] = decode(data)

@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 import time
-from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -85,7 +84,7 @@ def hint(app: Celery, task_name: str) -> None:
 
     Never raises and never waits. Hints that come faster than they can be sent are merged into one.
     """
-    _sender_of(os.getpid()).add(app, task_name)
+    _senders.setdefault(os.getpid(), _Sender()).add(app, task_name)
 
 
 def sweep_every(app: Celery, task_name: str, seconds: float) -> None:
@@ -124,10 +123,13 @@ class _Sender:
     def __init__(self) -> None:
         self._wanted: dict[tuple[int, str], Celery] = {}
         self._any = threading.Condition()
-        threading.Thread(target=self._run, name="hints", daemon=True).start()
+        self._runs = False
 
     def add(self, app: Celery, task_name: str) -> None:
         with self._any:
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="hints", daemon=True).start()
             self._wanted[id(app), task_name] = app
             self._any.notify()
 
@@ -143,11 +145,8 @@ class _Sender:
             time.sleep(HINT_EVERY_S)
 
 
-@cache
-def _sender_of(process_id: int) -> _Sender:
-    """Return the sender of a process: threads do not survive a fork. Two threads that call this for the first time at
-    once may each get one, which does no harm."""
-    return _Sender()
+_senders: dict[int, _Sender] = {}
+"""By process: threads do not survive a fork."""
 
 
 def _lost() -> None:

@@ -168,7 +168,7 @@ def add(connection: Connection, erasure: Erasure, trajectories: int, completions
         erasure,
         trajectories=r.trajectories + trajectories,
         completions=r.completions + completions,
-        versions=_merged(_row(connection, erasure)["versions"], versions),
+        versions=_merged(_versions(connection, erasure), versions),
     )
 
 
@@ -178,7 +178,7 @@ def close_erasure(connection: Connection, erasure: Erasure, waits_for: Sequence[
     update(
         connection,
         erasure,
-        versions=descended(connection, erasure.project, _row(connection, erasure)["versions"]),
+        versions=descended(connection, erasure.project, _versions(connection, erasure)),
         waits_for=list(waits_for) or None,
         finished_at=None if waits_for else now,
     )
@@ -296,6 +296,14 @@ def _relatives(project: str, ids: Sequence[str], *, copies_only: bool) -> Iterab
     yield others(and_(o.upstream_id == c.upstream_id, o.id.startswith(c.id + "."))).where(c.choice == 0)
     yield others(o.id == c.retry_of).where(c.retry_of.is_not(None))
     yield others(o.retry_of == c.id).where(o.retry_of.is_not(None))
+
+
+def _versions(connection: Connection, erasure: Erasure) -> Versions:
+    # Alone: `waits_for` may hold 100,000 ids, and this is read for each batch.
+    versions: Versions = connection.execute(
+        select(r.versions).where(r.project == erasure.project, r.id == erasure.id)
+    ).scalar_one()
+    return versions
 
 
 def _row(connection: Connection, erasure: Erasure) -> dict[str, Any]:

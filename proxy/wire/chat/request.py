@@ -51,9 +51,10 @@ class ChatRequest:
         self.tools_or_null = body.tools_or_null
         """The request's tools, as they came; JSON null if it has none."""
         self._tells = not ANSWER_OPTIONS.isdisjoint(values)
+        """Whether the app requests more than the answer's text."""
         if self._tells or not captured:
-            # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
             if captured and values.get("echo"):
+                # vLLM makes prompt logprobs of top_logprobs, which is 0 where it is null or absent.
                 raise deadly("echo")
             self.capturable = captured and _capturable(body)
             self.hides_reasoning = captured and values.get("include_reasoning") is False

@@ -94,13 +94,15 @@ class Parquet:
 
     def close(self) -> None:
         """Write the remaining rows and the file's footer."""
-        self._write()
-        self._writer.close()
+        try:
+            self._write()
+        finally:
+            self._writer.close()
 
     def _write(self) -> None:
-        if self._waiting:
-            self._writer.write_table(self._table.from_pylist(self._waiting, schema=self._schema))
-            self._waiting = []
+        waiting, self._waiting = self._waiting, []  # what the disk has refused is not written again at the end
+        if waiting:
+            self._writer.write_table(self._table.from_pylist(waiting, schema=self._schema))
 
 
 def check(to: str, *, overwrite: bool) -> None:
@@ -128,8 +130,9 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
         CannotWrite: the disk refuses.
     """
     if to == STDOUT:
-        with closing(JsonLines(sys.stdout.buffer)) as rows:
-            yield rows
+        rows = JsonLines(sys.stdout.buffer)
+        yield rows
+        rows.close()
         return
     path = Path(to)
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
