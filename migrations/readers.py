@@ -6,6 +6,7 @@ On SQLite everyone who can open the file can read it. When a migration recreates
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection, inspect, text
 
@@ -16,8 +17,14 @@ MADE_BY_US = "reads the admin views of Whetstone, and nothing else"
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 """Names that need no quotes."""
 
-Grants = tuple[set[str], set[tuple[str, str]]]
-"""The grants before a migration: the admin views that existed, and pairs of view and role."""
+
+class Grants(NamedTuple):
+    """The grants before a migration."""
+
+    views: set[str]
+    """The admin views that existed."""
+    pairs: set[tuple[str, str]]
+    """View and role."""
 
 
 class RoleRefused(Exception):
@@ -27,7 +34,7 @@ class RoleRefused(Exception):
 def granted(connection: Connection) -> Grants:
     """Return which roles other than the owner may read admin views of this schema; none on SQLite."""
     if connection.dialect.name != "postgresql":
-        return set(), set()
+        return Grants(set(), set())
     query = """
         SELECT c.relname, r.rolname
         FROM pg_class AS c
@@ -37,16 +44,15 @@ def granted(connection: Connection) -> Grants:
           AND starts_with(c.relname, 'admin_') AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
     """
     pairs = {(row.relname, row.rolname or "PUBLIC") for row in connection.execute(text(query))}
-    return set(_views(connection)), pairs
+    return Grants(set(_views(connection)), pairs)
 
 
 def restore(connection: Connection, before: Grants) -> None:
     """Grant each role the views that it could read; a role that could read all of them also gets the new views."""
     there = _views(connection)
-    views, pairs = before
-    for role in sorted({role for _, role in pairs}):
-        own = {view for view, one in pairs if one == role}
-        readable = there if own >= views else [view for view in there if view in own]
+    for role in sorted({role for _, role in before.pairs}):
+        own = {view for view, one in before.pairs if one == role}
+        readable = there if own >= before.views else [view for view in there if view in own]
         if readable:
             who = role if role == "PUBLIC" else _quoted(connection, role)
             connection.execute(text(f"GRANT SELECT ON {', '.join(readable)} TO {who}"))

@@ -87,7 +87,8 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
     handler = _Handler(stream)
     handler.setFormatter(_FORMATTERS[settings.format]())
     root = logging.getLogger()
-    root.handlers = [*(one for one in root.handlers if not isinstance(one, _Handler)), handler]
+    root.handlers = [one for one in root.handlers if not isinstance(one, _Handler)]
+    root.addHandler(handler)
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     # At DEBUG, libraries log everything that they send: prompts, and keys.
     root.setLevel(max(level, logging.INFO))
