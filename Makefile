@@ -42,7 +42,7 @@ help:  ## This list
 demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed 1 --steps 200", "--shuffle-rewards", ...
 	$(BIN)/whetstone demo $(DEMO_ARGS)
 
-test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: seventeen minutes
+test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: a quarter of an hour
 	$(MAKE) --no-print-directory --jobs 2 static short
 
 test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl)

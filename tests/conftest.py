@@ -141,12 +141,8 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a real vLLM with the starter model, as `whetstone up` starts it: one for all tests (mark them `stack`).
-
-    It serves the policy of `make swaps` too, so that nobody else loads adapters under that policy's names.
-    """
-    names = ("--served-model-name", "starter@v0", "swaps@v0")
-    with _running_vllm(tmp_path_factory.mktemp("vllm"), extra_args=names) as url:
+    """URL of a real vLLM with the starter model, as `whetstone up` starts it: one for all tests (mark them `stack`)."""
+    with _running_vllm(tmp_path_factory.mktemp("vllm")) as url:
         yield url
 
 

@@ -16,7 +16,6 @@ SHARED = {
         "tests/clients/test_openai.py",
         "tests/docs/test_blocks.py",
         "tests/e2e/harnesses/test_judged.py",
-        "tests/e2e/harnesses/test_swaps.py",
         "tests/e2e/harnesses/test_thumbs.py",
         "tests/unit/judge/ruler/test_base_model.py",
         "tests/integration/test_completeness.py",

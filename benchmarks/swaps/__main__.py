@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,7 +25,6 @@ from rich.table import Table
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened, present
 from benchmarks.kit.options import parser_of
-from benchmarks.kit.process import add_vllm_argument, borrowed_vllm
 from benchmarks.swaps.figures import RequestOutcome, Swap, late, percentile, stalls, stepped_back, waits
 from benchmarks.swaps.load import Load, first_messages
 from benchmarks.swaps.records import judge, mixes, recorded, unmixed
@@ -272,12 +270,10 @@ def reported(title: str, faults: list[str], console: Console) -> Iterator[Report
     console.print(table, f"[dim]load average {', '.join(f'{load:.1f}' for load in os.getloadavg())}[/dim]")
 
 
-def prove(
-    data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console, given: Mapping[str, Any]
-) -> list[str]:
-    """Run the parts; return what does not hold. `given`: more settings of the stack with one server."""
+def prove(data: Path, parts: Sequence[str], args: argparse.Namespace, console: Console) -> list[str]:
+    """Run the parts; return what does not hold."""
     faults: list[str] = []
-    settings = settings_of(data / "one", args.seed, **given)
+    settings = settings_of(data / "one", args.seed)
     full = settings.trainer.lora_rank
     if {"swaps", "killed"}.intersection(parts):
         with running_scene(settings, (full, full), console) as scene:
@@ -321,17 +317,14 @@ def main() -> int:
             "--data": {"type": Path, "help": "an empty folder for databases, adapters and logs, which then stay"},
         },
     )
-    add_vllm_argument(parser)
     args = parser.parse_args()
     if args.short:
         args.swaps = min(args.swaps, SHORT_SWAPS)
     parts = args.parts.split(",")
     if strange := set(parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(strange))}; there are {', '.join(PARTS)}")
-    if args.vllm and parts != ["swaps"]:
-        parser.error("a running vLLM is for --parts swaps alone; the others kill their servers, or have two")
-    with opened("swaps", args.data) as (data, console), borrowed_vllm(args.vllm) as given:
-        faults = prove(data, parts, args, console, given)
+    with opened("swaps", args.data) as (data, console):
+        faults = prove(data, parts, args, console)
     return verdict(faults, console)
 
 

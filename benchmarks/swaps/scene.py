@@ -38,16 +38,12 @@ KNOWN_AFTER = 10
 """After this many times `proxy.refresh_s` every proxy uses what was committed, even on a busy machine."""
 SAMPLED = re.compile(r"^vllm:generation_tokens_total\b.* (\S+)$", re.MULTILINE)
 NONE: Mapping[str, str] = {}
-POLICY = "swaps"
 
 
 def settings_of(data: Path, seed: int, **given: Any) -> Settings:
-    """Return the defaults, except for what the run needs to see soon.
-
-    The policy has a name of its own: vLLM's cache of prefixes must not know other adapters under the same names.
-    """
-    own = {"policy": POLICY, "proxy__port": 0, "proxy__drain_s": DRAIN_S, "proxy__max_wait_s": MAX_WAIT_S}
-    return load(environment={}, data=data, seed=seed, **own | given)
+    """Return the defaults, except for what the run needs to see soon."""
+    given |= {"proxy__drain_s": DRAIN_S, "proxy__max_wait_s": MAX_WAIT_S}
+    return load(environment={}, data=data, seed=seed, proxy__port=0, **given)
 
 
 class Scene:
@@ -88,8 +84,7 @@ class Scene:
         for url, control in self.controls.items():
             due = {self.settings.served_name, *adapters} - {refused.get(url)}
             try:
-                # A borrowed server may serve other policies too.
-                names = {name for name in control.models() if name.startswith(f"{self.settings.policy}@")}
+                names = control.models()
                 if names != due:
                     differences.append(f"{url} has {', '.join(sorted(names))}, not {', '.join(sorted(due))}")
             except client.VllmError as error:

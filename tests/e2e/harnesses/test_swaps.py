@@ -46,12 +46,10 @@ PROMPT, ANSWER = (1, 11, 5), tuple(range(20, 36))
     [("swaps", 3), pytest.param("swaps,killed", 8, marks=pytest.mark.long(part="harnesses"))],
 )
 def test_swaps_under_load_fail_no_request_and_mix_no_versions_and_a_killed_server_comes_back(
-    parts: str, swaps: int, request: pytest.FixtureRequest
+    parts: str, swaps: int
 ) -> None:
     command = [sys.executable, "-m", "benchmarks.swaps", "--short", "--seed", "1", "--parts", parts]
     command += ["--swaps", str(swaps), "--every", "3", "--connections", "8"]
-    if parts == "swaps":  # nothing is killed
-        command += ["--vllm", request.getfixturevalue("vllm_url")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "it holds" in run.stdout
@@ -62,7 +60,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_versions_and_a_killed_serve
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
     """Two sets of random weights."""
     data = tmp_path_factory.mktemp("swaps")
-    return Sets(settings_of(data, 0, policy="starter"), data / "sets", 0, (4, 4))
+    return Sets(settings_of(data, 0), data / "sets", 0, (4, 4))
 
 
 def completion(sets: Sets, speaker: int, version: int) -> RecordedCompletion:
