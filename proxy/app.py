@@ -19,7 +19,7 @@ from proxy.dashboard.middleware import DashboardDoor
 from proxy.dashboard.queries.sessions import SessionTables
 from proxy.domain.call import Call
 from proxy.domain.feedback_rows import ended_by
-from proxy.http.asgi import Receive, Scope, Send
+from proxy.http.asgi import Receive, Routes, Scope, Send
 from proxy.metrics.traffic import Traffic
 from proxy.metrics.vllm import Completeness
 from proxy.project import Tenant
@@ -72,6 +72,11 @@ class Proxy:
         if scope["type"] == "lifespan":
             return self._lifespan(receive, send)
         return send({"type": "websocket.close", "code": 1000})
+
+    def _route(self, project: str, method: str, path: str) -> Routes:
+        """Return what serves such a request of the project."""
+        tenant = self.tenants[project]
+        return tenant.posts.get(path, tenant.api) if method == "POST" else tenant.api
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -160,7 +165,7 @@ class Proxy:
             ConcurrencyLimit(settings.proxy),
             settings.project,
             settings.proxy.cors_origins,
-            lambda name, method, path: self.tenants[name].route(method, path),
+            self._route,
             DashboardDoor(
                 self._keys,
                 SessionTables(store.engine),

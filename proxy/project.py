@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -40,7 +41,6 @@ from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.trajectories.store import ThreadTables
 from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.server import Answering
-from proxy.wire.interfaces import Server
 from whetstone.config.settings import Settings
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import version_id
@@ -85,6 +85,7 @@ class Tenant:
         self._waiting_since_s: float | None = None
         """Since when new policies have waited for a server that has their version (monotonic)."""
         self.policies = self._read_policies()
+        policies: Callable[[], Policies] = partial(getattr, self, "policies")  # a function would be a step of each call
         self.threads = TrajectoryResolver(
             ThreadTables(store.engine, project), peers, settings.groups.idle_s, settings.proxy.kept_calls
         )
@@ -95,9 +96,9 @@ class Tenant:
 
         self.inference = Inference(
             project,
-            lambda: self.policies,
+            policies,
             upstreams,
-            lambda: Server(max_model_len=replicas.max_model_len),
+            replicas.max_model_len,
             recorder,
             Replays(self._reply),
             self.threads,
@@ -106,25 +107,30 @@ class Tenant:
             redactor,
             no_train=settings.privacy.no_train,
         )
-        self._passed = PassthroughEndpoint(lambda: self.policies, upstreams, settings.proxy)
+        passthrough = PassthroughEndpoint(policies, upstreams, settings.proxy)
+        self.posts: dict[str, Routes] = dict.fromkeys(RECORDED, self.inference) | dict.fromkeys(
+            PASSED_THROUGH, passthrough
+        )
+        """The paths of POST that `api` does not serve. All of these raise a ProxyError only before anything was sent;
+        the caller answers it."""
         tables = BackgroundTables(store.engine, project, store.changes)
         drawing = BackgroundSampler(project, replicas, record)
         self._shadows = Shadows(
             tables,
-            lambda: self.policies,
+            policies,
             drawing,
-            lambda: replicas.max_model_len,
+            replicas.max_model_len,
             quiet_since_s,
             settings.learning,
             datetime.now(UTC) - SHADOWS_LATE,
         )
-        self._evaluating = EvaluationSampler(tables, lambda: self.policies, drawing)
+        self._evaluating = EvaluationSampler(tables, policies, drawing)
         take = FeedbackIngest(recorder, self.threads, redactor)
         ledger = Ledger(settings, store.engine, recorder, replicas, self.read_again)
         self.dashboard = dashboard.build(
             Parts(
                 settings=settings,
-                policies=lambda: self.policies,
+                policies=policies,
                 engine=store.engine,
                 recorder=recorder,
                 ledger=ledger,
@@ -134,7 +140,7 @@ class Tenant:
         )
         self.api = api.build(
             project=project,
-            policies=lambda: self.policies,
+            policies=policies,
             store=store,
             recorder=recorder,
             take=take,
@@ -144,7 +150,7 @@ class Tenant:
         admin.add(
             self.api,
             settings=settings,
-            policies=lambda: self.policies,
+            policies=policies,
             engine=store.engine,
             recorder=recorder,
             ledger=ledger,
@@ -159,16 +165,6 @@ class Tenant:
             settings=settings.proxy,
         )
         privacy.add(self.api, project=project, recorder=recorder)
-
-    def route(self, method: str, path: str) -> Routes:
-        """Return what serves such a request. It raises a ProxyError only before anything was sent; the caller answers
-        it."""
-        if method == "POST":
-            if path in RECORDED:
-                return self.inference
-            if path in PASSED_THROUGH:
-                return self._passed
-        return self.api
 
     def start(self, background: Background) -> list["asyncio.Task[None]"]:
         """Start the background tasks; they run until they are cancelled."""

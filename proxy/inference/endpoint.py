@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 class Inference:
     """Serves the routes of `RECORDED`.
 
-    `policies` returns the policies that were read last from the database, `vllm` what vLLM reported last. `upstreams`
-    are by name, with vLLM under None.
+    `policies` returns the policies that were read last from the database, `max_model_len` the most tokens of prompt and
+    answer together on vLLM, None while it has not reported it. `upstreams` are by name, with vLLM under None.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Inference:
         project: str,
         policies: Callable[[], Policies],
         upstreams: Mapping[str | None, Answering],
-        vllm: Callable[[], Server],
+        max_model_len: Callable[[], int | None],
         recorder: Recorder,
         replays: Replays,
         resolver: TrajectoryResolver,
@@ -83,7 +83,7 @@ class Inference:
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
-        self._vllm = vllm
+        self._max_model_len = max_model_len
         self._recorder = recorder
         self._replays = replays
         self._resolver = resolver
@@ -159,7 +159,8 @@ class Inference:
             # No key id contains a slash, so a turn key of one API key cannot equal that of another.
             address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
         speaker = self._policies().resolve(body.model)
-        request = parse_request(path, body, self._vllm() if speaker.upstream is None else Server(captured=False))
+        own = speaker.upstream is None
+        request = parse_request(path, body, Server(own, self._max_model_len() if own else None))
         return CallContext(
             self._project,
             new_id(),

@@ -95,7 +95,8 @@ class CallRows:
         call whose deletion was requested before it reached the tables is skipped. `pauses`: pause often for the event
         loop."""
         self._pause = tuning.nap if pauses else None
-        self._statistics.begin(connection, len(calls))
+        if connection.dialect.name == "postgresql":
+            self._statistics.begin(connection, len(calls))
         batch: list[NewCompletion] = []
         for call in not_erased(connection, calls):
             retried: Sequence[Any] = ()

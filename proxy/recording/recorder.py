@@ -64,6 +64,7 @@ class Recorder:
         self._settings = settings or ProxySettings()
         self._background = background or Background()
         self._writer = Writer(store, folder, on_written, on_feedback, self._settle)
+        self._queue = self._writer.queue
         self._payload = bytearray()
         """Buffer of the record that is being written."""
         self._recorded_s: deque[float] = deque()
@@ -234,7 +235,7 @@ class Recorder:
     def _enqueue(self, value: Call | JournalledFeedback, record: Record) -> None:
         recorded_s = self._recorded_s
         recorded_s.append(time.time())
-        self._writer.put(JournalledItem(value if len(recorded_s) <= MAX_CACHED else None, record))
+        self._queue.put(JournalledItem(value if len(recorded_s) <= MAX_CACHED else None, record))
 
     def _settle(self, items: Sequence[JournalledItem]) -> None:
         self._loop.call_soon_threadsafe(self._acknowledge, items)

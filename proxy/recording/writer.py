@@ -65,7 +65,7 @@ class JournalledItem(msgspec.Struct, frozen=True):
 
 
 class Writer:
-    """The thread that writes to SQL. Call `start` first, `close` last, and `put` in between, from any thread."""
+    """The thread that writes to SQL. Call `start` first, `close` last."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class Writer:
         self._away_since_s: float | None = None
         self._began_s: float | None = None
         """When the current transaction began."""
-        self._queue: queue.SimpleQueue[JournalledItem | SyncWrite | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[JournalledItem | SyncWrite | None] = queue.SimpleQueue()
+        """Takes what nothing waits for, from any thread; `put` takes the rest."""
         self._closing = threading.Event()
         self._hurry = threading.Event()
         """Set when a request waits for the last item."""
@@ -114,19 +115,18 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, item: JournalledItem | SyncWrite) -> None:
-        """Queue an item for writing."""
-        if isinstance(item, SyncWrite) and self.dead:
-            _refuse_dead(item)
+    def put(self, waiting: SyncWrite) -> None:
+        """Queue a write that a request waits for."""
+        if self.dead:
+            _refuse_dead(waiting)
             return
-        self._queue.put(item)
-        if isinstance(item, SyncWrite):
-            self._hurry.set()
+        self.queue.put(waiting)
+        self._hurry.set()
 
     def close(self) -> None:
         """Write what is left and stop. What the database does not accept now stays in the journal."""
         self._closing.set()
-        self._queue.put(None)
+        self.queue.put(None)
         self._hurry.set()
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -151,8 +151,8 @@ class Writer:
         )
         self._away_since_s = self._away_since_s or time.time()
         self.dead = True
-        while not self._queue.empty():
-            if (item := self._queue.get()) is not None:
+        while not self.queue.empty():
+            if (item := self.queue.get()) is not None:
                 self._backlog.append(item)
         for item in self._backlog:
             if isinstance(item, SyncWrite):
@@ -164,14 +164,14 @@ class Writer:
         if self._away_since_s is not None:
             self._closing.wait(RETRY_S)
         elif not backlog:
-            if (item := self._queue.get()) is None:
+            if (item := self.queue.get()) is None:
                 return True
             backlog.append(item)
             if not isinstance(item, SyncWrite):
                 self._hurry.wait(max(0.0, self._next_s - time.monotonic()))
         self._hurry.clear()
         with contextlib.suppress(queue.Empty):
-            while (item := self._queue.get_nowait()) is not None:
+            while (item := self.queue.get_nowait()) is not None:
                 backlog.append(item)
             return True
         return False

@@ -136,7 +136,6 @@ class Replicas:
         """Return the number of calls that the servers are answering for this process."""
         return sum(replica.in_flight for replica in self._replicas)
 
-    @property
     def max_model_len(self) -> int | None:
         """Return the most tokens of prompt and answer together, on any server; None until a server has reported it."""
         least: int | None = None

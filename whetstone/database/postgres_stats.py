@@ -28,11 +28,11 @@ class Statistics:
         """Rows written so far; None once the tables have been analysed."""
 
     def begin(self, connection: Connection, rows: int) -> None:
-        """Note that a transaction of the caller begins that writes this many rows. In the first one after ENOUGH rows,
-        the tables that still lack statistics are analysed. Tables that another process is analysing are skipped:
-        waiting for it saves nothing, and two that wait for each other deadlock. If the role lacks the right, PostgreSQL
-        only warns."""
-        if self._rows is None or connection.dialect.name != "postgresql":
+        """Note that a transaction of the caller, on PostgreSQL, begins that writes this many rows. In the first one
+        after ENOUGH rows, the tables that still lack statistics are analysed. Tables that another process is analysing
+        are skipped: waiting for it saves nothing, and two that wait for each other deadlock. If the role lacks the
+        right, PostgreSQL only warns."""
+        if self._rows is None:
             return
         if self._rows < ENOUGH:
             self._rows += rows

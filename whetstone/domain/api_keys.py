@@ -18,6 +18,8 @@ import msgspec
 KeyScope = Literal["inference", "feedback", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 """What a key may allow: calling models; sending feedback; everything."""
+SUFFICIENT: dict[KeyScope, frozenset[str]] = {scope: frozenset({scope, "admin"}) for scope in SCOPES}
+"""Scopes of which one suffices where a scope is needed: admin implies all others."""
 ID_LENGTH = 12
 SECRET_LENGTH = 43
 """Characters, out of 62, that encode 32 random bytes."""
@@ -47,8 +49,8 @@ class Principal(msgspec.Struct, frozen=True):
     tokens_per_min: int | None = None
 
     def allows(self, scope: KeyScope) -> bool:
-        """Return whether the caller has this scope; admin implies all others."""
-        return scope in self.scopes or "admin" in self.scopes
+        """Return whether the caller has this scope."""
+        return not SUFFICIENT[scope].isdisjoint(self.scopes)
 
 
 def anybody(project: str) -> Principal:

@@ -1,0 +1,68 @@
+"""How many files a request passes: a walk that a reader can follow stays short."""
+
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = tuple(str(ROOT / name) + os.sep for name in ("proxy", "whetstone", "migrations"))
+MOST_TO_THE_LAST_BYTE = 30
+MOST_TO_SQL = 40
+TRIES = 5
+"""A file counts if every one of as many calls passes it: what runs beside them once a second does not."""
+
+
+class FileTrace:
+    """Collects the files of this product in which functions run, in all threads that start while it is installed."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(PROGRAMS):
+            self.files.add(name[len(str(ROOT)) + 1 :])
+
+
+@pytest.fixture
+def trace() -> Iterator[FileTrace]:
+    """Installed for the threads that start from now on; a proxy's loop and its writer are such threads."""
+    trace = FileTrace()
+    threading.setprofile(trace)
+    yield trace
+    threading.setprofile(None)  # type: ignore[arg-type]  # as documented
+
+
+def test_a_streamed_call_passes_few_files(
+    trace: FileTrace, sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Any], RunningProxy]
+) -> None:
+    proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path))
+    to_the_last_byte, to_sql = [], []
+    for number in range(TRIES + 1):
+        messages = [{"role": "user", "content": f"question {number}"}]
+        trace.files = set()
+        with proxy.client.stream(
+            "POST", "/v1/chat/completions", json={"model": "starter", "messages": messages, "stream": True}
+        ) as response:
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        answered = set(trace.files)
+        proxy.recorded(number + 1)
+        time.sleep(0.05)  # what follows the commit
+        to_the_last_byte.append(answered)
+        to_sql.append(set(trace.files))
+    # The first call also meets what is read once.
+    walk = set.intersection(*to_the_last_byte[1:])
+    whole = set.intersection(*to_sql[1:])
+    if os.environ.get("PRINT_WALK"):
+        sys.stderr.write("\n".join([f"{len(walk)} to the last byte", *sorted(walk), f"{len(whole)} to SQL", *sorted(whole - walk)]))
+    assert len(walk) <= MOST_TO_THE_LAST_BYTE, sorted(walk)
+    assert len(whole) <= MOST_TO_SQL, sorted(whole - walk)
