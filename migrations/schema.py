@@ -283,6 +283,23 @@ completions = Table(
     Column("tool_history", LargeBinary, comment="P: 16 bytes, hash of the tool calls it made, ids included; likewise"),
     Column("continued_by", Text, comment="P: the first whole completion that extends it; NULL while none does"),
     Column("redactions", Integer, comment="P: pieces of its call taken out before writing; NULL where nobody looked"),
+    Column(
+        "constraints",
+        Json,
+        comment="P: what bends the distribution that its tokens were sampled from: vLLM's own parameters, and `grammar` "
+        "with its source; NULL if nothing does",
+    ),
+    Column(
+        "decided_tokens",
+        Integer,
+        comment="T: sampled tokens that its constraints decided: a step learns nothing from them; NULL until a step has "
+        "measured it",
+    ),
+    Column(
+        "explored",
+        Float,
+        comment="P: the temperature that its policy explored with, where the app set 0; NULL if it did not explore",
+    ),
     ForeignKeyConstraint(["project", "trajectory_id"], ["trajectories.project", "trajectories.id"]),
     UniqueConstraint("project", "trajectory_id", "turn"),
     Index(None, "project", "upstream_id"),

@@ -136,7 +136,7 @@ VIEWS = (
         "project completion_id=id upstream_id trajectory_id turn choice policy policy_version endpoint status error "
         "call_id follows key_id end_user new_messages tools response response_text why_not_trained prompt_token_ids "
         "token_ids inference_logprobs sampling finish_reason prompt_tokens completion_tokens streamed ttft_ms total_ms "
-        "retry_of threaded_by redactions day created_at",
+        "retry_of threaded_by redactions day created_at constraints decided_tokens explored",
         completion_id="its id, which `X-Completion-Id` told the app",
         response_text="the words of that message",
         streamed="whether the app asked for a stream",

@@ -52,6 +52,7 @@ class WhyNotTrained(Reason):
         "sampling_bent",
         "A parameter bends the distribution that tokens were drawn from; followed by its name: `sampling_bent: top_p`.",
     )
+    MEDIA = "media", "Its request contains images, audio or files, which no step reads."
     ABORTED = "aborted", "The client went away before the answer was complete."
     ERROR = "error", "The call failed."
     NO_TOKEN_IDS = "no_token_ids", "vLLM did not return the token ids."
@@ -77,6 +78,10 @@ class WhyNotTrained(Reason):
     ALREADY_TRAINED = (
         "already_trained",
         "A step has trained on it; followed by the step's number where feedback says so: `already_trained: 7`.",
+    )
+    CONSTRAINED = (
+        "constrained",
+        "A grammar or a truncation decided nearly all of its tokens, or what it allowed cannot be measured any more.",
     )
     TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
     STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that answered and the step."

@@ -1,0 +1,54 @@
+"""What constrained the sampling of a completion, and how much of it the constraint decided."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from migrations import initial_views
+from whetstone.database.types import Json
+
+revision = "0012"
+down_revision = "0011"
+branch_labels = None
+depends_on = None
+
+ADDED = "constraints, decided_tokens, explored"
+
+
+def upgrade() -> None:
+    """Add the columns, and show them at the end of `admin_completions`."""
+    op.add_column(
+        "completions",
+        sa.Column(
+            "constraints",
+            Json,
+            comment="P: what bends the distribution that its tokens were sampled from: vLLM's own parameters, and "
+            "`grammar` with its source; NULL if nothing does",
+        ),
+    )
+    op.add_column(
+        "completions",
+        sa.Column(
+            "decided_tokens",
+            sa.Integer,
+            comment="T: sampled tokens that its constraints decided: a step learns nothing from them; NULL until a "
+            "step has measured it",
+        ),
+    )
+    op.add_column(
+        "completions",
+        sa.Column(
+            "explored",
+            sa.Float,
+            comment="P: the temperature that its policy explored with, where the app set 0; NULL if it did not explore",
+        ),
+    )
+    dialect = op.get_bind().dialect.name
+    (created,) = (one for one in initial_views.statements(dialect) if one.startswith("CREATE VIEW admin_completions "))
+    view = created.replace("created_at\n        FROM", f"created_at, {ADDED}\n        FROM")
+    if dialect == "sqlite":
+        op.execute(sa.text("DROP VIEW admin_completions"))
+    else:
+        # A view that is replaced keeps its grants, and the views that read it.
+        view = view.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)
+    # A colon begins no parameter here.
+    op.execute(sa.text(view.replace(":", r"\:")))
