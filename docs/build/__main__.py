@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: settings, tables, reasons. `make docs`; a test holds them true.
+"""Writes the pages that are made from the code: settings, tables, reasons, … `make docs`; a test holds them true.
 
 Knows the code's own descriptions; adds no word of its own but headings.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from docs.build import metrics_page
+from docs.build import metrics_page, parameters_page
 from migrations import schema
 from migrations.views import VIEWS
 from whetstone.config.privacy import PrivacySettings
@@ -28,7 +28,8 @@ def pages() -> dict[str, str]:
     from docs.build.cli_page import page  # the whole command line comes with it
 
     made = {"cli.md": f"{_MADE}\n{page()}", "settings.md": _settings(), "tables.md": _tables(), "views.md": _views()}
-    return made | {"metrics.md": metrics_page.page(_MADE), "why_not_trained.md": _reasons()}
+    made |= {"metrics.md": metrics_page.page(_MADE), "parameters.md": parameters_page.page(_MADE)}
+    return made | {"why_not_trained.md": _reasons()}
 
 
 def _settings() -> str:
@@ -123,7 +124,9 @@ def _reasons() -> str:
     lines = [
         _MADE,
         "# Why something was not trained on\n",
-        "`why_not_trained` of a trajectory or completion is one of these, and NULL once it was trained on.\n",
+        "`why_not_trained` of a trajectory or completion is one of these, and NULL once it was trained on. A "
+        "trajectory has the reason that all its completions have, as soon as they are recorded: one that lasts wins over one that "
+        "passes (`no_reward`, `group_open`, `waiting_step`, …).\n",
         "| `why_not_trained` | meaning |\n|---|---|",
         *(f"| `{reason.value}` | {reason.meaning} |" for reason in WhyNotTrained),
         "",

@@ -109,6 +109,7 @@ class BackgroundSampler:
                 tools_or_null=request.tools_or_null,
                 sampling=msgspec.Raw(request.sampling()),
                 bent=request.why_not_trained(),
+                constraints=request.constraints(),
                 prompt_token_ids=result.prompt_token_ids,
                 prompt_tokens=result.prompt_tokens,
                 choices=result.choices,

@@ -118,6 +118,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """The API key that the request came with; None if none was needed."""
     histories: tuple[ContinuationKeys, ...] = ()
     """One for each choice, if it may be continued."""
+    constraints: dict[str, Any] | None = None
+    """What bends the distribution that its tokens were sampled from, in vLLM's names; None: nothing does."""
     redactions: int | None = None
     """Number of pieces that were redacted; None if redaction did not run."""
     withheld: bool = False

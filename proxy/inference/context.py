@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -53,6 +54,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 
     sampling: msgspec.Raw
     bent: str | None
+    constraints: dict[str, Any] | None
     end_user: str | None
     prompt_hash: str
     """Hash of the request's whole conversation."""
@@ -150,7 +152,8 @@ class CallContext(msgspec.Struct):
             if end_user is not None and len(end_user) > MAX_END_USER:
                 end_user = pseudonym(end_user)
             prompt = prompt_hash(self.conversation, request.tools_or_null, self.address.task)
-            self.facts = RequestFacts(msgspec.Raw(request.sampling()), request.why_not_trained(), end_user, prompt)
+            sampling, constraints = msgspec.Raw(request.sampling()), request.constraints()
+            self.facts = RequestFacts(sampling, request.why_not_trained(), constraints, end_user, prompt)
         return self.facts
 
     def calls(self, result: CallResult) -> list[Call]:
@@ -204,6 +207,7 @@ class CallContext(msgspec.Struct):
                     (hasher.history(conversation, one.choices[0]),)
                     if len(one.choices) == 1
                     else tuple([hasher.history(conversation, choice) for choice in one.choices]),
+                    facts.constraints,
                 )
             )
         return calls

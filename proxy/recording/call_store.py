@@ -39,17 +39,20 @@ from whetstone.database.engine import read_sqlite, run_sqlite
 from whetstone.database.postgres_stats import Statistics
 from whetstone.database.sanitize import storable
 from whetstone.domain.states import TrajectoryStatus
+from whetstone.domain.why_not_trained import OF_COMPLETIONS, WhyNotTrained, name_of
 from whetstone.privacy.store import announce_writer, requested_since
 
 c, t = schema.completions.c, schema.trajectories.c
 _UNREWARDED = (TrajectoryStatus.OPEN.value, TrajectoryStatus.ENDED.value)
+_ACCIDENTS = (WhyNotTrained.ABORTED, WhyNotTrained.ERROR)
 
 
 # Built once: to build a statement costs as much as to execute it.
 @cache
 def _lock(dialect: str) -> Select[Any]:
     return (
-        select(t.project, t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at, t.state)
+        select(t.project, t.id, t.completions, t.sampled_tokens, t.tail_completion_id, t.last_seen_at)
+        .add_columns(t.state, t.why_not_trained)
         .where(t.project == bindparam("its_project"), among(dialect, t.id))
         # In a fixed order, to avoid deadlocks.
         .order_by(t.id)
@@ -58,7 +61,7 @@ def _lock(dialect: str) -> Select[Any]:
 
 
 _LOCK_SQLITE = (
-    "SELECT id, completions, sampled_tokens, tail_completion_id, last_seen_at, state "
+    "SELECT id, completions, sampled_tokens, tail_completion_id, last_seen_at, state, why_not_trained "
     "FROM trajectories WHERE project = ? AND id IN (SELECT value FROM json_each(?))"
 )
 """The same on SQLite, which has one writer at a time: SQLAlchemy takes longer for a row than SQLite does."""
@@ -76,6 +79,10 @@ class _OpenTrajectory(msgspec.Struct):
     counted: TrajectoryCounts | TrajectoryRow
     """Its locked row, or its new row."""
     state: str = TrajectoryStatus.OPEN.value
+    stored_reason: str | None = None
+    """Its `why_not_trained` in SQL."""
+    reason: str | None = None
+    """The same after the changes."""
     tail: Tail | None = None
     tail_known: bool = False
 
@@ -144,7 +151,9 @@ class CallRows:
             if key not in known:
                 new = of_each[key]
                 row = trajectory_row(new[0])
-                completions[key] = self._added(connection, new, _OpenTrajectory(row, tail_known=True), set())
+                begun = _OpenTrajectory(row, tail_known=True)
+                completions[key] = self._added(connection, new, begun, set())
+                row.why_not_trained = begun.reason
                 trajectories.append(row)
         inserted = insert_absent(connection, schema.trajectories, trajectories, self._pause)
         for key in [key for key in completions if key not in inserted]:
@@ -169,6 +178,13 @@ class CallRows:
         completions = {key: self._added(connection, new, standings[key], there) for key, new in of_each.items()}
         counted = [one.counted for one in standings.values() if one.counted.last_version is not None]
         update_many(connection, schema.trajectories, counted)
+        # Few change, and what watches this column costs each row that names it.
+        reasons = [
+            {"project": key[0], "id": key[1], "why_not_trained": one.reason}
+            for key, one in sorted(standings.items())
+            if one.reason != one.stored_reason
+        ]
+        update_many(connection, schema.trajectories, reasons)
         return completions
 
     def _added(
@@ -193,6 +209,7 @@ class CallRows:
                 counted.tail_completion_id = row.id
                 to.tail = tail_of(row.id, delta, choice.token_ids, tools)
                 self.tails.keep(project, trajectory_id, to.tail)
+            to.reason = _reason(to, one, row)
             counted.completions += 1
             counted.sampled_tokens += row.completion_tokens or 0
             counted.last_version = call.policy_version
@@ -204,6 +221,23 @@ class CallRows:
             if self._pause and self._made % tuning.NAP_EVERY == 0:
                 self._pause()
         return rows
+
+
+def _reason(before: _OpenTrajectory, one: NewCompletion, row: CompletionRow) -> str | None:
+    """Return why no step trains on a trajectory, with one more completion in it.
+
+    A reason that all its completions have wins over what the trajectory waits for. The first one counts, unless it came
+    by accident.
+    """
+    is_first, address = before.counted.completions == 0, one.call.address
+    name = name_of(before.reason or "")
+    if before.state not in _UNREWARDED or not (is_first or name in OF_COMPLETIONS):
+        return before.reason
+    if row.why_not_trained is None:
+        return before.reason if is_first else WhyNotTrained.NO_REWARD.value
+    if name in _ACCIDENTS or (is_first and address.split == "train" and not address.no_train):
+        return row.why_not_trained
+    return before.reason
 
 
 def _continue(connection: Connection, batch: Sequence[NewCompletion], written: Iterable[CompletionRow]) -> None:
@@ -222,14 +256,15 @@ def _locked(connection: Connection, trajectories: Iterable[Key]) -> dict[Key, _O
     for project, ids in _by_project(trajectories):
         among_them = listed(dialect, ids)
         if dialect == "sqlite":
-            for its_id, count, sampled, tail_id, seen, state in read_sqlite(
+            for its_id, count, sampled, tail_id, seen, state, why in read_sqlite(
                 connection, _LOCK_SQLITE, (project, among_them)
             ):
                 counted = TrajectoryCounts(project, its_id, count, sampled, tail_id, utc_of(seen))
-                standings[project, its_id] = _OpenTrajectory(counted, state)
+                standings[project, its_id] = _OpenTrajectory(counted, state, why, why)
         else:
             for row in connection.execute(_lock(dialect), {"its_project": project, "ids": among_them}):
-                standings[row[0], row[1]] = _OpenTrajectory(TrajectoryCounts(*row[:-1]), row[-1])
+                *counts, state, why = row
+                standings[row[0], row[1]] = _OpenTrajectory(TrajectoryCounts(*counts), state, why, why)
     return standings
 
 

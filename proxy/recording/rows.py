@@ -54,6 +54,7 @@ class TrajectoryRow(msgspec.Struct):
     prompt_hash: str | None
     continues: str | None
     end_user: str | None
+    why_not_trained: str | None
 
 
 class CompletionRow(msgspec.Struct, frozen=True):
@@ -98,6 +99,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
     history: bytes | None
     tool_history: bytes | None
     redactions: int | None
+    constraints: bytes | None
 
 
 class TrajectoryCounts(msgspec.Struct):
@@ -200,6 +202,7 @@ def trajectory_row(one: NewCompletion) -> TrajectoryRow:
         # A further choice branches from the trajectory that the first choice continues.
         call.continues if one.choice.index == 0 else call.extends or call.continues,
         call.end_user and storable_text(call.end_user),
+        None,
     )
 
 
@@ -250,6 +253,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         history.conversation,
         history.tool_calls,
         call.redactions,
+        None if call.constraints is None else as_json_bytes(call.constraints),
     )
 
 

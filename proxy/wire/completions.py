@@ -22,12 +22,10 @@ from proxy.wire.interfaces import (
     read_objects,
     read_text,
 )
-from proxy.wire.request_body import ALWAYS, Body, deadly, whole, why_bent
+from proxy.wire.parameters import constraints_of, why_bent
+from proxy.wire.request_body import Body, deadly, whole
 from proxy.wire.sse import ChunkStream
 from whetstone.domain.why_not_trained import WhyNotTrained
-
-HARMLESS = ALWAYS | {"prompt"}
-"""Fields of a completion that do not change the logprobs."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -99,10 +97,14 @@ class TextRequest:
         return self._body.without("model", "prompt")
 
     def why_not_trained(self) -> str | None:
-        """Return why the answer cannot be trained on (the field that changes its logprobs), or None if it can."""
+        """Return why no step may train on the answer, or None if it may."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
-        return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values, HARMLESS)
+        return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values)
+
+    def constraints(self) -> dict[str, Any] | None:
+        """Return what bends the distribution that the answer is sampled from, or None if nothing does."""
+        return constraints_of(self._body.values) if self._for_vllm else None
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""

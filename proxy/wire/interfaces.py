@@ -77,7 +77,11 @@ class DialectRequest(Protocol):
         """Return every field that is neither model, conversation nor tools, as one JSON object."""
 
     def why_not_trained(self) -> str | None:
-        """Return why the answer's logprobs will not be those of the model at its temperature, or None if they will."""
+        """Return why no step may train on the answer, or None if it may."""
+
+    def constraints(self) -> dict[str, Any] | None:
+        """Return what bends the distribution that the answer is sampled from (the column `constraints`), or None if
+        nothing does."""
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send."""

@@ -68,6 +68,9 @@ class NativeRequest(MessagesOrResponses):
         """Return why the answer is never trained on: there are no sampled ids."""
         return WhyNotTrained.NO_TOKEN_IDS if self._for_vllm else WhyNotTrained.DEMONSTRATION
 
+    def constraints(self) -> None:
+        """Return None: without ids, constraints say nothing."""
+
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body as it came, except for the model. A salt keeps vLLM's cached prefixes within the project."""
         salted = {"cache_salt": raw(cache_salt)} if self._for_vllm else {}

@@ -1,9 +1,6 @@
-"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure.
+"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure."""
 
-`why_bent` tells whether its sampling leaves the logprobs those of the model at its temperature.
-"""
-
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +27,10 @@ REFUSED = frozenset(
 )
 """Fields that control the server: they would forge ids, cross tenants, or run a template of the app's."""
 
-LOOKED_AT = REFUSED | {"prompt_logprobs", "n", "best_of", "prompt"}
+DEADLY = frozenset({"prompt_logprobs"})
+"""Fields that would stop vLLM's engine for everyone."""
+
+LOOKED_AT = REFUSED | DEADLY | {"n", "best_of", "prompt"}
 """Fields for which a body may be refused; its media are another reason. Most bodies have none of these fields."""
 
 _BESIDE_MESSAGES = ("input", "text_1", "text_2", "query", "documents")
@@ -53,39 +53,8 @@ _OF_TEXTS = frozenset(
 
 _SMALL = 2 * MAX_DEPTH
 """Size in bytes up to which a body cannot be nested too deep, as each bracket needs another that closes it."""
-
-ALWAYS = frozenset(
-    {
-        "model",
-        "max_tokens",
-        "n",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "temperature",
-        "user",
-        "metadata",
-        "return_token_ids",
-    }
-)
-"""The closed list of fields that never change the logprobs, in any dialect."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True,),
-    "store": (False,),
-    "tool_choice": ("auto", "none"),
-    "echo": (False,),
-}
-"""Values at which a field changes nothing, as if it were left out."""
+_TEXTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
+"""Types of parts of a message that are text (`TEXT_PART_TYPES` in vLLM's renderers/chat_utils.py)."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -96,6 +65,8 @@ class Body(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     """The same, decoded."""
     model: str
+    texts_only: bool = False
+    """Whether it is known to be a chat with nothing but text."""
 
     @property
     def stream(self) -> bool:
@@ -124,6 +95,10 @@ class Body(msgspec.Struct, frozen=True):
             remaining.pop(name, None)
         return encode(remaining)
 
+    def has_media(self) -> bool:
+        """Return whether a message of the chat contains images, audio or files."""
+        return not self.texts_only and _has_media(self.values.get("messages"))
+
 
 def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int = 256) -> Body:
     """Parse a body.
@@ -145,22 +120,24 @@ def read_body(data: bytes, media_domains: Container[str] = (), max_choices: int 
         raise NotJson(f"the body is nested deeper than {MAX_DEPTH} levels")
     if not LOOKED_AT.isdisjoint(values):
         _check(values, max_choices)
+    texts_only = not small and _of_texts(values)
     # JSON may spell a letter as \\u0075, so a body with an escape is searched too. (Python's `in` first tries to read
     # the bytes as a number, and raises and drops an error.)
-    if (small or not _of_texts(values)) and (data.find(b"url") >= 0 or data.find(b"\\u") >= 0):
+    if not texts_only and (data.find(b"url") >= 0 or data.find(b"\\u") >= 0):
         for url in _media(values):
             _check_media(url, media_domains)
     model = values.get("model")
     if not isinstance(model, str):
         raise BadRequest("`model` must be a string; GET /v1/models lists the names", param="model")
-    return Body(fields, values, model)
+    return Body(fields, values, model, texts_only)
 
 
 def _check(values: dict[str, Any], max_choices: int) -> None:
     for field in REFUSED & values.keys():
         raise RefusedField(f"{field!r} is a field of the server behind this proxy; leave it out", param=field)
-    if values.get("prompt_logprobs") is not None:
-        raise deadly("prompt_logprobs")
+    for field in DEADLY & values.keys():
+        if values[field] is not None:
+            raise deadly(field)
     # vLLM samples all choices of all prompts at once, while others wait.
     prompts = values.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
@@ -185,26 +162,6 @@ def deadly(field: str) -> RefusedField:
     """Return the error for a field that would stop vLLM's engine for everyone, because it makes vLLM compute the
     prompt's logprobs."""
     return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
-
-
-def why_bent(values: Mapping[str, Any], harmless: frozenset[str]) -> str | None:
-    """Return why these values change the logprobs, or None if they do not.
-
-    `harmless` is ALWAYS and the dialect's own such fields. The result is `greedy`, or `sampling_bent: <field>` with the
-    first such field. A field that is not known to be harmless counts as one that changes them.
-    """
-    temperature = values.get("temperature")
-    if temperature is not None:
-        if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
-            return "sampling_bent: temperature"
-        if temperature == 0:
-            return "greedy"
-    if harmless.issuperset(values):
-        return None
-    for field, value in values.items():
-        if not (field in harmless or value is None or value in NEUTRAL.get(field, ())):
-            return f"sampling_bent: {field[:100]}"
-    return None
 
 
 def _may_be_deep(data: bytes) -> bool:
@@ -233,6 +190,16 @@ def _of_texts(values: dict[str, Any]) -> bool:
         if of_content is list or not _OF_TEXTS.issuperset(message):
             return False
     return True
+
+
+def _has_media(messages: Any) -> bool:
+    for message in messages if type(messages) is list else ():
+        parts = message.get("content") if type(message) is dict else None
+        for part in parts if type(parts) is list else ():
+            # By its `uuid`, vLLM looks up media that it has read before, whatever the type.
+            if type(part) is dict and (part.get("type") not in _TEXTS or "uuid" in part):
+                return True
+    return False
 
 
 def _media(values: dict[str, Any]) -> Iterator[str]:

@@ -47,13 +47,14 @@ class TranslatedRequest(MessagesOrResponses):
         id back."""
         super().__init__(endpoint, body)
         pieces = {name: raw(value) for name, value in chat.items()}
-        self._chat = request = ChatRequest(Body(pieces, chat, body.model), captured=True)
+        self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only), captured=True)
         self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
         self.error = error_of
         self.conversation = request.messages
         # What vLLM gets is the chat, so the chat decides these.
         self.may_continue = request.may_continue
         self.why_not_trained = request.why_not_trained
+        self.constraints = request.constraints
         self.to_upstream_body = request.to_upstream_body
 
     def read(self, body: bytes) -> Answer:

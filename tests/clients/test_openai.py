@@ -167,9 +167,9 @@ def test_a_tool_call_is_streamed(client: openai.OpenAI, served: Served) -> None:
     )
 
 
-@pytest.mark.parametrize(("strict", "why_not_trained"), [(False, None), (True, "sampling_bent: tools")])
-def test_tools_that_may_be_called_leave_the_call_trainable_unless_strict(
-    client: openai.OpenAI, served: Served, strict: bool, why_not_trained: str | None
+@pytest.mark.parametrize(("strict", "constraints"), [(False, None), (True, {"grammar": "tools"})])
+def test_tools_that_may_be_called_leave_the_call_trainable(
+    client: openai.OpenAI, served: Served, strict: bool, constraints: dict[str, Any] | None
 ) -> None:
     tool: Any = {"type": "function", "function": TOOLS[0]["function"] | {"strict": strict}}
     completion = client.chat.completions.create(
@@ -177,7 +177,7 @@ def test_tools_that_may_be_called_leave_the_call_trainable_unless_strict(
     )
     row = served.one()
     assert (row.response_text, row.tools) == (completion.choices[0].message.content, [tool])
-    assert row.why_not_trained == why_not_trained
+    assert (row.why_not_trained, row.constraints) == (None, constraints)
 
 
 def test_an_answer_is_parsed(client: openai.OpenAI, served: Served) -> None:

@@ -6,6 +6,7 @@
 import re
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 from sqlalchemy import Engine
@@ -13,6 +14,7 @@ from sqlalchemy import Engine
 from whetstone.config.settings import Settings
 from whetstone.doctor.log_store import LogStatistics, seen
 from whetstone.doctor.vllm_checks import checks_table
+from whetstone.domain.why_not_trained import name_of
 from whetstone.vllm.self_test.questions import Check, Question
 
 ENOUGH = 20
@@ -25,7 +27,28 @@ LEAST_SUCCESS, MOST_SUCCESS = 0.3, 0.95
 LEAST_MIXED = 0.3
 MOST_LOST = 0.1
 MOST_STALE = 0.2
-BY_SAMPLING = ("greedy", "fixed_seed", "sampling_bent")
+HABITS = {
+    "greedy": "temperature 0: let the policy explore (docs/inference.md), or set a temperature above 0.",
+    "fixed_seed": "a fixed seed: leave it out, or vary it between attempts.",
+    "sampling_bent": "a field that is unknown, or whose effect no one can compute again: leave it out "
+    "(docs/parameters.md).",
+    "media": "images, audio or files in the request: no step reads them; attempts with text only can be trained on.",
+    "no_token_ids": "no token ids: a request that has no exact chat, as some of the Responses API have, or a gateway "
+    "between the proxy and vLLM (docs/inference.md).",
+    "no_logprobs": "`echo`: leave it out.",
+}
+"""Reason of a completion -> the habit of a framework behind it, and the remedy."""
+GRAMMARS = {
+    "tools": "strict tools: send `strict: false` where the framework allows it; text before a call stays free.",
+    "tool_choice": "`tool_choice` requires a call: let the model choose (`auto`) where it can.",
+    "response_format": "a `response_format`: ask for the form in the prompt, and reward it.",
+    "structured_outputs": "`structured_outputs`: ask for the form in the prompt, and reward it.",
+    "thinking_token_budget": "a budget for thoughts, as Anthropic's `thinking: enabled` sets: allow more, or set an "
+    "effort.",
+}
+"""Source of a grammar -> the habit behind it, and the remedy."""
+MOST_NAMED = 3
+"""Most habits that one check names."""
 _ACTS = re.compile(
     r"(?:^|[_\-.])(?:add|apply|approve|book|buy|cancel|charge|close|commit|create|delete|deploy|drop|edit|exec|execute"
     r"|insert|install|issue|merge|move|order|pay|post|publish|purchase|push|put|refund|remove|reply|restart|run|send|set"
@@ -66,8 +89,14 @@ MIXED = Question(
 SAMPLED = Question(
     "sampled freely",
     "Answers are sampled so that they can be trained on.",
-    "A good part of the answers cannot be weighed because of how they were sampled: leave temperature above 0, no "
-    "fixed seed within a group, and the parameters named here as they are (docs/inference.md).",
+    "A good part of the answers cannot be weighed because of how they were requested.",
+    _MORE,
+)
+CONSTRAINED = Question(
+    "left to choose",
+    "Grammars and truncations leave enough to choose.",
+    "A grammar or a truncation decided nearly all tokens of these attempts (`constrained`), and what was decided "
+    "teaches nothing.",
     _MORE,
 )
 TOOLS = Question(
@@ -106,6 +135,7 @@ def checks(log: LogStatistics) -> tuple[Check, ...]:
         _success(log),
         _share(MIXED, log.groups - log.uniform, log.groups, "groups have different rewards", LEAST_MIXED),
         _sampled(log),
+        _constrained(log),
         _tools(log.tools),
         LENGTH.answer(
             None if log.trajectories < ENOUGH else not log.too_long,
@@ -146,11 +176,28 @@ def _success(log: LogStatistics) -> Check:
 
 
 def _sampled(log: LogStatistics) -> Check:
-    bent = [(why, count) for why, count in log.lacking if why.split(":")[0] in BY_SAMPLING]
+    bent = [(why, count) for why, count in log.lacking if name_of(why) in HABITS]
     lost = sum(count for _, count in bent)
     named = "".join(f"; {why} {count}" for why, count in bent)
     ok = None if log.completions < ENOUGH else lost <= MOST_LOST * log.completions
-    return SAMPLED.answer(ok, f"{_of(lost, log.completions)} answers cannot be weighed{named}")
+    check = SAMPLED.answer(ok, f"{_of(lost, log.completions)} answers cannot be weighed{named}")
+    return _with_habits(check, [HABITS[name_of(why)] for why, _ in bent])
+
+
+def _constrained(log: LogStatistics) -> Check:
+    named = "".join(f"; answers with a grammar from {source}: {count}" for source, count in log.grammars)
+    ok = None if log.ended < ENOUGH else log.constrained <= MOST_LOST * log.ended
+    check = CONSTRAINED.answer(
+        ok, f"{_of(log.constrained, log.ended)} attempts were decided by what was allowed{named}"
+    )
+    return _with_habits(check, [GRAMMARS[source] for source, _ in log.grammars if source in GRAMMARS])
+
+
+def _with_habits(check: Check, habits: Sequence[str]) -> Check:
+    """Return a check that failed with the habits behind it, the most frequent first."""
+    if check.ok is not False:
+        return check
+    return replace(check, means=" ".join([check.means, *list(dict.fromkeys(habits))[:MOST_NAMED]]))
 
 
 def _tools(names: Sequence[str]) -> Check:

@@ -45,6 +45,10 @@ class LogStatistics:
     """`why_not_trained` of completions, and how many, most frequent first."""
     tools: tuple[str, ...]
     """Names of the tools that calls offered."""
+    constrained: int = 0
+    """Trajectories whose tokens were nearly all decided by their constraints."""
+    grammars: tuple[tuple[str, int], ...] = ()
+    """Sources of grammars, and how many completions had each, most frequent first."""
 
 
 def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogStatistics:
@@ -60,9 +64,10 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogS
     tails = select(c.prompt_tokens + c.completion_tokens).where(
         c.project == project, c.id.in_(select(inner.c.tail_completion_id)), c.completion_tokens.is_not(None)
     )
-    calls = select(c.why_not_trained, c.tools).where(c.project == project, c.policy == policy)
+    calls = select(c.why_not_trained, c.tools, c.constraints).where(c.project == project, c.policy == policy)
     latest_calls = calls.order_by(c.created_at.desc()).limit(NEWEST).subquery("latest_calls")
     offered = select(latest_calls.c.tools).where(latest_calls.c.tools.is_not(None)).limit(NEWEST_TOOLS)
+    bent = select(latest_calls.c.constraints).where(latest_calls.c.constraints.is_not(None))
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         rows = connection.execute(newest).all()
         oldest = connection.execute(attempts.order_by(t.created_at).limit(NEWEST)).all()
@@ -71,6 +76,7 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogS
         spreads = connection.scalars(compared).all()
         lacking = Counter(connection.scalars(select(latest_calls.c.why_not_trained)))
         tools = connection.scalars(offered).all()
+        grammars = Counter(one["grammar"] for one in connection.scalars(bent) if "grammar" in one)
         live = connection.scalar(select(p.live_version).where(p.project == project, p.id == policy))
     ended = [row for row in rows if row.state != "open"]
     completions = sum(lacking.values())
@@ -91,6 +97,8 @@ def seen(engine: Engine, project: str, policy: str, max_row_tokens: int) -> LogS
         completions=completions,
         lacking=tuple(lacking.most_common()),
         tools=tuple(sorted({name for one in tools for name in _names(one)})),
+        constrained=sum(row.why_not_trained == "constrained" for row in rows),
+        grammars=tuple(grammars.most_common()),
     )
 
 

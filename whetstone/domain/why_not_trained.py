@@ -50,7 +50,8 @@ class WhyNotTrained(Reason):
     FIXED_SEED = "fixed_seed", "Sampled with the seed of an earlier member of its group, it could not differ from it."
     SAMPLING_BENT = (
         "sampling_bent",
-        "A parameter bends the distribution that tokens were drawn from; followed by its name: `sampling_bent: top_p`.",
+        "A field of the request bends the distribution that tokens were drawn from in a way that cannot be computed "
+        "again, or is unknown; followed by its name: `sampling_bent: bad_words` (docs/parameters.md).",
     )
     MEDIA = "media", "Its request contains images, audio or files, which no step reads."
     ABORTED = "aborted", "The client went away before the answer was complete."
@@ -86,3 +87,25 @@ class WhyNotTrained(Reason):
     TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
     STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that answered and the step."
     OFF_LINEAGE = "off_lineage", "The version that answered is no ancestor of the version that the step starts from."
+
+
+OF_COMPLETIONS = frozenset(
+    {
+        WhyNotTrained.DEMONSTRATION,
+        WhyNotTrained.GREEDY,
+        WhyNotTrained.SAMPLING_BENT,
+        WhyNotTrained.MEDIA,
+        WhyNotTrained.ABORTED,
+        WhyNotTrained.ERROR,
+        WhyNotTrained.NO_TOKEN_IDS,
+        WhyNotTrained.NO_LOGPROBS,
+        WhyNotTrained.REDACTED,
+    }
+)
+"""Reasons that a completion has by itself, for good. If all completions of a trajectory have one, so does the
+trajectory: at once, whatever else it waits for."""
+
+
+def name_of(reason: str) -> str:
+    """Return the reason without what follows a colon: `sampling_bent` of `sampling_bent: bad_words`."""
+    return reason.partition(":")[0]

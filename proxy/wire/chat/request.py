@@ -8,11 +8,10 @@ import msgspec
 from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import Answer, encode, raw_name, read_list
-from proxy.wire.request_body import ALWAYS, Body, deadly, why_bent
+from proxy.wire.parameters import BUDGET, constraints_of, grammar_of, why_bent
+from proxy.wire.request_body import Body, deadly
 from whetstone.domain.why_not_trained import WhyNotTrained
 
-HARMLESS = ALWAYS | {"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"}
-"""Fields of a chat that do not change the logprobs."""
 ANSWER_OPTIONS = frozenset(
     {"echo", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids", "include_reasoning"}
 )  # fmt: skip
@@ -82,11 +81,14 @@ class ChatRequest:
         return self._body.without("model", "messages", "tools")
 
     def why_not_trained(self) -> str | None:
-        """Return why the answer cannot be trained on (the field that changes its logprobs), or None if it can."""
+        """Return why no step may train on the answer, or None if it may."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
-        bent = why_bent(self._body.values, HARMLESS)
-        return bent or ("sampling_bent: tools" if _strict_tools(self._body.values) else None)
+        return WhyNotTrained.MEDIA if self._body.has_media() else why_bent(self._body.values)
+
+    def constraints(self) -> dict[str, Any] | None:
+        """Return what bends the distribution that the answer is sampled from, or None if nothing does."""
+        return constraints_of(self._body.values) if self._for_vllm else None
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""
@@ -124,19 +126,6 @@ def _captured(cache_salt: str) -> msgspec.Raw:
     return msgspec.Raw(b'%b,"return_token_ids":true,"logprobs":true,"top_logprobs":0' % encode(cache_salt))
 
 
-def _strict_tools(values: dict[str, Any]) -> bool:
-    """Return whether a grammar constrains a tool's arguments: vLLM (0.32) does that for `strict` tools, also with
-    `auto`."""
-    tools = values.get("tools")
-    if not tools or not isinstance(tools, list) or values.get("tool_choice") == "none":
-        return False
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if isinstance(function, dict) and function.get("strict"):
-            return True
-    return False
-
-
 def _capturable(body: Body) -> bool:
     logprobs, token_ids = body.values.get("logprobs"), body.values.get("return_token_ids")
     needs_logprobs = bool(body.values.get("top_logprobs") or body.values.get("logprob_token_ids"))
@@ -150,9 +139,4 @@ def _thinks_within_grammar(body: Body) -> bool:
     Capture needs the reasoning. If it were requested, vLLM would let the model think first: other tokens than without
     the proxy.
     """
-    values = body.values
-    return values.get("include_reasoning") is False and (
-        body.given("structured_outputs")
-        or (body.given("response_format") and values["response_format"] != {"type": "text"})
-        or (body.given("tool_choice") and values["tool_choice"] not in ("auto", "none"))
-    )
+    return body.values.get("include_reasoning") is False and grammar_of(body.values) not in (None, BUDGET)

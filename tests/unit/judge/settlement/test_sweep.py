@@ -394,6 +394,19 @@ def test_a_reason_of_the_proxy_or_the_trainer_stays(seed, swept, trajectory):
     assert trajectory("t").why_not_trained == "sampling_bent: top_p"
 
 
+def test_a_reason_that_lasts_wins_over_what_its_group_waits_for(seed, swept, trajectory, group):
+    seed.group()
+    for name in "abc":
+        seed.trajectory(name, "g", why_not_trained="greedy" if name == "a" else None)
+    swept()
+    assert [trajectory(name).why_not_trained for name in "abc"] == ["greedy", "no_reward", "no_reward"]
+    for name in "abc":
+        seed.feedback(name, float(name == "a"))
+    swept()
+    assert (group().state, group().rewarded) == ("scored", 3), "it is compared with the others all the same"
+    assert [trajectory(name).why_not_trained for name in "abc"] == ["greedy", "waiting_step", "waiting_step"]
+
+
 def test_a_second_sweep_finds_nothing_to_do(seed, swept):
     seed.group()
     for name in "abc":

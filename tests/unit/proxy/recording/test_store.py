@@ -198,6 +198,71 @@ def test_what_cannot_be_trained_on_says_why(write: Any, rows: Any, values: Any, 
     assert why.split(":")[0] in set(WhyNotTrained)
 
 
+def test_what_constrained_the_sampling_is_kept(write: Any, rows: Any) -> None:
+    constraints = {"top_p": 0.9, "logit_bias": {"5": 1.0}, "grammar": "tools"}
+    write(make_call("c0", "t0"), make_call("c1", "t1", constraints=constraints))
+    assert [(row.constraints, row.why_not_trained) for row in rows()] == [(None, None), (constraints, None)]
+
+
+GREEDY, ABORTED = {"bent": "greedy"}, {"status": "aborted"}
+MEDIA = {"bent": "media"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "whys"),
+    [
+        ([{}], [None]),
+        ([GREEDY, GREEDY], ["greedy", "greedy"]),
+        ([GREEDY, MEDIA], ["greedy", "greedy"]),
+        ([GREEDY, ABORTED], ["greedy", "greedy"]),
+        # An accident tells less of an app than what it does always.
+        ([ABORTED, GREEDY, MEDIA], ["aborted", "greedy", "greedy"]),
+        ([GREEDY, {}, GREEDY], ["greedy", "no_reward", "no_reward"]),
+        ([{}, GREEDY], [None, None]),
+        ([{"bent": "sampling_bent: x"}, {}], ["sampling_bent: x", "no_reward"]),
+    ],
+)
+def test_a_trajectory_has_the_reason_that_all_its_completions_have(
+    write: Any, rows: Any, engine: Engine, turns: list[dict[str, Any]], whys: list[str | None]
+) -> None:
+    calls = [msgspec.structs.replace(call, **turn) for call, turn in zip(talk(len(turns)), turns, strict=True)]
+    seen = []
+    for call in calls:
+        write(call, into=Store(engine))
+        seen.append(rows(schema.trajectories)[0].why_not_trained)
+    assert seen == whys
+    write(*(msgspec.structs.replace(call, id=f"u-{call.id}", trajectory_id="u") for call in calls))
+    assert rows(schema.trajectories)[1].why_not_trained == whys[-1], "at once they leave the same"
+
+
+@pytest.mark.parametrize("stored", ["no_reward", "waiting_step", None])
+def test_what_a_trajectory_waits_for_stays_while_one_completion_trains(
+    write: Any, rows: Any, engine: Engine, stored: str | None
+) -> None:
+    first, second = talk(2)
+    write(first)
+    with engine.begin() as connection:
+        connection.execute(schema.trajectories.update().values(why_not_trained=stored))
+    write(msgspec.structs.replace(second, bent="greedy"))
+    assert rows(schema.trajectories)[0].why_not_trained == stored
+
+
+@pytest.mark.parametrize("address", [{"split": "eval"}, {"no_train": True}])
+def test_what_the_app_keeps_from_training_needs_no_other_reason(write: Any, rows: Any, address: dict[str, Any]) -> None:
+    write(make_call(bent="greedy", address=Address(trajectory_id="t0", **address)))
+    assert rows(schema.trajectories)[0].why_not_trained is None, "the judging worker writes it"
+
+
+@pytest.mark.parametrize("state", ["rewarded", "claimed", "trained", "excluded"])
+def test_what_is_over_keeps_its_reason(write: Any, rows: Any, engine: Engine, state: str) -> None:
+    first, second = talk(2)
+    write(msgspec.structs.replace(first, bent="greedy"))
+    with engine.begin() as connection:
+        connection.execute(schema.trajectories.update().values(state=state))
+    write(second)
+    assert rows(schema.trajectories)[0].why_not_trained == "greedy"
+
+
 def test_a_call_after_the_reward_is_not_trained_on(write: Any, rows: Any, engine: Engine) -> None:
     first, second = talk(2)
     write(first)

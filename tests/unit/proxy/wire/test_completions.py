@@ -147,13 +147,20 @@ def test_what_is_no_answer_is_unreadable(body: bytes) -> None:
         ({"max_tokens": 4, "n": 2, "stop": "x", "logprobs": 1, "echo": False}, None),
         ({"echo": True}, "no_logprobs"),
         ({"temperature": 0}, "greedy"),
-        ({"top_p": 0.9}, "sampling_bent: top_p"),
-        ({"suffix": "x"}, "sampling_bent: suffix"),
-        ({"best_of": 2}, "sampling_bent: best_of"),
+        ({"top_p": 0.9, "suffix": "x", "best_of": 2}, None),
+        ({"bad_words": ["x"]}, "sampling_bent: bad_words"),
     ],
 )
 def test_sampling_that_bends_says_what_bent_it(values: dict[str, Any], why: str | None) -> None:
     assert ask(**values).why_not_trained() == why
+
+
+def test_what_constrains_the_sampling_is_recorded() -> None:
+    assert ask(top_p=0.9, structured_outputs={"regex": "a"}).constraints() == {
+        "top_p": 0.9,
+        "grammar": "structured_outputs",
+    }
+    assert ask(max_tokens=4).constraints() is None
 
 
 def test_another_server_gets_it_as_it_came() -> None:

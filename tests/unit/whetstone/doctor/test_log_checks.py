@@ -32,12 +32,12 @@ def said(question: Question, **changed: Any) -> Check:
 
 
 def test_a_log_that_is_good_to_learn_from_is_good_in_every_respect() -> None:
-    assert [check.ok for check in log.checks(GOOD)] == [True] * 8
+    assert [check.ok for check in log.checks(GOOD)] == [True] * 9
 
 
 def test_an_empty_log_is_no_verdict() -> None:
     nothing = LogStatistics(0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, 0, 0, (), ())
-    assert [check.ok for check in log.checks(nothing)] == [None] * 8
+    assert [check.ok for check in log.checks(nothing)] == [None] * 9
     assert "none" in log.checks(nothing)[0].found
 
 
@@ -50,6 +50,16 @@ def test_an_empty_log_is_no_verdict() -> None:
         (log.SUCCESS, {"base_rewards": (1.0,) * 50}, "little left to teach"),
         (log.MIXED, {"uniform": 38}, "finer rewards"),
         (log.SAMPLED, {"lacking": (("greedy", 30), ("sampling_bent: top_p", 10))}, "temperature above 0"),
+        (log.SAMPLED, {"lacking": (("sampling_bent: new_field", 30),)}, "docs/parameters.md"),
+        (log.SAMPLED, {"lacking": (("no_token_ids", 30),)}, "no exact chat"),
+        (log.SAMPLED, {"lacking": (("media", 30),)}, "images"),
+        (log.CONSTRAINED, {"constrained": 30, "grammars": (("tools", 40),)}, "strict tools: send `strict: false`"),
+        (log.CONSTRAINED, {"constrained": 30, "grammars": (("thinking_token_budget", 40),)}, "set an effort"),
+        (
+            log.CONSTRAINED,
+            {"constrained": 30, "grammars": (("response_format", 40),)},
+            "ask for the form in the prompt",
+        ),
         (log.TOOLS, {"tools": ("search", "send_mail")}, "X-No-Train"),
         (log.LENGTH, {"too_long": 1}, "trainer.max_row_tokens"),
         (log.FRESH, {"stale": 30}, "max_staleness"),
@@ -64,6 +74,23 @@ def test_what_will_not_work_is_said_with_what_to_do(question: Question, changed:
 def test_the_parameters_that_bend_the_sampling_are_named() -> None:
     found = said(log.SAMPLED, lacking=(("greedy", 30), ("sampling_bent: top_p", 10), ("aborted", 9))).found
     assert found == "40 of 200 (20%) answers cannot be weighed; greedy 30; sampling_bent: top_p 10"
+
+
+def test_the_habits_behind_the_most_frequent_reasons_are_named_and_no_more() -> None:
+    lacking = (("media", 50), ("greedy", 40), ("sampling_bent: a", 30), ("sampling_bent: b", 20), ("no_logprobs", 10))
+    means = said(log.SAMPLED, lacking=lacking).means
+    assert [means.count(habit) for habit in log.HABITS.values()] == [
+        int(reason in ("media", "greedy", "sampling_bent")) for reason in log.HABITS
+    ]
+    assert "temperature 0" not in said(log.SAMPLED, lacking=(("greedy", 3),)).means, "few do no harm"
+
+
+def test_grammars_are_counted_by_their_source() -> None:
+    found = said(log.CONSTRAINED, constrained=3, grammars=(("tools", 40), ("tool_choice", 2))).found
+    assert found == (
+        "3 of 100 (3%) attempts were decided by what was allowed; answers with a grammar from tools: 40; "
+        "answers with a grammar from tool_choice: 2"
+    )
 
 
 def test_rewards_that_are_no_shares_leave_the_success_open() -> None:
@@ -98,17 +125,21 @@ def test_what_is_counted(seed: Seed, engine: Engine) -> None:
     seed.group("single", formed_by="single")
     seed.trajectory("alone", "single", state="excluded", why_not_trained="stale")
     seed.trajectory("open", turns=0)
+    seed.trajectory("decided", state="excluded", why_not_trained="constrained", turns=0)
     seed.trajectory("held-out", "a", split="eval", state="rewarded", reward=1.0)
     seed.trajectory("later", state="trained", reward=0.25, first_version=1, last_version=1, turns=0)
     tool = {"type": "function", "function": {"name": "send_mail"}}
     seed.completion("open", 0, why_not_trained="greedy", tools=[tool, {"name": "look", "input_schema": {}}, 7])
+    seed.completion("decided", 0, constraints={"top_p": 0.9, "grammar": "tools"})
+    seed.completion("decided", 1, constraints={"top_p": 0.9})
     found = seen(engine, "default", "starter", max_row_tokens=7)
-    assert (found.trajectories, found.grouped, found.ended, found.rewarded) == (7, 4, 6, 5)
+    assert (found.trajectories, found.grouped, found.ended, found.rewarded) == (8, 4, 7, 5)
     assert (found.stale, found.trained) == (1, 1)
     assert (found.too_long, found.longest) == (4, 8)
     assert sorted(found.base_rewards) == sorted(found.live_rewards) == [0, 0, 1, 1]
     assert (found.groups, found.uniform) == (2, 1)
-    assert (found.completions, found.lacking) == (11, (("greedy", 1),))
+    assert (found.completions, found.lacking) == (13, (("greedy", 1),))
+    assert (found.constrained, found.grammars) == (1, (("tools", 1),))
     assert found.tools == ("look", "send_mail")
 
 

@@ -178,21 +178,54 @@ def test_sampling_that_bends_nothing_can_be_trained_on(values: dict[str, Any]) -
         ({"temperature": 0.0, "top_p": 0.5}, "greedy"),
         ({"temperature": 2.1}, "sampling_bent: temperature"),
         ({"temperature": -1}, "sampling_bent: temperature"),
-        ({"temperature": "1"}, "sampling_bent: temperature"),
-        ({"top_p": 0.9}, "sampling_bent: top_p"),
-        ({"top_k": 5}, "sampling_bent: top_k"),
-        ({"frequency_penalty": 0.1}, "sampling_bent: frequency_penalty"),
-        ({"logit_bias": {"5": 1}}, "sampling_bent: logit_bias"),
-        ({"tool_choice": "required"}, "sampling_bent: tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "sampling_bent: response_format"),
-        ({"guided_regex": "a"}, "sampling_bent: guided_regex"),
-        ({"ignore_eos": True}, "sampling_bent: ignore_eos"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "sampling_bent: tools"),
+        ({"bad_words": ["x"]}, "sampling_bent: bad_words"),
         ({"never_heard_of": 1}, "sampling_bent: never_heard_of"),
     ],
 )
 def test_sampling_that_bends_says_what_bent_it(values: dict[str, Any], why: str) -> None:
     assert ask(**values).why_not_trained() == why
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        IMAGE,
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "f"}},
+        {"image_url": "data:,x"},
+        {"type": "text", "text": "x", "uuid": "media of before"},
+        {"type": ["text"], "text": "x"},
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("length", [1, 1000])
+def test_what_is_no_text_is_media(part: dict[str, Any], role: str, length: int) -> None:
+    messages = [{"role": "user", "content": "x" * length}, {"role": role, "content": [{"type": "text"}, part]}]
+    assert ask(messages=messages, temperature=0).why_not_trained() == "media"
+
+
+@pytest.mark.parametrize("length", [1, 1000])
+@pytest.mark.parametrize(
+    "content", ["hi", None, ["hi"], [{"type": "text", "text": "hi"}, {"type": "refusal", "refusal": "no"}]]
+)
+def test_parts_of_text_are_no_media(content: Any, length: int) -> None:
+    messages = [{"role": "user", "content": "x" * length}, {"role": "assistant", "content": content}]
+    assert ask(messages=messages).why_not_trained() is None
+
+
+def test_what_constrains_the_sampling_is_recorded_beside_the_reason() -> None:
+    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    request = ask(tools=strict, top_p=0.9, temperature=0.5)
+    assert (request.why_not_trained(), request.constraints()) == (None, {"top_p": 0.9, "grammar": "tools"})
+    assert ask(temperature=0.5, tools=[{"type": "function"}]).constraints() is None
+
+
+def test_of_another_server_nothing_is_known_to_constrain_it() -> None:
+    request = ChatRequest(Body({}, {"model": "m", "top_p": 0.9}, "m"), captured=False)
+    assert (request.why_not_trained(), request.constraints()) == ("demonstration", None)
 
 
 def test_what_is_recorded_is_what_the_app_said() -> None:
