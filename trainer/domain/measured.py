@@ -72,9 +72,9 @@ def decided_by_ids(row: Row, span: ConstrainedSpan, model_ends: Collection[int])
 def without_decided(rows: Sequence[Row], measures: Mapping[SpanKey, SpanMeasure]) -> MeasuredRows:
     """Return the rows with their decided tokens turned into prompt.
 
-    So these count nowhere: not in a loss, a mask, a ratio of a whole row, a figure or a normaliser. A trajectory is left
-    out if one of its constrained completions has no measure, or if none of its tokens is left: leaving it out because
-    *few* are left would be a choice by what was sampled, and would bias the step.
+    So these count nowhere: not in a loss, a mask, a ratio of a whole row, a figure or a normaliser. A trajectory is
+    left out if one of its constrained completions has no measure, or if none of its tokens is left: leaving it out
+    because *few* are left would be a choice by what was sampled, and would bias the step.
     """
     unmeasured = {
         row.trajectory_id
@@ -126,6 +126,4 @@ def _measured(row: Row, measures: Sequence[SpanMeasure]) -> Row:
         if measure.logprobs_N:
             logprobs[span.start : span.end] = measure.logprobs_N
         spans.append(replace(span, measured=True, supports=measure.supports))
-    return replace(
-        row, sampled_T=tuple(sampled), inference_logprobs_T=tuple(logprobs), constrained=tuple(spans)
-    )
+    return replace(row, sampled_T=tuple(sampled), inference_logprobs_T=tuple(logprobs), constrained=tuple(spans))

@@ -217,8 +217,8 @@ class Learner:
 
         What a truncation or a grammar allowed is measured with the weights that sampled the tokens: this learner's own
         for `version_in`, else those in `adapters` (version -> folder; None for the base model). Where these cannot be
-        read, trajectories are left out. Weights, optimizer and RNG stay as they are. `on_progress` is as in `step`, for each
-        version.
+        read, trajectories are left out. Weights, optimizer and RNG stay as they are. `on_progress` is as in `step`, for
+        each version.
         """
         measures = static_measures(rows, self._reading.ends)
         by_version: dict[int, list[tuple[int, ConstrainedSpan]]] = {}

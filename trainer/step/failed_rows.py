@@ -63,7 +63,9 @@ def _row(values: Mapping[str, Any]) -> Row:
 
 
 def _span(values: Mapping[str, Any]) -> ConstrainedSpan:
-    constraints = {name: value if value is None else _back(value) for name, value in values["constraints"].items()}
+    constraints: dict[str, Any] = {
+        name: None if value is None else _back(value) for name, value in values["constraints"].items()
+    }
     supports = base64.b64decode(values["supports"])
     return ConstrainedSpan(**{**values, "constraints": Constraints(**constraints), "supports": supports})
 

@@ -28,7 +28,6 @@ from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
 from whetstone.registry.versions import live_version
 
-
 COUNTS_PER_STATEMENT = 1_000
 """Completions whose counts of decided tokens one statement writes; each takes two parameters and part of a CASE."""
 

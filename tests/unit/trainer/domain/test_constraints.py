@@ -21,7 +21,11 @@ def test_every_field_of_the_contract_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("recorded", "unknown"),
-    [({"bad_words": ["x"]}, ("bad_words",)), ({"top_p": "much", "top_k": 4}, ("top_p",)), ({"logit_bias": 3}, ("logit_bias",))],
+    [
+        ({"bad_words": ["x"]}, ("bad_words",)),
+        ({"top_p": "much", "top_k": 4}, ("top_p",)),
+        ({"logit_bias": 3}, ("logit_bias",)),
+    ],
 )
 def test_what_cannot_be_read_is_named(recorded: dict[str, object], unknown: tuple[str, ...]) -> None:
     assert Constraints.of(recorded).unknown == unknown

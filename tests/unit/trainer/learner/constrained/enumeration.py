@@ -26,7 +26,7 @@ VOCABULARY, END, TOKENS = 6, 5, 3
 PROMPT = (1, 4, 1)
 TEMPERATURE = 0.8
 SETTINGS = TrainerSettings(
-    threads=1, device="cpu", clip_low=1, clip_high=1, tv_regulariser=0, measure_kl=False, learning_rate=0.02,
+    threads=1, device="cpu", clip_low=1, clip_high=1, tv_regulariser=0, measure_kl=False, learning_rate=0.01,
     max_ratio=1e6, micro_batch_tokens=512,
 )  # fmt: skip
 """dppo_tv that masks nothing and pulls nowhere: the bare ratio."""
@@ -48,7 +48,7 @@ class Gradients(Alone):
 def make_model(folder: Path) -> Path:
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, initializer_range=0.5, eos_token_id=END,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, initializer_range=0.3, eos_token_id=END,
         tie_word_embeddings=False,
     )  # fmt: skip
     with torch.random.fork_rng():
@@ -74,6 +74,21 @@ def make_versions(folder: Path) -> Path:
             learner.step(rows, 0)
         files.write(folder / f"p@v{version}", learner, parent=version - 1, step=version)
     return folder
+
+
+def make_grammar(policy: "Policy") -> Grammar:
+    """Allow two tokens at the start, then any but the one that is least likely, and anything at last."""
+    histories = [(token, 0) for token in range(VOCABULARY)]
+    least = {
+        history[:1]: int(z_TV[1].argmin()) for history, z_TV in zip(histories, policy.logits(histories), strict=True)
+    }
+
+    def grammar(output: tuple[int, ...]) -> set[int]:
+        if not output:
+            return {0, 2}
+        return set(range(VOCABULARY)) - ({least[output]} if len(output) == 1 else set())
+
+    return grammar
 
 
 def answers() -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from tests.unit.trainer.learner.constrained.enumeration import (
     Policy,
     answers,
     distance,
+    make_grammar,
     make_versions,
     possible,
     reward,
@@ -47,11 +48,6 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_versions(tmp_path_factory.mktemp("versions"))
-
-
-def grammar(output: tuple[int, ...]) -> set[int]:
-    """Two tokens at the start, any but one that is hardly likely then, and anything at last."""
-    return [{0, 2}, set(range(VOCABULARY)) - {END}, set(range(VOCABULARY))][len(output)]
 
 
 @pytest.mark.parametrize("bending", BENDING.values(), ids=BENDING)
@@ -97,6 +93,7 @@ def test_from_an_older_version_it_is_the_gradient_of_the_surrogate(versions: Pat
 def test_a_grammar_teaches_where_it_left_nine_tenths_and_nothing_else(versions: Path, sampled_by: int) -> None:
     """Σ_y μ'(y) A(y) Σ_t [Z ≥ 0.9] π(y_t)/μ(y_t), all but the mean without the grammar."""
     sampler, policy = Policy(versions, sampled_by), Policy(versions, 2)
+    grammar = make_grammar(sampler)
     every, by_sampler = possible(answers(), weigh(sampler, answers(), {}, grammar))
     surrogate = torch.zeros(())
     masses = set()
@@ -117,7 +114,7 @@ def test_a_grammar_teaches_where_it_left_nine_tenths_and_nothing_else(versions: 
 def test_the_bias_of_a_grammar_is_within_its_bound(versions: Path) -> None:
     """Per history, over logits: |ours - exact|₁ ≤ 2 (1 - Z) |E[A | history]|."""
     sampler = Policy(versions, 2)
-    every, weighed = possible(answers(), weigh(sampler, answers(), {}, grammar))
+    every, weighed = possible(answers(), weigh(sampler, answers(), {}, make_grammar(sampler)))
     by_history: dict[tuple[int, ...], list[tuple[float, int, float]]] = {}
     states: dict[tuple[int, ...], Any] = {}
     for answer, tokens in zip(every, weighed, strict=True):
@@ -147,7 +144,7 @@ def test_the_bias_of_a_grammar_is_within_its_bound(versions: Path) -> None:
 
 
 def test_raw_over_processed_pushes_mass_onto_what_was_never_tried(versions: Path) -> None:
-    """A grammar that allows two of six tokens, and A < 0 for all: there is nothing to learn, and the naive step does."""
+    """A grammar allows two of six tokens, and A < 0 for all: there is nothing to learn, and the naive step does."""
 
     def narrow(output: tuple[int, ...]) -> set[int]:
         return {0, 2}
@@ -169,4 +166,3 @@ def test_raw_over_processed_pushes_mass_onto_what_was_never_tried(versions: Path
     assert not any(free)  # so nothing is learned from them
     with pytest.raises(Exception, match="nothing to learn from"):
         step_gradient(versions, 2, measured_rows)
-

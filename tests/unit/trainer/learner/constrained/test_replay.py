@@ -13,6 +13,10 @@ from trainer.domain.constraints import Constraints
 from trainer.learner.constrained import supports
 from trainer.learner.constrained.bending import ConstrainedTokens, bend, chunks
 
+pytestmark = [
+    pytest.mark.slow,  # vLLM's imports alone take ten seconds
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch, when vLLM compiles a function at its import
+]
 VOCABULARY = 40
 ENDS = (7,)
 """The model's own; vLLM adds its eos to a request's stop ids."""
