@@ -24,7 +24,7 @@ from whetstone.config.trainer import TrainerSettings
 
 VOCABULARY, END, TOKENS = 6, 5, 3
 PROMPT = (1, 4, 1)
-TEMPERATURE = 0.8
+TEMPERATURE = 1.3
 SETTINGS = TrainerSettings(
     threads=1, device="cpu", clip_low=1, clip_high=1, tv_regulariser=0, measure_kl=False, learning_rate=0.01,
     max_ratio=1e6, micro_batch_tokens=512,
@@ -70,8 +70,7 @@ def make_versions(folder: Path) -> Path:
                 str(place), [SampledCompletion("c", PROMPT, answer, (-1.5,) * len(answer), 0, 1.0)], place - 1.5
             )
         ]
-        for _ in range(3):
-            learner.step(rows, 0)
+        learner.step(rows, 0)
         files.write(folder / f"p@v{version}", learner, parent=version - 1, step=version)
     return folder
 
