@@ -25,7 +25,7 @@ from trainer.learner.constrained import supports
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 
-GROUPS, MEMBERS, TOKENS, STEPS, EVALUATED = 8, 8, 12, 30, 1024
+GROUPS, MEMBERS, TOKENS, STEPS, EVALUATED = 8, 8, 12, 24, 1024
 SETTINGS = TrainerSettings(threads=1, device="cpu", learning_rate=3e-3, measure_kl=False)
 FORCED = 3
 """Of the grammar: every third token is a certain one, and any goes between."""

@@ -64,11 +64,22 @@ def chunk_rows(head: torch.nn.Module, chunk_logits: int = chunked_head.CHUNK_LOG
 
 
 def bent_logits(
-    hidden_CH: Tensor, head: torch.nn.Module, temperatures_C: Tensor, chunk: Sequence[ConstrainedTokens]
+    hidden_CH: Tensor,
+    head: torch.nn.Module,
+    temperatures_C: Tensor,
+    chunk: Sequence[ConstrainedTokens],
+    *,
+    as_served: bool = False,
 ) -> Tensor:
-    """Return the bent logits of the chunk's tokens at their temperatures, in at least fp32."""
+    """Return the bent logits of the chunk's tokens at their temperatures, in at least fp32.
+
+    `as_served`: with logits rounded to the precision of the model's head, as vLLM rounds them before it bends them. In
+    16 bits many tokens then have the same logit.
+    """
     weight_VH, bias_V = cast(Tensor, head.weight), cast(Tensor | None, getattr(head, "bias", None))
     logits_CV = chunked_head.wide_logits(hidden_CH, weight_VH, bias_V)
+    if as_served:
+        logits_CV = logits_CV.to(weight_VH.dtype).to(logits_CV.dtype)
     parts = logits_CV.split([len(tokens.at_C) for tokens in chunk])
     return torch.cat([bend(*pair) for pair in zip(parts, chunk, strict=True)]) / temperatures_C[:, None]
 
