@@ -77,6 +77,16 @@ def test_free_tokens_go_the_way_they_went(case) -> None:
     assert torch.equal(logprobs_S[free], alone[0]) and torch.equal(entropies_S[free], alone[1])
 
 
+def test_logits_as_they_are_served_have_the_precision_of_the_head(case) -> None:
+    hidden_SH, layer, _, temperatures_S, constrained = case
+    low, some = layer.to(torch.bfloat16), constrained[:1]
+    hidden_CH, heat_C = hidden_SH[some[0].at_C].detach().bfloat16(), temperatures_S[some[0].at_C].float()
+    logits_CV = torch.nn.functional.linear(hidden_CH.float(), low.weight.float(), low.bias.float())
+    served = head.bent_logits(hidden_CH, low, heat_C, some, as_served=True)
+    assert torch.equal(served, bend(logits_CV.bfloat16().float(), some[0]) / heat_C[:, None])
+    assert not torch.equal(served, head.bent_logits(hidden_CH, low, heat_C, some))
+
+
 def test_a_token_with_one_allowed_successor_has_no_gradient(case) -> None:
     hidden_SH, layer, token_ids_S, temperatures_S, constrained = case
     sole_CV = torch.nn.functional.one_hot(token_ids_S[6:9], V).bool()
