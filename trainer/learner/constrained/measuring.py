@@ -64,9 +64,9 @@ def measure(
             counts = [len(tokens.at_C) for tokens in chunk]
             z_CV = bent_logits(*sampled)
             served_z_CV = bent_logits(*sampled, as_served=True) if rounds else z_CV
-            for tokens, *own_z_CV in zip(chunk, z_CV.split(counts), served_z_CV.split(counts), strict=True):
+            for tokens, own_CV, served_CV in zip(chunk, z_CV.split(counts), served_z_CV.split(counts), strict=True):
                 ids_C, served_C = batch.token_ids_S[tokens.at_C], batch.inference_logprobs_S[tokens.at_C]
-                parts[owner].append(_part(*own_z_CV, tokens.constraints, ids_C, served_C))
+                parts[owner].append(_part(own_CV, served_CV, tokens.constraints, ids_C, served_C))
                 # Chunks keep the order of completions, and may cut one of them.
                 if tokens.at_C[-1] == batch.constrained[owner].at_C[-1]:
                     owner += 1
