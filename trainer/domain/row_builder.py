@@ -3,10 +3,11 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.domain.advantages import divisors, group_relative
 from trainer.domain.claims import Member
+from trainer.domain.measured import MeasuredRows
 from trainer.domain.rows import Row, merge
 from trainer.errors import RowError
 from whetstone.config.trainer import AdvantageScale
@@ -34,6 +35,15 @@ class StepRows:
     """Why each of the other trajectories was left out, by id."""
     answers: int
     """Number of completions that the rows were merged from."""
+
+    def without(self, measured: MeasuredRows) -> "StepRows":
+        """Return what is left once it is known what constraints decided."""
+        left_out = self.left_out | dict.fromkeys(measured.left_out, WhyNotTrained.CONSTRAINED.value)
+        advantages = {name: value for name, value in self.advantages.items() if name not in left_out}
+        if not any(advantages.values()):
+            return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
+        baselines = {name: self.baselines[name] for name in advantages}
+        return replace(self, rows=measured.rows, advantages=advantages, baselines=baselines, left_out=left_out)
 
 
 def build_rows(members: Sequence[Member], max_row_tokens: int, scale: AdvantageScale = "none") -> StepRows:
@@ -116,6 +126,11 @@ def _rows(member: Member, advantage: float | None, max_row_tokens: int) -> list[
         return member.silent or WhyNotTrained.NO_TOKEN_IDS
     if advantage is None:
         return WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
+    for completion in member.completions:
+        if completion.constraints is not None and completion.constraints.unknown:
+            unknown = ", ".join(completion.constraints.unknown)
+            log.warning("completion %s: its constraints cannot be replayed: %s", completion.completion_id, unknown)
+            return WhyNotTrained.CONSTRAINED
     try:
         rows = merge(member.trajectory_id, member.completions, advantage)
     except RowError as error:

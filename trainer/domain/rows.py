@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from trainer.domain.constraints import ConstrainedSpan, Constraints
 from trainer.errors import RowError
 
 LOGPROB_NOISE = 1e-4
@@ -31,6 +32,8 @@ class SampledCompletion:
     version: int
     """The policy version that sampled it."""
     temperature: float
+    constraints: Constraints | None = None
+    """What bent the distribution it was sampled from, besides the temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Row:
     temperatures_T: tuple[float, ...]
     """1.0 where not sampled."""
     advantage: float
+    constrained: tuple[ConstrainedSpan, ...] = ()
+    """The completions whose sampling was constrained, in order."""
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class _Growing:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
+    constrained: list[ConstrainedSpan] = field(default_factory=list)
 
     def begins(self, prompt_ids: tuple[int, ...]) -> bool:
         """Return whether the prompt repeats this row id for id."""
@@ -79,7 +85,11 @@ class _Growing:
         self._append(token_ids, False, [math.nan] * len(token_ids), -1, 1.0)
 
     def speak(self, completion: SampledCompletion) -> None:
+        start = len(self.token_ids)
         self._append(completion.token_ids, True, completion.logprobs, completion.version, completion.temperature)
+        if completion.constraints is not None:
+            end = len(self.token_ids)
+            self.constrained.append(ConstrainedSpan(completion.completion_id, start, end, completion.constraints))
 
     def _append(
         self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float], version: int, temperature: float
@@ -148,6 +158,7 @@ def _rows(trajectory_id: str, completions: Iterable[SampledCompletion], advantag
             versions_T=tuple(row.versions),
             temperatures_T=tuple(row.temperatures),
             advantage=advantage,
+            constrained=tuple(row.constrained),
         )
         for row in rows
     ]

@@ -97,11 +97,17 @@ def _parts(count: int, rows: int) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, count, rows)]
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperatures_C: Tensor) -> Tensor:
+def wide_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+    """Return logits in at least fp32."""
+    weight_VH = _wide(weight_VH)
     z_CV = torch.nn.functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH)
     if bias_V is not None:
         z_CV += bias_V
-    return z_CV.div_(temperatures_C[:, None])
+    return z_CV
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperatures_C: Tensor) -> Tensor:
+    return wide_logits(hidden_CH, weight_VH, bias_V).div_(temperatures_C[:, None])
 
 
 def _wide(weight: Tensor) -> Tensor:

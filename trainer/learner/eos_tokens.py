@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from trainer.errors import ModelUnusable
@@ -27,4 +28,13 @@ def end_ids(model_path: str | Path) -> frozenset[int]:
         ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if not ends:
         raise ModelUnusable(f"{model_path}: no eos_token_id in {' or '.join(FILES)}; add the token that ends an answer")
+    return frozenset(ends)
+
+
+def ends_of(causal: PreTrainedModel) -> frozenset[int]:
+    """Return the same ids of a loaded model; empty where it names none."""
+    ends: set[int] = set()
+    for config in (causal.config.get_text_config(), causal.generation_config):
+        eos = getattr(config, "eos_token_id", None)
+        ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
     return frozenset(ends)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -14,6 +14,8 @@ from trainer.domain.rows import Row
 from trainer.learner import attention, self_checks
 from trainer.learner import prefix_trees as trees
 from trainer.learner.chunked_head import token_logprobs
+from trainer.learner.constrained import head as constrained_head
+from trainer.learner.eos_tokens import ends_of
 from trainer.learner.micro_batches import MicroBatch, by_length
 from whetstone.config.trainer import TrainerSettings
 
@@ -37,7 +39,9 @@ class Reading:
         self._settings = settings
         self._device: torch.device = model.device
         self._decoder: Any = causal.base_model
-        self._head: Any = causal.get_output_embeddings()
+        self.head: torch.nn.Module = causal.get_output_embeddings()
+        self.ends = ends_of(causal)
+        """The ids that end an answer."""
         self_checks.head(causal)
         self_checks.positions(causal, settings.max_row_tokens)
         self._ways = self._proven_ways(causal) if settings.trees else []
@@ -63,15 +67,21 @@ class Reading:
     def batch(self, rows: Sequence[Row], weights: Sequence[float]) -> MicroBatch:
         """Return the rows as one micro-batch. `weights`: for each row, the weight of its tokens in the loss."""
         if self.trees:
-            return MicroBatch.as_forest(rows, weights, self._ways, self._device)
-        return MicroBatch.padded(rows, weights, self._device)
+            return MicroBatch.as_forest(rows, weights, self._ways, self._device, self.ends)
+        return MicroBatch.padded(rows, weights, self._device, self.ends)
 
     def read(self, batch: MicroBatch) -> Read:
         """Run one forward pass. The head sees only the positions that predict a sampled token."""
+        sampled = (self.hidden(batch), self.head, batch.token_ids_S, batch.temperatures_S)
+        if batch.constrained:
+            return Read(*constrained_head.token_logprobs(*sampled, batch.constrained))
+        return Read(*token_logprobs(*sampled))
+
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        """Return the hidden states (S, H) that predict the sampled tokens."""
         forest = {} if batch.tree is None else {"position_ids": batch.position_ids_BT, "tree": batch.tree}
         hidden_BTH = self._decoder(input_ids=batch.token_ids_BT, use_cache=False, **forest).last_hidden_state
-        hidden_SH = hidden_BTH.flatten(0, 1)[batch.places_S]
-        return Read(*token_logprobs(hidden_SH, self._head, batch.token_ids_S, batch.temperatures_S))
+        return cast(Tensor, hidden_BTH.flatten(0, 1)[batch.places_S])
 
     def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
         """Make the model read forests, if it can; return the ways that were proven."""

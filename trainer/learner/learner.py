@@ -4,10 +4,11 @@ If anything raises during a step, the weights, the optimizer and the RNG are as 
 """
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -19,17 +20,20 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.domain.base import BaseModel
+from trainer.domain.constraints import ConstrainedSpan
 from trainer.domain.figures import StepFigures
+from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measures, without_decided
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError
 from trainer.learner import losses
 from trainer.learner.backends import backend_of, base_of, device_of
+from trainer.learner.constrained import measuring
 from trainer.learner.forward import Reading
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
 from trainer.learner.processes.collective import Alone, Collective
 from whetstone.config.trainer import Kind, TrainerSettings
-from whetstone.registry import adapters
+from whetstone.registry.adapters import AdapterDamaged, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -37,6 +41,8 @@ OPTIMIZER_STATE = "optimizer.safetensors"
 RNG_STATE = "rng.safetensors"
 
 ALONE: Collective = Alone()
+
+log = logging.getLogger(__name__)
 
 HALF_LOSS_SCALE = 2.0**12
 """In fp16 the gradient of one token of a large step would round to 0, so the loss is scaled. The adapter's own
@@ -52,17 +58,20 @@ class _Sums:
     kl: float = 0.0
     entropy: float = 0.0
     mismatch: float = 0.0
+    compared: float = 0.0
+    """Tokens that `mismatch` is over."""
     fresh: float = 0.0
     masked: float = 0.0
     read: float = 0.0
     """Tokens of the forward passes."""
 
-    def add(self, sums_6: Tensor) -> None:
-        loss, kl, entropy_sum, mismatch, fresh, masked = sums_6.tolist()
+    def add(self, sums_7: Tensor) -> None:
+        loss, kl, entropy_sum, mismatch, compared, fresh, masked = sums_7.tolist()
         self.loss += loss
         self.kl += kl
         self.entropy += entropy_sum
         self.mismatch += mismatch
+        self.compared += compared
         self.fresh += fresh
         self.masked += masked
 
@@ -124,19 +133,11 @@ class Learner:
             AdapterDamaged: the folder's contents are not what was written.
             AdapterMismatch: it belongs to another base model, or its rank or alpha differs from the settings.
         """
-        adapters.verify(adapter_folder)
-        manifest, _ = adapters.read_manifest(adapter_folder)
+        verify(adapter_folder)
         torch.set_num_threads(settings.threads)
         device, backend = device_of(settings), backend_of(settings)
         model, base = backend.load(model_path, settings, device), base_of(model_path)
-        if differs := base.differs_in(manifest["base_model"]):
-            raise AdapterMismatch(f"{adapter_folder}: trained on another base model than {model_path}: {differs}")
-        config = cast(LoraConfig, LoraConfig.from_pretrained(str(adapter_folder)))
-        if (config.r, config.lora_alpha) != (settings.lora_rank, settings.lora_alpha):
-            raise AdapterMismatch(
-                f"{adapter_folder}: rank {config.r} and alpha {config.lora_alpha}; the settings say "
-                f"{settings.lora_rank} and {settings.lora_alpha}. Set them back, or begin a new policy."
-            )
+        config = _checked_config(adapter_folder, base, settings)
         config.inference_mode = False
         config.base_model_name_or_path = None  # peft warns of a name that is not a path; the hashes were compared
         rng = safetensors.torch.load_file(adapter_folder / RNG_STATE)
@@ -159,7 +160,7 @@ class Learner:
         ends and no weight has moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs.
 
         Raises:
-            RowError: no row has a sampled token, or a row begins with one.
+            RowError: no row has a sampled token, a row begins with one, or one was constrained and is not measured.
             NotFinite: the loss or the gradient is NaN or infinite; no weight has moved.
             PeerFailed: another process of the step failed; no weight has moved.
         """
@@ -167,6 +168,8 @@ class Learner:
         step_tokens = sum(sum(row.sampled_T) for row in rows)
         if not step_tokens:
             raise RowError("no row has a sampled token: there is nothing to learn from")
+        if not all(span.measured for row in rows for span in row.constrained):
+            raise RowError("a row has constrained tokens that were not measured")
         weights = self._weights(rows, step_tokens, kind)
         plan = self._peers.share(
             self._reading.plan(rows), lambda places: self._reading.tokens([rows[place] for place in places])
@@ -194,7 +197,7 @@ class Learner:
             loss=sums.loss,
             kl=None if math.isnan(sums.kl) else sums.kl / step_tokens,
             entropy=sums.entropy / step_tokens,
-            mismatch_k3=sums.mismatch / sums.fresh if sums.fresh else None,
+            mismatch_k3=sums.mismatch / sums.compared if sums.compared else None,
             fresh_share=sums.fresh / step_tokens,
             masked_share=sums.masked / step_tokens,
             grad_norm=grad_norm,
@@ -202,6 +205,34 @@ class Learner:
             read_tokens=int(sums.read),
             rows=len(rows),
         )
+
+    def measure(
+        self,
+        rows: Sequence[Row],
+        version_in: int,
+        adapters: Mapping[int, Path | None],
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> MeasuredRows:
+        """Return the rows without the tokens that constraints decided, ready for `step`.
+
+        What a truncation or a grammar allowed is measured with the weights that sampled the tokens: this learner's own
+        for `version_in`, else those in `adapters` (version -> folder; None for the base model). Where these cannot be
+        read, trajectories are left out. Weights, optimizer and RNG stay as they are. `on_progress` is as in `step`, for
+        each version.
+        """
+        measures = static_measures(rows, self._reading.ends)
+        by_version: dict[int, list[tuple[int, ConstrainedSpan]]] = {}
+        for place, span, version in spans_to_measure(rows):
+            by_version.setdefault(version, []).append((place, span))
+        for version, spans in sorted(by_version.items()):
+            if version != version_in and version not in adapters:
+                continue
+            try:
+                with nullcontext() if version == version_in else self._as_version(adapters[version]):
+                    measures |= measuring.measure(self._reading, rows, spans, on_progress)
+            except (AdapterMismatch, AdapterDamaged) as error:
+                log.warning("what constraints allowed to version %d cannot be measured: %s", version, error)
+        return without_decided(rows, measures)
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
@@ -244,7 +275,7 @@ class Learner:
         ]
 
     def _accumulate(self, batch: MicroBatch, step_tokens: int, version_in: int, kind: Kind) -> Tensor:
-        """Add the micro-batch's gradient. Return its sums: loss, kl, entropy, mismatch, fresh, masked."""
+        """Add the micro-batch's gradient. Return its sums: the first seven fields of `_Sums`."""
         base_S = self._base_logprobs(batch)
         read = self._reading.read(batch)
         policy = self._policy_loss(batch, read.logprobs_S, kind)
@@ -258,12 +289,15 @@ class Learner:
         (loss * self._loss_scale).backward()
         with torch.no_grad():
             fresh_S = batch.versions_S == version_in
+            # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
+            compared_S = fresh_S & batch.served_S
             return torch.stack(
                 [
                     loss.detach(),
                     losses_S.new_tensor(math.nan) if kl_S is None else kl_S.sum(),
                     read.entropies_S.sum(),
-                    self._mismatch(batch, read.logprobs_S)[fresh_S].sum(),
+                    self._mismatch(batch, read.logprobs_S)[compared_S].sum(),
+                    compared_S.sum().float(),
                     fresh_S.sum().float(),
                     policy.masked_S.sum().float(),
                 ]
@@ -319,17 +353,56 @@ class Learner:
 
     def _load(self, folder: Path) -> None:
         """Load weights and optimizer state from the folder."""
-        weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
-        own = get_peft_model_state_dict(self._model, save_embedding_layers=False)
-        if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
-            raise AdapterMismatch(f"{folder / ADAPTER_WEIGHTS}: not the layers of this base model")
-        set_peft_model_state_dict(self._model, weights)
+        self._load_weights(folder)
         state = safetensors.torch.load_file(folder / OPTIMIZER_STATE)
         for name, weight in self._trained.items():
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 if (value := state.get(f"{key}.{name}")) is not None:
                     # AdamW counts steps on the CPU; the moments are on the device of their weight.
                     self._optimizer.state[weight][key] = value if key == "step" else value.to(weight.device)
+
+    def _load_weights(self, folder: Path) -> None:
+        weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
+        own = get_peft_model_state_dict(self._model, save_embedding_layers=False)
+        if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
+            raise AdapterMismatch(f"{folder / ADAPTER_WEIGHTS}: not the layers of this base model")
+        set_peft_model_state_dict(self._model, weights)
+
+    @contextmanager
+    def _as_version(self, adapter_folder: Path | None) -> Iterator[None]:
+        """Have the weights of that adapter inside the context; None: the base model without an adapter.
+
+        Raises:
+            AdapterDamaged, AdapterMismatch: see `resume`; the weights are this learner's own again.
+        """
+        if adapter_folder is None:
+            with self._model.disable_adapter():
+                yield
+            return
+        verify(adapter_folder)
+        _checked_config(adapter_folder, self.base, self._settings)
+        own = {name: weight.detach().clone() for name, weight in self._trained.items()}
+        try:
+            self._load_weights(adapter_folder)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, weight in self._trained.items():
+                    weight.copy_(own[name])
+
+
+def _checked_config(adapter_folder: Path, base: BaseModel, settings: TrainerSettings) -> LoraConfig:
+    """Return the adapter's configuration. Raises AdapterDamaged and AdapterMismatch as `Learner.resume` does."""
+    manifest, _ = read_manifest(adapter_folder)
+    if differs := base.differs_in(manifest["base_model"]):
+        raise AdapterMismatch(f"{adapter_folder}: trained on another base model than {base.name}: {differs}")
+    config = cast(LoraConfig, LoraConfig.from_pretrained(str(adapter_folder)))
+    if (config.r, config.lora_alpha) != (settings.lora_rank, settings.lora_alpha):
+        raise AdapterMismatch(
+            f"{adapter_folder}: rank {config.r} and alpha {config.lora_alpha}; the settings say "
+            f"{settings.lora_rank} and {settings.lora_alpha}. Set them back, or begin a new policy."
+        )
+    return config
 
 
 def _cuda_devices(device: torch.device) -> list[torch.device]:

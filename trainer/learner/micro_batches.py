@@ -5,9 +5,10 @@ With trees, a micro-batch is one flat sequence of all its rows; without, rows li
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -16,6 +17,8 @@ from trainer.domain.rows import Row
 from trainer.errors import RowError
 from trainer.learner import prefix_trees
 from trainer.learner.attention import Tree, Way, tree_of, way_for
+from trainer.learner.constrained import supports
+from trainer.learner.constrained.bending import ConstrainedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,32 @@ class MicroBatch:
     """Weight of each token in the loss: its paper's normaliser."""
     sequences_S: Tensor
     """Index of the batch's row that each token is in."""
+    served_S: Tensor
+    """bool: the logprob is the server's; False where a grammar left that of the trainer, measured before the step."""
+    constrained: tuple[ConstrainedTokens, ...]
+    """The sampled tokens of constrained completions."""
 
     @classmethod
-    def padded(cls, rows: Sequence[Row], weights: Sequence[float], device: torch.device) -> Self:
-        """Put rows side by side. Attention is causal and padding is on the right, so no token sees padding."""
+    def padded(
+        cls, rows: Sequence[Row], weights: Sequence[float], device: torch.device, model_ends: Collection[int] = ()
+    ) -> Self:
+        """Put rows side by side. Attention is causal and padding is on the right, so no token sees padding.
+
+        `model_ends`: the ids that end an answer of the model.
+        """
         token_ids_BT = pad_sequence([torch.tensor(row.token_ids_T) for row in rows], batch_first=True)
         length = token_ids_BT.shape[1]
         flat = [place * length + np.arange(len(row.token_ids_T)) for place, row in enumerate(rows)]
-        return cls(token_ids_BT.to(device), None, None, **_sampled(rows, weights, flat, device))
+        return cls(token_ids_BT.to(device), None, None, **_sampled(rows, weights, flat, device, model_ends))
 
     @classmethod
     def as_forest(
-        cls, rows: Sequence[Row], weights: Sequence[float], ways: Collection[Way], device: torch.device
+        cls,
+        rows: Sequence[Row],
+        weights: Sequence[float],
+        ways: Collection[Way],
+        device: torch.device,
+        model_ends: Collection[int] = (),
     ) -> Self:
         """Build one flat sequence in which common prefixes of rows occur once. `ways`: the allowed ways to read it."""
         forest = prefix_trees.forest([prefix_trees.ids(row.token_ids_T) for row in rows])
@@ -57,7 +74,7 @@ class MicroBatch:
         token_ids_BT = torch.from_numpy(forest.token_ids_T)[None].to(device)
         position_ids_BT = torch.from_numpy(forest.position_ids_T)[None].to(device)
         flat = [forest.places(place) for place in range(len(rows))]
-        return cls(token_ids_BT, position_ids_BT, tree, **_sampled(rows, weights, flat, device))
+        return cls(token_ids_BT, position_ids_BT, tree, **_sampled(rows, weights, flat, device, model_ends))
 
 
 def by_length(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
@@ -77,18 +94,23 @@ def by_length(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
 
 
 def _sampled(
-    rows: Sequence[Row], weights: Sequence[float], flat: Sequence[prefix_trees.Ids], device: torch.device
-) -> dict[str, Tensor]:
+    rows: Sequence[Row],
+    weights: Sequence[float],
+    flat: Sequence[prefix_trees.Ids],
+    device: torch.device,
+    model_ends: Collection[int],
+) -> dict[str, Any]:
     """Return the fields of S sampled tokens. `flat`: the position of each token of a row."""
     masks = [np.asarray(row.sampled_T) for row in rows]
     if any(mask[0] for mask in masks):
         raise RowError("a row begins with a sampled token, which nothing predicts")
+    each_row = list(zip(rows, masks, strict=True))
     counts_B = torch.tensor([int(mask.sum()) for mask in masks])
     # The hidden state before a token predicts it.
     places = [where[:-1][mask[1:]] for where, mask in zip(flat, masks, strict=True)]
 
     def each(name: str, dtype: torch.dtype) -> Tensor:
-        masked = [np.asarray(getattr(row, name))[mask] for row, mask in zip(rows, masks, strict=True)]
+        masked = [np.asarray(getattr(row, name))[mask] for row, mask in each_row]
         return torch.from_numpy(np.concatenate(masked)).to(device, dtype)
 
     def of_row(values: Sequence[float]) -> Tensor:
@@ -103,4 +125,43 @@ def _sampled(
         "advantages_S": of_row([row.advantage for row in rows]),
         "weights_S": of_row(weights),
         "sequences_S": torch.repeat_interleave(counts_B).to(device),
+        "served_S": torch.from_numpy(np.concatenate([_served(row)[mask] for row, mask in each_row])).to(device),
+        "constrained": _constrained(each_row, device, model_ends),
     }
+
+
+def _served(row: Row) -> npt.NDArray[np.bool_]:
+    """Return a bool for each token of the row: whether its logprob, where it has one, is the server's."""
+    served_T = np.ones(len(row.token_ids_T), dtype=bool)
+    for span in row.constrained:
+        if span.constraints.grammar is not None:
+            served_T[span.start : span.end] = False
+    return served_T
+
+
+def _constrained(
+    each_row: Sequence[tuple[Row, npt.NDArray[np.bool_]]], device: torch.device, model_ends: Collection[int]
+) -> tuple[ConstrainedTokens, ...]:
+    """Return the sampled tokens of each constrained completion that has any."""
+    constrained = []
+    before = 0
+    for row, mask_T in each_row:
+        for span in row.constrained:
+            offsets_C = np.flatnonzero(mask_T[span.start : span.end])
+            if not len(offsets_C):
+                continue
+            first = before + int(mask_T[: span.start].sum())
+            constraints = span.constraints
+            constrained.append(
+                ConstrainedTokens(
+                    constraints,
+                    at_C=torch.arange(first, first + len(offsets_C), device=device),
+                    offsets_C=torch.from_numpy(offsets_C).to(device),
+                    prompt_ids_P=torch.tensor(row.token_ids_T[: span.start], device=device),
+                    output_ids_N=torch.tensor(row.token_ids_T[span.start : span.end], device=device),
+                    barred_ids=tuple(constraints.barred_ids(model_ends)) if constraints.min_tokens else (),
+                    supports_CB=supports.unpack(span.supports, len(offsets_C)),
+                )
+            )
+        before += int(mask_T.sum())
+    return tuple(constrained)

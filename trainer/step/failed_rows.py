@@ -1,17 +1,19 @@
 """Save the rows of a step whose numbers were not finite, for debugging.
 
 One line of JSON for each row, its fields named as in `trainer.domain.rows.Row`. NaN (tokens that were not sampled have
-no logprob) and infinity are written as null: JSON has neither.
+no logprob) and infinity are written as null: JSON has neither. Supports of constrained tokens are in base64.
 """
 
+import base64
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from trainer.domain.constraints import ConstrainedSpan, Constraints
 from trainer.domain.rows import Row
 
 MOST = 16
@@ -51,12 +53,30 @@ def read(path: Path) -> list[Row]:
     """
     with path.open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
-    return [Row(**{field.name: _back(values[field.name]) for field in fields(Row)}) for values in lines]
+    return [_row(values) for values in lines]
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    spans = tuple(_span(span) for span in values.get("constrained", ()))
+    plain = {field.name: _back(values[field.name]) for field in fields(Row) if field.name != "constrained"}
+    return Row(**plain, constrained=spans)
+
+
+def _span(values: Mapping[str, Any]) -> ConstrainedSpan:
+    constraints: dict[str, Any] = {
+        name: None if value is None else _back(value) for name, value in values["constraints"].items()
+    }
+    supports = base64.b64decode(values["supports"])
+    return ConstrainedSpan(**{**values, "constraints": Constraints(**constraints), "supports": supports})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from trainer.adapters import files
 from trainer.domain.claims import Claim, Member
 from trainer.domain.figures import step_columns
+from trainer.domain.measured import versions_to_measure
 from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
@@ -116,16 +117,17 @@ def _take_claimed(claim: Claim, store: Store, learners: Learners, replicas: Repl
             taught = _read(claim, members, store, replicas, settings)
             rows = taught.rows
         if not rows:
-            why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
-            what = "trajectory could teach anything" if claim.wanted is None else "answer could be imitated"
-            why = f"no {what}: {why or 'there is none'}"
-            store.end_without_version(claim, "noop", why, phases.columns())
-            log.info("step %s: nothing to learn: %s", claim.id, why)
-            return True
+            return _nothing_to_learn(claim, taught, store, phases)
         with pause.hold(renew):
             learners.denied.pop(claim.policy, None)
             with phases.phase("model"):
                 learner = learners.take(claim)
+            if any(row.constrained for row in rows):
+                with phases.phase("measure"):
+                    taught = _measure(claim, taught, learner, store, _renewing(renew, lease_s))
+                    rows = taught.rows
+                if not rows:
+                    return _nothing_to_learn(claim, taught, store, phases)
             with phases.phase("train"):
                 figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind)
     except DeviceBusy as busy:
@@ -161,6 +163,35 @@ def _take_claimed(claim: Claim, store: Store, learners: Learners, replicas: Repl
         learners.keep(claim, learner)
         log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
     return True
+
+
+def _nothing_to_learn(claim: Claim, taught: StepRows, store: Store, phases: Phases) -> bool:
+    """End a step that has no row. Return that it is over."""
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
+    what = "trajectory could teach anything" if claim.wanted is None else "answer could be imitated"
+    why = f"no {what}: {why or 'there is none'}"
+    store.end_without_version(claim, "noop", why, phases.columns())
+    log.info("step %s: nothing to learn: %s", claim.id, why)
+    return True
+
+
+def _measure(
+    claim: Claim, taught: StepRows, learner: Learner, store: Store, on_progress: Callable[[int, int], None]
+) -> StepRows:
+    """Return what the step trains on without the tokens that constraints decided, and record how many those are.
+
+    Raises:
+        LeaseLost: another worker has the step.
+    """
+    adapters = store.adapter_folders(claim, versions_to_measure(taught.rows) - {claim.version_in})
+    measured = learner.measure(taught.rows, claim.version_in, adapters, on_progress)
+    store.note_decided(claim, measured.decided, measured.left_out)
+    log.info(
+        "step %s: constraints decided %d of %d tokens; %d trajectories are left out; %d sampled tokens are outside of "
+        "what the trainer finds to be allowed",
+        claim.id, sum(measured.decided.values()), measured.tokens, len(measured.left_out), measured.disagreements,
+    )  # fmt: skip
+    return taught.without(measured)
 
 
 def _tell(members: Sequence[Member]) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, and_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, why_silent
+from trainer.domain.constraints import Constraints
 from trainer.domain.eligible_groups import Candidate
 from trainer.domain.rows import SampledCompletion
 
@@ -84,7 +85,7 @@ def _completions(project: str, trajectory_id: str) -> Any:
     c = schema.completions.c
     columns = (c.id, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
     return (
-        select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained)
+        select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained, c.constraints, c.explored)
         .where(c.project == project, c.trajectory_id == trajectory_id)
         .order_by(c.turn)
     )
@@ -113,7 +114,9 @@ def _collect(completions: Iterable[Any], policy: str) -> _TrainableCompletions:
 
 
 def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledCompletion:
-    temperature = (row.sampling or {}).get("temperature")
+    sampling = row.sampling or {}
+    temperature = sampling.get("temperature") if row.explored is None else row.explored
+    constraints = row.constraints and Constraints.of(row.constraints, sampling.get("stop_token_ids") or ())
     return SampledCompletion(
         completion_id=row.id,
         prompt_ids=prompt_ids,
@@ -121,6 +124,7 @@ def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledComplet
         logprobs=tuple(row.inference_logprobs),
         version=row.policy_version,
         temperature=1.0 if temperature is None else max(float(temperature), COLDEST),
+        constraints=constraints or None,
     )
 
 

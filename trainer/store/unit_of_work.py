@@ -4,12 +4,12 @@ Every write of a step carries the claim's attempt number (a fencing token): a wo
 nothing more.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, bindparam
+from sqlalchemy import Engine, bindparam, case, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
@@ -24,7 +24,12 @@ from trainer.store.pause import PauseStore
 from trainer.store.sources import find
 from trainer.store.step_ends import end_step, last_ended, update_step
 from whetstone.config.trainer import TrainerSettings
+from whetstone.database.engine import chunks
+from whetstone.domain.why_not_trained import WhyNotTrained
 from whetstone.registry.versions import live_version
+
+COUNTS_PER_STATEMENT = 1_000
+"""Completions whose counts of decided tokens one statement writes; each takes two parameters and part of a CASE."""
 
 
 class Store:
@@ -201,3 +206,35 @@ class Store:
                 left = schema.trajectories.update().where(*is_left_out)
                 left_rows = [{"its_id": one, "its_reason": str(reason)} for one, reason in left_out.items()]
                 connection.execute(left.values(why_not_trained=bindparam("its_reason")), left_rows)
+
+    def adapter_folders(self, claim: Claim, versions: Collection[int]) -> dict[int, Path | None]:
+        """Return the adapters of those of the policy's versions that have not been removed; None for the base model."""
+        v = schema.policy_versions.c
+        query = select(v.version, v.adapter_path).where(
+            v.project == claim.project, v.policy == claim.policy, v.version.in_(versions), v.removed_at.is_(None)
+        )
+        with self._reader.connect() as connection:
+            rows = connection.execute(query).all()
+        return {row.version: None if row.adapter_path is None else Path(row.adapter_path) for row in rows}
+
+    def note_decided(self, claim: Claim, decided: Mapping[str, int], left_out: Collection[str]) -> None:
+        """Record how many tokens of each completion its constraints decided.
+
+        `left_out`: trajectories of which nothing can be trained; they are `constrained` and count as not trained on.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        c, s, t = schema.completions.c, schema.step_trajectories.c, schema.trajectories.c
+        with self._engine.begin() as connection:
+            update_step(connection, claim)
+            for some in chunks(decided, COUNTS_PER_STATEMENT):
+                counts = case({name: decided[name] for name in some}, value=c.id)
+                of_step = (c.project == claim.project, c.id.in_(some))
+                connection.execute(schema.completions.update().where(*of_step).values(decided_tokens=counts))
+            for some in chunks(left_out):
+                taken = (s.project == claim.project, s.step_id == claim.id, s.trajectory_id.in_(some))
+                connection.execute(schema.step_trajectories.update().where(*taken).values(advantage=None))
+                left = (t.project == claim.project, t.id.in_(some))
+                reason = WhyNotTrained.CONSTRAINED.value
+                connection.execute(schema.trajectories.update().where(*left).values(why_not_trained=reason))

@@ -82,7 +82,7 @@ class WhyNotTrained(Reason):
     )
     CONSTRAINED = (
         "constrained",
-        "A grammar or a truncation decided nearly all of its tokens, or what it allowed cannot be measured any more.",
+        "A grammar or a truncation decided all of its tokens, or what it allowed cannot be measured any more.",
     )
     TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
     STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that answered and the step."

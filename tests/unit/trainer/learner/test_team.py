@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from trainer.domain.constraints import ConstrainedSpan, Constraints
 from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.errors import PeersMissing
@@ -58,6 +59,13 @@ def spoilt(rows: list[Row], place: int) -> list[Row]:
     return [*rows[:place], replace(bad, sampled_T=(True, *bad.sampled_T[1:])), *rows[place + 1 :]]
 
 
+def penalized(row: Row) -> Row:
+    """The row, all but its first tokens sampled under penalties."""
+    constraints = Constraints(frequency_penalty=0.4, repetition_penalty=1.3)
+    span = ConstrainedSpan(row.trajectory_id, 5, len(row.token_ids_T), constraints, measured=True)
+    return replace(row, constrained=(span,))
+
+
 @pytest.fixture(scope="module")
 def job(tiny_model: Path, make_rows: MakeRows) -> dict[str, Any]:
     rows = [make_rows(1, seed=n, shortest=length, longest=length)[0] for n, length in enumerate(LENGTHS)]
@@ -65,7 +73,7 @@ def job(tiny_model: Path, make_rows: MakeRows) -> dict[str, Any]:
     return {
         "model": tiny_model,
         "settings": SETTINGS,
-        "first": make_rows(7, seed=1),
+        "first": [penalized(row) if place % 2 else row for place, row in enumerate(make_rows(7, seed=1))],
         "second": make_rows(8, seed=2),
         "bad": {
             "leader": spoilt(rows, 0),

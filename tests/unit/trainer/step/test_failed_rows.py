@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.domain.constraints import ConstrainedSpan, Constraints
 from trainer.domain.rows import Row
 from trainer.step.step import failed_rows
 
@@ -44,6 +45,15 @@ def test_rows_come_back_as_they_were(tmp_path: Path, make_rows: MakeRows) -> Non
     assert path == tmp_path / "kept" / "starter-7.jsonl"
     back = failed_rows.read(path)
     assert len(back) == 3 and all(map(same, rows, back))
+
+
+def test_constrained_rows_come_back_as_they_were(tmp_path: Path, make_rows: MakeRows) -> None:
+    (row,) = make_rows(1)
+    constraints = Constraints(top_p=0.9, logit_bias=((3, 0.5),), allowed_token_ids=(1, 2))
+    spans = (ConstrainedSpan("one", 5, 7, constraints), ConstrainedSpan("two", 8, 9, constraints, True, b"\x00\xff"))
+    row = replace(row, constrained=spans)
+    (back,) = failed_rows.read(failed_rows.dump(tmp_path, "starter#7", [row]))
+    assert same(back, row) and back.constrained == spans
 
 
 def test_each_line_is_plain_json_and_what_json_does_not_have_is_null(tmp_path: Path, make_rows: MakeRows) -> None:

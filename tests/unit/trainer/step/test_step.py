@@ -426,6 +426,65 @@ def test_a_trajectory_without_a_sampled_token_is_left_out(training: Training) ->
     assert training.seed.one(schema.trajectories, "g-2").why_not_trained == "no_token_ids"
 
 
+def test_what_constraints_decided_is_counted_and_a_trajectory_of_nothing_else_is_left_out(training: Training) -> None:
+    training.group("g")
+    c = schema.completions.c
+    # The model gives these tokens a sixtieth, the server after a grammar more than a half: it decided them.
+    training.write(schema.completions, c.trajectory_id == "g-0", constraints={"grammar": "tools"})
+    training.write(schema.completions, c.id == "g-1-0", constraints={"top_p": 0.99, "presence_penalty": 0.5})
+    training.write(schema.completions, c.id == "g-1-1", constraints={"allowed_token_ids": [21]})
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.rows, step.sampled_tokens) == ("promoted", 1, 2)
+    assert set(step.phases) == {"read", "model", "measure", "train", "write", "load", "probe"}
+    decided = {row.id: row.decided_tokens for row in training.rows(schema.completions)}
+    assert decided == {"g-0-0": 2, "g-0-1": 2, "g-1-0": 0, "g-1-1": 2}
+    ended = {row.id: (row.state, row.why_not_trained) for row in training.rows(schema.trajectories)}
+    assert ended == {"g-0": ("excluded", "constrained"), "g-1": ("trained", None)}
+    advantages = {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)}
+    assert advantages == {"g-0": None, "g-1": 0.5}
+
+
+def test_a_step_of_decided_tokens_alone_is_a_noop_and_says_so(training: Training) -> None:
+    training.group("g")
+    training.write(schema.completions, schema.completions.c.turn >= 0, constraints={"grammar": "response_format"})
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.error) == ("noop", "no trajectory could teach anything: 2 constrained")
+    assert training.all(schema.trajectories, "why_not_trained") == {"constrained"}
+    assert training.all(schema.completions, "decided_tokens") == {2}
+
+
+def test_constraints_that_this_trainer_does_not_know_are_not_trained_on(training: Training) -> None:
+    training.group("g", rewards=(0.0, 1.0, 2.0))
+    training.write(schema.completions, schema.completions.c.trajectory_id == "g-1", constraints={"top_z": 3})
+    assert training.step() is True
+    assert training.seed.one(schema.trajectories, "g-1").why_not_trained == "constrained"
+    assert training.live_version == 1
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_truncation_is_measured_with_the_older_version_as_long_as_its_adapter_is_there(
+    training: Training, is_removed: bool
+) -> None:
+    for name in ("g", "h"):
+        training.group(name, version=training.live_version)
+        training.step()
+    assert training.live_version == 2
+    training.with_rules(min_fresh_share=0)
+    training.group("old", version=1)
+    of_old = schema.completions.c.trajectory_id.in_(["old-0", "old-1"])
+    training.write(schema.completions, of_old, constraints={"min_p": 0.001})
+    if is_removed:
+        v = schema.policy_versions.c
+        training.write(schema.policy_versions, v.version == 1, removed_at=datetime.now(UTC))
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#3")
+    assert step.state == ("noop" if is_removed else "promoted")
+    reasons = {row.why_not_trained for row in training.rows(schema.trajectories) if row.group_id == "old"}
+    assert reasons == ({"constrained"} if is_removed else {None})
+
+
 @pytest.mark.parametrize(
     "rewards",
     [(-1e308, 1e308), (1.7e308, 1.7e308, 0.0), (1.7e308, -1.7e308, -1.7e308)],

@@ -9,6 +9,7 @@ from sqlalchemy import Engine, event, select, update
 
 from migrations import schema
 from trainer.domain.claims import Claim, Probe
+from trainer.domain.constraints import Constraints
 from trainer.errors import LeaseLost
 from trainer.store.unit_of_work import Store
 from whetstone.config.trainer import TrainerSettings
@@ -113,7 +114,7 @@ def test_a_step_that_is_never_ended_is_given_up(store: Store, engine: Engine, se
     assert {row.why_not_trained for row in rows(engine, schema.trajectories)} == {"step_failed"}
 
 
-@pytest.mark.parametrize("write", ["renew", "trained", "loaded", "promote", "reject", "end", "note"])
+@pytest.mark.parametrize("write", ["renew", "trained", "loaded", "promote", "reject", "end", "note", "decided"])
 def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, write: str) -> None:
     lost = claim_of(store)
     with engine.begin() as connection:
@@ -128,6 +129,7 @@ def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, wr
         "reject": lambda: store.reject(lost, "no", PROBE, {}),
         "end": lambda: store.end_without_version(lost, "noop", "nothing", {}),
         "note": lambda: teach(store, lost),
+        "decided": lambda: store.note_decided(lost, {"g-0.0-0": 1}, {"g-1.0"}),
     }
     with pytest.raises(LeaseLost):
         writes[write]()
@@ -223,6 +225,44 @@ def test_advantages_take_as_many_statements_for_forty_trajectories_as_for_two(
     assert [advantages[one] for one in ids] == [*map(float, range(40)), *[None] * 40]
     reasons = {row.id: row.why_not_trained for row in rows(engine, schema.trajectories)}
     assert {reasons[one] for one in ids[40:]} == {"group_uniform"} != {reasons[one] for one in ids[:40]}
+
+
+def test_decided_tokens_take_one_statement_for_any_number_of_completions(
+    store: Store, engine: Engine, seed: Any
+) -> None:
+    for number in range(20):
+        scored_group(seed, f"more{number:02}")
+    claim = claim_of(store)
+    ids = [row.id for row in rows(engine, schema.completions)]
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    store.note_decided(claim, {one: place for place, one in enumerate(ids)}, ())
+    assert len([one for one in sent if one.startswith("UPDATE completions")]) == 1
+    assert {row.id: row.decided_tokens for row in rows(engine, schema.completions)} == {
+        one: place for place, one in enumerate(ids)
+    }
+
+
+def test_a_trajectory_that_constraints_decided_is_not_trained(store: Store, engine: Engine, seed: Any) -> None:
+    claim = claim_of(store)
+    teach(store, claim)
+    store.note_decided(claim, {"g-0.0-0": 2, "g-0.0-1": 2, "g-1.0-0": 0}, {"g-0.0"})
+    store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
+    store.promote(claim, {}, PROBE, keep_served=2)
+    reasons = {row.id: (row.state, row.why_not_trained) for row in rows(engine, schema.trajectories)}
+    assert reasons == {"g-0.0": ("excluded", "constrained"), "g-1.0": ("trained", None)}
+    decided = {row.id: row.decided_tokens for row in rows(engine, schema.completions)}
+    assert decided == {"g-0.0-0": 2, "g-0.0-1": 2, "g-1.0-0": 0, "g-1.0-1": None}
+
+
+def test_adapters_are_those_that_are_still_there(store: Store, engine: Engine, seed: Any) -> None:
+    claim = claim_of(store)
+    store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
+    assert store.adapter_folders(claim, {0, 1, 7}) == {0: None, 1: Path("/adapters/starter@v1")}
+    with engine.begin() as connection:
+        first = schema.policy_versions.c.version == 1
+        connection.execute(update(schema.policy_versions).where(first).values(removed_at=datetime.now(UTC)))
+    assert store.adapter_folders(claim, {0, 1}) == {0: None}
 
 
 def test_feedback_for_a_group_is_used_with_the_group(store: Store, seed: Any) -> None:
@@ -360,6 +400,21 @@ def test_a_trajectory_of_which_nothing_can_be_trained_on_comes_with_the_reason_o
     silent, heard = store.members(claim_of(store))
     assert (silent.completions, silent.silent) == ((), "greedy")
     assert heard.completions and heard.silent is None
+
+
+def test_completions_come_with_what_bent_their_sampling(store: Store, engine: Engine) -> None:
+    with engine.begin() as connection:
+        first = update(schema.completions).where(schema.completions.c.id == "g-0.0-0")
+        sampling = {"temperature": 0.7, "stop_token_ids": [9]}
+        constraints = {"top_p": 0.9, "logit_bias": {"5": 200, "6": -1.5}, "grammar": "tools"}
+        connection.execute(first.values(sampling=sampling, constraints=constraints))
+        second = update(schema.completions).where(schema.completions.c.id == "g-0.0-1")
+        connection.execute(second.values(sampling={"temperature": 0}, explored=0.6))
+    bent, explored = store.members(claim_of(store))[0].completions
+    assert bent.constraints == Constraints(
+        top_p=0.9, logit_bias=((5, 100.0), (6, -1.5)), grammar="tools", stop_token_ids=(9,)
+    )
+    assert (bent.temperature, explored.temperature, explored.constraints) == (0.7, 0.6, None)
 
 
 def test_a_member_tells_the_seed_of_its_first_answer(store: Store, engine: Engine) -> None:
