@@ -1,9 +1,12 @@
 """Which trajectory a call goes on with: rule by rule, and in random interleavings beside a writer that lags behind."""
 
+import itertools
 import json
 import random
+import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -654,3 +657,295 @@ async def test_what_goes_on_from_an_imported_conversation_is_a_trajectory_linked
     assert (his.place.by, his.place.continues) == ("new", None)
     hers.answer("yes")
     his.answer("yes")
+
+
+LONG, OTHER = "Take the third bridge, then turn left.", "Stay on this side of the river all day."
+
+
+def as_code_agents_do(text: str) -> dict[str, Any]:
+    """Return an answer as smolagents sends it back."""
+    return echo(f"{text}</code>\nCalling tools:\n[{{'id': 'call_1', 'function': {{'name': 'python_interpreter'}}}}]")
+
+
+async def test_a_rewritten_answer_goes_on_in_its_trajectory(app: App, later: Any) -> None:
+    first = await app.said(user("a"), text=LONG, version=1)
+    later()
+    said = [user("a"), as_code_agents_do(LONG), user("b")]
+    second = await app.ask(*said)
+    assert (second.place.by, second.place.extends, pinned(second)) == ("rewritten", first.id, 1)
+    second.answer(OTHER)
+    later()
+    third = await app.said(*said, as_code_agents_do(OTHER), user("c"))
+    assert (third.trajectory_id, third.extends) == (first.trajectory_id, second.id)
+
+
+async def test_an_example_after_the_prompt_of_another_call_is_no_answer_of_it(app: App, later: Any) -> None:
+    """The app also asks what stands first in its few-shot prompts; only one such call is open."""
+    first = await app.said(user("a"), text=LONG)
+    later()
+    for example in (OTHER, "yes", LONG[:20], LONG.replace("left", "right")):
+        few_shot = await app.said(user("a"), echo(example), user("b"))
+        assert (few_shot.threaded_by, few_shot.continues) == ("new", None)
+    later()
+    assert (await app.said(user("a"), as_code_agents_do(LONG), user("b"))).extends == first.id
+
+
+async def test_among_equal_prompts_the_answer_decides(app: App, later: Any) -> None:
+    attempts = [await app.ask(user("a")) for _ in range(8)]
+    texts = [f"{LONG} It is bridge number {number}." for number in range(8)]
+    calls = [attempt.answer(text) for attempt, text in zip(attempts, texts, strict=True)]
+    later()
+    for call, text in reversed(list(zip(calls, texts, strict=True))):
+        assert (await app.said(user("a"), as_code_agents_do(text), user("b"))).extends == call.id
+
+
+async def test_an_answer_that_two_attempts_gave_belongs_to_neither(app: App, later: Any) -> None:
+    texts = (LONG, LONG.upper(), OTHER)
+    calls = [await app.said(user("a"), text=text) for text in texts]
+    later()
+    assert (await app.said(user("a"), as_code_agents_do(LONG), user("b"))).threaded_by == "new"
+    assert (await app.said(user("a"), as_code_agents_do(OTHER), user("b"))).extends == calls[2].id
+
+
+async def test_an_id_tells_which_of_two_equal_answers_was_read(app: App, later: Any) -> None:
+    made = [{"id": f"chatcmpl-tool-00112233aabbcc{n}", "function": {"name": "f", "arguments": "{}"}} for n in (10, 11)]
+    calls = [(await app.ask(user("a"))).answer("", tool_calls=[one]) for one in made]
+    later()
+    second = await app.said(user("a"), echo(f"Calling tools:\n{[made[0]]}"), user("Observation:\n3"))
+    assert (second.threaded_by, second.extends) == ("rewritten", calls[0].id)
+
+
+async def test_among_very_many_open_calls_with_one_prompt_only_an_id_decides(app: App) -> None:
+    calls = [await app.said(user("a"), text=f"{LONG} Number {number}.") for number in range(70)]
+    assert (await app.said(user("a"), as_code_agents_do(f"{LONG} Number 69."), user("b"))).threaded_by == "new"
+    with_id = {"role": "assistant", "id": f"msg_{calls[69].id}_0", "content": [{"type": "output_text", "text": "?"}]}
+    assert (await app.said(user("a"), with_id, user("b"))).extends == calls[69].id
+
+
+async def test_each_choice_goes_on_by_its_own_text_since_they_share_an_id(app: App, later: Any) -> None:
+    call = (await app.ask(user("a"))).answer(f"{LONG} Choice", n=3)
+    later()
+    rewritten = echo(json.dumps(f"{LONG} Choice 2")) | {"id": f"chatcmpl-{call.id}"} | {"id": f"chatcmpl-{call.id}"}
+    assert (await app.said(user("a"), rewritten, user("b"))).trajectory_id == f"{call.trajectory_id}.2"
+
+
+async def test_what_goes_on_twice_from_a_rewritten_answer_is_a_fork(app: App, later: Any) -> None:
+    first = await app.said(user("a"), text=LONG)
+    await app.said(user("a"), as_code_agents_do(LONG), user("b"))
+    later()
+    other = await app.said(user("a"), as_code_agents_do(LONG), user("another b"))
+    assert (other.threaded_by, other.continues) == ("fork", first.id)
+
+
+async def test_a_rewritten_answer_of_a_trajectory_that_has_ended_begins_another(app: App, later: Any) -> None:
+    first = await app.said(user("a"), text=LONG)
+    later()
+    app.threads.ended(first.id)
+    app.write()
+    with app.engine.begin() as connection:
+        connection.execute(schema.trajectories.update().values(state="ended"))
+    assert (await app.said(user("a"), as_code_agents_do(LONG), user("b"))).threaded_by == "new"
+
+
+async def test_a_rewritten_last_answer_goes_before_an_earlier_one_that_others_gave_as_well(
+    app: App, later: Any
+) -> None:
+    """Two attempts began alike; the second one's first answer is still free."""
+    one, other = [await app.said(user("a"), text=OTHER) for _ in range(2)]
+    second = await app.said(user("a"), echo(OTHER), user("b"), text=LONG)
+    later()
+    third = await app.said(user("a"), echo(OTHER), user("b"), as_code_agents_do(LONG), user("c"))
+    assert (second.extends, third.extends, third.trajectory_id) == (one.id, second.id, one.trajectory_id)
+    lost = await app.said(user("a"), echo(OTHER), user("b"), echo("(left out)"), user("c"))
+    assert lost.trajectory_id not in (one.trajectory_id, other.trajectory_id)
+
+
+async def test_a_call_that_broke_off_and_its_retry_are_one_answer(app: App, later: Any) -> None:
+    (await app.ask(user("a"))).answer(LONG, status="aborted")
+    again = await app.said(user("a"), text=f"{LONG} And then?", retry=True)
+    later()
+    assert (await app.said(user("a"), as_code_agents_do(f"{LONG} And then?"), user("b"))).extends == again.id
+
+
+async def test_users_with_the_same_prompt_and_answer_keep_apart_where_it_is_rewritten(app: App, later: Any) -> None:
+    calls = {name: await app.said(user("a"), text=LONG, end_user=name) for name in ("ann", "bob")}
+    later()
+    said = user("a"), as_code_agents_do(LONG), user("b")
+    assert (await app.said(*said, end_user="bob")).extends == calls["bob"].id
+    assert (await app.said(*said, end_user="eve")).threaded_by == "new"
+
+
+async def test_an_agent_that_hands_over_goes_on_in_the_same_trajectory(app: App, later: Any) -> None:
+    """Another system prompt, and the call that handed over; its result says who it is now."""
+    made = {"id": "chatcmpl-tool-00112233445566aa", "function": {"name": "transfer_to_billing", "arguments": "{}"}}
+    triage, billing = ({"role": "system", "content": f"You are the {name} agent."} for name in ("triage", "billing"))
+    first = (await app.ask(triage, user("a"))).answer("", tool_calls=[made])
+    later()
+    result = {"role": "tool", "tool_call_id": made["id"], "content": '{"assistant": "billing"}'}
+    second = await app.said(billing, user("a"), {"role": "assistant", "tool_calls": [made]}, result)
+    assert (second.trajectory_id, second.threaded_by) == (first.trajectory_id, "tool_calls")
+
+
+async def test_items_of_a_response_that_was_passed_on_go_on_by_their_ids(app: App, later: Any) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    calls = [
+        {
+            "type": "function_call",
+            "id": f"fc_{n}",
+            "call_id": f"call_0011223344556677{n}",
+            "name": "f",
+            "arguments": "{}",
+        }
+        for n in (10, 11)
+    ]
+    first = (await app.ask(user("a"))).answer(content=[thought, *calls])
+    later()
+    results = [{"type": "function_call_output", "call_id": one["call_id"], "output": "3"} for one in calls]
+    second = await app.said(user("a, at 12:32"), thought, *calls, *results)
+    assert (second.trajectory_id, second.threaded_by) == (first.trajectory_id, "tool_calls")
+
+
+async def test_a_message_that_was_passed_on_goes_on_by_its_text(app: App, later: Any) -> None:
+    item = {"type": "message", "id": "made by the server", "content": [{"type": "output_text", "text": "Yes."}]}
+    first = (await app.ask(user("a"))).answer(content=[item | {"role": "assistant"}])
+    later()
+    part = {"type": "output_text", "text": "Yes."}
+    second = await app.said(user("a"), {"role": "assistant", "content": [part]}, user("b"))
+    assert (second.trajectory_id, second.threaded_by) == (first.trajectory_id, "rewritten")
+
+
+async def test_a_known_prompt_is_looked_up_and_an_unknown_one_is_not_looked_up_again(app: App) -> None:
+    """Each attempt that SQL knows may be the one; a few-shot prompt that nobody asks for itself costs nothing."""
+    lookups: list[Any] = []
+
+    class Counting(ThreadTables):
+        async def heads_of_prompts(self, prompts: Any, since_s: float) -> Any:
+            lookups.append(prompts)
+            return await super().heads_of_prompts(prompts, since_s)
+
+    app.threads = TrajectoryResolver(Counting(app.engine, "default"), Alone(), IDLE_S)
+    for number in range(5):
+        await app.said(user("1+1"), echo("2"), user(f"2+{number}"))
+    assert len(lookups) == 1
+    await app.said(user("a"))
+    await app.said(user("a"), echo(), user("b"))
+    assert len(lookups) == 1, "an exact continuation needs none"
+
+
+WORDS = ["river", "bridge", "left", "right", "snow", "coat", "market", "harbour", "north", "tower", "late", "early"]
+
+
+def made_text(rng: random.Random) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.choice([1, 2, 8, 12]))).capitalize() + "."
+
+
+def made_call(rng: random.Random) -> dict[str, Any]:
+    arguments = json.dumps({"query": " ".join(rng.choice(WORDS) for _ in range(rng.choice([1, 4])))})
+    call_id = f"chatcmpl-tool-{rng.getrandbits(64):016x}"
+    return {"id": call_id, "type": "function", "function": {"name": "search", "arguments": arguments}}
+
+
+Render = Callable[[str, list[Any]], list[dict[str, Any]]]
+"""Returns the messages that an app makes of an answer: its text, its tool calls."""
+
+
+def rendered_call(call: Any) -> str:
+    return str(call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}})
+
+
+RENDERS: dict[str, Render] = {
+    "tool agent": lambda text, calls: [echo(f"Calling tools:\n[{', '.join(map(rendered_call, calls))}]")],
+    "code agent": lambda text, calls: [as_code_agents_do(text)],
+    "tags": lambda text, calls: [echo(f"<answer>{text}</answer>")],
+    "quotes": lambda text, calls: [echo(json.dumps({"thought": text, "calls": len(calls)}))],
+    "spaces": lambda text, calls: [echo(text.replace(" ", "\n  ").lower())],
+    "reasoning": lambda text, calls: [echo(f"<think>It is late.</think>\n{text}")],
+    "ids": lambda text, calls: [echo("") | {"tool_calls": [one | {"id": f"call_{n}"} for n, one in enumerate(calls)]}],
+    "actions": lambda text, calls: [
+        echo(
+            "\n".join(f"Action: search\nAction Input: {one['function']['arguments']}" for one in calls)
+            or f"Thought: {text}"
+        )
+    ],
+    "items": lambda text, calls: [
+        *([echo() | {"content": [{"type": "output_text", "text": text}]}] if text else []),
+        *({"type": "function_call", "call_id": one["id"], **one["function"]} for one in calls),
+    ],
+    "summary": lambda text, calls: [echo("(an earlier answer)")],
+}
+
+
+class RewritingTalk:
+    """A conversation of an app that rewrites what was answered, and where its calls were put."""
+
+    def __init__(self, first: str, render: str) -> None:
+        self.messages: list[Any] = [user(first)]
+        self.render = render
+        self.trajectories: list[str] = []
+        self.prompts = [1]
+        """How many messages each of its prompts has."""
+        self.busy = False
+
+    def answered(self, asking: Asking, rng: random.Random) -> None:
+        text, calls = made_text(rng), [made_call(rng) for _ in range(rng.choice([0, 0, 1, 2]))]
+        asking.answer(text, **({"tool_calls": calls} if calls else {}))
+        self.trajectories.append(asking.place.trajectory_id)
+        self.prompts.append(len(self.messages))
+        self.messages += [*RENDERS[self.render](text, calls), user(f"and then {rng.choice(WORDS)}")]
+        self.busy = False
+
+
+@pytest.mark.parametrize(
+    ("seed_of_order", "count"), [(1, 100), (2, 100), pytest.param(0, 1000, marks=pytest.mark.long(part="exact"))]
+)
+async def test_rewriting_apps_equal_prompts_and_examples_are_never_confused(
+    app: App, seed_of_order: int, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A third of the conversations begin eight at a time with one prompt; each kind of app is among them. Few-shot
+    prompts begin with what others have asked, restarts and the writer come in between."""
+    rng = random.Random(seed_of_order)
+    firsts = [f"question {number if number % 3 else number // 24}" for number in range(count)]
+    talks = [RewritingTalk(first, rng.choice(list(RENDERS))) for first in firsts]
+    todo = [talk for talk in talks for _ in range(4)]
+    rng.shuffle(todo)
+    in_flight: list[tuple[RewritingTalk, Asking]] = []
+    examples: list[str] = []
+    while todo or in_flight:
+        dice = rng.random()
+        if dice < 0.01 and not in_flight:
+            app.restart()
+        elif dice < 0.03:
+            app.write()
+        elif dice < 0.1:
+            talk = rng.choice(talks)
+            begun = talk.messages[: rng.choice(talk.prompts)]
+            few_shot = await app.said(
+                *begun, echo(made_text(rng).lower().rstrip(".")), user("and mine?"), text=made_text(rng)
+            )
+            examples.append(few_shot.trajectory_id)
+        elif todo and (dice < 0.6 or not in_flight):
+            talk = todo.pop()
+            if talk.busy:
+                todo.insert(0, talk)
+                if in_flight:
+                    talk, asking = in_flight.pop(rng.randrange(len(in_flight)))
+                    talk.answered(asking, rng)
+                continue
+            talk.busy = True
+            in_flight.append((talk, await app.ask(*talk.messages)))
+        elif in_flight:
+            talk, asking = in_flight.pop(rng.randrange(len(in_flight)))
+            talk.answered(asking, rng)
+    of_talks = Counter(trajectory_id for talk in talks for trajectory_id in set(talk.trajectories))
+    assert [one for one, shared in of_talks.items() if shared > 1] == []
+    assert len({*examples} | of_talks.keys()) == len(examples) + len(of_talks)
+    share = {}
+    for render in RENDERS:
+        turns = [talk.trajectories for talk in talks if talk.render == render]
+        joined = sum(one == before for placed in turns for before, one in itertools.pairwise(placed))
+        share[render] = joined / max(1, sum(len(placed) - 1 for placed in turns))
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(examples)} few-shot prompts; joined: { ({k: round(v, 2) for k, v in share.items()}) }\n"
+        )
+    assert share["summary"] == 0 < min(value for render, value in share.items() if render != "summary")
