@@ -18,12 +18,14 @@ from typing import Any
 
 import msgspec
 
-from whetstone.domain.conversation_hash import THINKING, calls_of, canonical, has_random_end, is_answer
+from whetstone.domain.conversation_hash import THINKING, calls_of, canonical, has_random_end, hash_of, is_answer
 
 MOST_CHARACTERS = 400
 """Characters of an answer's text that are compared: the last ones, since reasoning stands first."""
 LEAST_CHARACTERS = 24
 """Fewest characters, without what is not compared, that identify an answer."""
+MOST_CALLS_BYTES, MOST_IDS = 1000, 16
+"""Longest JSON of an answer's tool calls that stays in memory, a hash instead of a longer one; and most of its ids."""
 MOST_ECHO_CHARACTERS = 20_000
 """Characters of a request's text in which an answer is searched."""
 MOST_BYTES = 100_000
@@ -31,6 +33,7 @@ MOST_BYTES = 100_000
 
 _NOT_COMPARED = re.compile(r"(?:\\[nrt]|</?[A-Za-z][\w-]{0,40}/?>|[\W_])+")
 _END_OF_REASONING = "</think>"
+HASHED = b"#"
 _DIGIT = re.compile(r"\d.{0,8}$")
 
 _decode = msgspec.json.Decoder().decode
@@ -54,7 +57,7 @@ class AnswerMarks(msgspec.Struct, frozen=True, gc=False):
     text: str = ""
     """The end of its text."""
     calls: bytes = b""
-    """Its tool calls as JSON: name and arguments."""
+    """Its tool calls as JSON, name and arguments; a hash after HASHED if that is long."""
     ids: tuple[str, ...] = ()
     """Ids that a server made for what is in it."""
 
@@ -130,6 +133,8 @@ def words_of(text: str) -> str:
 
 def _calls_within(calls: bytes, words: str) -> bool:
     """Return whether a text names all these calls and their arguments."""
+    if calls.startswith(HASHED):
+        return False
     parts = [words_of(part) for part in _leaves(_decode(calls))]
     return sum(map(len, parts)) >= LEAST_CHARACTERS and all(part in words for part in parts)
 
@@ -152,12 +157,14 @@ def _content(messages: Iterable[Any]) -> tuple[str, bytes, list[str]]:
     calls: list[list[Any]] = []
     ids: list[Any] = []
     for message in messages:
-        made = calls_of(message)
-        calls += made
-        ids += [message.get("id"), *(call[0] for call in made)]
+        its_calls = calls_of(message)
+        calls += its_calls
+        ids += [message.get("id"), *(call[0] for call in its_calls)]
         _read_parts(message, texts, ids)
-    random = [one for one in ids if has_random_end(one) and _DIGIT.search(one)]
-    return "\n".join(texts).strip(), canonical([call[1:] for call in calls]) if calls else b"", random
+    made = canonical([call[1:] for call in calls]) if calls else b""
+    if len(made) > MOST_CALLS_BYTES:
+        made = HASHED + hash_of(made)
+    return "\n".join(texts).strip(), made, [one for one in ids if has_random_end(one) and _DIGIT.search(one)][:MOST_IDS]
 
 
 def _read_parts(message: dict[str, Any], texts: list[str], ids: list[Any], depth: int = 2) -> None:

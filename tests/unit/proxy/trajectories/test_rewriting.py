@@ -123,6 +123,13 @@ def test_the_end_of_a_long_answer_is_compared() -> None:
     assert compared({"content": text}, assistant(text[: len(text) // 2])) is Evidence.NONE
 
 
+def test_long_tool_calls_are_compared_by_a_hash() -> None:
+    call = {"id": "1", "function": {"name": "write", "arguments": json.dumps({"text": "word " * 5000})}}
+    assert len(marks_of({"tool_calls": [call]}).calls) < 20
+    assert compared({"tool_calls": [call]}, assistant("", tool_calls=[call | {"id": "2"}])) is Evidence.WHOLE
+    assert compared({"tool_calls": [call]}, assistant(call["function"]["arguments"])) is Evidence.NONE
+
+
 def test_the_words_of_the_least_length_are_evidence() -> None:
     text = "a" * LEAST_CHARACTERS
     assert compared({"content": text}, assistant(f"'{text}'")) is Evidence.WHOLE
