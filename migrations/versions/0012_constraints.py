@@ -1,4 +1,4 @@
-"""What constrained the sampling of a completion, and how much of it the constraint decided."""
+"""What constrained the sampling of a completion, how much of it the constraint decided, and what it was asked."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -41,6 +41,21 @@ def upgrade() -> None:
             sa.Float,
             comment="P: the temperature that its policy explored with, where the app set 0; NULL if it did not explore",
         ),
+    )
+    op.add_column(
+        "completions",
+        sa.Column(
+            "prompt_history",
+            sa.LargeBinary,
+            comment="P: 16 bytes, hash of the whole prompt; what repeats its answer in other words is found by it",
+        ),
+    )
+    op.create_index(
+        "ix_completions_prompt_history",
+        "completions",
+        ["project", "prompt_history", "id"],
+        sqlite_where=sa.text("prompt_history IS NOT NULL"),
+        postgresql_where=sa.text("prompt_history IS NOT NULL"),
     )
     dialect = op.get_bind().dialect.name
     (created,) = (one for one in initial_views.statements(dialect) if one.startswith("CREATE VIEW admin_completions "))

@@ -98,6 +98,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
     created_at: datetime
     history: bytes | None
     tool_history: bytes | None
+    prompt_history: bytes | None
     redactions: int | None
     constraints: bytes | None
 
@@ -252,6 +253,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         one.created_at,
         history.conversation,
         history.tool_calls,
+        history.prompt,
         call.redactions,
         None if call.constraints is None else as_json_bytes(call.constraints),
     )

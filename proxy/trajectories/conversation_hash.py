@@ -34,11 +34,24 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """Hashes of the prefixes that end with an answer, the longest first."""
     tool_calls: bytes | None
     """Hash of the tool calls in the last answer, ids included; None: it made no tool calls."""
+    prompts: tuple[bytes, ...] = ()
+    """Hashes of what stands before each of `answers`, the same for every owner."""
+    messages: Sequence[msgspec.Raw] = ()
 
     @property
     def lookup_keys(self) -> tuple[bytes, ...]:
         """Hashes that may lead to the completion that this conversation continues, the most specific first."""
         return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
+
+    @property
+    def prompt_keys(self) -> list[bytes]:
+        """Return `prompt_key` of every place."""
+        return [self.prompt_key(place) for place in range(len(self.prompts))]
+
+    def prompt_key(self, place: int) -> bytes:
+        """Return the hash that leads to completions whose whole prompt stands before the answer at this place; 0 is the
+        last answer."""
+        return hash_of(self.prompts[place] + self.owner)
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -105,6 +118,7 @@ class ConversationHasher:
         whole, owned_by = b"", (owner or "").encode()
         long_owner = len(owned_by) > MOST_OWNER_BYTES
         answers: list[bytes] = []
+        prompts: list[bytes] = []
         tool_calls: bytes | None = None
         for raw in messages:
             length = len(raw)
@@ -119,19 +133,22 @@ class ConversationHasher:
                 # Most messages belong to one conversation, so this hash is computed once.
                 make = hash_of if message.before is None else link
                 message.before, message.after, message.owner = whole, make(whole + message.content), None
-            whole = message.after
+            before, whole = whole, message.after
             if message.is_answer:
                 if message.owner != owned_by and not long_owner:
                     make = link if message.place else hash_of
                     message.owner, message.place = owned_by, make(whole + owned_by)
                 answers.append(whole if long_owner else message.place)
+                prompts.append(before)
                 tool_calls = message.tool_calls
         if not answers:
             return Conversation(owned_by, whole, (), None)
         places = answers[: -MOST_PLACES - 1 : -1]
         if long_owner:
             places = [hash_of(one + owned_by) for one in places]
-        return Conversation(owned_by, whole, tuple(places), tool_calls and hash_of(tool_calls + owned_by))
+        tool_calls = tool_calls and hash_of(tool_calls + owned_by)
+        at = tuple(prompts[: -MOST_PLACES - 1 : -1])
+        return Conversation(owned_by, whole, tuple(places), tool_calls, at, messages)
 
     def history(self, conversation: Conversation, choice: Choice) -> ContinuationKeys:
         """Return the hashes by which a later request finds this answer to `conversation`."""
@@ -148,7 +165,8 @@ class ConversationHasher:
             self._given[message.content] = before, after, owner, place
             if len(self._given) > self._most_cached // 4:
                 evict_oldest(self._given, self._most_cached // 4)
-        return ContinuationKeys(place, message.tool_calls and hash_of(message.tool_calls + owner))
+        tool_calls = message.tool_calls and hash_of(message.tool_calls + owner)
+        return ContinuationKeys(place, tool_calls, hash_of(before + owner))
 
     def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
         read = self._reader.read(msgspec.json.decode(raw))

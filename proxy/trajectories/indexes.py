@@ -9,6 +9,7 @@ retried, and a digest takes longer than everything else here. Ended calls are st
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import islice
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from proxy.domain.call import WINDOW_S
 from proxy.domain.eviction import evict_oldest
 from proxy.domain.policies import Pins
+from proxy.trajectories.rewriting import NO_MARKS, AnswerMarks
 
 K = TypeVar("K", bound=Hashable)
 
@@ -48,6 +50,10 @@ class OpenCompletion(msgspec.Struct, gc=False):
     """Whether its trajectory is over."""
     pins: Pins = ()
     """The versions that answered in its trajectory, up to this completion."""
+    prompt: bytes | None = None
+    """Hash of its whole prompt; None: not known."""
+    marks: AnswerMarks = NO_MARKS
+    """What identifies its answer where an app rewrites it."""
 
     @property
     def free(self) -> bool:
@@ -74,6 +80,8 @@ class PrefixIndex:
         self._by_history: dict[bytes, OpenCompletion | _SharedPrefix] = {}
         """Nearly every history belongs to one head only; no `_SharedPrefix` is made for those."""
         self._by_name: dict[str, OpenCompletion] = {}
+        self._by_prompt: dict[bytes, OpenCompletion | dict[str, OpenCompletion]] = {}
+        """Nearly every prompt belongs to one head only; no dict is made for those."""
 
     def named(self, name: str) -> OpenCompletion | None:
         """Return the head with this id, or with another id that feedback may use."""
@@ -91,6 +99,13 @@ class PrefixIndex:
             return next(iter(entry.free.values()), None)
         return entry if entry is not None and entry.free else None
 
+    def of_prompt(self, prompt: bytes, most: int) -> list[OpenCompletion]:
+        """Return the heads with this whole prompt, free or not: at most so many, the latest first."""
+        entry = self._by_prompt.get(prompt)
+        if isinstance(entry, dict):
+            return list(islice(reversed(entry.values()), most))
+        return [] if entry is None else [entry]
+
     def keep(self, head: OpenCompletion) -> None:
         """Add a head. It replaces an entry with the same id; if that one was taken, the new one is taken too."""
         by_id, completion_id = self._by_id, head.completion_id
@@ -106,6 +121,12 @@ class PrefixIndex:
                 shared.last = head
                 if head.free:
                     shared.free[completion_id] = head
+        if head.prompt is not None:
+            same = self._by_prompt.setdefault(head.prompt, head)
+            if same is not head:
+                if not isinstance(same, dict):
+                    same = self._by_prompt[head.prompt] = {same.completion_id: same}
+                same[completion_id] = head
         if head.name is not None:
             self._by_name[head.name] = head
         if len(by_id) > self._most:
@@ -173,6 +194,12 @@ class PrefixIndex:
                     entry.last = next(reversed(entry.free.values()))
                 elif entry.last is head:
                     del self._by_history[history]
+        if head.prompt is not None:
+            same = self._by_prompt[head.prompt]
+            if isinstance(same, dict):
+                del same[head.completion_id]
+            if same is head or not same:
+                del self._by_prompt[head.prompt]
         if head.name is not None and self._by_name.get(head.name) is head:
             del self._by_name[head.name]
 

@@ -5,6 +5,10 @@ that extends a head takes it; among heads with the same history it takes the old
 call continued it before: that is a fork, and a fork becomes a new trajectory that is linked to the completion it
 branches from. The same holds for a continuation of a trajectory that has ended. Used from one event loop.
 
+An app may rewrite an answer before it sends it back. So a prompt also continues the head whose whole prompt it begins
+with, if what follows repeats that head's answer (`rewriting`) and no other's. Neither an equal prompt nor being the
+only one is enough: a few-shot prompt may begin with the prompt of another call, and goes on with an example.
+
 The placement also carries the versions that answered so far, so that the call may stay on one of them. If the
 conversation matches, these are the versions up to the completion that the call continues (also for a fork and after an
 end); otherwise all versions that answered in the trajectory. A trajectory that only reuses the name of an ended one is
@@ -13,6 +17,7 @@ a new attempt, in which no version has answered.
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -23,11 +28,15 @@ from proxy.domain.policies import Pins, and_then
 from proxy.trajectories.conversation_hash import Conversation
 from proxy.trajectories.indexes import OpenCompletion, PrefixIndex, Repeatable, RetryTracker, TrajectoryState, name_of
 from proxy.trajectories.peers import Peers
+from proxy.trajectories.rewriting import Echo, Evidence, echo_since, evidence, marks_of
 from proxy.trajectories.store import ThreadTables
 from whetstone.domain.ids import new_id
 
 MOST_HOPS = 1000
 """Most trajectories that may follow each other under one name."""
+MOST_ALIKE, MOST_COMPARED = 1000, 64
+"""Most heads with the same prompt that are looked at, and most open ones among them whose answers are compared with a
+rewritten one, the latest heads each time. If there are more, only an id of the answer decides."""
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
@@ -114,10 +123,13 @@ class TrajectoryResolver:
             trail = self._see(trajectory_id, now_s)
             trail.tail = completion_id
             trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
-            if at < len(histories) and (hashes := histories[at].hashes):
+            if at < len(histories) and (hashes := (keys := histories[at]).hashes):
                 name = name_of(call.answer_id or call.upstream_id, index)
+                prompt, marks = keys.prompt, marks_of(choice.message)
                 self._heads.keep(
-                    OpenCompletion(completion_id, trajectory_id, hashes, name, None, False, False, trail.pins)
+                    OpenCompletion(
+                        completion_id, trajectory_id, hashes, name, None, False, False, trail.pins, prompt, marks
+                    )
                 )
                 if self._absent:
                     for history in hashes:
@@ -215,12 +227,15 @@ class TrajectoryResolver:
 
     def _continued_in_memory(self, conversation: Conversation) -> Placement | None:
         """Return a placement if no SQL is needed, otherwise None."""
-        return self._free(conversation) if conversation.answers else Placement(new_id(), "new")
+        if not conversation.answers:
+            return Placement(new_id(), "new")
+        return self._continued(conversation, looked_up=False)
 
     async def _elsewhere(self, conversation: Conversation, arrived_s: float) -> Placement:
         """Place a call whose conversation continues no head that is in memory and free."""
-        place = None
-        if not (self._peers.alone and all(one in self._absent for one in conversation.lookup_keys)):
+        if self._peers.alone and all(one in self._absent for one in conversation.lookup_keys):
+            place = self._continued(conversation, looked_up=True)
+        else:
             place = await self._look_up(conversation)
             # If SQL does not answer, the other proxies' writes could not be read either.
             if (
@@ -234,33 +249,63 @@ class TrajectoryResolver:
         return place or self._branch(conversation) or Placement(new_id(), "new")
 
     async def _look_up(self, conversation: Conversation) -> Placement | None:
-        now_s = time.time()
-        heads = await self._tables.heads(conversation.answers, conversation.tool_calls, now_s - self._idle_s)
+        keys, since_s = conversation.lookup_keys, time.time() - self._idle_s
+        heads = await self._tables.heads(conversation.answers, conversation.tool_calls, since_s)
         if heads is None:
             return None
-        for head in heads:
-            if self._heads.learn(head):
-                trail = TrajectoryState(head.completion_id, now_s, over=head.over, pins=head.pins)
-                self._trails.setdefault(head.trajectory_id, trail)
+        self._learn(heads)
+        if keys and not self._heads.alike(keys[0]):
+            # Nobody has served its last answer in these words.
+            self._learn(await self._tables.heads_of_prompts(conversation.prompt_keys, since_s))
         evict_oldest(self._absent, self._most_cached)
         # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up again.
-        self._absent |= {history: None for history in conversation.lookup_keys if not self._heads.alike(history)}
-        return self._free(conversation)
+        self._absent |= {history: None for history in keys if not self._heads.alike(history)}
+        return self._continued(conversation, looked_up=True)
 
-    def _free(self, conversation: Conversation) -> Placement | None:
-        """Return the oldest free head with the longest known history. Return None also where SQL must be asked first,
-        because it may know a longer one."""
-        for history in conversation.lookup_keys:
-            if self._heads.alike(history):
-                while head := self._heads.free(history):
-                    if not self._is_over(self._trails.get(head.trajectory_id)):
-                        by = "tool_calls" if history == conversation.tool_calls else "content"
-                        return Placement(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
-                    self._heads.set_aside(head)
+    def _learn(self, heads: Iterable[OpenCompletion]) -> None:
+        now_s = time.time()
+        for head in heads:
+            # The state of a trajectory that goes on elsewhere is read where it is needed.
+            if self._heads.learn(head) and (head.free or head.over):
+                trail = TrajectoryState(head.completion_id, now_s, over=head.over, pins=head.pins)
+                self._trails.setdefault(head.trajectory_id, trail)
+
+    def _continued(self, conversation: Conversation, *, looked_up: bool) -> Placement | None:
+        """Return the oldest free head with the longest known history, or the head whose answer was rewritten where that
+        one's prompt is longer. Return None if there is none, or if SQL must be asked first (unless `looked_up`): it may
+        know a longer one, or another one that the rewritten answer may be."""
+        if (calls := conversation.tool_calls) is not None:
+            if self._heads.alike(calls):
+                return self._free(calls, "tool_calls")
+            if calls not in self._absent:
                 return None
+        for place, history in enumerate(conversation.answers):
+            if self._heads.alike(history):
+                return self._free(history, "content")
             if history not in self._absent:
                 return None
+            if heads := self._heads.of_prompt(conversation.prompt_key(place), MOST_ALIKE):
+                if not looked_up:
+                    return None
+                if going := [head for head in heads if not self._is_over(self._trails.get(head.trajectory_id))]:
+                    many = len(heads) == MOST_ALIKE or len(going) > MOST_COMPARED
+                    head = _repeated(going[:MOST_COMPARED], echo_since(conversation.messages, place), only_by_id=many)
+                    # A shorter prefix would be that of another attempt whose answer was the same up to there.
+                    return None if head is None else self._rewritten(head)
         return None
+
+    def _free(self, history: bytes, by: str) -> Placement | None:
+        """Return the oldest free head with this history, or None if there is none."""
+        while head := self._heads.free(history):
+            if not self._is_over(self._trails.get(head.trajectory_id)):
+                return Placement(head.trajectory_id, by, extends=head.completion_id, pins=head.pins)
+            self._heads.set_aside(head)
+        return None
+
+    def _rewritten(self, head: OpenCompletion) -> Placement:
+        if head.free:
+            return Placement(head.trajectory_id, "rewritten", extends=head.completion_id, pins=head.pins)
+        return Placement(new_id(), "fork", continues=head.completion_id, pins=head.pins)
 
     def _branch(self, conversation: Conversation) -> Placement | None:
         """Return a new trajectory for a call that continues a head which is not free."""
@@ -302,3 +347,20 @@ class TrajectoryResolver:
         if len(trails) > self._most_cached:
             evict_oldest(trails, self._most_cached)
         return trail
+
+
+def _repeated(heads: Sequence[OpenCompletion], echo: Echo, *, only_by_id: bool) -> OpenCompletion | None:
+    """Return the head whose answer the echo repeats, by the best evidence that there is; None if none or several fit.
+    Of several in one trajectory (a call that broke off, and its retry) the latest is meant."""
+    ids = [head.completion_id for head in heads]
+    best, matches = Evidence.ID if only_by_id else Evidence.PART, dict[str, OpenCompletion]()
+    for head in heads:
+        # The choices of a call share its answer's id.
+        shared = any(one.startswith(f"{head.completion_id}.") for one in ids)
+        level = evidence(head.marks, None if shared else head.completion_id, echo)
+        if level > best:
+            best, matches = level, {}
+        if level == best:
+            before = matches.get(head.trajectory_id, head)
+            matches[head.trajectory_id] = max(before, head, key=lambda one: one.completion_id)
+    return matches.popitem()[1] if len(matches) == 1 else None

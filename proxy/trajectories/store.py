@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -16,18 +16,27 @@ from migrations.words import response_text
 from proxy.domain.address import NAMED
 from proxy.domain.policies import Pin, Pins, and_then
 from proxy.trajectories.indexes import OpenCompletion, Repeatable, TrajectoryState, name_of
+from proxy.trajectories.rewriting import NO_MARKS, marks_of
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
 from whetstone.domain.states import TrajectoryStatus
 
 MOST_FREE = 50
 """Most free heads read at once; more with the same history are read when these are taken."""
+MOST_OF_PROMPT = 65
+"""Most heads with the same prompt read at once, the latest: one more than are compared with a rewritten answer."""
 LOOK_UP_S = 5.0
 """How long a call waits for the database to look up its trajectory."""
 AWAY_S = 1.0
 """After a failed lookup the database is not queried again for so long."""
 
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
+
+_HEADS = select(
+    *(c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.prompt_history, c.continued_by),
+    *(c.response, c.policy, c.policy_version, c.created_at, t.state, t.last_seen_at),
+).select_from(schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id)))
+"""Completions that a request may continue."""
 
 # Built once: it runs several times a second.
 _REPORTS = select(p.id, p.written_until, p.seen_at).where(
@@ -59,6 +68,11 @@ class ThreadTables:
         and was seen since `since_s`, and among all others the last one for each history. None: the database cannot be
         reached."""
         return await self._answered(lambda: self._heads(histories, tool_calls, since_s), None)
+
+    async def heads_of_prompts(self, prompts: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
+        """Return the open completions since `since_s` with one of these prompts, the oldest first: of the first prompt
+        that has any, at most MOST_OF_PROMPT. None of them while the database cannot be reached."""
+        return await self._answered(lambda: self._heads_of_prompts(prompts, since_s), [])
 
     async def trail(self, trajectory_id: str, since_s: float) -> TrajectoryState | None:
         """Return the state of a trajectory; it is also over if it was not seen since `since_s`. None: it does not
@@ -114,23 +128,26 @@ class ThreadTables:
 
     def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
         of_these = and_(c.project == self._project, column.in_(histories))
-        columns = (c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by)
-        joined = schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
-        query = (
-            select(*columns, c.policy, c.policy_version, c.created_at, t.state, t.last_seen_at)
-            .select_from(joined)
-            .where(of_these)
-        )
-        since = _instant(since_s)
-        is_free = and_(c.continued_by.is_(None), t.state == TrajectoryStatus.OPEN, t.last_seen_at >= since)
-        # Ids sort by time: a completion that began long before cannot be free.
-        recent = c.id >= f"{max(int(since_s * 1000), 0):012x}"
+        query = _HEADS.where(of_these)
+        is_free = and_(c.continued_by.is_(None), *_open_since(since_s))
         last_ids = select(func.max(c.id)).where(of_these).group_by(column)
         with self._reader.connect() as connection:
-            free = connection.execute(query.where(is_free, recent).order_by(c.id).limit(MOST_FREE)).all()
+            free = connection.execute(query.where(is_free).order_by(c.id).limit(MOST_FREE)).all()
             last = connection.execute(query.where(c.id.in_(list(connection.execute(last_ids).scalars())))).all()
-            rows = {row.id: row for row in (*free, *last)}
-            pins = self._pins(connection, {row.trajectory_id for row in rows.values()})
+            return self._opened(connection, (*free, *last), since_s)
+
+    def _heads_of_prompts(self, prompts: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
+        latest = _HEADS.where(c.project == self._project, *_open_since(since_s)).order_by(c.id.desc())
+        with self._reader.connect() as connection:
+            for prompt in prompts:
+                if rows := connection.execute(latest.where(c.prompt_history == prompt).limit(MOST_OF_PROMPT)).all():
+                    return self._opened(connection, rows, since_s)
+        return []
+
+    def _opened(self, connection: Connection, some: Iterable[Any], since_s: float) -> list[OpenCompletion]:
+        """Return these rows of _HEADS as heads, each once, the oldest first."""
+        rows, since = {row.id: row for row in some}, _instant(since_s)
+        pins = self._pins(connection, {row.trajectory_id for row in rows.values()})
         return [
             OpenCompletion(
                 completion_id=row.id,
@@ -140,6 +157,8 @@ class ThreadTables:
                 taken_by=row.continued_by,
                 over=row.state != TrajectoryStatus.OPEN or row.last_seen_at < since,
                 pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),
+                prompt=row.prompt_history,
+                marks=marks_of(row.response) if row.response else NO_MARKS,
             )
             for _, row in sorted(rows.items())
         ]
@@ -194,6 +213,13 @@ class ThreadTables:
         with self._reader.connect() as connection:
             rows = connection.execute(query).all()
         return [Repeatable(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
+
+
+def _open_since(since_s: float) -> tuple[Any, ...]:
+    """Return the conditions of completions whose trajectory is open and was seen since then."""
+    # Ids sort by time: a completion that began long before cannot be free.
+    recent = c.id >= f"{max(int(since_s * 1000), 0):012x}"
+    return t.state == TrajectoryStatus.OPEN, t.last_seen_at >= _instant(since_s), recent
 
 
 def _instant(seconds: float) -> datetime:

@@ -3,6 +3,10 @@
 24 of them, or as many as CONVERSATIONS in the environment (`make test-all`: 400). The app says nothing but its
 base_url. Every conversation has a first question of its own; beside them run some whose words are all the same. Of
 these only the number of trajectories is checked, and that each is one growing conversation.
+
+Some apps rewrite each answer before they send it back, eight of them at a time with the same first question; and some
+send few-shot prompts that begin with the question of another conversation. A rewritten call may begin a trajectory, but
+it may not be in another conversation's.
 """
 
 import asyncio
@@ -26,6 +30,10 @@ from whetstone.database.engine import connect
 CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "24"))
 ALIKE = CONVERSATIONS // 8
 """More, with the same words in all of them."""
+REWRITING = max(8, CONVERSATIONS // 3)
+"""More, of apps that rewrite what was answered; half of them eight at a time with the same words."""
+REWRITING_TOKENS = 24
+"""Tokens of an answer that is rewritten: of fewer nobody can tell whose they are."""
 AT_ONCE = 10
 RESTARTS = 4
 """Every second one is a `kill -9`."""
@@ -39,6 +47,7 @@ class Branch:
     messages: list[dict[str, Any]]
     turns_left: int
     alike: bool = False
+    rewrites: bool = False
     answered: int = 0
     trajectories: set[str] = field(default_factory=set)
     calls: list[int] = field(default_factory=list)
@@ -49,6 +58,8 @@ class Branch:
 class Figures:
     calls: Counter[str] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
+    joined: int = 0
+    """Calls with a rewritten answer that went on in its trajectory."""
 
 
 @pytest.mark.slow
@@ -60,6 +71,8 @@ def test_each_completion_of_every_conversation_lands_in_its_own_trajectory(
     rng = random.Random(7)
     branches = [Branch([_user(f"question {n}")], rng.randint(2, 5)) for n in range(CONVERSATIONS)]
     branches += [Branch([_user("the same question")], 3, alike=True) for _ in range(ALIKE)]
+    questions = [f"question {n} of a rewriting app" if n % 2 else f"equal {n // 16}" for n in range(REWRITING)]
+    branches += [Branch([_user(question)], 3, rewrites=True) for question in questions]
     figures = Figures()
     waiting = list(branches)
     rng.shuffle(waiting)
@@ -82,13 +95,16 @@ def test_each_completion_of_every_conversation_lands_in_its_own_trajectory(
         trajectories = len({row.trajectory_id for row in rows})
         sys.stdout.write(
             f"\n{len(branches)} conversations and forks, {len(rows)} completions in {trajectories} trajectories, "
-            f"{dict(figures.calls)}, {RESTARTS} restarts, resolved by {dict(figures.rules)}: "
+            f"{dict(figures.calls)}, {RESTARTS} restarts, resolved by {dict(figures.rules)}, "
+            f"{figures.joined} of {figures.calls['rewritten']} rewritten answers recognised: "
             f"{len(wrong)} mis-threaded\n"
         )
     assert wrong == []
     assert figures.calls["cut off"] > CONVERSATIONS / 20
     assert figures.calls["forks"] > CONVERSATIONS / 20
-    assert {"new", "content", "fork", "retry"} <= figures.rules.keys()
+    assert {"new", "content", "fork", "retry", "rewritten"} <= figures.rules.keys()
+    assert figures.calls["few-shot"] > 0
+    assert figures.joined > figures.calls["rewritten"] / 4
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -106,7 +122,11 @@ async def _converse(url: str, waiting: list[Branch], most: int, rng: random.Rand
             branch = waiting.pop(rng.randrange(len(waiting)))
             left -= 1
             await _turn(client, branch, rng, figures)
-            if branch.answered > 1 and not branch.alike and rng.random() < 0.08:
+            if rng.random() < 0.05:
+                forks.append(few_shot := _few_shot(branch, rng))
+                figures.calls["few-shot"] += 1
+                waiting.append(few_shot)
+            if branch.answered > 1 and not branch.alike and not branch.rewrites and rng.random() < 0.08:
                 forks.append(fork := _fork(branch, rng))
                 figures.calls["forks"] += 1
                 waiting.append(fork)
@@ -124,16 +144,24 @@ def _fork(branch: Branch, rng: random.Random) -> Branch:
     return Branch([*branch.messages[:place], _user(f"an edit {rng.random()}")], 2, answered=place // 2)
 
 
+def _few_shot(branch: Branch, rng: random.Random) -> Branch:
+    """What another app asks: it begins with a prompt that this conversation had, and goes on with an example."""
+    begun = branch.messages[: 2 * rng.randrange(branch.answered) + 1]
+    example = {"role": "assistant", "content": f"An example answer, number {rng.random()}"}
+    return Branch([*begun, example, _user("and mine?")], 1)
+
+
 async def _turn(client: httpx.AsyncClient, branch: Branch, rng: random.Random, figures: Figures) -> None:
     """One turn; now and then the app hangs up in the middle and asks again, as the official clients do."""
     cut = not branch.alike and rng.random() < 0.04
     figures.calls["sent"] += 1
     branch.calls.append(figures.calls["sent"])
-    body = {"model": "starter", "messages": branch.messages, "max_tokens": 160 if cut else 2, "stream": cut}
+    most = REWRITING_TOKENS if branch.rewrites else 2
+    body = {"model": "starter", "messages": branch.messages, "max_tokens": 160 if cut else most, "stream": cut}
     body["metadata"] = {"call": str(branch.calls[-1])}
     headers = {"content-type": "application/json"}
+    body["ignore_eos"] = cut or branch.rewrites
     if cut:
-        body["ignore_eos"] = True
         await _hang_up(client.base_url, json.dumps(body).encode(), rng.uniform(0.02, 0.2))
         figures.calls["cut off"] += 1
         # What the official clients wait; and the proxy, on two busy cores, is to have come to it.
@@ -145,9 +173,14 @@ async def _turn(client: httpx.AsyncClient, branch: Branch, rng: random.Random, f
     assert response.status_code == 200, response.text
     figures.calls["answered"] += 1
     figures.rules[response.headers["x-threaded-by"]] += 1
-    branch.trajectories.add(response.headers["x-trajectory-id"])
+    trajectory_id = response.headers["x-trajectory-id"]
+    if branch.rewrites and branch.answered:
+        figures.calls["rewritten"] += 1
+        figures.joined += trajectory_id in branch.trajectories
+    branch.trajectories.add(trajectory_id)
     text = _text(response) if cut else response.json()["choices"][0]["message"]["content"]
-    branch.messages = [*branch.messages, _echo(text, rng), _user(f"and then {branch.answered}")]
+    echo = _rewritten(text, rng) if branch.rewrites else _echo(text, rng)
+    branch.messages = [*branch.messages, echo, _user(f"and then {branch.answered}")]
     branch.answered += 1
     branch.turns_left -= 1
 
@@ -182,6 +215,20 @@ def _echo(text: str, rng: random.Random) -> dict[str, Any]:
     )
 
 
+def _rewritten(text: str, rng: random.Random) -> dict[str, Any]:
+    """The answer as an app sends it back that makes its own text of it."""
+    content = rng.choice(
+        [
+            f"{text}</code>\nCalling tools:\n[{{'id': 'call_1', 'type': 'function'}}]",
+            f"<think>\nIt is late.\n</think>\n\n{text}",
+            f"<answer>\n  {text}\n</answer>",
+            json.dumps({"thought": text}),
+            [{"type": "text", "text": f"Answer: {text}"}],
+        ]
+    )
+    return {"role": "assistant", "content": content}
+
+
 def _completions(database_url: str) -> list[Any]:
     engine = connect(database_url)
     c = schema.completions.c
@@ -192,7 +239,7 @@ def _completions(database_url: str) -> list[Any]:
 
 
 def _mis_threaded(branches: list[Branch], rows: list[Any]) -> list[Any]:
-    """What a conversation shares with another, or what it has twice.
+    """What a conversation shares with another, or what it has twice (which an app that rewrites may have).
 
     On two busy cores a client may hang up when its answer is whole already: nothing tells such an answer from one
     that was read, so a request that is sent again then is a branch of its own, and no mistake.
@@ -208,7 +255,7 @@ def _mis_threaded(branches: list[Branch], rows: list[Any]) -> list[Any]:
         own_ids = {row.trajectory_id for row in own}
         if branch.alike:
             continue
-        if len(own_ids) > 1 + whole_twice or not branch.trajectories <= own_ids:
+        if (len(own_ids) > 1 + whole_twice and not branch.rewrites) or not branch.trajectories <= own_ids:
             wrong.append((branch.messages[0]["content"], own_ids, branch.trajectories))
         wrong += [(place, one) for one in own_ids if owners.setdefault(one, place) != place]
     alike = {row.trajectory_id for row in rows} - owners.keys()

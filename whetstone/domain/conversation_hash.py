@@ -91,15 +91,22 @@ class MessageReader:
             return MessageHash(hash_of(canonical(message)), False, None)
         role, text = message.get("role"), message.get("content")
         if role is None and text is None:
-            return MessageHash(hash_of(canonical(self._item(message))), False, None)
+            made = _made_in_parts([message])
+            hashed = hash_of(canonical(self._item(message)))
+            return MessageHash(hashed, _is_item_of_answer(message), _tool_hash(made) if made else None)
         if not isinstance(text, str):
             text = _text(text)
         if self._matches is not None and isinstance(text, str):
             text = self._without_matches(self._matches, text)
         if role != "assistant":
-            return MessageHash(hash_of(canonical([role, text, message.get("name")])), False, None)
+            hashed = hash_of(canonical([role, text, message.get("name")]))
+            return MessageHash(hashed, role is None and _is_item_of_answer(message), None)
         made = _made(message) if "tool_calls" in message or "function_call" in message else []
         answer = [role, text.strip() if isinstance(text, str) else text, [call[1:] for call in made] if made else made]
+        if isinstance(text, list):
+            made = made or _made_in_parts(text)
+            # In the next request each item of a response is a message of its own, so the last call comes last.
+            made = made[-1:] if any(_is_item_of_answer(part) for part in text) else made
         return MessageHash(hash_of(canonical(answer)), True, _tool_hash(made) if made else None)
 
     def _item(self, item: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +147,25 @@ def lookup_keys(turns: Sequence[Turn]) -> list[bytes]:
     return [*tool_calls, *(turn.history for turn in answers if turn.history is not None)]
 
 
+def is_answer(message: Any) -> bool:
+    """Return whether a message, or an item of a Responses input, is what a model answered or a part of an answer."""
+    if not isinstance(message, dict):
+        return False
+    role = message.get("role")
+    return role == "assistant" or (role is None and _is_item_of_answer(message))
+
+
+def calls_of(message: dict[str, Any]) -> list[list[Any]]:
+    """Return the tool calls of an answer, whichever API it comes from: id, name, arguments."""
+    content = message.get("content")
+    return _made(message) + _made_in_parts(content if isinstance(content, list) else [message])
+
+
+def has_random_end(call_id: Any) -> bool:
+    """Return whether an id ends as ids that servers make do, so that no other answer has the same."""
+    return isinstance(call_id, str) and _RANDOM_END.search(call_id) is not None
+
+
 def hash_of(data: bytes | msgspec.Raw) -> bytes:
     """Return 16 bytes of BLAKE2b."""
     made = _EMPTY.copy()
@@ -176,6 +202,25 @@ def _made(message: dict[str, Any]) -> list[list[Any]]:
     ]
 
 
+def _made_in_parts(parts: Iterable[Any]) -> list[list[Any]]:
+    """Return the tool calls among the parts of an Anthropic message or the items of a response, as `_made` does."""
+    made = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_use":
+            # The recorded arguments of a stream that was passed on are text.
+            made.append([part.get("id"), part.get("name"), _arguments(part.get("partial_json") or part.get("input"))])
+        elif _is_item_of_answer(part) and part.get("call_id") is not None:
+            made.append([part["call_id"], part.get("name"), _arguments(part.get("arguments", part.get("input")))])
+    return made
+
+
+def _is_item_of_answer(item: Any) -> bool:
+    """Return whether an item of a Responses input is reasoning or a tool call of an earlier answer."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))
+
+
 def _arguments(text: Any) -> Any:
     """Return a call's arguments as parsed JSON, independent of their formatting."""
     if not isinstance(text, str):
@@ -188,6 +233,6 @@ def _arguments(text: Any) -> Any:
 
 def _tool_hash(made: list[list[Any]]) -> bytes | None:
     """Return the hash of tool calls; None if an id is not random: `functions.search:0` occurs in every conversation."""
-    if not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
+    if not all(has_random_end(call[0]) for call in made):
         return None
     return hash_of(b"tool calls" + canonical(made))

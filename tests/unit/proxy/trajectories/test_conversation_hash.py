@@ -287,3 +287,34 @@ def test_what_normalise_matches_does_not_count_in_a_prompt_alone() -> None:
     early, late = ({"prompt": f"It is {time}. Go on."} for time in ("9:00", "10:30"))
     assert asked(early, normalise=clock).whole == asked(late, normalise=clock).whole
     assert asked(early).whole != asked(late).whole
+
+
+def test_a_prompt_is_found_by_what_stands_before_each_answer() -> None:
+    first, second = {"role": "assistant", "content": "Cold."}, {"role": "assistant", "content": "Warm."}
+    given = left({"content": "Cold, they say."}, QUESTION, owner="ann").prompt
+    talk = asked(QUESTION, first, QUESTION, second, QUESTION, owner="ann")
+    assert talk.prompt_keys[1] == given
+    assert talk.prompt_keys[0] == left({}, QUESTION, first, QUESTION, owner="ann").prompt != given
+    assert given not in asked(QUESTION, first, owner="bob").prompt_keys
+    assert asked(QUESTION).prompt_keys == []
+
+
+TOOL_USE = {"type": "tool_use", "id": "toolu_0123456789abcdefABCDEFGH", "name": "weather", "input": {"city": "Oslo"}}
+FUNCTION_CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_0123456789abcdef", "name": "weather"}
+
+
+def test_tool_calls_of_an_answer_that_was_passed_on_are_found_by_their_ids() -> None:
+    """However the app writes them down: with a mark for caching, without a status, one item after the other."""
+    streamed = {**TOOL_USE, "input": {}, "partial_json": '{"city": "Oslo"}'}
+    echo = {"role": "assistant", "content": [TOOL_USE | {"cache_control": {"type": "ephemeral"}}]}
+    made = [
+        FUNCTION_CALL | {"arguments": "{}"},
+        FUNCTION_CALL | {"call_id": "call_fedcba9876543210", "arguments": "{}"},
+    ]
+    for answer in (TOOL_USE, streamed):
+        assert (
+            left({"content": [answer]}, QUESTION).tool_calls == asked(QUESTION, echo, QUESTION).tool_calls is not None
+        )
+    answer = {"content": [one | {"status": "completed"} for one in made]}
+    assert left(answer, QUESTION).tool_calls == asked(QUESTION, *made, QUESTION).tool_calls is not None
+    assert asked(QUESTION, {"type": "reasoning", "summary": []}, QUESTION).tool_calls is None

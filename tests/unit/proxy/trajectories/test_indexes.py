@@ -103,3 +103,23 @@ def test_what_is_freed_is_found_beside_one_that_was_told_again_meanwhile() -> No
     heads.keep(second)
     heads.release("a", "call")
     assert heads.free(HISTORY) is first
+
+
+def test_heads_are_found_by_their_prompt_the_latest_first_and_taken_or_not() -> None:
+    heads = PrefixIndex(4)
+    for name in "abcd":
+        heads.keep(OpenCompletion(name, f"t-{name}", (name.encode(),), prompt=b"p" if name < "d" else b"q"))
+    heads.take("b", "call")
+    heads.keep(OpenCompletion("a", "t-a", (b"a",), prompt=b"p"))
+    assert [head.completion_id for head in heads.of_prompt(b"p", 9)] == ["a", "c", "b"]
+    assert [head.completion_id for head in heads.of_prompt(b"p", 2)] == ["a", "c"]
+    assert [head.completion_id for head in heads.of_prompt(b"q", 9)] == ["d"]
+    assert heads.of_prompt(b"r", 9) == []
+
+
+def test_a_prompt_is_forgotten_with_its_last_head() -> None:
+    heads = PrefixIndex(2)
+    for name in "abcd":
+        heads.keep(OpenCompletion(name, f"t-{name}", (name.encode(),), prompt=b"p" if name < "c" else name.encode()))
+    assert heads.of_prompt(b"p", 9) == []
+    assert set(heads._by_prompt) == {b"c", b"d"}
