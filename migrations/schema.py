@@ -312,6 +312,17 @@ completions = Table(
     comment="one choice of a served call each, with the very ids and logprobs vLLM returned",
 )
 
+answer_ids = Table(
+    "answer_ids",
+    metadata,
+    Column("project", Text, primary_key=True, comment="P: the tenant"),
+    Column("completion_id", Text, primary_key=True, comment="P: the completion whose answer has it"),
+    Column("id", Text, primary_key=True, comment="P: of a tool call or an item, as the app holds it"),
+    ForeignKeyConstraint(["project", "completion_id"], ["completions.project", "completions.id"]),
+    Index(None, "project", "id"),
+    comment="ids within answers, by which feedback may name a completion",
+)
+
 feedback = Table(
     "feedback",
     metadata,
@@ -356,6 +367,7 @@ feedback = Table(
         "withdrawn_at",
         where="withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied', 'superseded')",
     ),
+    _partial("ix_feedback_failed", "project", "created_at", where="state = 'failed'"),
     _partial("ix_feedback_demonstrations", "project", "created_at", "id", where="demonstration IS NOT NULL"),
     _partial("ix_feedback_unplaced", "project", "target_id", where="trajectory_id IS NULL"),
     Index(None, "project", "trajectory_id"),

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -119,7 +120,7 @@ class Tenant:
             datetime.now(UTC) - SHADOWS_LATE,
         )
         self._evaluating = EvaluationSampler(tables, lambda: self.policies, drawing)
-        take = FeedbackIngest(recorder, self.threads, redactor)
+        take = FeedbackIngest(recorder, self.threads, redactor, partial(store.targets, project))
         ledger = Ledger(settings, store.engine, recorder, replicas, self.read_again)
         self.dashboard = dashboard.build(
             Parts(

@@ -23,7 +23,7 @@ back further begins a new trajectory."""
 THINKING = ("thinking", "redacted_thinking")
 ADDED_BY_SERVERS = frozenset({"id", "status"})
 """Fields of items other than messages that a server adds and an app may leave out."""
-_RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
+RANDOM_END = re.compile(r"[0-9A-Za-z]{9}$")
 """The random end of a tool-call id: vLLM makes 32 hex digits, OpenAI and Anthropic 24 letters and digits, Mistral 9."""
 _EMPTY = hashlib.blake2b(digest_size=HASH_BYTES)
 """Copied for each hash; creating a new hash object takes half of the time of a hash."""
@@ -188,6 +188,6 @@ def _arguments(text: Any) -> Any:
 
 def _tool_hash(made: list[list[Any]]) -> bytes | None:
     """Return the hash of tool calls; None if an id is not random: `functions.search:0` occurs in every conversation."""
-    if not all(isinstance(call[0], str) and _RANDOM_END.search(call[0]) for call in made):
+    if not all(isinstance(call[0], str) and RANDOM_END.search(call[0]) for call in made):
         return None
     return hash_of(b"tool calls" + canonical(made))
