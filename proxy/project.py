@@ -106,6 +106,7 @@ class Tenant:
             charge,
             redactor,
             no_train=settings.privacy.no_train,
+            explore={policy: one.explore for policy, one in settings.learning.items()},
         )
         self._passed = PassthroughEndpoint(lambda: self.policies, upstreams, settings.proxy)
         tables = BackgroundTables(store.engine, project, store.changes)

@@ -15,7 +15,7 @@ from migrations import schema
 from migrations.views import VIEWS
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import UpstreamSettings
-from whetstone.config.rewards import JudgeSettings, RewardFunction, RewardSettings, RulerSettings
+from whetstone.config.rewards import ExploreSettings, JudgeSettings, RewardFunction, RewardSettings, RulerSettings
 from whetstone.config.settings import PREFIX, STARTER, ProjectSettings, Settings
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -53,6 +53,7 @@ def _settings() -> str:
     lines += _table("[learning.<policy>]", plain)
     lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
     lines += _table("[learning.<policy>.ruler]", RulerSettings.model_fields)
+    lines += _table("[learning.<policy>.explore]", ExploreSettings.model_fields)
     lines += _table("[judges.<name>]", JudgeSettings.model_fields)
     return "\n".join(lines)
 

@@ -122,6 +122,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of pieces that were redacted; None if redaction did not run."""
     withheld: bool = False
     """Some of the redacted pieces are in the prompt or the answer, and the token ids that spell them were removed."""
+    explored: float | None = None
+    """The temperature that its policy explored with instead of 0; None if it did not explore."""
 
     @property
     def tools(self) -> msgspec.Raw | None:

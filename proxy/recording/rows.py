@@ -99,6 +99,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
     history: bytes | None
     tool_history: bytes | None
     redactions: int | None
+    explored: float | None
 
 
 class AnswerId(msgspec.Struct, frozen=True):
@@ -259,6 +260,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         history.conversation,
         history.tool_calls,
         call.redactions,
+        call.explored,
     )
 
 

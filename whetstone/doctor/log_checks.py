@@ -66,8 +66,9 @@ MIXED = Question(
 SAMPLED = Question(
     "sampled freely",
     "Answers are sampled so that they can be trained on.",
-    "A good part of the answers cannot be weighed because of how they were sampled: leave temperature above 0, no "
-    "fixed seed within a group, and the parameters named here as they are (docs/inference.md).",
+    "A good part of the answers cannot be weighed because of how they were sampled: leave temperature above 0 (or let "
+    "the policy explore: learning.<policy>.explore), no fixed seed within a group, and the parameters named here as "
+    "they are (docs/inference.md).",
     _MORE,
 )
 TOOLS = Question(

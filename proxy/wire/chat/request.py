@@ -8,7 +8,7 @@ import msgspec
 from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import Answer, encode, raw_name, read_list
-from proxy.wire.request_body import ALWAYS, Body, deadly, why_bent
+from proxy.wire.request_body import ALWAYS, Body, deadly, exploring, why_bent
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 HARMLESS = ALWAYS | {"messages", "tools", "max_completion_tokens", "top_logprobs", "include_reasoning"}
@@ -43,7 +43,7 @@ class ChatRequest:
             RefusedField: it would stop the engine.
         """
         values, fields = body.values, body.fields
-        self._body = body
+        self._body = self._original = body
         self._for_vllm = captured
         self.model = body.model
         self.stream = body.stream
@@ -79,7 +79,14 @@ class ChatRequest:
 
     def sampling(self) -> bytes:
         """Return every other field, as one JSON object."""
-        return self._body.without("model", "messages", "tools")
+        return self._original.without("model", "messages", "tools")
+
+    def explore(self, temperature: float) -> bool:
+        """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""
+        self._body = exploring(self._original, temperature) or self._original
+        if not self.capturable or self.why_not_trained() is not None:
+            self._body = self._original
+        return self._body is not self._original
 
     def why_not_trained(self) -> str | None:
         """Return why the answer cannot be trained on (the field that changes its logprobs), or None if it can."""
