@@ -103,10 +103,11 @@ class BackgroundTables:
 
         Excludes attempts of the eval split, attempts that the app excludes from training, and shadow samples; attempts
         at temperature 0 unless their policy is in `exploring`; and attempts that a grammar or a truncation constrained,
-        which siblings would not be. None stands for an attempt in which tools were offered or used.
+        as siblings are not. None stands for an attempt in which tools were offered or used.
         """
         since, last_id = after
         last = schema.trajectories.join(schema.completions, and_(c.project == t.project, c.id == t.tail_completion_id))
+        trains = and_(c.why_not_trained.is_(None), c.constraints.is_(None))
         greedy = and_(c.why_not_trained == WhyNotTrained.GREEDY.value, t.policy.in_(exploring))
         query = (
             select(t.id, t.policy, t.task, t.ended_at, t.tail_completion_id)
@@ -114,7 +115,7 @@ class BackgroundTables:
             .where(t.project == self._project, t.ended_at >= since)
             .where(or_(t.ended_at > since, t.id > last_id))
             .where(t.policy.in_(policies), t.split == "train", t.no_train.is_(False))
-            .where(or_(c.why_not_trained.is_(None), greedy), c.prompt_token_ids.is_not(None), c.constraints.is_(None))
+            .where(or_(trains, greedy), c.prompt_token_ids.is_not(None))
             .where(c.threaded_by != "shadow", c.endpoint == "chat.completions")
             .order_by(t.ended_at, t.id)
             .limit(AT_ONCE)

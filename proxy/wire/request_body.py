@@ -222,8 +222,8 @@ _UNUSED_AT_ZERO: dict[str, Callable[[Any], bool]] = {
     "min_p": _number(0, 1),
     "seed": _integer(-(2**63), 2**63 - 1),
 }
-"""Fields that vLLM ignores at temperature 0 (`SamplingParams.__post_init__`; a seed has nothing to draw), and the values
-that it accepts."""
+"""Fields that vLLM ignores at temperature 0 (`SamplingParams.__post_init__`; a seed has nothing to draw), and the
+values that it accepts."""
 
 
 def exploring(body: Body, temperature: float) -> Body | None:
@@ -240,7 +240,9 @@ def exploring(body: Body, temperature: float) -> Body | None:
         return None
     fields = {name: piece for name, piece in body.fields.items() if name not in _UNUSED_AT_ZERO}
     used = {name: value for name, value in values.items() if name not in _UNUSED_AT_ZERO}
-    return Body(fields | {"temperature": raw(temperature)}, used | {"temperature": temperature}, body.model)
+    return msgspec.structs.replace(
+        body, fields=fields | {"temperature": raw(temperature)}, values=used | {"temperature": temperature}
+    )
 
 
 def _may_be_deep(data: bytes) -> bool:

@@ -237,7 +237,11 @@ def test_what_waits_is_told_by_who_it_waits_for(engine: Engine, seed: Seed) -> N
     seed.trajectory("open-t", "open-1", placed_at=seed.now)
     seed.trajectory("ended-t", "open-1", state="ended", created_at=seed.now + timedelta(seconds=30))
     seed.feedback("nobody", 1.0, due_at=now)
-    for reason in ("no such trajectory in this project", "no such group in this project", "its weighted parts make a reward"):
+    for reason in (
+        "no such trajectory in this project",
+        "no such group in this project",
+        "its weighted parts make a reward",
+    ):
         seed.feedback("never", 1.0, state="failed", reason=reason)
     long_ago = now - timedelta(hours=25)
     seed.feedback("never", 1.0, state="failed", reason="no such trajectory in this project", created_at=long_ago)

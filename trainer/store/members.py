@@ -84,7 +84,7 @@ def _completions(project: str, trajectory_id: str) -> Any:
     c = schema.completions.c
     columns = (c.id, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
     return (
-        select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained)
+        select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained, c.explored)
         .where(c.project == project, c.trajectory_id == trajectory_id)
         .order_by(c.turn)
     )
@@ -125,5 +125,6 @@ def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledComplet
 
 
 def _seed(row: Any) -> tuple[int, int] | None:
-    seed = (row.sampling or {}).get("seed")
+    # A call that explores is sampled without its seed.
+    seed = (row.sampling or {}).get("seed") if row.explored is None else None
     return None if seed is None else (seed, row.choice)

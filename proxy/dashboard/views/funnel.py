@@ -65,7 +65,7 @@ _FALLS: dict[Why, tuple[Stage, str]] = {
     Why.DEMONSTRATION: ("usable", "A supervised step can imitate it: `whetstone step --imitate`."),
     Why.IMPORTED: ("usable", "A supervised step can imitate it: `whetstone step --imitate`."),
     Why.EMPTY: ("usable", "Nothing to do: it has no completion."),
-    Why.GREEDY: ("usable", "Use a temperature above 0; 1.0 learns best."),
+    Why.GREEDY: ("usable", "Use a temperature above 0 (1.0 learns best), or let the policy explore."),
     Why.FIXED_SEED: ("usable", "Leave out seed, or vary it between attempts."),
     Why.SAMPLING_BENT: (
         "usable",

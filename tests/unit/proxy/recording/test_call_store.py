@@ -102,7 +102,9 @@ def test_ids_within_answers_are_stored_once_for_each_choice(engine: Engine, seed
     def calling(index: int, *ids: str) -> Any:
         return make_choice(index, message={"role": "assistant", "tool_calls": [{"id": one} for one in ids]})
 
-    twice = make_call("c0", "t0", choices=(calling(0, "call_aaaaaaaaa", "call_bbbbbbbbb"), calling(1, "call_ccccccccc")))
+    twice = make_call(
+        "c0", "t0", choices=(calling(0, "call_aaaaaaaaa", "call_bbbbbbbbb"), calling(1, "call_ccccccccc"))
+    )
     again = make_call("c1", "t1", choices=(calling(0, "call_aaaaaaaaa"),))
     for batch in ([twice, make_call("c2", "t2")], [twice, again], [again]):
         with engine.begin() as connection:
