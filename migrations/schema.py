@@ -291,14 +291,14 @@ completions = Table(
     Column(
         "constraints",
         Json,
-        comment="P: what bends the distribution that its tokens were sampled from: vLLM's own parameters, and `grammar` "
-        "with its source; NULL if nothing does",
+        comment="P: what bends the distribution that its tokens were sampled from: vLLM's own parameters, and "
+        "`grammar` with its source; NULL if nothing does",
     ),
     Column(
         "decided_tokens",
         Integer,
-        comment="T: sampled tokens that its constraints decided: a step learns nothing from them; NULL until a step has "
-        "measured it",
+        comment="T: sampled tokens that its constraints decided: a step learns nothing from them; NULL until a "
+        "step has measured it",
     ),
     Column(
         "explored",
@@ -316,6 +316,17 @@ completions = Table(
     _partial("ix_completions_prompt_history", "project", "prompt_history", "id", where="prompt_history IS NOT NULL"),
     _partial("ix_completions_retry_of", "project", "retry_of", where="retry_of IS NOT NULL"),
     comment="one choice of a served call each, with the very ids and logprobs vLLM returned",
+)
+
+answer_ids = Table(
+    "answer_ids",
+    metadata,
+    Column("project", Text, primary_key=True, comment="P: the tenant"),
+    Column("completion_id", Text, primary_key=True, comment="P: the completion whose answer has it"),
+    Column("id", Text, primary_key=True, comment="P: of a tool call or an item, as the app holds it"),
+    ForeignKeyConstraint(["project", "completion_id"], ["completions.project", "completions.id"]),
+    Index(None, "project", "id"),
+    comment="ids within answers, by which feedback may name a completion",
 )
 
 feedback = Table(
@@ -362,6 +373,7 @@ feedback = Table(
         "withdrawn_at",
         where="withdrawn_at IS NOT NULL AND state IN ('waiting', 'applied', 'superseded')",
     ),
+    _partial("ix_feedback_failed", "project", "created_at", where="state = 'failed'"),
     _partial("ix_feedback_demonstrations", "project", "created_at", "id", where="demonstration IS NOT NULL"),
     _partial("ix_feedback_unplaced", "project", "target_id", where="trajectory_id IS NULL"),
     Index(None, "project", "trajectory_id"),

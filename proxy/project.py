@@ -106,6 +106,7 @@ class Tenant:
             charge,
             redactor,
             no_train=settings.privacy.no_train,
+            explore={policy: one.explore for policy, one in settings.learning.items()},
         )
         passthrough = PassthroughEndpoint(policies, upstreams, settings.proxy)
         self.posts: dict[str, Routes] = dict.fromkeys(RECORDED, self.inference) | dict.fromkeys(
@@ -125,7 +126,7 @@ class Tenant:
             datetime.now(UTC) - SHADOWS_LATE,
         )
         self._evaluating = EvaluationSampler(tables, policies, drawing)
-        take = FeedbackIngest(recorder, self.threads, redactor)
+        take = FeedbackIngest(recorder, self.threads, redactor, partial(store.targets, project))
         ledger = Ledger(settings, store.engine, recorder, replicas, self.read_again)
         self.dashboard = dashboard.build(
             Parts(

@@ -15,7 +15,7 @@ from migrations import schema
 from migrations.views import VIEWS
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import UpstreamSettings
-from whetstone.config.rewards import JudgeSettings, RewardFunction, RewardSettings, RulerSettings
+from whetstone.config.rewards import ExploreSettings, JudgeSettings, RewardFunction, RewardSettings, RulerSettings
 from whetstone.config.settings import PREFIX, STARTER, ProjectSettings, Settings
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -54,6 +54,7 @@ def _settings() -> str:
     lines += _table("[learning.<policy>]", plain)
     lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
     lines += _table("[learning.<policy>.ruler]", RulerSettings.model_fields)
+    lines += _table("[learning.<policy>.explore]", ExploreSettings.model_fields)
     lines += _table("[judges.<name>]", JudgeSettings.model_fields)
     return "\n".join(lines)
 
@@ -125,7 +126,8 @@ def _reasons() -> str:
         _MADE,
         "# Why something was not trained on\n",
         "`why_not_trained` of a trajectory or completion is one of these, and NULL once it was trained on. A "
-        "trajectory has the reason that all its completions have, as soon as they are recorded: one that lasts wins over one that "
+        "trajectory has the reason that all its completions have, as soon as they are recorded: one that lasts wins over "
+        "one that "
         "passes (`no_reward`, `group_open`, `waiting_step`, …).\n",
         "| `why_not_trained` | meaning |\n|---|---|",
         *(f"| `{reason.value}` | {reason.meaning} |" for reason in WhyNotTrained),

@@ -16,9 +16,8 @@ from judge.decisions.model import OVER, UNCLAIMED, Feedback, FeedbackChanges, Fe
 from judge.decisions.reward_parts import Given, worth
 from whetstone.config.rewards import RewardSettings
 from whetstone.domain.reward_bounds import MAX_REWARD
+from whetstone.domain.states import UNKNOWN_GROUP, UNKNOWN_TARGET
 
-UNKNOWN_TARGET = "no such trajectory in this project"
-UNKNOWN_GROUP = "no such group in this project"
 NO_JUDGE = "no judge is set up: name one in learning.<policy>.ruler.judges"
 WAITS = "waits for its judges"
 NOT_RANKED_IN_TIME = "no judge has ranked its group in time (ruler.wait_s)"

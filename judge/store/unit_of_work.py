@@ -36,8 +36,9 @@ from judge.decisions.model import OVER, UNCLAIMED, Feedback, FeedbackContext, Gr
 from migrations import schema
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
+from whetstone.registry.completion_store import completions_named
 
-f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
+f, g, t = schema.feedback.c, schema.groups.c, schema.trajectories.c
 
 STANDING = ("applied", "used", "unused")
 """States of feedback that gave a trajectory its reward, if it was applied."""
@@ -122,7 +123,8 @@ def code_due(connection: Connection, now: datetime, limit: int) -> dict[str, lis
 
 def known(connection: Connection, project: str, batch: Sequence[Feedback]) -> FeedbackContext:
     """Return the project's records of the targets of `batch`: groups and trajectories locked."""
-    completions = _completions(connection, project, batch)
+    targets = {(one.target_id, one.choice) for one in batch if one.target_kind == "completion"}
+    completions = completions_named(connection, project, targets)
     named = {one.target_id for one in batch if one.target_kind == "trajectory"}
     named |= {trajectory_id for _, trajectory_id in completions.values()}
     named |= {name for one in batch for name in one.rewards or ()}
@@ -319,22 +321,6 @@ def _idle(since: datetime) -> ColumnElement[bool]:
 def _skip_locked(query: Select[Any]) -> Select[Any]:
     """Return the query, locking its rows, without those that other workers have locked."""
     return query.with_for_update(skip_locked=True, key_share=True)
-
-
-def _completions(
-    connection: Connection, project: str, batch: Sequence[Feedback]
-) -> dict[tuple[str, int], tuple[str, str]]:
-    """Return (target id, choice) -> (completion id, trajectory id), for our own ids and vLLM's."""
-    wanted = {(one.target_id, one.choice) for one in batch if one.target_kind == "completion"}
-    if not wanted:
-        return {}
-    ids = sorted({target_id for target_id, _ in wanted})
-    columns = select(c.id, c.upstream_id, c.choice, c.trajectory_id).where(c.project == project)
-    # Latest first: if an upstream id repeats, the earliest call overwrites the others.
-    theirs = sorted(connection.execute(columns.where(c.upstream_id.in_(ids))), key=lambda row: row.id, reverse=True)
-    ours_by_call = {(row.upstream_id, row.choice): (row.id, row.trajectory_id) for row in theirs}
-    ours = {row.id: (row.id, row.trajectory_id) for row in connection.execute(columns.where(c.id.in_(ids)))}
-    return ours_by_call | {key: ours[key[0]] for key in wanted if key[0] in ours}
 
 
 def standing(

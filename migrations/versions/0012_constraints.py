@@ -1,4 +1,4 @@
-"""What constrained the sampling of a completion, how much of it the constraint decided, and what it was asked."""
+"""What constrained the sampling of a completion, and how much of it that decided; ids within answers; prompts' hashes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -67,3 +67,27 @@ def upgrade() -> None:
         view = view.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)
     # A colon begins no parameter here.
     op.execute(sa.text(view.replace(":", r"\:")))
+    _add_answer_ids()
+    failed = sa.text("state = 'failed'")
+    op.create_index(
+        "ix_feedback_failed",
+        "feedback",
+        ["project", "created_at"],
+        sqlite_where=failed,
+        postgresql_where=failed,
+    )
+
+
+def _add_answer_ids() -> None:
+    op.create_table(
+        "answer_ids",
+        sa.Column("project", sa.Text, nullable=False, comment="P: the tenant"),
+        sa.Column("completion_id", sa.Text, nullable=False, comment="P: the completion whose answer has it"),
+        sa.Column("id", sa.Text, nullable=False, comment="P: of a tool call or an item, as the app holds it"),
+        sa.PrimaryKeyConstraint("project", "completion_id", "id", name="pk_answer_ids"),
+        sa.ForeignKeyConstraint(
+            ["project", "completion_id"], ["completions.project", "completions.id"], name="fk_answer_ids_completions"
+        ),
+        sa.Index("ix_answer_ids_project_id", "project", "id"),
+        comment="ids within answers, by which feedback may name a completion",
+    )

@@ -18,7 +18,7 @@ from proxy.api import openapi
 from proxy.api.bodies import as_json
 from proxy.api.feedback_ingest import FeedbackIngest
 from proxy.domain.feedback import read_feedback
-from proxy.domain.feedback_rows import request_row, row_of, too_late
+from proxy.domain.feedback_rows import FeedbackResult, request_row, row_of, too_late
 from proxy.domain.policies import Policies, Policy
 from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
 from proxy.http.asgi import is_admin, key_of, read_whole
@@ -79,13 +79,13 @@ def build(
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
         """Store what trajectories were worth. The answer comes once it is committed, or journaled while the database is
-        down."""
+        down; its `target` is `known`, or `unknown yet` if no such trajectory, completion or group is recorded."""
         body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
         items, batch = read_feedback(body, judges)
         now = datetime.now(UTC)
         # In order: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]
-        results = [_receipt(feedback_id) for feedback_id in await take(rows, key_of(request.scope))]
+        results = [_receipt(one) for one in await take(rows, key_of(request.scope))]
         return as_json(results if batch else results[0], status=202)
 
     @api.post("/v1/trajectories/{trajectory_id}/end", status_code=202, openapi_extra=openapi.IDEMPOTENT)
@@ -101,8 +101,8 @@ def build(
     async def ask(source: Literal["end", "close"], target_id: str, request: Request) -> Response:
         key = request.headers.get("idempotency-key")
         row = request_row(source, target_id, key, project, datetime.now(UTC))
-        (feedback_id,) = await take([row], key_of(request.scope))
-        return as_json(_receipt(feedback_id), status=202)
+        (result,) = await take([row], key_of(request.scope))
+        return as_json(_receipt(result), status=202)
 
     @api.get("/v1/feedback/{feedback_id}")
     def get_feedback(feedback_id: str, request: Request) -> Response:
@@ -153,8 +153,10 @@ def _no_route(api: FastAPI, request: Request) -> ProxyError:
     return NotFound(f"no {method} {path[:200]} here{path_hint(path)}")
 
 
-def _receipt(feedback_id: str) -> dict[str, Any]:
-    return {"id": feedback_id, "object": "feedback", "state": FeedbackState.WAITING}
+def _receipt(result: FeedbackResult) -> dict[str, Any]:
+    # Another project's target is an unknown one: that it exists must not show.
+    target = "known" if result.target_known else "unknown yet"
+    return {"id": result.id, "object": "feedback", "state": FeedbackState.WAITING, "target": target}
 
 
 def _model(name: str, policy: Policy) -> dict[str, Any]:

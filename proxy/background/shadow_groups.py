@@ -1,8 +1,9 @@
 """Sample shadow groups: siblings of an ended attempt's last turn, for a judge to rank, while vLLM is idle.
 
 No app sees them. They are off unless a policy's `shadow_share` is above 0, and never sampled where tools were offered:
-no app executes the tool calls of such an answer. Requests of apps come first: sampling is aborted when one arrives, and
-starts again when the proxy is idle.
+no app executes the tool calls of such an answer. Siblings of an attempt at temperature 0 are sampled at the temperature
+that its policy explores with: a step learns from them, not from the attempt. Requests of apps come first: sampling is
+aborted when one arrives, and starts again when the proxy is idle.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from proxy.background.store import Attempt, BackgroundTables, Mark
 from proxy.domain.address import Address
 from proxy.domain.policies import Policies
 from proxy.errors import UnknownModel, UpstreamDown
+from proxy.wire.chat.request import ChatRequest
 from proxy.wire.completions import TextRequest
 from proxy.wire.interfaces import PromptResult, raw
 from proxy.wire.request_body import Body, whole
@@ -54,6 +56,7 @@ class Shadows:
         self._max_model_len = max_model_len
         self._quiet_since_s = quiet_since_s
         self._learning = {name: one for name, one in learning.items() if one.shadow_share > 0}
+        self._exploring = [name for name, one in self._learning.items() if one.explore.temperature is not None]
         self._mark: Mark = (after, "")
         """How far the search has come."""
 
@@ -67,7 +70,9 @@ class Shadows:
         call."""
         mark = self._mark
         policies = sorted(self._learning)
-        while self._quiet() and (attempts := await asyncio.to_thread(self._tables.ended, policies, mark)):
+        while self._quiet() and (
+            attempts := await asyncio.to_thread(self._tables.ended, policies, self._exploring, mark)
+        ):
             for place, attempt in attempts:
                 if attempt is not None and not await self._try_attempt(attempt):
                     self._mark = mark
@@ -93,7 +98,7 @@ class Shadows:
         if not in_share(attempt.trajectory_id, learning.shadow_share):
             return True
         group_id = attempt.trajectory_id + SHADOW
-        request = _request(attempt, learning.shadow_size, self._max_model_len())
+        request = _request(attempt, learning, self._max_model_len())
         if request is None or await asyncio.to_thread(self._tables.group_exists, group_id):
             return True
         try:
@@ -143,9 +148,9 @@ class Shadows:
             task.cancel()
 
 
-def _request(attempt: Attempt, size: int, max_model_len: int | None) -> TextRequest | None:
-    """Return a request for `size` answers to the attempt's last turn; None if its prompt leaves no room for an
-    answer."""
+def _request(attempt: Attempt, learning: RewardSettings, max_model_len: int | None) -> TextRequest | None:
+    """Return a request for siblings of the attempt's last turn; None if its prompt leaves no room for an answer, or if
+    siblings would not be sampled as the attempt would have been at another temperature than 0."""
     given = attempt.sampling
     most = whole(given.get("max_completion_tokens")) or whole(given.get("max_tokens")) or DEFAULT_MAX_TOKENS
     if max_model_len is not None:
@@ -153,6 +158,14 @@ def _request(attempt: Attempt, size: int, max_model_len: int | None) -> TextRequ
     if most < 1:
         return None
     sampling = {name: given[name] for name in ("temperature", "stop") if given.get(name) is not None}
+    if attempt.explored is not None:
+        sampling["temperature"] = attempt.explored
+    elif sampling.get("temperature") == 0:
+        chat = ChatRequest(Body({name: raw(value) for name, value in given.items()}, dict(given), attempt.policy), True)
+        if learning.explore.temperature is None or not chat.explore(learning.explore.temperature):
+            return None
+        sampling["temperature"] = learning.explore.temperature
+    size = learning.shadow_size
     values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | sampling
     return TextRequest(
         Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True

@@ -1,6 +1,6 @@
 """The proxy's SQL for what it samples itself: held-out answers that are due, and attempts that may get siblings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, and_, or_, select
 from migrations import schema
 from proxy.recording.turn_store import turns_to
 from whetstone.database.change_detector import Changes
+from whetstone.domain.why_not_trained import WhyNotTrained
 
 AT_ONCE = 50
 """Most attempts that are read at once."""
@@ -32,6 +33,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """The conversation before its last answer."""
     prompt_token_ids: list[int]
     sampling: Mapping[str, Any]
+    explored: float | None
+    """The temperature that it was sampled at, where its app set 0; None: it was not explored."""
 
 
 class DueAnswer(msgspec.Struct, frozen=True):
@@ -93,21 +96,27 @@ class BackgroundTables:
                 schema.evaluations.update().where(self._due, e.trajectory_id == trajectory_id).values(values)
             )
 
-    def ended(self, policies: Sequence[str], after: Mark) -> list[tuple[Mark, Attempt | None]]:
+    def ended(
+        self, policies: Sequence[str], exploring: Collection[str], after: Mark
+    ) -> list[tuple[Mark, Attempt | None]]:
         """Return the next attempts that ended, the earliest first.
 
-        Excludes attempts of the eval split, attempts that the app excludes from training, and shadow samples. None
-        stands for an attempt in which tools were offered or used.
+        Excludes attempts of the eval split, attempts that the app excludes from training, and shadow samples; attempts
+        at temperature 0 unless their policy is in `exploring`; and attempts that a grammar or a truncation constrained,
+        as siblings are not. None stands for an attempt in which tools were offered or used.
         """
         since, last_id = after
         last = schema.trajectories.join(schema.completions, and_(c.project == t.project, c.id == t.tail_completion_id))
+        trains = and_(c.why_not_trained.is_(None), c.constraints.is_(None))
+        greedy = and_(c.why_not_trained == WhyNotTrained.GREEDY.value, t.policy.in_(exploring))
         query = (
             select(t.id, t.policy, t.task, t.ended_at, t.tail_completion_id)
             .select_from(last)
             .where(t.project == self._project, t.ended_at >= since)
             .where(or_(t.ended_at > since, t.id > last_id))
             .where(t.policy.in_(policies), t.split == "train", t.no_train.is_(False))
-            .where(c.why_not_trained.is_(None), c.threaded_by != "shadow", c.endpoint == "chat.completions")
+            .where(or_(trains, greedy), c.prompt_token_ids.is_not(None))
+            .where(c.threaded_by != "shadow", c.endpoint == "chat.completions")
             .order_by(t.ended_at, t.id)
             .limit(AT_ONCE)
         )
@@ -138,6 +147,7 @@ class BackgroundTables:
             messages=[msgspec.Raw(msgspec.json.encode(message)) for message in messages],
             prompt_token_ids=token_ids + turns[-1].prompt_token_ids,
             sampling=turns[-1].sampling or {},
+            explored=turns[-1].explored,
         )
 
 

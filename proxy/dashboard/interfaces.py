@@ -8,11 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from proxy.api.version_moves import Ledger
+from proxy.domain.feedback_rows import FeedbackResult
 from proxy.domain.policies import Policies
 from proxy.recording.recorder import Recorder
 from whetstone.config.settings import Settings
 
-Take = Callable[[list[dict[str, Any]], str | None], Awaitable[list[str]]]
+Take = Callable[[list[dict[str, Any]], str | None], Awaitable[list[FeedbackResult]]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Parts:
     recorder: Recorder
     ledger: Ledger
     take: Take
-    """Store rows of feedback as `POST /v1/feedback` does: redacted, committed or journalled. Return their ids."""
+    """Store rows of feedback as `POST /v1/feedback` does: redacted, committed or journalled."""
     on_step_requested: Callable[[], None]
     """Notify the trainer that a step was requested."""
 

@@ -2,5 +2,6 @@
 
 `address` lists the paths that there are, and reads where the app says a call belongs; `call` is a served call;
 `policies` chooses the version that serves it and keeps a trajectory to it; `feedback` and `feedback_rows` are what apps
-say of trajectories; `json_values` compares and bounds bodies; `eviction` chooses what leaves memory first.
+say of trajectories, `answer_ids` the names that they have for answers; `json_values` compares and bounds bodies;
+`eviction` chooses what leaves memory first.
 """

@@ -71,6 +71,11 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
     retry: bool = False
     """The client states that it has sent the request before."""
 
+    @property
+    def trains(self) -> bool:
+        """Return whether it leaves the call to training."""
+        return self.split == "train" and not self.no_train
+
 
 def is_dashboard(path: str) -> bool:
     """Return whether a request is for the dashboard."""

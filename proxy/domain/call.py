@@ -122,6 +122,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """One for each choice, if it may be continued."""
     constraints: dict[str, Any] | None = None
     """What bends the distribution that its tokens were sampled from, in vLLM's names; None: nothing does."""
+    explored: float | None = None
+    """The temperature that its policy explored with instead of 0; None if it did not explore."""
     redactions: int | None = None
     """Number of pieces that were redacted; None if redaction did not run."""
     withheld: bool = False

@@ -43,7 +43,8 @@ _SYNONYMS: dict[tuple[str, ...], str] = {
     _IDS: "id target_id run_id trace",
     ("trajectory_id",): "trace_id session_id thread_id conversation_id episode_id rollout_id root_run_id",
     ("completion_id",): (
-        "observation_id span_id generation_id call_id response_id message_id request_id step_id chat_id upstream_id"
+        "observation_id span_id generation_id call_id response_id message_id request_id step_id chat_id upstream_id "
+        "tool_call_id tool_use_id item_id"
     ),
     ("group_id",): "group group_name prompt_id task_id dataset_item_id",
     ("choice",): "index choice_index",
@@ -69,7 +70,10 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One feedback as an app posts it: one target, one value."""
 
     trajectory_id: Annotated[str | None, Meta(description="The value of `X-Trajectory-Id`.")] = None
-    completion_id: Annotated[str | None, Meta(description="`X-Completion-Id`, or the answer's own id.")] = None
+    completion_id: Annotated[
+        str | None,
+        Meta(description="`X-Completion-Id`, the answer's own id, or the id of a tool call or a Responses item in it."),
+    ] = None
     group_id: Annotated[str | None, Meta(description="Takes `rewards` or `judge`.")] = None
     choice: Annotated[int, Meta(description="Which choice of the answer, from 0.")] = 0
     reward: Annotated[float | None, Meta(description="What it was worth.")] = None

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from proxy.domain.answer_ids import answer_of
 from proxy.domain.feedback import Feedback, check_id
 from whetstone.domain.ids import new_id
 from whetstone.domain.states import FeedbackState
@@ -22,14 +23,24 @@ class FeedbackReceipt(NamedTuple):
     """It is stored: no earlier row had its key."""
 
 
+class FeedbackResult(NamedTuple):
+    """What an app learns of its feedback."""
+
+    id: str
+    target_known: bool
+    """Whether its target is recorded in this project by now."""
+
+
 def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, Any]:
     """Return the row of table `feedback` that stores this feedback."""
     value, demonstration = feedback.value, feedback.demonstration
-    final = value is not None and feedback.target != "completion_id"
+    of_completion = feedback.target == "completion_id"
+    final = value is not None and not of_completion
+    target_id: str = getattr(feedback, feedback.target)
     return _row(
         project,
         feedback.target.removesuffix("_id"),
-        getattr(feedback, feedback.target),
+        answer_of(target_id) if of_completion else target_id,
         created_at,
         choice=feedback.choice,
         reward=_THUMBS[feedback.thumbs] if feedback.thumbs else feedback.reward,

@@ -17,6 +17,11 @@ MAX_LISTED = 20
 """Most names in an error message."""
 
 
+def is_fixed_version(model: str) -> bool:
+    """Return whether an app that requests this name wants one version, whichever is live."""
+    return _NAMED_VERSION.fullmatch(model) is not None
+
+
 class Pin(msgspec.Struct, frozen=True, gc=False):
     """A version that has answered in a trajectory."""
 

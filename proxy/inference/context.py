@@ -100,6 +100,8 @@ class CallContext(msgspec.Struct):
     """See `digest`."""
     known_conversation: Conversation | None = None
     """See `conversation`."""
+    explored: float | None = None
+    """The temperature that its policy explores with instead of 0; None: it does not."""
     facts: RequestFacts | None = None
     """See `prepare_record`."""
 
@@ -137,6 +139,8 @@ class CallContext(msgspec.Struct):
         )
         if self.address.group_id is not None:
             lines += f"x-group-id: {self.address.group_id}\r\n"
+        if self.explored is not None:
+            lines += f"x-explored: {self.explored:g}\r\n"
         if self.dropped:
             lines += "x-whetstone-recorded: false\r\n"
         return lines.encode()
@@ -208,6 +212,7 @@ class CallContext(msgspec.Struct):
                     if len(one.choices) == 1
                     else tuple([hasher.history(conversation, choice) for choice in one.choices]),
                     facts.constraints,
+                    self.explored,
                 )
             )
         return calls

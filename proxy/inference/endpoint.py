@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.domain.address import address_of
 from proxy.domain.call import Status
-from proxy.domain.policies import Policies, pin_of
+from proxy.domain.policies import Policies, is_fixed_version, pin_of
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.http.asgi import (
     PRINCIPAL,
@@ -43,8 +43,11 @@ from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 from proxy.wire.sse import Stream
 from whetstone.config.proxy import ProxySettings
+from whetstone.config.rewards import ExploreSettings
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import new_id
+from whetstone.domain.sampling_share import in_share
+from whetstone.domain.why_not_trained import WhyNotTrained
 
 JSON = (b"content-type", b"application/json")
 _NO_ADDRESS: Mapping[str, str] = {}
@@ -75,10 +78,16 @@ class Inference:
         redactor: Redactor | None = None,
         *,
         no_train: bool = False,
+        explore: Mapping[str, ExploreSettings] | None = None,
     ) -> None:
-        """Create the endpoint. `no_train`: exclude every call from training, whatever the call requests."""
+        """Create the endpoint.
+
+        `no_train`: exclude every call from training, whatever the call requests. `explore`: by policy, how its calls
+        with temperature 0 are explored.
+        """
         self._redactor = redactor
         self._no_train = no_train
+        self._explore = {policy: one for policy, one in (explore or {}).items() if one.share > 0}
         self._finisher = CallFinisher(recorder, resolver, replays, charge)
         self._project = project
         self._policies = policies
@@ -197,6 +206,8 @@ class Inference:
         context.place = resolver.resolve_in_memory(*call) or await resolver.resolve(*call)
         stream: Stream | None = None
         try:
+            if self._explore:
+                await self._may_explore(context)
             try:
                 response = await upstream.ask(self._choose_version, context, headers)
                 context.server = response.server
@@ -227,6 +238,22 @@ class Inference:
         finally:
             if not context.recorded:  # the result could not be recorded
                 self._finisher.on_discarded(context)
+
+    async def _may_explore(self, context: CallContext) -> None:
+        """Let the call explore if it is among those that its policy explores with.
+
+        The trajectory and the request decide, so a retry has the same temperature as the call that it repeats. A call
+        to a fixed version gets what that version answers at temperature 0: its app compares versions.
+        """
+        explore, request, place = self._explore.get(context.speaker.policy), context.request, context.place
+        if explore is None or explore.temperature is None or request.why_not_trained() != WhyNotTrained.GREEDY:
+            return
+        assert place is not None
+        wanted = context.address.trains and not is_fixed_version(request.model)
+        if not (wanted and in_share(f"{place.trajectory_id} {context.digest}", explore.share)):
+            return
+        if await self._resolver.trains(place.trajectory_id) and request.explore(explore.temperature):
+            context.explored = explore.temperature
 
     def _choose_version(self, context: CallContext, headers: Mapping[bytes, bytes]) -> Request:
         """Return the request for the current state: after a wait, another version may have to answer.

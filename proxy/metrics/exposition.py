@@ -117,6 +117,7 @@ def queues_of(queues: Queues) -> list[Metric]:
         _one("whetstone_open_trajectories", queues.open_trajectories),
         _one("whetstone_assembly_lag_seconds", queues.assembly_lag_s),
         _one("whetstone_feedback_waiting", queues.feedback_waiting),
+        _one("whetstone_feedback_without_target", queues.feedback_without_target),
         _some("whetstone_groups", [(key, count) for key, (count, _) in sorted(queues.groups.items())]),
         _some("whetstone_group_waits_seconds", [(key, waits_s) for key, (_, waits_s) in sorted(queues.groups.items())]),
         _some("whetstone_groups_waiting_for_judges", _by_policy(queues.for_judges)),

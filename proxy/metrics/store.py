@@ -18,12 +18,20 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Engine, Row, func, literal, select, union_all
 
 from migrations import schema
-from whetstone.domain.states import UNFINISHED_GROUP_STATES, FeedbackState, GroupState, StepState, TrajectoryStatus
+from whetstone.domain.states import (
+    TARGET_NEVER_CAME,
+    UNFINISHED_GROUP_STATES,
+    FeedbackState,
+    GroupState,
+    StepState,
+    TrajectoryStatus,
+)
 
 p, g, t, f = schema.policies.c, schema.groups.c, schema.trajectories.c, schema.feedback.c
 s, j, d = schema.steps.c, schema.judgements.c, schema.judge_days.c
 
 RECENTLY = timedelta(hours=1)
+A_DAY = timedelta(days=1)
 _WAITING = (GroupState.CLOSED, GroupState.SCORED)
 """States of groups that wait for a judge or a step."""
 FIGURES = (
@@ -41,6 +49,8 @@ class Queues:
     open_trajectories: int
     assembly_lag_s: float
     feedback_waiting: int
+    feedback_without_target: int
+    """Feedback of the last day whose target never came."""
     groups: Mapping[tuple[str, str], tuple[int, float | None]]
     """Policy and state -> number of groups, and how long the oldest has waited; None while it is open or claimed."""
     for_judges: Mapping[str, int]
@@ -92,6 +102,13 @@ class MetricTables:
                 open_trajectories=_count(connection, _is(t.state, TrajectoryStatus.OPEN)),
                 assembly_lag_s=_lag_s(connection, now),
                 feedback_waiting=_count(connection, _is(f.state, FeedbackState.WAITING), f.due_at.is_not(None)),
+                feedback_without_target=_count(
+                    connection,
+                    _is(f.state, FeedbackState.FAILED),
+                    f.project.in_(self._projects),
+                    f.created_at >= now - A_DAY,
+                    f.reason.in_(TARGET_NEVER_CAME),
+                ),
                 groups=self._groups(connection, policies, now),
                 for_judges=self._for_judges(connection, policies),
                 judged=self._judged(connection),

@@ -27,6 +27,7 @@ from proxy.recording.rows import (
     NewCompletion,
     TrajectoryCounts,
     TrajectoryRow,
+    answer_ids,
     completion_row,
     group_row,
     new_completions,
@@ -134,7 +135,10 @@ class CallRows:
         # silently.
         rows = [*chain.from_iterable(begun.values()), *chain.from_iterable(gone_on.values())]
         insert_many(connection, schema.completions, rows, on=("project", "id"), pause=self._pause)
-        _continue(connection, batch, rows)
+        written = {(row.project, row.id) for row in rows}
+        new = [one for one in batch if one.key in written]
+        insert_many(connection, schema.answer_ids, [inner_id for one in new for inner_id in answer_ids(one)])
+        _continue(connection, new)
 
     def _begin(
         self, connection: Connection, of_each: Mapping[Key, list[NewCompletion]]
@@ -240,11 +244,10 @@ def _reason(before: _OpenTrajectory, one: NewCompletion, row: CompletionRow) -> 
     return before.reason
 
 
-def _continue(connection: Connection, batch: Sequence[NewCompletion], written: Iterable[CompletionRow]) -> None:
+def _continue(connection: Connection, new: Sequence[NewCompletion]) -> None:
     """Note which completions are continued by what was written; the first continuation counts."""
-    new = {(row.project, row.id) for row in written}
     # Reversed, so that the first one stays; written in a fixed order, to avoid deadlocks.
-    firsts = [one.call for one in reversed(batch) if one.choice.index == 0 and one.key in new]
+    firsts = [one.call for one in reversed(new) if one.choice.index == 0]
     by = {(call.project, call.extends): call.id for call in firsts if call.extends and call.status == "complete"}
     rows = [{"project": key[0], "id": key[1], "continued_by": call_id} for key, call_id in sorted(by.items())]
     update_many(connection, schema.completions, rows, only_null="continued_by")

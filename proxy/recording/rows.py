@@ -1,5 +1,5 @@
-"""Build the rows of groups, trajectories and completions from a served call, in the form that `whetstone.database.bulk`
-takes. Pure.
+"""Build the rows of groups, trajectories, completions and their ids from a served call, in the form that
+`whetstone.database.bulk` takes. Pure.
 
 JSON from apps and vLLM is decoded and encoded compactly, so that plain SQL finds equal values whatever their original
 spelling.
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.domain.answer_ids import ids_in
 from proxy.domain.call import Call, Choice
 from proxy.recording.prefix_delta import RequestMessages, TurnDelta
 from whetstone.database.bulk import raw_ids
@@ -101,6 +102,15 @@ class CompletionRow(msgspec.Struct, frozen=True):
     prompt_history: bytes | None
     redactions: int | None
     constraints: bytes | None
+    explored: float | None
+
+
+class AnswerId(msgspec.Struct, frozen=True):
+    """An id within a completion's answer."""
+
+    project: str
+    completion_id: str
+    id: str
 
 
 class TrajectoryCounts(msgspec.Struct):
@@ -256,7 +266,13 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         history.prompt,
         call.redactions,
         None if call.constraints is None else as_json_bytes(call.constraints),
+        call.explored,
     )
+
+
+def answer_ids(one: NewCompletion) -> list[AnswerId]:
+    """Return the rows of the ids within an answer, besides its own."""
+    return [AnswerId(*one.key, inner_id) for inner_id in ids_in(one.choice.message)]
 
 
 def _compact(raw: msgspec.Raw) -> bytes | None:

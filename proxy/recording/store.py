@@ -5,7 +5,7 @@ Calls, turns and retries are in `call_store`, `turn_store` and `retry_store`.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -30,11 +30,13 @@ from proxy.domain.feedback_rows import FeedbackReceipt
 from proxy.domain.policies import Canary, Policy
 from proxy.recording.call_store import CallRows, erased_feedback
 from proxy.recording.reason_store import TRAJECTORY, WHY_NOT_TRAINED
+from whetstone.database.bulk import present
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import Transactions, insert_all_new, of_one_writer
 from whetstone.database.sanitize import insert_storable, storable
 from whetstone.database.types import Json, Utc
 from whetstone.domain.states import FeedbackState, GroupState, TrajectoryStatus, VersionState
+from whetstone.registry.completion_store import completions_named
 
 REVIEWS_AT_ONCE = 20
 
@@ -115,6 +117,27 @@ class Store:
                     row_id = connection.execute(earlier).scalar_one()
             receipts.append(FeedbackReceipt(row_id, new))
         return receipts
+
+    def targets(self, project: str, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Return the trajectory or group that each row of feedback is about; None where the project has none (yet).
+
+        What another project has takes the same statements as what nobody has.
+        """
+        trajectory_ids = sorted({row["target_id"] for row in rows if row["target_kind"] == "trajectory"})
+        group_ids = sorted({row["target_id"] for row in rows if row["target_kind"] == "group"})
+        names = {(row["target_id"], row["choice"]) for row in rows if row["target_kind"] == "completion"}
+        with self._reader.connect() as connection:
+            trajectories = present(connection, schema.trajectories, project, trajectory_ids) if trajectory_ids else []
+            groups = present(connection, schema.groups, project, group_ids) if group_ids else []
+            completions = completions_named(connection, project, names)
+        by_name = {name: trajectory_id for name, (_, trajectory_id) in completions.items()}
+        by_id = {("trajectory", one): one for _, one in trajectories} | {("group", one): one for _, one in groups}
+        return [
+            by_name.get((row["target_id"], row["choice"]))
+            if row["target_kind"] == "completion"
+            else by_id.get((row["target_kind"], row["target_id"]))
+            for row in rows
+        ]
 
     def withdraw_feedback(self, connection: Connection, project: str, feedback_id: str, now: datetime) -> None:
         """Note that an app withdraws feedback, unless a step has claimed its target. Feedback in a final state is not

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select
 from migrations import schema
 
 c = schema.completions.c
-_COLUMNS = (c.follows, c.new_messages, c.tools, c.response, c.prompt_token_ids, c.token_ids, c.sampling)
+_COLUMNS = (c.follows, c.new_messages, c.tools, c.response, c.prompt_token_ids, c.token_ids, c.sampling, c.explored)
 
 
 def turns_to(connection: Connection, project: str, completion_id: str | None) -> list[Any]:

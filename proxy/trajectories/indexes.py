@@ -216,6 +216,8 @@ class TrajectoryState(msgspec.Struct, gc=False):
     """The trajectory that continues under its name."""
     pins: Pins = ()
     """The versions that answered in it, as far as known."""
+    trains: bool | None = None
+    """Whether it is left to training: neither of the split `eval` nor excluded; None: not known."""
 
 
 class Repeatable(msgspec.Struct, frozen=True, gc=False):

@@ -37,6 +37,8 @@ MOST_HOPS = 1000
 MOST_ALIKE, MOST_COMPARED = 1000, 64
 """Most heads with the same prompt that are looked at, and most open ones among them whose answers are compared with a
 rewritten one, the latest heads each time. If there are more, only an id of the answer decides."""
+_BEGINNINGS = ("new", "fork", "after")
+"""Rules by which a call is the first of its trajectory."""
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +161,17 @@ class TrajectoryResolver:
         if call.status != "complete" and call.address.trajectory_id is None:
             missed = Repeatable(call.trajectory_id, call.extends, call.address.turn_key, call.created_at_s)
             self._unanswered.add(call.request_digest, call.id, missed)
+
+    async def trains(self, trajectory_id: str) -> bool:
+        """Return whether a trajectory is left to training: its first call decided that, which may be another proxy's.
+        False while the database cannot tell."""
+        trail = self._see(trajectory_id, time.time())
+        if trail.trains is None:
+            stated = await self._tables.trains(trajectory_id)
+            if stated is None:  # no call of it is recorded yet
+                return True
+            trail.trains = stated
+        return trail.trains
 
     def ended(self, name: str) -> None:
         """Note that a trajectory is over. `name` is its id, or an id of one of its completions that feedback may
@@ -335,7 +348,11 @@ class TrajectoryResolver:
         if address.trajectory_id is None:
             repeatable = Repeatable(place.trajectory_id, place.extends, address.turn_key, now_s)
             self._running.add(question, call_id, repeatable)
-        self._see(place.trajectory_id, now_s)
+        trail = self._see(place.trajectory_id, now_s)
+        if not address.trains:
+            trail.trains = False
+        elif place.by in _BEGINNINGS:
+            trail.trains = True
         self.placed[place.by] += 1
         return place
 

@@ -79,6 +79,11 @@ class ThreadTables:
         exist."""
         return await self._answered(lambda: self._trail(trajectory_id, since_s), None)
 
+    async def trains(self, trajectory_id: str) -> bool | None:
+        """Return whether a trajectory is left to training; None: it does not exist. False: the database cannot be
+        reached, or it is not."""
+        return await self._answered(lambda: self._trains(trajectory_id), otherwise=False)
+
     async def unanswered(self, digest: str, turn_key: str | None, since_s: float) -> list[Repeatable]:
         """Return calls since `since_s` with this body, and this turn key if one is given, that did not get a whole
         answer."""
@@ -185,6 +190,12 @@ class ThreadTables:
         return TrajectoryState(
             row.tail_completion_id, row.last_seen_at.timestamp(), over=over, successor=successor, pins=pins
         )
+
+    def _trains(self, trajectory_id: str) -> bool | None:
+        query = select(t.split, t.no_train).where(t.project == self._project, t.id == trajectory_id)
+        with self._reader.connect() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else row.split == "train" and not row.no_train
 
     def _pins(self, connection: Connection, trajectory_ids: Collection[str]) -> Mapping[str, Pins]:
         """Return the versions that answered in each of these trajectories."""

@@ -23,7 +23,7 @@ from proxy.wire.interfaces import (
     read_text,
 )
 from proxy.wire.parameters import constraints_of, why_bent
-from proxy.wire.request_body import Body, deadly, whole
+from proxy.wire.request_body import Body, deadly, exploring, whole
 from proxy.wire.sse import ChunkStream
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -51,7 +51,7 @@ class TextRequest:
             RefusedField: it would stop the engine.
         """
         values = body.values
-        self._body = body
+        self._body = self._original = body
         self._for_vllm = captured
         if values.get("echo") and values.get("logprobs") is not None:
             raise deadly("logprobs")
@@ -94,7 +94,14 @@ class TextRequest:
 
     def sampling(self) -> bytes:
         """Return every field except model and prompt."""
-        return self._body.without("model", "prompt")
+        return self._original.without("model", "prompt")
+
+    def explore(self, temperature: float) -> bool:
+        """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""
+        self._body = exploring(self._original, temperature) or self._original
+        if not self.capturable or self.why_not_trained() is not None:
+            self._body = self._original
+        return self._body is not self._original
 
     def why_not_trained(self) -> str | None:
         """Return why no step may train on the answer, or None if it may."""

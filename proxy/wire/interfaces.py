@@ -66,6 +66,12 @@ class DialectRequest(Protocol):
     def conversation(self) -> list[msgspec.Raw]:
         """The same as chat messages, if a chat stands for it."""
 
+    def explore(self, temperature: float) -> bool:
+        """Sample at this temperature if the app set 0, so that the answer can be trained on.
+
+        Return False, and change nothing, if the app did not, or if something else keeps the answer from training.
+        """
+
     def may_continue(self) -> bool:
         """Return whether the conversation may contain an answer that it continues. A quick check."""
 
@@ -74,7 +80,7 @@ class DialectRequest(Protocol):
         """The request's tools, as they came; JSON null if it has none."""
 
     def sampling(self) -> bytes:
-        """Return every field that is neither model, conversation nor tools, as one JSON object."""
+        """Return every field of the app's that is neither model, conversation nor tools, as one JSON object."""
 
     def why_not_trained(self) -> str | None:
         """Return why no step may train on the answer, or None if it may."""

@@ -60,6 +60,10 @@ class NativeRequest(MessagesOrResponses):
     conversation = MessagesOrResponses.messages
     """The messages: no chat stands for them."""
 
+    def explore(self, temperature: float) -> bool:
+        """Return False: the answer is never trained on."""
+        return False
+
     def may_continue(self) -> bool:
         """Return True: each dialect marks an answer in its own way, so one may be there."""
         return True

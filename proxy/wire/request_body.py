@@ -1,6 +1,9 @@
-"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure."""
+"""Read a body of any dialect: a JSON object with a model, and without fields that control the server. Pure.
 
-from collections.abc import Container, Iterator
+`exploring` gives it another temperature.
+"""
+
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +13,7 @@ import msgspec
 from proxy.domain.call import NULL
 from proxy.domain.json_values import MAX_DEPTH, depth
 from proxy.errors import BadRequest, NotJson, RefusedField
-from proxy.wire.interfaces import decode, encode, read_object
+from proxy.wire.interfaces import decode, encode, raw, read_object
 
 REFUSED = frozenset(
     {
@@ -162,6 +165,43 @@ def deadly(field: str) -> RefusedField:
     """Return the error for a field that would stop vLLM's engine for everyone, because it makes vLLM compute the
     prompt's logprobs."""
     return RefusedField(f"{field!r} is not served here: it would stop the engine; leave it out", param=field)
+
+
+def _number(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and low <= value <= high
+
+
+def _integer(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+_UNUSED_AT_ZERO: dict[str, Callable[[Any], bool]] = {
+    "top_p": lambda value: _number(0, 1)(value) and value > 0,
+    "top_k": _integer(-1, 2**31 - 1),
+    "min_p": _number(0, 1),
+    "seed": _integer(-(2**63), 2**63 - 1),
+}
+"""Fields that vLLM ignores at temperature 0 (`SamplingParams.__post_init__`; a seed has nothing to draw), and the
+values that it accepts."""
+
+
+def exploring(body: Body, temperature: float) -> Body | None:
+    """Return the body with this temperature in place of 0, without the fields that vLLM ignores at temperature 0.
+
+    None if the temperature is not 0, or if vLLM refuses the body: the app is to get that error.
+    """
+    values = body.values
+    stated = values.get("temperature")
+    # At temperature 0 vLLM refuses more than one choice.
+    if type(stated) not in (int, float) or stated != 0 or whole(values.get("n")) not in (None, 1):
+        return None
+    if not all(values.get(name) is None or is_valid(values[name]) for name, is_valid in _UNUSED_AT_ZERO.items()):
+        return None
+    fields = {name: piece for name, piece in body.fields.items() if name not in _UNUSED_AT_ZERO}
+    used = {name: value for name, value in values.items() if name not in _UNUSED_AT_ZERO}
+    return msgspec.structs.replace(
+        body, fields=fields | {"temperature": raw(temperature)}, values=used | {"temperature": temperature}
+    )
 
 
 def _may_be_deep(data: bytes) -> bool:

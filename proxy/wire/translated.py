@@ -52,6 +52,7 @@ class TranslatedRequest(MessagesOrResponses):
         self.error = error_of
         self.conversation = request.messages
         # What vLLM gets is the chat, so the chat decides these.
+        self.explore = request.explore
         self.may_continue = request.may_continue
         self.why_not_trained = request.why_not_trained
         self.constraints = request.constraints

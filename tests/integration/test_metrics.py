@@ -237,6 +237,14 @@ def test_what_waits_is_told_by_who_it_waits_for(engine: Engine, seed: Seed) -> N
     seed.trajectory("open-t", "open-1", placed_at=seed.now)
     seed.trajectory("ended-t", "open-1", state="ended", created_at=seed.now + timedelta(seconds=30))
     seed.feedback("nobody", 1.0, due_at=now)
+    for reason in (
+        "no such trajectory in this project",
+        "no such group in this project",
+        "its weighted parts make a reward",
+    ):
+        seed.feedback("never", 1.0, state="failed", reason=reason)
+    long_ago = now - timedelta(hours=25)
+    seed.feedback("never", 1.0, state="failed", reason="no such trajectory in this project", created_at=long_ago)
     step(seed, 1, "claimed", lease_until=seed.now + timedelta(seconds=90))
     metrics = queues_of(MetricTables(engine, ["default"]).queues(now))
     assert figures(metrics, "whetstone_groups") == {
@@ -250,6 +258,7 @@ def test_what_waits_is_told_by_who_it_waits_for(engine: Engine, seed: Seed) -> N
     assert figures(metrics, "whetstone_open_trajectories") == {(): 1}
     assert figures(metrics, "whetstone_assembly_lag_seconds") == {(): 70.0}
     assert figures(metrics, "whetstone_feedback_waiting") == {(): 1}
+    assert figures(metrics, "whetstone_feedback_without_target") == {(): 2}
     assert figures(metrics, "whetstone_step_running_seconds") == {("starter",): 100.0}
     assert figures(metrics, "whetstone_step_silent_seconds") == {("starter",): 10.0}
     assert figures(metrics, "whetstone_policy_state") == {("starter", "training"): 1.0}

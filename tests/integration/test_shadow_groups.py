@@ -26,7 +26,7 @@ from tests.unit.proxy.conftest import (
     settings_for,
     wait_for,
 )
-from whetstone.config.rewards import RewardSettings
+from whetstone.config.rewards import ExploreSettings, RewardSettings
 from whetstone.domain.sampling_share import in_share
 
 pytestmark = pytest.mark.slow  # each waits until it is quiet
@@ -156,6 +156,30 @@ def test_what_must_not_be_drawn_again_is_not(shadowed: RunningProxy, fake_vllm: 
     shadows(shadowed)
     assert len(vllm.drawn) == 1
     assert [group.id for group in shadowed.rows(schema.groups, formed_by="shadow")] == ["plain.shadow"]
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_a_call_at_temperature_0_gets_siblings_at_the_temperature_that_its_policy_explores_with(
+    sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Start, share: float
+) -> None:
+    explore = ExploreSettings(temperature=0.7, share=share)
+    learning = {"starter": RewardSettings(shadow_share=1.0, shadow_size=2, explore=explore)}
+    proxy, vllm = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, learning=learning)), Vllm(fake_vllm)
+    # Siblings have no grammar.
+    proxy.chat({"X-Trajectory-Id": "bound"}, temperature=0, response_format={"type": "json_object"})
+    proxy.chat({"X-Trajectory-Id": "t"}, temperature=0, top_p=0.5, seed=7, max_tokens=9)
+    proxy.recorded(2)
+    for name in ("bound", "t"):
+        end(proxy, trajectory_id=name, reward=1.0)
+    drawn = shadows(proxy)
+    (body,) = vllm.drawn
+    assert (body["prompt"], body["n"], body["temperature"], body["max_tokens"]) == (PROMPT_IDS, 2, 0.7, 9)
+    assert not {"top_p", "seed"} & body.keys()
+    assert {(row.why_not_trained, row.sampling["temperature"]) for row in drawn} == {(None, 0.7)}
+    (original,) = proxy.rows(trajectory_id="t")
+    assert (original.why_not_trained, original.explored) == ((None, 0.7) if share else ("greedy", None))
+    sweep(proxy.engine, proxy.settings.groups, datetime.now(UTC), learning=learning)
+    assert len(proxy.rows(schema.trajectories, group_id="t.shadow")) == 3
 
 
 def test_without_a_share_nothing_is_drawn(plain_proxy: RunningProxy, fake_vllm: FakeVllm) -> None:

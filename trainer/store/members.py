@@ -129,5 +129,6 @@ def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledComplet
 
 
 def _seed(row: Any) -> tuple[int, int] | None:
-    seed = (row.sampling or {}).get("seed")
+    # A call that explores is sampled without its seed.
+    seed = (row.sampling or {}).get("seed") if row.explored is None else None
     return None if seed is None else (seed, row.choice)

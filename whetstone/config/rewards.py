@@ -147,6 +147,24 @@ class RulerSettings(Section):
         return (*self.judges, *self.fallback, *((self.strong,) if self.strong else ()))
 
 
+class ExploreSettings(Section):
+    """How a policy learns from apps that set temperature 0, with which nothing is sampled."""
+
+    share: float = Field(0, ge=0, le=1)
+    """Share of the calls with temperature 0 that are sampled at `temperature` instead; the response says so
+    (`X-Explored`). Never explored: the split `eval`, `X-No-Train`, calls to a fixed version (`policy@v3`), and calls
+    that something else keeps from training."""
+    temperature: float | None = Field(None, ge=0.01, le=2)
+    """Temperature to explore with; unset: the policy does not explore. Shadow siblings (`shadow_share`) of calls with
+    temperature 0 are sampled at it too, whatever `share` is."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.share and self.temperature is None:
+            raise ValueError("explore.share needs explore.temperature, the temperature to explore with")
+        return self
+
+
 class RewardSettings(Section):
     """How one policy's attempts are rewarded, and what their rewards are compared with."""
 
@@ -166,6 +184,8 @@ class RewardSettings(Section):
     """Functions and programs that score every finished trajectory of the policy."""
     ruler: RulerSettings = RulerSettings()
     """How judges rank the policy's groups: `[learning.<policy>.ruler]`."""
+    explore: ExploreSettings = ExploreSettings()
+    """How calls with temperature 0 are explored: `[learning.<policy>.explore]`."""
 
     @field_validator("weights")
     @classmethod

@@ -109,3 +109,9 @@ class FeedbackState(StrEnum):
     """No step will train on it; `reason` says why."""
     FAILED = "failed"
     """It could not be applied; `reason` says why."""
+
+
+UNKNOWN_TARGET = "no such trajectory in this project"
+UNKNOWN_GROUP = "no such group in this project"
+TARGET_NEVER_CAME = (UNKNOWN_TARGET, UNKNOWN_GROUP)
+"""Reasons of failed feedback whose target was not recorded in time."""

@@ -120,6 +120,10 @@ DATABASE = (
     ),
     _gauge("whetstone_feedback_waiting", "Feedback whose target is not recorded yet."),
     _gauge(
+        "whetstone_feedback_without_target",
+        "Feedback that arrived within the last day and failed because its target never came.",
+    ),
+    _gauge(
         "whetstone_groups",
         "Groups that are not over, by state: open, closed (they wait for rewards), scored (for a step), claimed.",
         "policy",

@@ -38,7 +38,7 @@ e, x, j, s, m = (
     schema.steps.c,
     schema.step_trajectories.c,
 )
-b, p = schema.baselines.c, schema.policies.c
+a, b, p = schema.answer_ids.c, schema.baselines.c, schema.policies.c
 
 Transaction = Callable[[Connection], Any]
 Transactions = Generator[Transaction, Any, dict[str, Any]]
@@ -149,7 +149,11 @@ def _delete_some(
         _forget_judgements(connection, project, groups, gone)
         _forget_feedback(connection, project, groups, gone)
         _forget_copies(connection, project, gone)
-        deleted = connection.execute(delete(schema.completions).where(c.project == project, c.trajectory_id.in_(gone)))
+        of_gone = and_(c.project == project, c.trajectory_id.in_(gone))
+        connection.execute(
+            delete(schema.answer_ids).where(a.project == project, a.completion_id.in_(select(c.id).where(of_gone)))
+        )
+        deleted = connection.execute(delete(schema.completions).where(of_gone))
         connection.execute(delete(schema.trajectories).where(t.project == project, t.id.in_(gone)))
         _look_again(connection, project, groups, now)
         store.add(connection, erasure, len(gone), deleted.rowcount, versions)
@@ -186,10 +190,12 @@ def _groups(connection: Connection, project: str, ids: Collection[str]) -> list[
 def _feedback_on(project: str, ids: Collection[str]) -> ColumnElement[bool]:
     """Return the condition for feedback on these trajectories and their completions, matched or still waiting."""
     here = (c.project == project, c.trajectory_id.in_(ids))
+    completion_ids = select(c.id).where(*here)
     named = or_(
         f.target_id.in_(ids),
-        f.target_id.in_(select(c.id).where(*here)),
+        f.target_id.in_(completion_ids),
         f.target_id.in_(select(c.upstream_id).where(*here)),
+        f.target_id.in_(select(a.id).where(a.project == project, a.completion_id.in_(completion_ids))),
     )
     matched = or_(f.trajectory_id.in_(ids), and_(f.trajectory_id.is_(None), named))
     return and_(f.project == project, matched, f.target_kind != "group")

@@ -2,5 +2,6 @@
 
 `projects` prepares the database for the settings. `versions` (with `version_store`) makes versions live and
 `manual_moves` does it for an administrator; `adapters` checks, loads and copies their files.
-`api_key_store` stores keys, the first one before a proxy listens.
+`api_key_store` stores keys, the first one before a proxy listens. `completion_store` finds the completions that apps
+name in feedback.
 """

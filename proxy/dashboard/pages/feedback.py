@@ -104,9 +104,9 @@ async def review(request: FormRequest) -> ActionResult:
     if comment := request.form.get("comment", "").strip():
         body["comment"] = comment
     (parsed,), _ = read_feedback(msgspec.json.encode(body))
-    (feedback_id,) = await request.parts.take([row_of(parsed, request.project, request.now)], request.visitor.key_id)
+    (result,) = await request.parts.take([row_of(parsed, request.project, request.now)], request.visitor.key_id)
     summary = f"thumbs {body['thumbs']}" if "thumbs" in body else f"reward {body['reward']:g}"
-    return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {feedback_id}).")
+    return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {result.id}).")
 
 
 def _reward(text: str) -> float:

@@ -9,7 +9,7 @@ from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import Answer, encode, raw_name, read_list
 from proxy.wire.parameters import BUDGET, constraints_of, grammar_of, why_bent
-from proxy.wire.request_body import Body, deadly
+from proxy.wire.request_body import Body, deadly, exploring
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ANSWER_OPTIONS = frozenset(
@@ -42,7 +42,7 @@ class ChatRequest:
             RefusedField: it would stop the engine.
         """
         values, fields = body.values, body.fields
-        self._body = body
+        self._body = self._original = body
         self._for_vllm = captured
         self.model = body.model
         self.stream = body.stream
@@ -78,7 +78,14 @@ class ChatRequest:
 
     def sampling(self) -> bytes:
         """Return every other field, as one JSON object."""
-        return self._body.without("model", "messages", "tools")
+        return self._original.without("model", "messages", "tools")
+
+    def explore(self, temperature: float) -> bool:
+        """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""
+        self._body = exploring(self._original, temperature) or self._original
+        if not self.capturable or self.why_not_trained() is not None:
+            self._body = self._original
+        return self._body is not self._original
 
     def why_not_trained(self) -> str | None:
         """Return why no step may train on the answer, or None if it may."""

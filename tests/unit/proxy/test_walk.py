@@ -1,7 +1,6 @@
 """How many files a request passes: a walk that a reader can follow stays short."""
 
 import os
-import sys
 import threading
 import time
 import types
@@ -62,7 +61,5 @@ def test_a_streamed_call_passes_few_files(
     # The first call also meets what is read once.
     walk = set.intersection(*to_the_last_byte[1:])
     whole = set.intersection(*to_sql[1:])
-    if os.environ.get("PRINT_WALK"):
-        sys.stderr.write("\n".join([f"{len(walk)} to the last byte", *sorted(walk), f"{len(whole)} to SQL", *sorted(whole - walk)]))
     assert len(walk) <= MOST_TO_THE_LAST_BYTE, sorted(walk)
     assert len(whole) <= MOST_TO_SQL, sorted(whole - walk)

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from judge.settlement.sweep import sweep
 from migrations import schema
+from proxy.recording.store import Store
 from tests.conftest import Seed
-from tests.unit.proxy.conftest import RunningProxy
+from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, answer
 from tests.unit.proxy.domain.test_feedback import WRONG
 from whetstone.config.settings import GroupSettings
 
@@ -180,3 +182,107 @@ def test_attempts_drawn_for_people_are_listed_with_what_was_said_until_they_tell
     post(proxy, trajectory_id="drawn", thumbs="up")
     judge(proxy)
     assert proxy.client.get("/v1/reviews").json()["data"] == []
+
+
+TOOL_CALLS = [
+    {"id": f"chatcmpl-tool-{letter * 32}", "type": "function", "function": {"name": "move", "arguments": "{}"}}
+    for letter in "ab"
+]
+
+
+def calling_tools(handler: FakeHandler, body: dict[str, Any]) -> None:
+    """Answer with two tool calls."""
+    said = answer(body.get("n", 1))
+    for choice in said["choices"]:
+        choice["message"] |= {"content": None, "tool_calls": TOOL_CALLS}
+    handler.whole(200, said)
+
+
+def test_a_tool_call_names_the_completion_that_made_it(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+    fake_vllm.script = calling_tools
+    proxy.chat({"X-Trajectory-Id": "t"})
+    proxy.recorded()
+    target = TOOL_CALLS[1]["id"]
+    posted = proxy.client.post("/v1/feedback", json={"completion_id": target, "reward": 0.25, "final": True}).json()
+    assert posted["target"] == "known"
+    judge(proxy)
+    (completion,) = proxy.rows()
+    found = state_of(proxy, posted["id"])
+    assert (found["state"], found["trajectory_id"], found["completion_id"]) == ("applied", "t", completion.id)
+    (trajectory,) = proxy.rows(schema.trajectories)
+    assert (trajectory.reward, trajectory.reward_source, trajectory.state) == (0.25, "completions", "rewarded")
+    # It ended the trajectory for this proxy too.
+    assert proxy.chat({"X-Trajectory-Id": "t"}).headers["x-trajectory-id"] != "t"
+
+
+def test_an_item_of_a_response_names_the_answer_that_has_it(proxy: RunningProxy) -> None:
+    response = proxy.client.post("/v1/responses", json={"model": "starter", "input": "hi"})
+    (item,) = response.json()["output"]
+    assert item["type"] == "message"
+    proxy.recorded()
+    posted = proxy.client.post("/v1/feedback", json={"completion_id": item["id"], "thumbs": "up"}).json()
+    assert posted["target"] == "known"
+    judge(proxy)
+    assert state_of(proxy, posted["id"])["trajectory_id"] == response.headers["x-trajectory-id"]
+
+
+def test_feedback_says_whether_its_target_is_known_item_by_item(proxy: RunningProxy, seeded: Seed) -> None:
+    seeded.trajectory("t", seeded.group("g"))
+    posts: list[tuple[dict[str, Any], str]] = [
+        ({"trajectory_id": "t", "reward": 1, "choice": 2}, "known"),
+        ({"completion_id": "t-0", "reward": 1}, "known"),
+        ({"completion_id": "chatcmpl-t-0", "reward": 1}, "known"),
+        ({"completion_id": "chatcmpl-t-0", "reward": 1, "choice": 1}, "unknown yet"),
+        ({"group_id": "g", "rewards": {"t": 1}}, "known"),
+        ({"group_id": "t", "rewards": {"t": 1}}, "unknown yet"),
+        ({"trajectory_id": "g", "reward": 1}, "unknown yet"),
+        ({"completion_id": "call_nobodyhasit", "reward": 1}, "unknown yet"),
+    ]
+    several = proxy.client.post("/v1/feedback", json=[body for body, _ in posts])
+    assert several.status_code == 202
+    assert [one["target"] for one in several.json()] == [target for _, target in posts]
+    for body, target in posts:
+        assert proxy.client.post("/v1/feedback", json=body).json()["target"] == target
+    assert proxy.client.post("/v1/trajectories/t/end").json()["target"] == "known"
+    assert proxy.client.post("/v1/groups/t/close").json()["target"] == "unknown yet"
+
+
+def test_a_target_is_known_as_soon_as_its_call_is_answered(proxy: RunningProxy) -> None:
+    for _ in range(5):
+        completion_id = proxy.chat().headers["x-completion-id"]
+        posted = proxy.client.post("/v1/feedback", json={"completion_id": completion_id, "thumbs": "up"})
+        assert posted.json()["target"] == "known"
+
+
+def test_another_projects_target_takes_the_same_statements_as_one_that_nobody_has(
+    proxy: RunningProxy, seeded: Seed
+) -> None:
+    """Else the time would show that it exists."""
+    seeded.project("other")
+    seeded.group("g", "other")
+    seeded.trajectory("t", "g", "other")
+    seeded.insert(schema.answer_ids, project="other", completion_id="t-0", id="call_theirsalone")
+    store = Store(proxy.engine)
+    statements: list[str] = []
+    event.listen(proxy.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+
+    def looked_up(kind: str, target_id: str) -> list[str]:
+        statements.clear()
+        assert store.targets("default", [{"target_kind": kind, "target_id": target_id, "choice": 0}]) == [None]
+        return list(statements)
+
+    for kind, theirs in (("trajectory", "t"), ("group", "g"), ("completion", "t-0"), ("completion", "chatcmpl-t-0"),
+                         ("completion", "call_theirsalone")):  # fmt: skip
+        assert looked_up(kind, theirs) == looked_up(kind, "nothing")
+        answers = [
+            proxy.client.post("/v1/feedback", json={f"{kind}_id": one} | VALUES[kind]).json() for one in (theirs, "no")
+        ]
+        assert [posted["target"] for posted in answers] == ["unknown yet"] * 2
+
+
+VALUES: dict[str, dict[str, Any]] = {
+    "trajectory": {"reward": 1},
+    "completion": {"reward": 1},
+    "group": {"rewards": {"t": 1}},
+}
+"""By the kind of its target, what feedback says."""

@@ -46,15 +46,18 @@ def asking(path: str, conversation: Any, *, captured: bool = True) -> CallContex
 
 @pytest.mark.parametrize("group_id", [None, "group:1"])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool) -> None:
+@pytest.mark.parametrize("explored", [None, 0.7])
+def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool, explored: float | None) -> None:
     turn: Any = SimpleNamespace(
         id="call-1",
         place=SimpleNamespace(trajectory_id="a:b@c", by="header"),
         speaker=SimpleNamespace(version=3),
         address=SimpleNamespace(group_id=group_id),
         dropped=dropped,
+        explored=explored,
     )
     told = dict(headers_in(CallContext.header_lines(turn)))
+    assert told.pop(b"x-explored", None) == (None if explored is None else b"0.7")
     assert (told.pop(b"x-group-id", None), told.pop(b"x-whetstone-recorded", None)) == (
         None if group_id is None else b"group:1",
         b"false" if dropped else None,

@@ -98,6 +98,25 @@ def test_calls_of_new_trajectories_that_are_there_already_stay_as_they_are(engin
     assert len(_rows(engine, select(schema.completions))) == 4
 
 
+def test_ids_within_answers_are_stored_once_for_each_choice(engine: Engine, seed: Any) -> None:
+    def calling(index: int, *ids: str) -> Any:
+        return make_choice(index, message={"role": "assistant", "tool_calls": [{"id": one} for one in ids]})
+
+    twice = make_call(
+        "c0", "t0", choices=(calling(0, "call_aaaaaaaaa", "call_bbbbbbbbb"), calling(1, "call_ccccccccc"))
+    )
+    again = make_call("c1", "t1", choices=(calling(0, "call_aaaaaaaaa"),))
+    for batch in ([twice, make_call("c2", "t2")], [twice, again], [again]):
+        with engine.begin() as connection:
+            Store(engine).calls.write(connection, batch)
+    assert {tuple(row) for row in _rows(engine, select(schema.answer_ids))} == {
+        ("default", "c0", "call_aaaaaaaaa"),
+        ("default", "c0", "call_bbbbbbbbb"),
+        ("default", "c0.1", "call_ccccccccc"),
+        ("default", "c1", "call_aaaaaaaaa"),
+    }
+
+
 @pytest.mark.parametrize("pauses", [False, True])
 def test_others_go_first_while_rows_are_made_and_while_they_are_inserted(
     engine: Engine, seed: Any, monkeypatch: pytest.MonkeyPatch, pauses: bool

@@ -421,5 +421,9 @@ def test_a_member_tells_the_seed_of_its_first_answer(store: Store, engine: Engin
     with engine.begin() as connection:
         first = schema.completions.c.id == "g-0.0-0"
         connection.execute(update(schema.completions).where(first).values(sampling={"seed": 7}, choice=1))
-    seeded, free = store.members(claim_of(store))
+    claim = claim_of(store)
+    seeded, free = store.members(claim)
     assert (seeded.seed, free.seed) == ((7, 1), None)
+    with engine.begin() as connection:
+        connection.execute(update(schema.completions).where(first).values(explored=0.7))
+    assert [member.seed for member in store.members(claim)] == [None, None]

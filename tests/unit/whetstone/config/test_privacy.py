@@ -106,6 +106,16 @@ def deleting(engine: Engine, seed: Seed) -> Deleting:
 # What goes.
 
 
+def test_the_ids_within_its_answers_go_and_feedback_that_waits_under_them(deleting: Deleting, seed: Seed) -> None:
+    for name in ("t", "u"):
+        seed.trajectory(name)
+        seed.insert(schema.answer_ids, project="default", completion_id=f"{name}-0", id=f"call_{name * 9}")
+        seed.feedback(f"call_{name * 9}", 1.0, kind="completion", comment=f"a word of {name}")
+    deleting("trajectory", "t")
+    assert [row.id for row in deleting.rows(schema.answer_ids)] == ["call_uuuuuuuuu"]
+    assert [row.comment for row in deleting.rows(schema.feedback)] == ["a word of u"]
+
+
 def test_nothing_is_left_that_holds_a_word_of_it_and_numbers_stay(
     deleting: Deleting, seed: Seed, tmp_path: Path
 ) -> None:

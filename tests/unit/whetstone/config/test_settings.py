@@ -37,6 +37,8 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_POLICIES": '["a"'}, "WHETSTONE_POLICIES"),
         ({"WHETSTONE_ALIASES": '{"gpt-4o": "nobody"}'}, "leads to 'nobody'; there are: starter"),
         ({"WHETSTONE_ALIASES": '{"starter": "starter"}'}, "is the name of a policy"),
+        ({"WHETSTONE_LEARNING": '{"starter": {"explore": {"share": 0.1}}}'}, "explore.share needs explore.temperature"),
+        ({"WHETSTONE_LEARNING": '{"starter": {"explore": {"temperature": 0}}}'}, "explore.temperature"),
         ({"WHETSTONE_ALIASES": '{"": "starter"}'}, "is no alias"),
         ({"WHETSTONE_ALIASES": '{"starter@v0": "starter"}'}, "is no alias"),
         ({"WHETSTONE_PROJECT": ""}, "project"),
@@ -62,6 +64,7 @@ def test_a_misspelt_key_in_the_file_is_named_with_the_nearest_right_one(tmp_path
     [
         ("[learning.starter]\nshadow_shares = 1", "learning.starter.shadow_share"),
         ("[learning.starter.ruler]\nmin_spreads = 1", "learning.starter.ruler.min_spread"),
+        ("[learning.starter.explore]\nshares = 1", "learning.starter.explore.share"),
         ('[[learning.starter.rewards]]\nname = "n"\nrun = "a:b"\nwaight = 1', "learning.starter.rewards.0.weight"),
         ("[projects.acme.privacy]\nkeep_day = 1", "projects.acme.privacy.keep_days"),
         ("[learnings.starter]\nshadow_share = 1", "learning"),

@@ -1,0 +1,29 @@
+"""Know the ids within an answer by which an app may name it: of tool calls, and of items of other dialects. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from whetstone.domain.conversation_hash import has_random_end
+from whetstone.domain.ids import ID
+
+_OF_ITEM = re.compile(r"(?:msg|rs|fc)_(?P<response>[0-9A-Za-z.-]+)_[0-9]+")
+"""Ids of the items of responses that are translated from chat (`proxy.wire.responses.answer.item_id` makes them)."""
+
+
+def answer_of(name: str) -> str:
+    """Return the id of the answer that an item belongs to, if the item's id shows it; else the name as it is."""
+    item = _OF_ITEM.fullmatch(name)
+    return f"resp_{item['response']}" if item else name
+
+
+def ids_in(message: Mapping[str, Any]) -> Iterable[str]:
+    """Return the ids in an answer's message that occur in it only: of its tool calls, and of its items and blocks."""
+    calls, content = message.get("tool_calls"), message.get("content")
+    if not calls and not isinstance(content, list):  # as in nearly all messages
+        return ()
+    pieces = [piece for part in (calls, content) if isinstance(part, list) for piece in part if isinstance(piece, dict)]
+    values = [piece.get(name) for piece in pieces for name in ("id", "call_id")]
+    return dict.fromkeys(
+        value for value in values if isinstance(value, str) and ID.fullmatch(value) and has_random_end(value)
+    )
