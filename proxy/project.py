@@ -97,7 +97,7 @@ class Tenant:
             project,
             lambda: self.policies,
             upstreams,
-            lambda: Server(max_model_len=replicas.max_model_len),
+            lambda: Server(max_model_len=replicas.max_model_len, chat_rules=replicas.chat_rules),
             recorder,
             Replays(self._reply),
             self.threads,
