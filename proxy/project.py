@@ -98,7 +98,7 @@ class Tenant:
             project,
             policies,
             upstreams,
-            replicas.max_model_len,
+            replicas,
             recorder,
             Replays(self._reply),
             self.threads,

@@ -126,9 +126,8 @@ def _reasons() -> str:
         _MADE,
         "# Why something was not trained on\n",
         "`why_not_trained` of a trajectory or completion is one of these, and NULL once it was trained on. A "
-        "trajectory has the reason that all its completions have, as soon as they are recorded: one that lasts wins over "
-        "one that "
-        "passes (`no_reward`, `group_open`, `waiting_step`, …).\n",
+        "trajectory has the reason that all its completions have, as soon as they are recorded: one that lasts wins "
+        "over one that passes (`no_reward`, `group_open`, `waiting_step`, …).\n",
         "| `why_not_trained` | meaning |\n|---|---|",
         *(f"| `{reason.value}` | {reason.meaning} |" for reason in WhyNotTrained),
         "",

@@ -37,6 +37,7 @@ from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
 from proxy.trajectories.conversation_hash import ConversationHasher
 from proxy.trajectories.resolver import TrajectoryResolver
+from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.server import Answering, Request, refusal
 from proxy.wire.interfaces import UNREADABLE, Server
 from proxy.wire.registry import parse_request
@@ -60,8 +61,8 @@ log = logging.getLogger(__name__)
 class Inference:
     """Serves the routes of `RECORDED`.
 
-    `policies` returns the policies that were read last from the database, `max_model_len` the most tokens of prompt and
-    answer together on vLLM, None while it has not reported it. `upstreams` are by name, with vLLM under None.
+    `policies` returns the policies that were read last from the database. `upstreams` are by name, with vLLM under
+    None; `vllm` is the same, for what its servers have reported.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Inference:
         project: str,
         policies: Callable[[], Policies],
         upstreams: Mapping[str | None, Answering],
-        max_model_len: Callable[[], int | None],
+        vllm: Replicas,
         recorder: Recorder,
         replays: Replays,
         resolver: TrajectoryResolver,
@@ -92,7 +93,7 @@ class Inference:
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
-        self._max_model_len = max_model_len
+        self._vllm = vllm
         self._recorder = recorder
         self._replays = replays
         self._resolver = resolver
@@ -168,8 +169,11 @@ class Inference:
             # No key id contains a slash, so a turn key of one API key cannot equal that of another.
             address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
         speaker = self._policies().resolve(body.model)
-        own = speaker.upstream is None
-        request = parse_request(path, body, Server(own, self._max_model_len() if own else None))
+        if speaker.upstream is None:
+            server = Server(max_model_len=self._vllm.max_model_len(), chat_rules=self._vllm.chat_rules)
+        else:
+            server = Server(captured=False)
+        request = parse_request(path, body, server)
         return CallContext(
             self._project,
             new_id(),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import Connection
 
-from proxy.domain.json_values import canonical, encode_sorted, sorted_keys
+from proxy.domain.json_values import canonical, encode_sorted
 from proxy.recording.turn_store import turns_to
 
 MAX_TAILS = 4096
@@ -101,8 +101,18 @@ class TurnDelta(msgspec.Struct, frozen=True):
 
 
 def same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
-    """Return whether two messages are equal except for white space and key order."""
-    return one == other or sorted_keys(one) == sorted_keys(other)
+    """Return whether two messages are equal except for white space, key order and `cache_control`: Anthropic's clients
+    mark the last message of each request, and no model sees the marks."""
+    return one == other or _unmarked(one) == _unmarked(other)
+
+
+def _unmarked(message: msgspec.Raw) -> bytes:
+    value = _decode(message)
+    content = value.get("content") if isinstance(value, dict) else None
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict):
+            part.pop("cache_control", None)
+    return encode_sorted(value)
 
 
 def turn_delta(

@@ -1,5 +1,6 @@
 """Choose the vLLM server that answers, and keep the servers loaded with the versions they are to serve.
 
 `load_balancer` picks a `server`; `reconciler` loads and unloads adapters until all servers have what the database says
-(read by `replica_store`); `device_pause` waits while the trainer has an accelerator that vLLM shares.
+(read by `replica_store`), and asks each that comes up how it makes a chat of Anthropic messages (`chat_rules_probe`);
+`device_pause` waits while the trainer has an accelerator that vLLM shares.
 """

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 
+from proxy.domain.chat_rules import ChatRules, common_rules
 from proxy.errors import AdapterLoading, NotReached, TooManyWaiting, Training, UpstreamDown
 from proxy.http.client_response import Response
 from proxy.upstream.server import Request, Ts, Upstream, engine_died, lacks_model, why
@@ -42,6 +43,8 @@ class Replica:
         """Those of `missing` that failed to load."""
         self.max_model_len: int | None = None
         """Most tokens of prompt and answer together; None until the server has reported it."""
+        self.chat_rules: ChatRules | None = None
+        """How it makes a chat of Anthropic messages; None until it was asked."""
         self.in_flight = 0
         """Calls that it is answering for this process, including control calls that use the accelerator."""
         self.using: dict[str, int] = {}
@@ -123,6 +126,8 @@ class Replicas:
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._changed = asyncio.Event()
+        self.chat_rules = ChatRules()
+        """How all servers make a chat of Anthropic messages, as far as it is known."""
         self.pause_id: str | None = None
         """Id of the current pause, during which no new request is sent."""
         self.waiting = 0
@@ -144,6 +149,11 @@ class Replicas:
             if length is not None and (least is None or length < least):
                 least = length
         return least
+
+    def learn_rules(self, replica: Replica, rules: ChatRules) -> None:
+        """Note how a server makes a chat of Anthropic messages."""
+        replica.chat_rules = rules
+        self.chat_rules = common_rules(one.chat_rules for one in self._replicas if one.chat_rules is not None)
 
     def ready(self, names: Sequence[str]) -> bool:
         """Return whether one server answers under each of these names, or will when it wakes."""

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import NotReached, UpstreamDown
 from proxy.supervision import Background
+from proxy.upstream.chat_rules_probe import probe_chat_rules
 from proxy.upstream.load_balancer import Replica, Replicas
 from proxy.upstream.replica_store import Adapter, DesiredAdapters, ReplicaTables
 from proxy.upstream.server import why
@@ -70,6 +71,8 @@ class Reconciler:
         self._shares_device = shares_device
         self._answered_s = time.monotonic()
         self._seen_at: datetime | None = None
+        self._has_returned = True
+        """Whether the server has come up since it was last asked for its chat rules: it may be another one now."""
         self._wanted: DesiredAdapters | None = None
         """The desired state that was read last; None until the first read."""
         self._failed: dict[str, _Failure] = {}
@@ -92,21 +95,40 @@ class Reconciler:
         try:
             asleep, models = await self._sleeps(), await self._models()
         except _Unwell as unwell:
-            self._update(healthy=False, reason=str(unwell))
+            self._is_away(str(unwell))
         except NotReached as down:
-            self._update(healthy=False, reason=why(down))
+            self._is_away(why(down))
         except UpstreamDown as late:
             if time.monotonic() - self._answered_s > SILENT_S:
-                self._update(healthy=False, reason=why(late))
+                self._is_away(why(late))
         else:
             self._answered_s, self._seen_at = time.monotonic(), datetime.now(UTC)
             self._replica.max_model_len = min(
                 (model.max_model_len for model in models.data if model.max_model_len is not None),
                 default=self._replica.max_model_len,
             )
+            if self._has_returned and not asleep:
+                await self._learn_rules(models)
             names, now = frozenset(model.id for model in models.data), self._replica.names
             # The list may not include what was loaded or unloaded while the check ran.
             self._update(healthy=True, asleep=asleep, names=(names | (now - had)) - (had - now))
+
+    async def _learn_rules(self, models: _Models) -> None:
+        """Ask the server how it makes a chat of Anthropic messages. Without an answer the next check asks again."""
+        name = next((model.id for model in models.data if model.id in self._base_names), None)
+        if name is None:
+            return
+        try:
+            rules = await probe_chat_rules(self._replica.upstream, name)
+        except UpstreamDown as down:
+            log.debug("vLLM at %s did not say how it makes a chat of messages: %s", self._replica.url, why(down))
+            return
+        self._replicas.learn_rules(self._replica, rules)
+        self._has_returned = False
+
+    def _is_away(self, reason: str) -> None:
+        self._has_returned = True
+        self._update(healthy=False, reason=reason)
 
     def _update(
         self, *, healthy: bool, reason: str | None = None, asleep: bool = False, names: frozenset[str] | None = None

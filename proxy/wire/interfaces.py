@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import msgspec
 
 from proxy.domain.call import Choice
+from proxy.domain.chat_rules import ChatRules
 
 if TYPE_CHECKING:
     from proxy.wire.sse import Stream
@@ -24,6 +25,8 @@ class Server(msgspec.Struct, frozen=True):
     """It is our own vLLM, which returns token ids and logprobs."""
     max_model_len: int | None = None
     """Most tokens of prompt and answer together; None until the server has reported it."""
+    chat_rules: ChatRules = ChatRules()
+    """How it makes a chat of Anthropic messages."""
 
 
 class PromptResult(msgspec.Struct, frozen=True):

@@ -28,16 +28,17 @@ def parse_request(path: str, body: Body, server: Server) -> DialectRequest:
         case "/v1/completions":
             return TextRequest(body, server.captured)
         case "/v1/messages":
-            chat = message_request.chat_of(body.values) if server.captured else None
-            if chat is None:
+            message = message_request.translate(body.values, server.chat_rules) if server.captured else None
+            if message is None:
                 return NativeRequest("messages", body, server)
             return TranslatedRequest(
                 "messages",
                 body,
-                chat,
+                message.chat,
                 answer_of=message_answer.answer_of,
                 events_of=message_answer.MessageEvents,
                 error_of=message_answer.error_of,
+                conversation=message.conversation,
             )
         case "/v1/responses":
             length = server.max_model_len

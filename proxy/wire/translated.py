@@ -42,15 +42,16 @@ class TranslatedRequest(MessagesOrResponses):
         events_of: Callable[[], Back],
         error_of: Callable[[bytes, int], bytes],
         id_of: Callable[[str], str] = str,
+        conversation: list[dict[str, Any]] | None = None,
     ) -> None:
-        """`chat` stands for `body`; the other arguments translate the answer, the stream, the errors and the answer's
-        id back."""
+        """`chat` stands for `body`; `answer_of` to `id_of` translate the answer, the stream, the errors and the
+        answer's id back. `conversation`: the messages by which a later request is recognised; None: the chat's."""
         super().__init__(endpoint, body)
         pieces = {name: raw(value) for name, value in chat.items()}
         self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only), captured=True)
         self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
         self.error = error_of
-        self.conversation = request.messages
+        self.conversation = request.messages if conversation is None else list(map(raw, conversation))
         # What vLLM gets is the chat, so the chat decides these.
         self.explore = request.explore
         self.may_continue = request.may_continue

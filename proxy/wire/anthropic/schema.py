@@ -12,52 +12,56 @@ MAX_STOP_SEQUENCES = 4
 """vLLM refuses more; its VLLM_MAX_STOP_STRINGS."""
 
 
-class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
-    """An image contained in the request."""
+class Tool(msgspec.Struct):
+    """A tool of the app's own. Anthropic's own tools have no schema, and vLLM refuses them."""
 
-    media_type: str
-    data: str
-
-
-class UrlSource(msgspec.Struct, tag_field="type", tag="url"):
-    """An image that vLLM fetches."""
-
-    url: Annotated[str, msgspec.Meta(min_length=1)]
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
 
 
-Source = Base64Source | UrlSource
+class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
+    """A tool of the request's list, by name."""
+
+    name: str
 
 
-class ResultText(msgspec.Struct, tag_field="type", tag="text"):
-    """A text in a tool's result."""
+class ToolDefinition(msgspec.Struct, tag_field="type", tag="tool_definition"):
+    """A tool that is not in the request's list."""
 
-    text: str = ""
-
-
-class ResultImage(msgspec.Struct, tag_field="type", tag="image"):
-    """An image in a tool's result."""
-
-    source: Source
+    definition: Tool
 
 
 class Block(msgspec.Struct):
-    """A piece of a message; its type decides which fields count."""
+    """A piece of a message; its type decides which fields count. Citations are ignored, like all fields that are not
+    here; documents, search results and the blocks of Anthropic's own tools vLLM refuses."""
 
-    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal[
+        "text",
+        "image",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "thinking",
+        "redacted_thinking",
+        "tool_addition",
+        "tool_removal",
+    ]
     text: str | None = None
-    source: Source | None = None
+    source: dict[str, Any] | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[ResultText | ResultImage] | None = None
+    content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
-    # Fields of other blocks: in these blocks vLLM would check them and then ignore them.
-    tool: None = None
-    tool_name: None = None
+    tool: ToolReference | ToolDefinition | None = None
+    tool_name: str | None = None
 
 
 class Message(msgspec.Struct):
@@ -66,15 +70,10 @@ class Message(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
-
-class Tool(msgspec.Struct):
-    """A tool of the app's own."""
-
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
+    @property
+    def blocks(self) -> list[Block]:
+        """Return its content as blocks."""
+        return [Block("text", self.content)] if isinstance(self.content, str) else self.content
 
 
 class ToolChoice(msgspec.Struct):
@@ -131,14 +130,25 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    # vLLM makes an empty list of null, which chat refuses.
-    tools: Annotated[list[Tool], msgspec.Meta(min_length=1)] | None = None
+    tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Enabled | Disabled | Adaptive | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    # vLLM ignores these.
     metadata: dict[str, Any] | None = None
-    service_tier: Any = None
-    context_management: Any = None
+    # vLLM's own.
+    chat_template_kwargs: dict[str, Any] | None = None
+    watermarking: bool | None = None
+    # The rest of Anthropic's fields, as of its package 0.125, beta ones included: vLLM ignores them.
+    betas: Any = None
     cache_control: Any = None
+    container: Any = None
+    context_management: Any = None
+    diagnostics: Any = None
+    fallback_credit_token: Any = None
+    fallbacks: Any = None
+    inference_geo: Any = None
+    mcp_servers: Any = None
+    output_format: Any = None
+    service_tier: Any = None
+    speed: Any = None
+    user_profile_id: Any = None

@@ -128,6 +128,8 @@ class FakeVllm(PlainServer):
         """Adapters that cannot be loaded, and why."""
         self.controls: list[tuple[str, str]] = []
         """What was loaded, unloaded and woken: path, and the adapter's name."""
+        self.renderers: dict[str, Callable[[dict[str, Any]], tuple[int, Any]]] = {}
+        """How it answers the routes that only make prompts, by path; it has no other such routes."""
         self._connections: set[socket.socket] = set()
         super().__init__(FakeHandler, port)
 
@@ -179,6 +181,10 @@ class FakeHandler(Handler):
             self.whole(*self.told())
         elif self.path in CONTROLS:
             self.whole(*server.control(self.path, body))
+        elif self.path in server.renderers:
+            self.whole(*server.renderers[self.path](body))
+        elif self.path == "/tokenize":
+            self.whole(404, {"detail": "Not Found"})
         else:
             server.requests.append(body)
             server.headers.append({name.lower(): value for name, value in self.headers.items()})

@@ -64,6 +64,18 @@ def test_order_of_keys_and_white_space_are_no_difference() -> None:
     assert not same(raw(USER), raw(MORE))
 
 
+def test_marks_of_a_cache_move_from_message_to_message() -> None:
+    part = {"type": "text", "text": "u", "cache_control": {"type": "ephemeral"}}
+    marked, plain = [
+        {"role": "user", "content": [part, "x"]},
+        {"role": "user", "content": [{"type": "text", "text": "u"}, "x"]},
+    ]
+    assert same(raw(marked), raw(plain))
+    assert not same(raw(marked), raw(plain | {"role": "system"}))
+    tail = tail_after(turn(None, [SYSTEM, marked], [1, 2]), [3, 4])
+    assert stored(turn(tail, [SYSTEM, plain, ANSWERED, MORE], [1, 2, 3, 4, 5])) == [MORE]
+
+
 def test_messages_that_come_as_the_same_bytes_are_not_read_again() -> None:
     no_json = msgspec.Raw(b"no JSON")
     tail = Tail("c0", packed([1, 2, 3, 4]), [no_json], (), None)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.domain.chat_rules import ChatRules
 from proxy.wire.anthropic.answer import MessageEvents, answer_of, error_of
-from proxy.wire.anthropic.request import chat_of
+from proxy.wire.anthropic.request import translate
 from proxy.wire.interfaces import Server
 from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 
-REQUEST = {"model": "starter", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: dict[str, Any] = {"model": "starter", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = {
     "model": "starter",
     "max_tokens": 16,
@@ -27,6 +28,12 @@ MOVE = {"name": "move", "input_schema": {"properties": {"cell": {"type": "intege
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}}
 SHOWN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+
+
+def chat_of(values: dict[str, Any], **rules: Any) -> dict[str, Any] | None:
+    """The chat made of a request for a server with these rules; None: it is left to vLLM."""
+    translation = translate(values, ChatRules(**rules))
+    return None if translation is None else translation.chat
 
 
 def chat(**values: Any) -> dict[str, Any]:
@@ -71,11 +78,26 @@ def test_a_stream_tells_its_usage_in_every_chunk() -> None:
 
 def test_sampling_keeps_its_values_under_the_names_of_chat() -> None:
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}
+    sampling |= {"watermarking": True}
     assert chat(stop_sequences=["a"], **sampling) == PLAIN | sampling | {"stop": ["a"]}
 
 
 def test_what_vllm_ignores_is_left_out() -> None:
-    ignored = {"metadata": {"user_id": "u"}, "service_tier": "auto", "context_management": {}, "cache_control": {}}
+    ignored: dict[str, Any] = {
+        "betas": ["context-management-2025-06-27"],
+        "cache_control": {"type": "ephemeral"},
+        "container": {"skills": []},
+        "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+        "diagnostics": None,
+        "fallbacks": [],
+        "inference_geo": "us",
+        "mcp_servers": [{"type": "url", "name": "a", "url": "https://mcp.example"}],
+        "metadata": {"user_id": "u"},
+        "output_format": {"type": "json_schema", "schema": {}},
+        "service_tier": "auto",
+        "speed": "fast",
+        "user_profile_id": "p",
+    }
     assert chat(**ignored) == PLAIN
 
 
@@ -106,6 +128,19 @@ def test_a_system_text_within_the_conversation_goes_where_vllm_puts_it() -> None
     assert moves is not None
     assert moves["messages"] == [{"role": "system", "content": "AB"}, turns[0], turns[2]]
     assert chat_of(request) is None
+
+
+def test_a_conversation_is_recognised_in_the_apps_order_wherever_vllm_puts_its_system_texts() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "system", "content": "B"}, {"role": "user", "content": "c"}]
+    body = read_body(json.dumps(REQUEST | {"system": "A", "messages": turns}).encode())
+    kept, moved = [
+        parse_request("/v1/messages", body, Server(chat_rules=ChatRules(merges_system=merges)))
+        for merges in (False, True)
+    ]
+    assert kept.to_upstream_body("m", "s") != moved.to_upstream_body("m", "s")
+    assert list(kept.conversation) == list(moved.conversation)
+    roles = [json.loads(bytes(message))["role"] for message in moved.conversation]
+    assert roles == ["system", "user", "system", "user"]
 
 
 def test_one_text_block_is_a_text_and_several_are_parts() -> None:
@@ -147,6 +182,34 @@ def test_images_are_data_urls_and_those_of_a_tool_are_shown_by_the_user() -> Non
     ]
 
 
+def test_an_image_without_a_type_is_a_jpeg_and_a_tools_result_without_an_address_is_not_read() -> None:
+    bare = {"type": "image", "source": {"data": "aa"}}
+    url = {"url": "data:image/jpeg;base64,aa"}
+    assert messages_of(user(bare))[0]["content"] == [{"type": "image_url", "image_url": url}]
+    assert chat_of(REQUEST | {"messages": [user(result("c1", [{"type": "image", "source": {"type": "url"}}]))]}) is None
+
+
+def test_tools_that_a_tool_has_found_are_a_result_of_their_own() -> None:
+    found = [{"type": "tool_reference", "tool_name": "move"}, text("one"), {"type": "search_result", "title": "no"}]
+    assert messages_of(user(result("c1", found))) == [
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "tool_reference", "name": "move"}]},
+    ]
+
+
+def test_a_result_in_an_answer_is_a_text() -> None:
+    assert messages_of(assistant(text("a"), result("c1", "b"), result("c2", [text("c")]))) == [
+        {
+            "role": "assistant",
+            "content": [
+                text("a"),
+                text("Tool result: b"),
+                text("Tool result: [{'type': 'text', 'text': 'c'}]"),
+            ],
+        }
+    ]
+
+
 def test_an_empty_turn_is_left_out_only_where_the_user_has_it() -> None:
     assert messages_of(user(), assistant()) == [{"role": "assistant"}]
 
@@ -175,6 +238,38 @@ def test_a_tool_choice_is_that_of_chat(choice: dict[str, Any], made: Any) -> Non
     assert (one["tool_choice"], one["parallel_tool_calls"]) == (made, False)
 
 
+def test_an_empty_list_of_tools_is_none_where_the_server_takes_it_so() -> None:
+    for empty in ({"tools": []}, {"tools": [], "tool_choice": {"type": "auto"}}, {"tool_choice": {"type": "auto"}}):
+        assert chat_of(REQUEST | empty) is None
+        made = chat_of(REQUEST | empty, ignores_empty_tools=True)
+        assert made is not None
+        assert {name: value for name, value in made.items() if name != "parallel_tool_calls"} == PLAIN
+    for forced in ({"tools": [], "tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "move"}}):
+        assert chat_of(REQUEST | forced, ignores_empty_tools=True) is None
+
+
+def change(kind: str, **tool: Any) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": f"tool_{kind}", "tool": tool}]}
+
+
+def test_system_messages_add_and_remove_tools() -> None:
+    look = {"name": "look", "input_schema": {"type": "object"}}
+    named, defined = {"type": "tool_reference", "name": "move"}, {"type": "tool_definition", "definition": look}
+    turns = [*REQUEST["messages"], change("addition", **named), change("addition", **defined)]
+    made = chat(tools=[MOVE | {"defer_loading": True}], messages=turns)
+    assert [(tool["function"]["name"], "defer_loading" in tool["function"]) for tool in made["tools"]] == [
+        ("move", False),
+        ("look", False),
+    ]
+    assert made["messages"] == REQUEST["messages"]
+    removed = [*turns, change("removal", **named)]
+    assert [tool["function"]["name"] for tool in chat(tools=[MOVE], messages=removed)["tools"]] == ["look"]
+    assert chat_of(REQUEST | {"messages": turns}) is None, "it is not in the list"
+    assert chat_of(REQUEST | {"messages": [change("removal", **defined)]}) is None
+    assert chat_of(REQUEST | {"messages": [user(*change("addition", **defined)["content"])]}) is None
+    assert chat_of(REQUEST | {"system": change("addition", **defined)["content"]}) is None
+
+
 def test_thinking_and_output_settings_are_those_of_chat() -> None:
     assert chat(thinking={"type": "adaptive"}, output_config={"effort": "low"}) == PLAIN | {"reasoning_effort": "low"}
     made = chat(thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1025)
@@ -199,21 +294,23 @@ def test_no_thinking_is_the_effort_that_vllm_is_set_to_where_that_is_known() -> 
         {"messages": "hi"},
         {"messages": [{"role": "tool", "content": "hi"}]},
         {"messages": [user({"type": "video"})]},
-        {"messages": [user({"type": "image", "source": {"data": "aa"}})]},
-        {"messages": [user(result("c1", [{"type": "tool_reference", "tool_name": "move"}]))]},
-        {"messages": [assistant(result("c1", "a"))]},
+        {"messages": [user({"type": "image", "source": {"type": "url"}})]},
+        {"messages": [user({"type": "image", "source": {"type": "base64", "data": 1}})]},
+        {"messages": [user({"type": "document", "source": {"type": "text", "data": "a"}})]},
+        {"messages": [user(result("c1", [{"type": "text", "text": 1}]))]},
+        {"messages": [user(result("c1", [{"type": "image", "source": "a"}]))]},
         {"messages": [assistant({"type": "tool_use", "name": "move", "input": {}})]},
         {"temperature": "hot"},
         {"stream": 1},
         {"stop_sequences": list("abcde")},
         {"tools": []},
         {"tools": [{"name": "move"}]},
+        {"tools": [{"name": "web_search", "type": "web_search_20250305", "max_uses": 8}]},
         {"tools": [MOVE], "tool_choice": {"type": "tool"}},
         {"tools": [MOVE], "tool_choice": {"type": "tool", "name": "other"}},
         {"tool_choice": {"type": "any"}},
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 2000},
-        {"watermarking": True},
         {"never_heard_of": 1},
     ],
 )
