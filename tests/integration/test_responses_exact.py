@@ -491,7 +491,11 @@ def rendered(direct: httpx.Client, request: dict[str, Any], max_model_len: int) 
     ]
     for response in made:
         assert response.status_code == 200, (response.text, request)
-    return [{part: response.json()[part] for part in parts} for response in made]
+    bodies: list[dict[str, Any]] = [{part: response.json()[part] for part in parts} for response in made]
+    # Written where there are none, and for the template only.
+    bodies[0]["sampling_params"].pop("extra_args")
+    bodies[1]["reasoning_parser_kwargs"]["chat_template_kwargs"].pop("tools", None)
+    return bodies
 
 
 def conversation(random: Random) -> dict[str, Any]:
