@@ -6,6 +6,7 @@ Ids and times may differ, and where a stream is cut into pieces: vLLM itself cut
 import json
 import math
 import re
+from random import Random
 from typing import Any
 
 import httpx
@@ -27,6 +28,38 @@ MOVE = {
     "parameters": {"type": "object", "properties": {"cell": {"type": "integer"}}, "required": ["cell"]},
 }
 PASS = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
+SEARCH = {
+    "type": "web_search",
+    "external_web_access": False,
+    "filters": {"allowed_domains": ["example.org"]},
+    "user_location": {"type": "approximate", "country": "DE"},
+}
+NOTES = {
+    "type": "namespace",
+    "name": "notes",
+    "description": "Notes of the game",
+    "tools": [MOVE | {"name": "add", "strict": False}, {"type": "custom", "name": "raw", "format": {"type": "text"}}],
+}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
+SERVER_TOOLS = [
+    SEARCH,
+    {"type": "web_search_preview", "search_context_size": "low", "user_location": {"type": "approximate"}},
+    {"type": "file_search", "vector_store_ids": ["v"], "filters": {"key": "a", "type": "eq", "value": "b"},
+     "ranking_options": {"ranker": "auto", "score_threshold": 0.5}},
+    {"type": "code_interpreter", "container": {"type": "auto", "file_ids": [], "network_policy": {"type": "disabled"}}},
+    {"type": "computer"},
+    {"type": "computer_use_preview", "display_height": 2, "display_width": 1, "environment": "browser"},
+    {"type": "image_generation", "quality": "low", "input_image_mask": {"file_id": "f"}, "output_compression": 50},
+    {"type": "local_shell"},
+    {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
+    {"type": "mcp", "server_label": "docs", "server_url": "https://example.org", "allowed_tools": {"tool_names": ["a"]},
+     "require_approval": {"never": {"tool_names": ["a"]}}, "headers": {"a": "b"}},
+    {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
+    {"type": "apply_patch"},
+    {"type": "programmatic_tool_calling"},
+]  # fmt: skip
+CITATION = {"type": "url_citation", "url": "https://example.org", "title": "a", "start_index": 0, "end_index": 1}
+LOGPROB = {"token": "b", "bytes": [98], "logprob": -0.5, "top_logprobs": []}
 SCHEMA = {"type": "object", "properties": {"cell": {"type": "integer", "maximum": 8}}, "required": ["cell"]}
 FORMAT = {"format": {"type": "json_schema", "name": "cell", "schema": SCHEMA}}
 SHORTCUTS = (6, 32)
@@ -153,6 +186,150 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "nearly greedy": {"temperature": 0.001, "top_p": 0.5, "seed": 1},
     "penalties": {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1},
     "stop": {"stop": ["o ", "e"], "max_output_tokens": 24},
+    "ids on messages": {
+        "input": [
+            {
+                "type": "message",
+                "id": "msg_u",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Be brief."}],
+            },
+            {"type": "message", "id": "msg_v", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        ]
+    },
+    "statuses on messages": {
+        "input": [user([{"type": "input_text", "text": t}]) | {"status": "completed", "id": t} for t in "ab"]
+    },
+    "a phase": {"input": [user("a"), answered("b", phase="final_answer"), user("c")]},
+    "a refusal after a text": {
+        "input": [
+            user("a"),
+            answered("", content=[{"type": "output_text", "text": "b"}, {"type": "refusal", "refusal": "c"}]),
+            user("d"),
+        ]
+    },
+    "annotations and logprobs sent back": {
+        "input": [
+            user("a"),
+            answered(
+                "", content=[{"type": "output_text", "text": "b", "annotations": [CITATION], "logprobs": [LOGPROB]}]
+            ),
+            user("c"),
+        ]
+    },
+    "an answer of input parts": {
+        "input": [user("a"), {"role": "assistant", "content": [{"type": "input_text", "text": "b"}]}, user("c")]
+    },
+    "a list as output": {
+        "input": [user("Play!"), called("c1", 4), returned("c1", [{"type": "input_text", "text": t} for t in "XY"])],
+        "tools": [MOVE],
+    },
+    "names and callers": {
+        "input": [
+            user("Play!"),
+            called("c1", 4) | {"caller": {"type": "direct"}, "created_by": "me"},
+            returned("c1", "X") | {"id": "o", "status": "completed", "name": "move", "caller": {"type": "direct"}},
+        ],
+        "tools": [MOVE],
+    },
+    "a half answer to go on with": {
+        "input": [user("Hello"), answered("Hi the", id="m", status="incomplete")],
+        "max_output_tokens": 6,
+        **BRIEF,
+    },
+    "a half answer before others": {
+        "input": [user("Hello"), answered("Hi the", id="m", status="incomplete"), user("Go on!")]
+    },
+    "a tool of the server": {"tools": [{"type": "web_search_preview"}]},
+    "a tool of the server beside others": {"tools": [SEARCH, MOVE], **BRIEF},
+    "no tool of the server to be called": {"tools": [SEARCH], "tool_choice": "none"},
+    "every tool of the server": {"tools": SERVER_TOOLS, "max_output_tokens": 4},
+    "a namespace": {"tools": [NOTES, MOVE], **BRIEF},
+    "a tool in a namespace": {
+        "tools": [NOTES, MOVE],
+        "tool_choice": {"type": "function", "name": "add"},
+        "max_output_tokens": 40,
+        **BRIEF,
+    },
+    "a call in a namespace": {
+        "input": [user("a"), called("c1", 1) | {"name": "add", "namespace": "notes"}, returned("c1", "b")],
+        "tools": [NOTES],
+        "tool_choice": "required",
+        "max_output_tokens": 40,
+        **BRIEF,
+    },
+    "a custom tool": {"tools": [PATCH, MOVE], **BRIEF},
+    "a custom tool at once": {
+        "tools": [PATCH],
+        "tool_choice": {"type": "custom", "name": "apply_patch"},
+        "max_output_tokens": 40,
+        **BRIEF,
+    },
+    "a custom tool must be called": {"tools": [PATCH], "tool_choice": "required", "max_output_tokens": 60, **BRIEF},
+    "a call of a custom tool": {
+        "input": [
+            user("a"),
+            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": '*** Begin\n"é"'},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+            {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c2", "name": "apply_patch", "input": ""},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
+        ],
+        "tools": [PATCH],
+    },
+    "tools that say more": {
+        "tools": [
+            MOVE
+            | {"output_schema": {"type": "string"}, "allowed_callers": ["direct"], "defer_loading": False, "more": 1}
+        ]
+    },
+    "text beside tools": {"tools": [MOVE], "text": {"format": {"type": "text"}, "verbosity": "low"}},
+    "text beside a strict tool": {"tools": [MOVE | {"strict": True}], "text": {"verbosity": "low"}, **BRIEF},
+    "a schema beside tools": {"tools": [MOVE], "text": FORMAT, "max_output_tokens": 40, **BRIEF},
+    "a schema beside a strict tool": {
+        "tools": [MOVE | {"strict": True}],
+        "text": FORMAT,
+        "max_output_tokens": 40,
+        **BRIEF,
+    },
+    "a schema beside a tool that must be called": {
+        "tools": [MOVE],
+        "text": FORMAT,
+        "tool_choice": "required",
+        "max_output_tokens": 40,
+        **BRIEF,
+    },
+    "a schema beside one call": {
+        "tools": [MOVE],
+        "text": FORMAT,
+        "parallel_tool_calls": False,
+        "max_output_tokens": 40,
+        **BRIEF,
+    },
+    "text beside one call": {"tools": [MOVE], "text": {"verbosity": "high"}, "parallel_tool_calls": False},
+    "text beside a tool of the server": {"tools": [SEARCH], "text": FORMAT, "max_output_tokens": 40, **BRIEF},
+    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "input": "Hello", **BRIEF},
+    "logprobs without others": {"include": ["message.output_text.logprobs"], **BRIEF},
+    "logprobs of thoughts": {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+    "no reasoning": {"include_reasoning": False},
+    "no reasoning before a schema": {"include_reasoning": False, "text": FORMAT, "max_output_tokens": 40},
+    "cut where it is too long": {"input": "hi " * 3000, "truncation": "auto", "max_output_tokens": 5},
+    "truncation where there is room": {"truncation": "auto"},
+    "a bias": {"logit_bias": {"5": 3, "7": -100}},
+    "more of vLLM's sampling": {
+        "stop_token_ids": [5, 6],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "stop": ["e"],
+    },
+    "what vLLM ignores": {
+        "conversation": "conv_1",
+        "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+        "moderation": {"model": "omni-moderation-latest"},
+        "prompt_cache_options": {"mode": "implicit"},
+        "prompt_cache_retention": "24h",
+        "client_metadata": {"a": "b"},
+        "stream_options": {"include_obfuscation": False},
+    },
     "what is only echoed": {
         "user": "u",
         "metadata": {"a": "b"},
@@ -182,13 +359,24 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "a turn before": {"previous_response_id": "resp_none"},
     "a tool that was not given": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
     "a tool without tools": {"tool_choice": "required"},
-    "a tool of the server": {"tools": [{"type": "web_search_preview"}]},
+    "only a tool of the server where one must be called": {"tools": [SEARCH], "tool_choice": "required"},
+    "one call if any without a function": {"tools": [SEARCH], "parallel_tool_calls": False},
+    "allowed tools": {
+        "tools": [MOVE],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "move"}]},
+    },
+    "a tool of the server at once": {"tools": [SEARCH], "tool_choice": {"type": "web_search_preview"}},
+    "a grammar for a custom tool": {
+        "tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}]
+    },
+    "a tool never heard of": {"tools": [{"type": "teleport"}]},
     "in the background": {"background": True},
-    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
-    "no reasoning": {"include_reasoning": False},
-    "a half answer": {"input": [user("a"), answered("b", id="m", status="in_progress")]},
+    "half a thought": {"input": [user("a"), thought("b", status="incomplete")]},
+    "a file": {
+        "input": [user([{"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,YQ=="}])]
+    },
+    "a search of before": {"input": [user("a"), {"type": "web_search_call", "id": "ws_1", "status": "completed"}]},
     "encrypted thoughts": {"input": [user("a"), thought("b", encrypted_content="x")]},
-    "text beside tools": {"tools": [MOVE], "text": {"format": {"type": "text"}}},
     "an unknown field": {"unknown_field": 1},
     "items that are none": {"input": [5]},
 }
@@ -288,6 +476,99 @@ def check_record(real: RunningProxy, direct: httpx.Client, response: httpx.Respo
     assert len(row.token_ids) == len(row.inference_logprobs) == row.completion_tokens > 0
     assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.inference_logprobs)
     return row
+
+
+def rendered(direct: httpx.Client, request: dict[str, Any], max_model_len: int) -> list[dict[str, Any]]:
+    """What vLLM makes of the request, and of the chat that stands for it."""
+    parts = ("token_ids", "sampling_params", "reasoning_parser_kwargs")
+    chat = chat_of(request, max_model_len)
+    assert chat is not None, request
+    # Only Responses' own route takes the logprobs away again.
+    chat = {name: value for name, value in chat.items() if name not in ("logprobs", "top_logprobs")}
+    made = [
+        direct.post(f"/v1/{route}/render", json=body)
+        for route, body in (("responses", request | {"include": []}), ("chat/completions", chat))
+    ]
+    for response in made:
+        assert response.status_code == 200, (response.text, request)
+    bodies: list[dict[str, Any]] = [{part: response.json()[part] for part in parts} for response in made]
+    # Written where there are none, and for the template only.
+    bodies[0]["sampling_params"].pop("extra_args")
+    bodies[1]["reasoning_parser_kwargs"]["chat_template_kwargs"].pop("tools", None)
+    return bodies
+
+
+def conversation(random: Random) -> dict[str, Any]:
+    """A request as agents send it, made of every kind of item and tool in any order that makes sense."""
+
+    def words() -> str:
+        return " ".join(
+            random.choices(["Play", "the", "middle", "é", "🙂", "", '"', "\n", "\\"], k=random.randint(1, 5))
+        )
+
+    def parts(kind: str) -> Any:
+        listed = [{"type": kind, "text": words()} for _ in range(random.randint(1, 3))]
+        return random.choice([words(), listed])
+
+    def turn() -> list[dict[str, Any]]:
+        call_id = f"c{random.randrange(10**6)}"
+        call = {"type": "function_call", "call_id": call_id, "name": "move", "arguments": json.dumps({"cell": 1})}
+        custom = {"type": "custom_tool_call", "call_id": call_id, "name": "apply_patch", "input": words()}
+        result = {"call_id": call_id, "output": parts("input_text")}
+        answer = random.choice(
+            [
+                {"role": "assistant", "content": words()},
+                answered(words(), id=f"msg_{call_id}", phase=random.choice(["commentary", None])),
+                answered(words()) | {"content": [{"type": "output_text", "text": words(), "annotations": []}] * 2},
+            ]
+        )
+        calls = random.choice(
+            [
+                [],
+                [call, {"type": "function_call_output", "id": "o", "status": "completed"} | result],
+                [call | {"namespace": "notes", "name": "add"}, {"type": "function_call_output"} | result],
+                [custom, {"type": "custom_tool_call_output"} | result],
+                [call | {"id": "fc", "status": "completed"}, {"type": "function_call_output"} | result],
+            ]
+        )
+        thoughts = random.choice([[], [thought(words())], [{"type": "reasoning", "id": "r", "summary": []}]])
+        extra = random.choice([{}, {"type": "message"}, {"id": "u", "type": "message", "status": "completed"}])
+        role = random.choice(["user", "user", "developer"])
+        return [extra | {"role": role, "content": parts("input_text")}, *thoughts, answer, *calls]
+
+    tools = random.sample(
+        [MOVE, PASS, SEARCH, NOTES, PATCH, MOVE | {"name": "strict", "strict": True}], random.randint(0, 4)
+    )
+    request: dict[str, Any] = {"input": [item for _ in range(random.randint(1, 3)) for item in turn()] + [user("Go!")]}
+    if tools:
+        request["tools"] = tools
+    if random.random() < 0.4:
+        request["instructions"] = words()
+    if random.random() < 0.3:
+        request["text"] = random.choice([FORMAT, {"verbosity": "low"}, {"format": {"type": "json_object"}}])
+    if random.random() < 0.3:
+        request["reasoning"] = {"effort": random.choice(["none", "low", "high"]), "summary": "auto"}
+    if MOVE in tools and random.random() < 0.6:
+        request["tool_choice"] = random.choice(["auto", "none", "required", {"type": "function", "name": "move"}])
+        request["parallel_tool_calls"] = random.random() < 0.5
+    return request
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_prompt_and_sampling_are_those_of_vllm_alone(direct: httpx.Client, max_model_len: int, name: str) -> None:
+    alone, translated = rendered(direct, request_of(CAPTURED[name]), max_model_len)
+    assert alone == translated
+    assert len(alone["token_ids"]) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompt_and_sampling_of_any_conversation_are_those_of_vllm_alone(
+    direct: httpx.Client, max_model_len: int, seed: int
+) -> None:
+    random = Random(seed)
+    for _ in range(25):
+        alone, translated = rendered(direct, request_of(conversation(random)), max_model_len)
+        assert alone == translated
 
 
 @pytest.mark.parametrize("name", every_second(CAPTURED, "exact"))  # as a stream each of them is asked

@@ -1,1 +1,4 @@
-"""OpenAI's responses: `schema` is what a request may hold, `request` makes it a chat; `answer` and `stream` go back."""
+"""OpenAI's responses: `request` makes a request a chat; `answer` and `stream` go back.
+
+`schema` is what a request may hold, `tools` what becomes of its tools; both are written in `shapes`.
+"""

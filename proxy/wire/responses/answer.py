@@ -5,16 +5,21 @@ Follows the types of vLLM 0.32 with openai 2.54, whose classes vLLM fills: keys,
 vLLM with a tool or reasoning parser, started with `--generation-config vllm`. Ids are made from the chat answer's.
 Streams are handled by `responses.stream`.
 
-Chat does not report two things. How much of the prompt was cached: with `--enable-prompt-tokens-details` it does,
-otherwise the answer reports 0. And whether a whole answer with a tool call (`tool_choice: auto`) that used every token
-it had would have ended there: it is treated as cut off, `incomplete`.
+Chat does not report three things. How much of the prompt was cached: with `--enable-prompt-tokens-details` it does,
+otherwise the answer reports 0. Whether a whole answer with a tool call (`tool_choice: auto`) that used every token
+it had would have ended there: it is treated as cut off, `incomplete`. And whether vLLM dropped `text` because a grammar
+for tools took its place: that is so with all tool parsers that have such a grammar, as hermes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+from proxy.wire.responses import schema, tools
+from proxy.wire.responses.shapes import repeat
+
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 
 COLDEST = 0.01
 """vLLM raises a temperature between 0 and this value to it (`vllm.sampling_params`)."""
@@ -49,7 +54,7 @@ class Echo(msgspec.Struct, frozen=True):
             "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
             "temperature": max(temperature, COLDEST) if temperature else temperature,
             "tool_choice": _tool_choice(values),
-            "tools": [_tool(tool) for tool in values.get("tools", ())],
+            "tools": [tools.repeat_tool(tool) for tool in values.get("tools", ())],
             # At temperature 0 vLLM ignores it.
             "top_p": float(top_p) if temperature and top_p is not None else 1.0,
             "background": False,
@@ -57,12 +62,12 @@ class Echo(msgspec.Struct, frozen=True):
             "max_tool_calls": values.get("max_tool_calls"),
             "previous_response_id": None,
             "prompt": None,
-            "reasoning": _named(values.get("reasoning"), "context", "effort", "generate_summary", "mode", "summary"),
+            "reasoning": repeat(schema.REASONING, values.get("reasoning")),
             "service_tier": values.get("service_tier", "auto"),
             "status": status,
-            "text": _text(values),
-            "top_logprobs": None,
-            "truncation": "disabled",
+            "text": None if _grammar_of_tools(values) else repeat(schema.TEXT, values.get("text")),
+            "top_logprobs": (values.get("top_logprobs") or 0) if _wants_logprobs(values) else None,
+            "truncation": values.get("truncation", "disabled"),
             "usage": usage,
             "user": values.get("user"),
             "presence_penalty": float(values.get("presence_penalty") or 0),
@@ -76,6 +81,20 @@ class Echo(msgspec.Struct, frozen=True):
     def ended(self, output: list[dict[str, Any]], finish_reason: str | None, usage: dict[str, Any]) -> dict[str, Any]:
         """Return the object of an answer that has ended, with chat's finish reason and usage."""
         return self.response("incomplete" if finish_reason == "length" else "completed", output, _usage(usage))
+
+    def names(self) -> tools.ToolNames:
+        """Return how the model's names of tools are written in this answer."""
+        return tools.names_of(self.values.get("tools") or [])
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Return whether reasoning is part of the answer."""
+        return self.values.get("include_reasoning") is not False
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Return whether logprobs are part of the answer. vLLM hides them with the reasoning."""
+        return self.shows_reasoning and _wants_logprobs(self.values)
 
 
 def echo_of(chat: dict[str, Any], values: dict[str, Any], prompt_tokens: int, max_model_len: int) -> Echo:
@@ -115,7 +134,9 @@ def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) 
     finish_reason = choice["finish_reason"]
     if finish_reason == "tool_calls" and values.get("tool_choice", "auto") == "auto":
         finish_reason = "length" if usage["completion_tokens"] >= echo.max_output_tokens else "stop"
-    return echo.ended(_output(choice["message"], echo.id), finish_reason, usage)
+    message = choice["message"] if echo.shows_reasoning else choice["message"] | {"reasoning": None}
+    logprobs = logprobs_of(choice) if echo.shows_logprobs else None
+    return echo.ended(output_of(message, echo.id, echo.names(), logprobs), finish_reason, usage)
 
 
 def error_of(body: bytes, status: int) -> bytes:
@@ -131,9 +152,9 @@ def error_of(body: bytes, status: int) -> bytes:
     return msgspec.json.encode({"error": error | {"message": message, "param": "max_output_tokens"}})
 
 
-def text_part(text: str) -> dict[str, Any]:
-    """Return a message's part with this text."""
-    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+def text_part(text: str, logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return a message's part with this text, and the logprobs of its tokens."""
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
 
 
 def message_item(item_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -160,30 +181,71 @@ def reasoning_item(item_id: str, text: str | None, status: str | None) -> dict[s
     }
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
-    """Return a tool call as an output item. `arguments` is JSON if the model wrote it correctly."""
+def call_item(item_id: str, call_id: str, name: tuple[str | None, str], arguments: str, status: str) -> dict[str, Any]:
+    """Return a function call as an output item. `name` is the namespace, if any, and the name in it. `arguments` is
+    JSON if the model wrote it correctly."""
     return {
         "arguments": arguments,
         "call_id": call_id,
-        "name": name,
+        "name": name[1],
         "type": "function_call",
         "id": item_id,
         "caller": None,
-        "namespace": None,
+        "namespace": name[0],
         "status": status,
     }
 
 
-def _output(message: dict[str, Any], response_id: str) -> list[dict[str, Any]]:
+def custom_call_item(item_id: str, call_id: str, name: str, text: str) -> dict[str, Any]:
+    """Return the call of a custom tool with this text as an output item."""
+    return {
+        "call_id": call_id,
+        "input": text,
+        "name": name,
+        "type": "custom_tool_call",
+        "id": item_id,
+        "caller": None,
+        "namespace": None,
+    }
+
+
+def logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the logprobs of a chat's choice, or of a chunk's, token by token."""
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    return [
+        {**_logprob(token), "top_logprobs": [_logprob(other) for other in token["top_logprobs"]]} for token in content
+    ]
+
+
+def _logprob(token: dict[str, Any]) -> dict[str, Any]:
+    return {name: token[name] for name in ("token", "bytes", "logprob")}
+
+
+def _wants_logprobs(values: dict[str, Any]) -> bool:
+    return schema.LOGPROBS in (values.get("include") or ())
+
+
+def output_of(
+    message: Mapping[str, Any],
+    response_id: str,
+    names: tools.ToolNames = tools.NO_NAMES,
+    logprobs: list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return a chat message as output items. `names`: how its tools are written; `logprobs`: those of its tokens."""
     items: list[dict[str, Any]] = []
     if message.get("reasoning"):
         items.append(reasoning_item(item_id("reasoning", response_id, 0), message["reasoning"], None))
     if message.get("content"):
-        content = [text_part(message["content"])]
+        content = [text_part(message["content"], logprobs or None)]
         items.append(message_item(item_id("message", response_id, len(items)), content, "completed"))
     for call in message.get("tool_calls") or ():
-        called_id, function = item_id("function_call", response_id, len(items)), call["function"]
-        items.append(call_item(called_id, call["id"], function["name"], function["arguments"], "completed"))
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        if name in names.custom:
+            called_id = item_id("custom_tool_call", response_id, len(items))
+            items.append(custom_call_item(called_id, call["id"], name, tools.input_of(arguments)))
+        else:
+            called_id = item_id("function_call", response_id, len(items))
+            items.append(call_item(called_id, call["id"], names.split(name), arguments, "completed"))
     return items
 
 
@@ -210,30 +272,21 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _named(given: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
-    """Return the object with all these keys, null if not given."""
-    return None if given is None else {name: given.get(name) for name in names}
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: tool.get(name) for name in ("name", "parameters", "strict", "type")},
-        "allowed_callers": None,
-        "defer_loading": None,
-        "description": tool.get("description"),
-        "output_schema": None,
-    }
-
-
 def _tool_choice(values: dict[str, Any]) -> Any:
-    if not values.get("tools"):
+    given, choice = values.get("tools"), values.get("tool_choice", "auto")
+    if not given:
         return "none"
-    choice = values.get("tool_choice", "auto")
-    return {"name": choice["name"], "type": "function"} if isinstance(choice, dict) else choice
+    if not isinstance(choice, dict):
+        return choice
+    return repeat(schema.TOOL_CHOICE, choice | {"name": tools.flat_choice(choice["name"], given)})
 
 
-def _text(values: dict[str, Any]) -> dict[str, Any] | None:
-    text = _named(values.get("text"), "format", "verbosity")
-    if text and (text["format"] or {}).get("type") == "json_schema":
-        text["format"] = _named(text["format"], "name", "schema", "type", "description", "strict")
-    return text
+def _grammar_of_tools(values: dict[str, Any]) -> bool:
+    """Return whether the answer follows a grammar for tools (`vllm.parser.abstract_parser`, `_apply_structural_tag`).
+    vLLM puts it in the place of `text`, and joins a format that `text` requested to it."""
+    choice, functions = values.get("tool_choice", "auto"), tools.functions_of(values.get("tools") or [])
+    if choice == "none" or not functions:
+        return False
+    form = (values.get("text") or {}).get("format") or {"type": "text"}
+    single = values.get("parallel_tool_calls") is False and form["type"] == "text"
+    return choice != "auto" or single or any(function.get("strict") for function in functions)

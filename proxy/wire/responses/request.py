@@ -4,17 +4,23 @@ Follows what vLLM 0.32 makes of a Responses request: which prompt, which samplin
 proven against the real vLLM. The way back is in `responses.answer`.
 
 Not covered, and served by vLLM's own /v1/responses: requests that it would answer with an error before it looks at the
-prompt, values it would convert ("0.5" for 0.5), fields unknown here, `background`, `previous_response_id`, `prompt`,
-`truncation: auto`, `include` of logprobs, `include_reasoning: false`, tools other than functions, `text` beside tools
-that may be called (vLLM drops it, or not, depending on its tool parser), images, files, refusals, encrypted reasoning,
-half-finished messages. `store` is covered: vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE. Not for
-gpt-oss and for Mistral's tokenizers: there vLLM builds the prompt in another way than in chat.
+prompt, values it would convert ("0.5" for 0.5), fields unknown here, `background`, `previous_response_id`, `prompt`, a
+tool choice other than a function (`allowed_tools`, a tool of the server), files, encrypted reasoning, half-finished
+reasoning, input items other than messages, reasoning and the calls of functions and custom tools. `store` is covered:
+vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE. Not for gpt-oss and for Mistral's tokenizers: there
+vLLM builds the prompt in another way than in chat.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from proxy.wire.responses import schema as shape
+from proxy.wire.responses import tools
+
+_NO_FUNCTION = {"type": "function", "function": {"name": "none"}}
+"""Stands for tools that the model is not shown. Chat needs a tool to look for calls in the answer, as vLLM does for
+any Responses request with tools."""
+_HALF_DONE = ("in_progress", "incomplete")
 
 
 class _NotCovered(Exception):
@@ -39,31 +45,47 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
         return None
     try:
         chat: dict[str, Any] = {"model": values["model"], "messages": _messages(values)}
+        if _is_half_done(values):
+            chat |= {"add_generation_prompt": False, "continue_final_message": True}
     except _NotCovered:
         return None
     options = {name: values.get(name) for name in shape.SAME_IN_CHAT} | {
         "max_completion_tokens": values.get("max_output_tokens"),
         "reasoning_effort": (values.get("reasoning") or {}).get("effort"),
         "response_format": _response_format(values),
+        "truncate_prompt_tokens": -1 if values.get("truncation") == "auto" else None,
     }
     chat |= {name: value for name, value in options.items() if value is not None}
     if values.get("tools"):
-        chat["tools"] = [{"type": "function", "function": _function(tool)} for tool in values["tools"]]
-        chat["tool_choice"] = _tool_choice(values)
-        if values.get("parallel_tool_calls") is False:
-            chat["parallel_tool_calls"] = False
+        chat |= _tools(values)
+    if shape.LOGPROBS in (values.get("include") or ()):
+        chat |= {"logprobs": True, "top_logprobs": values.get("top_logprobs") or 0}
     if values.get("stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     return chat
 
 
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    return {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}
+def _tools(values: dict[str, Any]) -> dict[str, Any]:
+    functions = tools.functions_of(values["tools"])
+    if not functions:
+        # The template gets an empty list, as from vLLM's own /v1/responses.
+        arguments = (values.get("chat_template_kwargs") or {}) | {"tools": []}
+        choice = values.get("tool_choice", "auto")
+        return {"tools": [_NO_FUNCTION], "tool_choice": choice, "chat_template_kwargs": arguments}
+    chat: dict[str, Any] = {
+        "tools": [{"type": "function", "function": function} for function in functions],
+        "tool_choice": _tool_choice(values),
+    }
+    if values.get("parallel_tool_calls") is False:
+        chat["parallel_tool_calls"] = False
+    return chat
 
 
 def _tool_choice(values: dict[str, Any]) -> Any:
     choice = values.get("tool_choice", "auto")
-    return {"type": "function", "function": {"name": choice["name"]}} if isinstance(choice, dict) else choice
+    if not isinstance(choice, dict):
+        return choice
+    return {"type": "function", "function": {"name": tools.flat_choice(choice["name"], values["tools"])}}
 
 
 def _response_format(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -90,9 +112,7 @@ def _messages(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _add(messages: list[dict[str, Any]], item: Any) -> None:
-    message = next((turned(item) for is_one, turned in _ITEMS if is_one(item)), None)
-    if message is None:
-        raise _NotCovered
+    message = _message_of(item)
     last = messages[-1] if messages else {}
     if message["role"] != "assistant" or last.get("role") != "assistant":
         messages.append(message)
@@ -104,16 +124,47 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
         last |= message
 
 
-def _plain_message(item: dict[str, Any]) -> dict[str, Any]:
+def _message_of(item: Any) -> dict[str, Any]:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    for check, message_of in _ITEMS.get(kind, ()) if isinstance(kind, str) else ():
+        if check(item):
+            return message_of(item)
+    raise _NotCovered
+
+
+def _is_half_done(values: dict[str, Any]) -> bool:
+    """Return whether the model is to continue the last message, instead of beginning another."""
+    last = values["input"][-1] if isinstance(values["input"], list) else {}
+    if last.get("status") not in _HALF_DONE or last.get("type", "message") not in ("message", "reasoning"):
+        return False
+    if last.get("type") == "reasoning":
+        raise _NotCovered
+    return True
+
+
+def _input_message(item: dict[str, Any]) -> dict[str, Any]:
     content = item["content"]
     if isinstance(content, list):
-        content = [{"type": "text", "text": part["text"]} for part in content]
-    return {"role": item["role"], "content": content}
+        content = [_part(part) for part in content]
+    named = {"name": item["name"]} if item.get("name") is not None else {}
+    return {"role": item["role"], "content": content} | named
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] == "input_image":
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return {"type": "text", "text": part["text"]}
 
 
 def _answer_message(item: dict[str, Any]) -> dict[str, Any]:
     # Of several parts vLLM reads only the first.
-    return {"role": "assistant", "content": item["content"][0]["text"]}
+    part = item["content"][0]
+    return {"role": "assistant", "content": part["text"] if "text" in part else part["refusal"]}
+
+
+def _answer_text_message(item: dict[str, Any]) -> dict[str, Any]:
+    content = item["content"]
+    return {"role": "assistant", "content": content if isinstance(content, str) else content[0]["text"]}
 
 
 def _reasoning_message(item: dict[str, Any]) -> dict[str, Any]:
@@ -122,20 +173,36 @@ def _reasoning_message(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call_message(item: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    name = tools.flat_name(item["namespace"], item["name"]) if item.get("namespace") else item["name"]
+    return _calling(item, name, item["arguments"])
+
+
+def _custom_call_message(item: dict[str, Any]) -> dict[str, Any]:
+    return _calling(item, item["name"], tools.arguments_of(item["input"]))
+
+
+def _calling(item: dict[str, Any], name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
 
 
 def _result_message(item: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}
+    output = item["output"]
+    if isinstance(output, list):
+        output = [_part(part) for part in output] or ""
+    return {"role": "tool", "content": output, "tool_call_id": item["call_id"]}
 
 
-_ITEMS: tuple[tuple[shape.Check, Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
-    (shape.is_input_message, _plain_message),
-    (shape.is_answer_text, _plain_message),
-    (shape.is_answer, _answer_message),
-    (shape.is_reasoning, _reasoning_message),
-    (shape.is_call, _call_message),
-    (shape.is_result, _result_message),
-)
-"""Checks of an input item's form, each with the function that turns the item into a chat message."""
+_ITEMS: dict[str, tuple[tuple[shape.Check, Callable[[dict[str, Any]], dict[str, Any]]], ...]] = {
+    "message": (
+        (shape.is_input_message, _input_message),
+        (shape.is_answer_text, _answer_text_message),
+        (shape.is_answer, _answer_message),
+    ),
+    "reasoning": ((shape.is_reasoning, _reasoning_message),),
+    "function_call": ((shape.is_call, _call_message),),
+    "custom_tool_call": ((shape.is_custom_call, _custom_call_message),),
+    "function_call_output": ((shape.is_result, _result_message),),
+    "custom_tool_call_output": ((shape.is_result, _result_message),),
+}
+"""By an input item's type: checks of its form, each with the function that turns the item into a chat message."""

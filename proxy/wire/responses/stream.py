@@ -11,7 +11,18 @@ from typing import Any
 
 import msgspec
 
-from proxy.wire.responses.answer import Echo, call_item, echo_of, item_id, message_item, reasoning_item, text_part
+from proxy.wire.responses.answer import (
+    Echo,
+    call_item,
+    custom_call_item,
+    echo_of,
+    item_id,
+    logprobs_of,
+    message_item,
+    reasoning_item,
+    text_part,
+)
+from proxy.wire.responses.tools import NO_NAMES, InputReader, input_of
 
 _PART: dict[str, Any] = {"content_index": 0}
 """Names the one part that an item with parts has."""
@@ -19,6 +30,7 @@ _TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reasoning": ("response.reasoning_text", _PART),
     "message": ("response.output_text", _PART | {"logprobs": []}),
     "function_call": ("response.function_call_arguments", {}),
+    "custom_tool_call": ("response.custom_tool_call_input", {}),
 }
 """By an item's type: what the events of its text are called, and the fields that they have."""
 
@@ -31,14 +43,21 @@ class ResponseEvents:
         self._values = values
         self._max_model_len = max_model_len
         self._echo: Echo | None = None
+        self._names = NO_NAMES
         self._sequence_number = 0
         self._output: list[dict[str, Any]] = []
         self._kind: str | None = None
         """The type of the open item."""
         self._texts: list[str] = []
         """The pieces of its text so far."""
+        self._logprobs: list[dict[str, Any]] = []
+        """The logprobs of its tokens so far."""
         self._call: dict[str, Any] = {}
         """The first piece of the latest tool call."""
+        self._input = InputReader()
+        """Reads the text of the open call of a custom tool."""
+        self._input_texts: list[str] = []
+        """The pieces of that text so far."""
         self._finish_reason: str | None = None
         self._usage: dict[str, Any] | None = None
 
@@ -48,6 +67,7 @@ class ResponseEvents:
         if self._echo is None:
             prompt_tokens = len(chunk["prompt_token_ids"])
             self._echo = echo_of(chunk, self._values, prompt_tokens, self._max_model_len)
+            self._names = self._echo.names()
             response = self._echo.response("in_progress", [])
             return self._event("response.created", response=response) + self._event(
                 "response.in_progress", response=response
@@ -57,7 +77,9 @@ class ResponseEvents:
             return self._close()
         choice = chunk["choices"][0]
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        return b"".join(self._say(kind, text, call) for kind, text, call in _pieces(choice["delta"]))
+        logprobs = logprobs_of(choice) if self._echo.shows_logprobs else []
+        pieces = self._pieces(choice["delta"], self._echo)
+        return b"".join(self._say(kind, text, call, logprobs) for kind, text, call in pieces)
 
     def error(self, error: dict[str, Any]) -> bytes:
         """Return the event for an error within the stream. vLLM itself breaks off there; here the app gets the actual
@@ -73,25 +95,31 @@ class ResponseEvents:
         response = self._echo.ended(self._output, self._finish_reason, self._usage)
         return self._event("response.completed", response=response)
 
-    def _say(self, kind: str, text: str, call: dict[str, Any] | None) -> bytes:
+    def _say(self, kind: str, text: str, call: dict[str, Any] | None, logprobs: list[dict[str, Any]]) -> bytes:
         """Send a piece of an item. Open a new item if the piece does not continue the open one."""
         another = call is not None and call["index"] != self._call.get("index", call["index"])
         events = self._close() + self._open(kind, call) if kind != self._kind or another else b""
-        if kind == "function_call" and not text:
+        if call is not None and not text:
             return events
         self._texts.append(text)
+        if kind == "custom_tool_call":
+            return events + self._input_event(self._input.feed(text))
+        if kind == "message" and logprobs:
+            self._logprobs += logprobs
+            return events + self._text_event("delta", delta=text, logprobs=list(map(_short, logprobs)))
         return events + self._text_event("delta", delta=text)
 
     def _open(self, kind: str, call: dict[str, Any] | None) -> bytes:
-        self._kind, self._texts = kind, []
+        self._kind, self._texts, self._logprobs = kind, [], []
         if call is not None:
             self._call = call
         part: dict[str, Any] | None = None
         if kind == "reasoning":
             item, part = reasoning_item(self._item_id, None, "in_progress"), {"text": "", "type": "reasoning_text"}
         elif kind == "message":
-            item, part = message_item(self._item_id, [], "in_progress"), text_part("") | {"logprobs": []}
+            item, part = message_item(self._item_id, [], "in_progress"), text_part("", [])
         else:
+            self._input, self._input_texts = InputReader(), []
             item = self._called("", "in_progress")
         added = self._event("response.output_item.added", output_index=len(self._output), item=item)
         return added if part is None else added + self._item_event("response.content_part.added", **_PART, part=part)
@@ -104,35 +132,51 @@ class ResponseEvents:
         if self._kind == "function_call":
             item = self._called(text, "completed")
             events = self._text_event("done", arguments=text, name=item["name"])
+        elif self._kind == "custom_tool_call":
+            item = self._called(text, "completed")
+            before = "".join(self._input_texts)
+            # A text that does not continue what was sent is sent again, as vLLM does.
+            events = self._input_event(item["input"].removeprefix(before))
+            events += self._text_event("done", input=item["input"])
+        elif self._kind == "reasoning":
+            item = reasoning_item(self._item_id, text, "completed")
+            events = self._parted(text, {"text": text, "type": "reasoning_text"})
         else:
-            reasons = self._kind == "reasoning"
-            part = {"text": text, "type": "reasoning_text"} if reasons else text_part(text)
-            events = self._text_event("done", text=text)
-            events += self._item_event("response.content_part.done", **_PART, part=part)
-            item = (
-                reasoning_item(self._item_id, text, "completed")
-                if reasons
-                else message_item(self._item_id, [part], "completed")
-            )
+            part = text_part(text, self._logprobs or None)
+            item = message_item(self._item_id, [part], "completed")
+            events = self._parted(text, part)
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._kind = None
         return events
 
+    def _parted(self, text: str, part: dict[str, Any]) -> bytes:
+        """Return the events that end the text of an item with parts."""
+        return self._text_event("done", text=text) + self._item_event("response.content_part.done", **_PART, part=part)
+
     def _called(self, arguments: str, status: str) -> dict[str, Any]:
         name, call_id = self._call["function"].get("name") or "", self._call.get("id") or self._item_id
-        return call_item(self._item_id, call_id, name, arguments, status)
+        if self._kind == "custom_tool_call":
+            return custom_call_item(self._item_id, call_id, name, input_of(arguments))
+        return call_item(self._item_id, call_id, self._names.split(name), arguments, status)
 
     @property
     def _item_id(self) -> str:
         assert self._echo is not None and self._kind is not None
         return item_id(self._kind, self._echo.id, len(self._output))
 
+    def _input_event(self, text: str) -> bytes:
+        """Return the event for more of the text that a custom tool is called with, if there is more."""
+        if not text:
+            return b""
+        self._input_texts.append(text)
+        return self._text_event("delta", delta=text)
+
     def _text_event(self, verb: str, **values: Any) -> bytes:
         """Return an event of the open item's text."""
         assert self._kind is not None
         name, fields = _TEXTS[self._kind]
-        return self._item_event(f"{name}.{verb}", **fields, **values)
+        return self._item_event(f"{name}.{verb}", **fields | values)
 
     def _item_event(self, kind: str, **values: Any) -> bytes:
         return self._event(kind, item_id=self._item_id, output_index=len(self._output), **values)
@@ -143,17 +187,27 @@ class ResponseEvents:
         # Keys sorted, as vLLM writes them.
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(dict(sorted(fields.items()))))
 
+    def _pieces(self, delta: dict[str, Any], echo: Echo) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+        """Yield the pieces in a chunk: the kind of item, the text, and a tool call's first piece."""
+        if delta.get("reasoning") is not None and echo.shows_reasoning:
+            yield "reasoning", delta["reasoning"], None
+        if delta.get("content"):
+            yield "message", delta["content"], None
+        calls: dict[int, list[dict[str, Any]]] = {}
+        for call in delta.get("tool_calls") or ():
+            calls.setdefault(call["index"], []).append(call)
+        for pieces in calls.values():
+            if pieces[0].get("function") is not None:
+                arguments = "".join((piece.get("function") or {}).get("arguments") or "" for piece in pieces)
+                yield self._kind_of(pieces[0]), arguments, pieces[0]
 
-def _pieces(delta: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
-    """Yield the pieces in a chunk: the kind of item, the text, and a tool call's first piece."""
-    if delta.get("reasoning") is not None:
-        yield "reasoning", delta["reasoning"], None
-    if delta.get("content"):
-        yield "message", delta["content"], None
-    calls: dict[int, list[dict[str, Any]]] = {}
-    for call in delta.get("tool_calls") or ():
-        calls.setdefault(call["index"], []).append(call)
-    for pieces in calls.values():
-        if pieces[0].get("function") is not None:
-            arguments = "".join((piece.get("function") or {}).get("arguments") or "" for piece in pieces)
-            yield "function_call", arguments, pieces[0]
+    def _kind_of(self, call: dict[str, Any]) -> str:
+        """Return the type of item of a call. Only its first piece has the name."""
+        name = call["function"].get("name") or self._call.get("function", {}).get("name")
+        return "custom_tool_call" if name in self._names.custom else "function_call"
+
+
+def _short(logprob: dict[str, Any]) -> dict[str, Any]:
+    """Return a token's logprob as the events of a text have it."""
+    others = [{name: other[name] for name in ("token", "logprob")} for other in logprob["top_logprobs"]]
+    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": others}

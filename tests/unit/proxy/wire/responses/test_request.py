@@ -12,6 +12,13 @@ from proxy.wire.responses.stream import ResponseEvents
 MAX_MODEL_LEN = 100
 TOOL = {"type": "function", "name": "move", "description": "Take a cell", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "move", "arguments": "{}"}
+NOTES = {
+    "type": "namespace",
+    "name": "notes",
+    "description": "Notes",
+    "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}, {"type": "custom", "name": "raw"}],
+}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": "{}"}}
 
 
@@ -130,6 +137,55 @@ def test_the_request_is_not_changed() -> None:
     assert json.dumps(items) == before
 
 
+def test_what_clients_add_to_items_is_ignored() -> None:
+    sent = {"type": "message", "id": "msg_1", "status": "completed", "role": "user"}
+    answer = [{"type": "output_text", "text": "b", "annotations": []}]
+    call = CALL | {"id": "fc_1", "status": "completed", "caller": {"type": "direct"}, "created_by": "me"}
+    assert messages(
+        sent | {"content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {"role": "assistant", "id": "msg_2", "phase": "commentary", "content": answer},
+        call,
+        {"type": "function_call_output", "id": "o", "name": "move", "call_id": "c1", "output": "X"},
+        {"role": "user", "name": "ann", "content": "c"},
+    ) == [
+        user([{"type": "text", "text": "a"}]),
+        {"role": "assistant", "content": "b", "tool_calls": [CHAT_CALL]},
+        {"role": "tool", "content": "X", "tool_call_id": "c1"},
+        user("c") | {"name": "ann"},
+    ]
+
+
+def test_an_output_may_be_a_list() -> None:
+    listed = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "X"}]}
+    assert messages(CALL, listed)[1]["content"] == [{"type": "text", "text": "X"}]
+    assert messages(CALL, listed | {"output": []})[1]["content"] == ""
+    assert messages(CALL, listed | {"type": "custom_tool_call_output"}) == messages(CALL, listed)
+
+
+def test_a_refusal_is_the_text_of_an_answer() -> None:
+    refusal = {"type": "refusal", "refusal": "No."}
+    assert messages({"type": "message", "role": "assistant", "content": [refusal]}) == [
+        {"role": "assistant", "content": "No."}
+    ]
+
+
+def test_an_image_is_an_image_of_chat() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "high", "file_id": None}
+    assert messages(user([image])) == [
+        user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}])
+    ]
+
+
+@pytest.mark.parametrize("status", ["incomplete", "in_progress"])
+def test_a_half_answer_is_continued_if_it_is_last(status: str) -> None:
+    half = {"type": "message", "role": "assistant", "status": status, "content": [{"type": "output_text", "text": "a"}]}
+    body = chat(input=[user("hi"), half])
+    assert body and (body["add_generation_prompt"], body["continue_final_message"]) == (False, True)
+    assert chat(input=[user("hi"), half, user("b")]) == chat(
+        input=[user("hi"), half | {"status": "completed"}, user("b")]
+    )
+
+
 def test_sampling_keeps_its_values_under_the_names_of_chat() -> None:
     assert chat(
         max_output_tokens=5, temperature=0.5, seed=None, reasoning={"effort": "low", "summary": "auto"}, user="u"
@@ -157,6 +213,49 @@ def test_tools_are_put_into_functions() -> None:
     assert chat(tools=[], tool_choice="auto") == chat()
 
 
+def test_a_namespace_is_in_the_names_of_its_functions() -> None:
+    body = chat(tools=[NOTES, TOOL], tool_choice={"type": "function", "name": "add"})
+    assert body and [tool["function"]["name"] for tool in body["tools"]] == ["notes__add", "move"]
+    assert body["tool_choice"]["function"]["name"] == "notes__add"
+    (message,) = messages(CALL | {"name": "add", "namespace": "notes"}, tools=[NOTES])
+    assert message["tool_calls"][0]["function"]["name"] == "notes__add"
+
+
+def test_a_custom_tool_is_a_function_with_one_text() -> None:
+    body = chat(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"})
+    assert body is not None
+    (tool,) = body["tools"]
+    assert (tool["function"]["name"], tool["function"]["description"]) == ("apply_patch", "Edit files.")
+    assert tool["function"]["parameters"]["required"] == ["input"]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "apply_patch"}}
+    (message,) = messages({"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "é\n"})
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"input": "é\n"}
+
+
+def test_tools_of_the_server_are_not_shown() -> None:
+    search = {"type": "web_search", "external_web_access": False}
+    assert chat(tools=[search, TOOL]) == chat(tools=[TOOL])
+    # Calls are looked for all the same, and the template gets the empty list that vLLM gives it.
+    body = chat(tools=[search], chat_template_kwargs={"enable_thinking": False})
+    assert body and (len(body["tools"]), body["tool_choice"]) == (1, "auto")
+    assert body["chat_template_kwargs"] == {"enable_thinking": False, "tools": []}
+
+
+def test_a_prompt_that_is_too_long_may_be_cut() -> None:
+    assert chat(truncation="auto") == {"messages": [user("hi")], "truncate_prompt_tokens": -1}
+    assert chat(truncation="disabled") == chat()
+
+
+def test_logprobs_are_those_of_chat() -> None:
+    included = {"include": ["message.output_text.logprobs", "web_search_call.results"]}
+    assert chat(**included, top_logprobs=2) == {"messages": [user("hi")], "logprobs": True, "top_logprobs": 2}
+    assert chat(top_logprobs=2) == chat()
+
+
+def test_what_vllm_ignores_is_left_out() -> None:
+    assert chat(conversation="c", context_management=[], moderation={}, prompt_cache_options={}) == chat()
+
+
 def test_a_schema_is_a_response_format() -> None:
     form = {"type": "json_schema", "name": "cell", "schema": {"type": "object"}, "strict": True}
     body = chat(text={"format": form, "verbosity": "low"})
@@ -182,11 +281,19 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"previous_response_id": "resp_1"},
         {"background": True},
         {"background": None},
-        {"include": ["message.output_text.logprobs"]},
-        {"include_reasoning": False},
-        {"tools": [{"type": "web_search_preview"}]},
+        {"include": ["thoughts"]},
+        {"include_reasoning": None},
+        {"tools": [{"type": "teleport"}]},
+        {"tools": [{"type": []}]},
+        {"tools": [5]},
+        {"tools": [{"type": "web_search", "search_context_size": "huge"}]},
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search_preview"}},
+        {"tools": [{"type": "web_search"}], "parallel_tool_calls": False},
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [TOOL]}},
+        {"tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}]},
+        {"tools": [NOTES, NOTES | {"name": "other"}], "tool_choice": {"type": "function", "name": "add"}},
         {"tools": None},
-        {"tools": [TOOL], "text": {}},
         {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}},
         {"tool_choice": "required"},
         {"temperature": "0.5"},
@@ -194,7 +301,7 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"temperature": float("nan")},
         {"max_output_tokens": 0},
         {"max_output_tokens": 5.0},
-        {"truncation": "auto"},
+        {"truncation": None},
         {"prompt": {"id": "p"}},
         {"chat_template_kwargs": {"chat_template": "x"}},
         {"stop": ""},
@@ -202,12 +309,19 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"input": []},
         {"input": None},
         {"input": [5]},
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "data:,"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+        {"input": [{"role": "user", "content": [5]}]},
+        {"input": [{"role": "user", "content": "a", "type": None}]},
+        {"input": [{"role": "user", "content": "a", "type": "web_search_call"}]},
+        {"input": [{"role": "tool", "content": "a"}]},
         {"input": [{"role": "user", "content": []}]},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
-        {"input": [{"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a"}]}]},
+        {"input": [{"type": "function_call_output", "call_id": "c1", "output": {"text": "a"}}]},
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
-        {"input": [{"type": "message", "role": "assistant", "status": "in_progress", "content": "a"}]},
+        {"input": [{"type": "reasoning", "summary": [], "status": "in_progress"}]},
+        {"input": [{"type": "message", "role": "assistant", "status": "unknown", "content": "a"}]},
+        {"input": [CALL | {"arguments": {}}]},
     ],
     ids=str,
 )
