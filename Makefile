@@ -150,7 +150,7 @@ swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM 
 	$(BIN)/python -m benchmarks.swaps $(SWAPS_ARGS)
 
 clients: $(INSTALLED)  ## Run the clients that people use, and write docs/clients.md: installs them from the public indexes; CLIENTS_ARGS="--only codex"
-	$(BIN)/python -m benchmarks.clients $(CLIENTS_ARGS)
+	$(BIN)/python -m benchmarks.clients --page docs/clients.md $(CLIENTS_ARGS)
 
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
 	$(TRL)/bin/python -W ignore -m benchmarks.learning.step $(STEPS_ARGS)

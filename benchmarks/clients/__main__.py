@@ -1,4 +1,4 @@
-"""Run the clients that people use, unchanged but for address, key and model, and write docs/clients.md.
+"""Run the clients that people use, unchanged but for address, key and model, and say what becomes of their calls.
 
 Installs the packages of each client from the public indexes into an environment of its own (`data/clients`), starts a
 proxy with a database of its own before a model server that calls tools by rule, and runs the client's app in an empty
@@ -26,10 +26,9 @@ from benchmarks.fakes.tool_vllm import ToolVllm
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened, prepared
 from benchmarks.kit.options import parser_of
-from benchmarks.kit.process import DRAIN_S, ROOT, START_S, ready, running_proxy, until
+from benchmarks.kit.process import DRAIN_S, START_S, ready, running_proxy, until
 from whetstone.config.settings import load
 
-PAGE = ROOT / "docs" / "clients.md"
 NAMED_URL = "/r/trajectory/a-name-of-its-own"
 
 
@@ -63,7 +62,7 @@ async def row_of_run(client: Client, model: ToolVllm, folder: Path, at: str = ""
 
 
 async def rows_of(clients: list[Client], data: Path, keep: Path | None, console: Console) -> list[Row]:
-    """Run one client after the other; where a conversation becomes several trajectories, again with a name in the URL."""
+    """Run one client after the other; where it makes several trajectories, once more with a name in the URL."""
     rows = []
     model = ToolVllm((f"{environments.MODEL}@v0",))
     for client in clients:
@@ -99,8 +98,9 @@ def main() -> int:
     parser = parser_of(
         __doc__.splitlines()[0],
         {
-            "--only": {"nargs": "+", "choices": list(BY_NAME), "metavar": "CLIENT", "help": "these; writes no page"},
+            "--only": {"nargs": "+", "choices": list(BY_NAME), "metavar": "CLIENT", "help": "only these"},
             "--bodies": {"type": Path, "help": "a folder to write the clients' requests to"},
+            "--page": {"type": Path, "help": "write their rows into this page"},
             "--data": {"type": Path, "help": "a new folder to keep databases and logs in"},
             "--install": {"action": "store_true", "help": "install the packages, and run nothing"},
         },
@@ -118,8 +118,9 @@ def main() -> int:
         except subprocess.CalledProcessError as error:
             sys.exit(f"the packages cannot be installed: {error}")
         console.print(table_of(rows))
-        if args.only is None:
-            PAGE.write_text(page(rows), encoding="utf-8")
+        if args.page is not None:
+            before = args.page.read_text(encoding="utf-8") if args.page.is_file() else ""
+            args.page.write_text(page(rows, before), encoding="utf-8")
         return verdict([fault for row in rows for fault in row.faults], console)
 
 

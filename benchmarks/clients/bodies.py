@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def write(client: str, calls: Sequence[TappedCall], private: Mapping[str, str], 
 
 def clean(written: str, private: Mapping[str, str], ids: dict[str, str]) -> str:
     """Return JSON without private texts, and with the same ids and moments in each run."""
-    for what, instead in {socket.gethostname(): "host", **private}.items():
+    for what, instead in private.items():
         written = written.replace(what, instead)
+    written = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host", written)
     for pattern, instead in _MOMENTS:
         written = pattern.sub(instead, written)
     return _IDS.sub(lambda match: _numbered(match[0], ids), written)
@@ -46,9 +48,8 @@ def _numbered(own: str, ids: dict[str, str]) -> str:
     """Return an id of the same form that only says how many came before it."""
     if own not in ids:
         digits = f"{len(ids) + 1:0{len(own.replace('-', ''))}x}"
-        parts = [len(part) for part in own.split("-")]
-        places = [sum(parts[:number]) for number in range(len(parts) + 1)]
-        ids[own] = "-".join(digits[start:end] for start, end in zip(places, places[1:], strict=False))
+        places = [0, *accumulate(len(part) for part in own.split("-"))]
+        ids[own] = "-".join(digits[start:end] for start, end in pairwise(places))
     return ids[own]
 
 

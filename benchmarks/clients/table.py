@@ -1,6 +1,6 @@
-"""The clients: their packages with pinned versions, how each is run, what the model answers, and what is known about each."""
+"""The clients: packages with pinned versions, how each is run, what the model answers, and what need not hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.fakes.tool_vllm import Rule, ToolCall
@@ -49,16 +49,14 @@ FIELDS = (
     *each(f"[[ ## reasoning ## ]]\nI know.\n\n[[ ## answer ## ]]\nTEXT\n\n{_DONE}"),
 )
 READS = talk(
-    Rule(ToolCall("Read", {"file_path": "weather.txt"}), lacks=RESULT),
+    Rule(ToolCall("Bash", {"command": "cat weather.txt", "description": "Read the weather"}), lacks=RESULT),
     Rule(ToolCall("exec_command", {"cmd": "cat weather.txt"}), lacks=RESULT),
     Rule(ToolCall("shell_command", {"command": "cat weather.txt"}), lacks=RESULT),
     Rule(ToolCall("shell", {"command": ["cat", "weather.txt"]}), lacks=RESULT),
 )
 
-ANSWER_ID = "the answer's id"
-NO_ID = "none: name the trajectory"
 HEADER = '`default_headers={"X-Trajectory-Id": …}`'
-URL = "the URL `…/r/trajectory/<id>/v1`"
+URL = "the URL"
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,12 @@ class Client:
     """How many conversations the run is."""
     tells_id: bool = True
     """Whether the app can get the answer's id from it."""
-    remark: str = ""
-    """How to name a trajectory with it."""
+    name_by: str = ""
+    """Where an app of it can name its trajectory."""
     exceptions: Sequence[str] = ()
-    """What need not hold: names of `report.Row.lacking`, for the reasons that the remark gives."""
+    """What need not hold: names of `report.Row.lacking`."""
+    why: str = ""
+    """Why it need not."""
 
     @property
     def in_node(self) -> bool:
@@ -95,9 +95,9 @@ class Client:
         return f"{'node' if self.in_node else 'python'}-{self.program.partition('.')[0]}"
 
     @property
-    def version(self) -> str:
-        """The pinned version of its first package."""
-        return self.packages[0].replace("==", "@").rpartition("@")[2]
+    def label(self) -> str:
+        """What the page calls it, with the pinned version of its first package."""
+        return f"{self.title} {self.packages[0].replace('==', '@').rpartition('@')[2]}"
 
 
 OPENAI = ("openai==3.51.0",)
@@ -107,56 +107,58 @@ PYDANTIC_AI = ("pydantic-ai-slim[anthropic,openai]==2.62.0",)
 SMOLAGENTS = ("smolagents[openai]==1.26.0",)
 
 CLIENTS = (
-    Client("openai-chat", "OpenAI, chat", OPENAI, "openai.py", "chat", remark=HEADER),
-    Client("openai-responses", "OpenAI, responses", OPENAI, "openai.py", "responses", remark=HEADER),
+    Client("openai-chat", "OpenAI, chat", OPENAI, "openai.py", "chat", name_by=HEADER),
+    Client("openai-responses", "OpenAI, responses", OPENAI, "openai.py", "responses", name_by=HEADER),
     Client(
-        "openai-remembered", "OpenAI, `previous_response_id`", OPENAI, "openai.py", "remembered", remark=HEADER
+        "openai-remembered", "OpenAI, `previous_response_id`", OPENAI, "openai.py", "remembered", name_by=HEADER
     ),
-    Client("anthropic", "Anthropic", ("anthropic==2.10.0",), "anthropic.py", remark=HEADER),
-    Client("langchain", "LangChain, `create_agent`", LANGCHAIN, "langchain.py", "agent", remark=HEADER),
-    Client("langgraph", "LangGraph, streamed", LANGCHAIN, "langchain.py", "graph", tells_id=False, remark=HEADER),
-    Client("agents-chat", "OpenAI Agents, chat", AGENTS, "openai_agents.py", "chat", tells_id=False, remark=URL),
-    Client("agents-responses", "OpenAI Agents, responses", AGENTS, "openai_agents.py", "responses", remark=URL),
-    Client("agents-mcp", "OpenAI Agents, responses with MCP", AGENTS, "openai_agents.py", "mcp", remark=URL),
-    Client("pydantic-ai-chat", "Pydantic AI, chat", PYDANTIC_AI, "pydantic_ai.py", "chat", remark=URL),
-    Client("pydantic-ai-responses", "Pydantic AI, responses", PYDANTIC_AI, "pydantic_ai.py", "responses", remark=URL),
-    Client("pydantic-ai-messages", "Pydantic AI, messages", PYDANTIC_AI, "pydantic_ai.py", "messages", remark=URL),
-    Client("crewai", "CrewAI", ("crewai==1.15.30",), "crewai.py", trajectories=3, tells_id=False, remark=URL),
+    Client("anthropic", "Anthropic", ("anthropic==2.10.0",), "anthropic.py", name_by=HEADER),
+    Client("langchain", "LangChain, `create_agent`", LANGCHAIN, "langchain.py", "agent", name_by=HEADER),
+    Client("langgraph", "LangGraph, streamed", LANGCHAIN, "langchain.py", "graph", tells_id=False, name_by=HEADER),
+    Client("agents-chat", "OpenAI Agents, chat", AGENTS, "openai_agents.py", "chat", tells_id=False, name_by=URL),
+    Client("agents-responses", "OpenAI Agents, responses", AGENTS, "openai_agents.py", "responses", name_by=URL),
+    Client("agents-mcp", "OpenAI Agents, responses with MCP", AGENTS, "openai_agents.py", "mcp", name_by=URL),
+    Client("pydantic-ai-chat", "Pydantic AI, chat", PYDANTIC_AI, "pydantic_ai.py", "chat", name_by=URL),
+    Client("pydantic-ai-responses", "Pydantic AI, responses", PYDANTIC_AI, "pydantic_ai.py", "responses", name_by=URL),
+    Client("pydantic-ai-messages", "Pydantic AI, messages", PYDANTIC_AI, "pydantic_ai.py", "messages", name_by=URL),
+    Client("crewai", "CrewAI", ("crewai==1.15.30",), "crewai.py", trajectories=3, tells_id=False, name_by=URL),
     Client(
         "smolagents-tools", "smolagents, tool calls", SMOLAGENTS, "smolagents.py", "tools", FINAL_ANSWER,
-        tells_id=False, remark=URL,
+        tells_id=False, name_by=URL,
     ),
     Client(
-        "smolagents-code", "smolagents, code", SMOLAGENTS, "smolagents.py", "code", CODE, tells_id=False, remark=URL
+        "smolagents-code", "smolagents, code", SMOLAGENTS, "smolagents.py", "code", CODE, tells_id=False, name_by=URL
     ),
     Client(
         "autogen", "AutoGen", ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"), "autogen.py",
-        tells_id=False, remark=URL,
+        tells_id=False, name_by=URL,
     ),
-    Client("haystack", "Haystack", ("haystack-ai==3.4.1",), "haystack.py", tells_id=False, remark=URL),
+    Client("haystack", "Haystack", ("haystack-ai==3.4.1",), "haystack.py", tells_id=False, name_by=URL),
     Client(
         "llama-index", "LlamaIndex",
-        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"), "llama_index.py", remark=URL,
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"), "llama_index.py", name_by=URL,
     ),
     Client(
         "google-adk", "Google ADK", ("google-adk==2.13.0", "litellm==1.106.2", "mcp==2.3.0"), "google_adk.py",
-        tells_id=False, remark=URL,
+        tells_id=False, name_by=URL,
     ),
-    Client("dspy", "DSPy", ("dspy==3.4.1",), "dspy.py", rules=FIELDS, tells_id=False, remark=URL),
-    Client("instructor", "instructor", ("instructor==1.17.0",), "instructor.py", rules=ADVICE, remark=HEADER),
-    Client("litellm", "LiteLLM", ("litellm==1.106.2", "mcp==2.3.0"), "litellm.py", remark="`extra_headers={…}`"),
-    Client("openai-node", "OpenAI for Node", ("openai@7.55.0",), "openai.mjs", remark="`defaultHeaders: {…}`"),
+    Client("dspy", "DSPy", ("dspy==3.4.1",), "dspy.py", rules=FIELDS, tells_id=False, name_by=URL),
+    Client("instructor", "instructor", ("instructor==1.17.0",), "instructor.py", rules=ADVICE, name_by=HEADER),
+    Client("litellm", "LiteLLM", ("litellm==1.106.2", "mcp==2.3.0"), "litellm.py", name_by="`extra_headers={…}`"),
+    Client("openai-node", "OpenAI for Node", ("openai@7.55.0",), "openai.mjs", name_by="`defaultHeaders: {…}`"),
     Client(
         "vercel", "Vercel AI SDK, `openai(…)`", ("ai@7.0.173", "@ai-sdk/openai@4.0.118", "zod@4.6.7"), "vercel.mjs",
-        remark=URL,
+        name_by=URL,
     ),
     Client(
         "claude-code", "Claude Code", ("@anthropic-ai/claude-code@2.1.328",), "claude_code.sh", rules=READS,
-        tells_id=False, remark="names its session itself",
+        tells_id=False, name_by="its own session header",
     ),
     Client(
         "codex", "Codex", ("@openai/codex@0.169.0",), "codex.sh", rules=READS, tells_id=False,
-        remark="names its session itself",
+        name_by="its own session header",
     ),
 )  # fmt: skip
+NOT_YET: Mapping[str, Sequence[str]] = {}
+"""What does not hold yet, by client, as `exceptions`: for work on the proxy that is under way."""
 BY_NAME = {client.name: client for client in CLIENTS}

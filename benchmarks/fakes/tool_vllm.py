@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ from proxy.wire.responses.stream import ResponseEvents
 MESSAGES, RESPONSES, COUNT = "/v1/messages", "/v1/responses", "/v1/messages/count_tokens"
 END_OF_TURN = "<|end|>"
 LOGPROB = -0.125
+MOST_ANSWERS = 20
+"""How often a rule decides in one run: an agent whose tool fails would call it for ever."""
 VOCABULARY = 150_000
 _WORD = re.compile(r"\s*\S+|\s+")
 
@@ -77,7 +80,7 @@ class ToolVllm(WireServer):
 
     def begin(self, rules: Sequence[Rule]) -> None:
         """Answer by these rules from now on, and count tokens from 0."""
-        self._rules, self.sampled = rules, 0
+        self._rules, self._answers, self.sampled = rules, Counter[int](), 0
 
     async def answer(self, call: Call, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         await write(writer, self._answer_to(call))
@@ -90,12 +93,12 @@ class ToolVllm(WireServer):
             return whole(200, to_json({"input_tokens": len(words(to_json(call.body).decode()))}))
         if call.path not in (CHAT, MESSAGES, RESPONSES):
             return whole(404, b'{"detail":"Not Found"}')
-        request, tools = to_json(call.body).decode(), tools_of(call.body)
-        reply = next((rule.answer for rule in self._rules if rule.fits(request, tools)), "I do not know.")
-        text = reply if isinstance(reply, str) else reply.text
-        tokens = [*map(_token, words(text)), Token(_id(END_OF_TURN), "", LOGPROB)]
         if refusal := refusal_of(call.body):
             return whole(*refusal)
+        request, tools = to_json(call.body).decode(), tools_of(call.body)
+        reply = self._reply(request, tools)
+        text = reply if isinstance(reply, str) else reply.text
+        tokens = [*map(_token, words(text)), Token(_id(END_OF_TURN), "", LOGPROB)]
         self.sampled += len(tokens)
         if call.path != CHAT:
             return _native(call, reply, tokens)
@@ -103,6 +106,13 @@ class ToolVllm(WireServer):
         if call.streamed:
             return STREAM_HEAD + chunk(b"".join([*answer.events(), DONE])) + END
         return whole(200, to_json(answer.fields()))
+
+    def _reply(self, request: str, tools: Sequence[str]) -> str | ToolCall:
+        for rule in self._rules:
+            if rule.fits(request, tools) and self._answers[id(rule)] < MOST_ANSWERS:
+                self._answers[id(rule)] += 1
+                return rule.answer
+        return "I do not know."
 
 
 class ToolCallAnswer(Answer):

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.clients.__main__ import PAGE
 from benchmarks.clients.bodies import clean
 from benchmarks.clients.environments import APPS
-from benchmarks.clients.page import clients_of, page
+from benchmarks.clients.page import lines_of, page
 from benchmarks.clients.report import Row
 from benchmarks.clients.table import BY_NAME, CLIENTS, QUESTIONS, RESULT, TEXTS
 from benchmarks.fakes.tool_vllm import ToolCall, prompt_ids, tools_of
@@ -35,7 +34,8 @@ def test_a_client_is_served_recorded_threaded_and_trainable(name: str) -> None:
 
 
 def test_the_page_has_a_row_for_each_client() -> None:
-    assert clients_of(PAGE.read_text(encoding="utf-8")) == [client.title for client in CLIENTS]
+    text = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    assert list(lines_of(text)) == [client.label for client in CLIENTS]
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=BY_NAME)
@@ -90,11 +90,12 @@ def test_what_does_not_hold_is_a_fault_unless_the_client_excepts_it(name: str, v
     assert replace(lacking, client=replace(lacking.client, exceptions=(name,))).faults == []
 
 
-def test_a_page_names_its_clients_in_order() -> None:
-    rows = [replace(row(), client=client) for client in CLIENTS]
-    assert clients_of(page(rows)) == [client.title for client in CLIENTS]
-    (line,) = [line for line in page([row(recorded=3)]).splitlines() if line.startswith("| OpenAI")]
-    assert "3 of 4" in line
+def test_a_page_has_the_rows_of_the_last_runs_in_order() -> None:
+    last = page([replace(row(), client=client) for client in reversed(CLIENTS[1:])])
+    assert list(lines_of(last)) == [client.label for client in CLIENTS[1:]]
+    lines = lines_of(page([row(recorded=3)], last))
+    assert list(lines) == [client.label for client in CLIENTS]
+    assert "| 3 of 4 |" in lines[CLIENTS[0].label] and "| 4 of 4 |" in lines[CLIENTS[1].label]
 
 
 def body(*messages: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ base_url = "$OPENAI_BASE_URL"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 END
-say() { codex exec --skip-git-repo-check "$@" < /dev/null 2> /dev/null; }
+# The sandbox of its commands needs rights that a container may lack.
+say() { codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "$@" < /dev/null; }
 first=$(say "What is the weather in Bern? It is in weather.txt.")
 second=$(say resume --last "Is it warmer than in Rome?")
 third=$(say resume --last "Thank you. What should I wear?")

@@ -29,7 +29,9 @@ for question in QUESTIONS:
         messages.append(message)
         if not message.tool_calls:
             break
-        for call in message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": ANSWERS[call.function.name]})
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": ANSWERS[call.function.name]}
+            for call in message.tool_calls
+        ]
     answers.append(message.content)
 print(json.dumps({"answers": answers, "id": reply.id}))
