@@ -33,7 +33,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate steps docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate clients steps docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -148,6 +148,9 @@ chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything
 
 swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM killed, one of two refuses; ten minutes
 	$(BIN)/python -m benchmarks.swaps $(SWAPS_ARGS)
+
+clients: $(INSTALLED)  ## Run the clients that people use, and write docs/clients.md: installs them from the public indexes; CLIENTS_ARGS="--only codex"
+	$(BIN)/python -m benchmarks.clients --page docs/clients.md $(CLIENTS_ARGS)
 
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
 	$(TRL)/bin/python -W ignore -m benchmarks.learning.step $(STEPS_ARGS)

@@ -1,4 +1,4 @@
-"""What constrained the sampling of a completion and how much of it that decided, ids within answers, prompts' hashes."""
+"""What constrained the sampling of a completion, how much of it that decided; ids within answers; hashes of prompts."""
 
 import sqlalchemy as sa
 from alembic import op
