@@ -27,7 +27,7 @@ NOTES = {
             {"allowed_callers", "defer_loading", "description"},
         ),
     ],
-    ids=str,
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
 def test_a_tool_is_repeated_with_all_its_keys(tool: dict[str, Any], nulls: set[str]) -> None:
     assert is_tool(tool)
