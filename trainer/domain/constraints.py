@@ -1,6 +1,6 @@
 """Describe what bent the distribution that a completion's tokens were sampled from, as the proxy recorded it. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,16 +60,23 @@ class Constraints:
         """Return the ids that end an answer, none of which is allowed before `min_tokens`."""
         return frozenset(self.stop_token_ids) | frozenset(model_ends)
 
-    def decides(self, offset: int, token_id: int, model_ends: Collection[int]) -> bool:
-        """Return whether lists of ids alone decided the completion's token number `offset` (from 0).
+    def decided_by_ids(self, token_ids: Sequence[int], model_ends: Collection[int]) -> tuple[bool, ...]:
+        """Return for each of the completion's tokens whether lists of ids alone decided it.
 
         They did if they allow one token or none, and a token that they do not allow cannot be weighed either.
         """
-        barred = self.barred_ids(model_ends) if offset < self.min_tokens else frozenset()
+        if self.allowed_token_ids is None and not self.min_tokens:
+            return (False,) * len(token_ids)
+        barred = self.barred_ids(model_ends)
+        early, late = token_ids[: self.min_tokens], token_ids[self.min_tokens :]
         if self.allowed_token_ids is None:
-            return token_id in barred
-        allowed = set(self.allowed_token_ids) - barred
-        return len(allowed) <= 1 or token_id not in allowed
+            return (*(token_id in barred for token_id in early), *(False for _ in late))
+        allowed = frozenset(self.allowed_token_ids)
+        at_first = allowed - barred
+        return (
+            *(len(at_first) <= 1 or token_id not in at_first for token_id in early),
+            *(len(allowed) <= 1 or token_id not in allowed for token_id in late),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,7 @@ def static_measures(rows: Sequence[Row], model_ends: Collection[int]) -> dict[Sp
 
 def decided_by_ids(row: Row, span: ConstrainedSpan, model_ends: Collection[int]) -> tuple[bool, ...]:
     """Return for each token of the completion whether lists of ids alone decided it."""
-    constraints = span.constraints
-    if constraints.allowed_token_ids is None and not constraints.min_tokens:
-        return (False,) * (span.end - span.start)
-    ids = row.token_ids_T[span.start : span.end]
-    return tuple(constraints.decides(offset, token_id, model_ends) for offset, token_id in enumerate(ids))
+    return span.constraints.decided_by_ids(row.token_ids_T[span.start : span.end], model_ends)
 
 
 def without_decided(rows: Sequence[Row], measures: Mapping[SpanKey, SpanMeasure]) -> MeasuredRows:

@@ -52,4 +52,4 @@ def test_penalties_need_no_weights_and_a_top_k_of_minus_one_is_none() -> None:
 def test_lists_of_ids_decide_where_they_leave_one(
     recorded: dict[str, object], offset: int, token_id: int, decided: bool
 ) -> None:
-    assert Constraints.of(recorded, [8]).decides(offset, token_id, {9}) is decided
+    assert Constraints.of(recorded, [8]).decided_by_ids([4] * offset + [token_id], {9})[offset] is decided
