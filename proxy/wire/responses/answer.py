@@ -276,16 +276,16 @@ def _tool_choice(values: dict[str, Any]) -> Any:
     given, choice = values.get("tools"), values.get("tool_choice", "auto")
     if not given:
         return "none"
-    if not isinstance(choice, dict):
-        return choice
-    return repeat(schema.TOOL_CHOICE, choice | {"name": tools.flat_choice(choice["name"], given)})
+    if tools.names_function(choice):
+        choice = choice | {"name": tools.flat_choice(choice["name"], given)}
+    return repeat(schema.TOOL_CHOICE, choice)
 
 
 def _grammar_of_tools(values: dict[str, Any]) -> bool:
     """Return whether the answer follows a grammar for tools (`vllm.parser.abstract_parser`, `_apply_structural_tag`).
     vLLM puts it in the place of `text`, and joins a format that `text` requested to it."""
     choice, functions = values.get("tool_choice", "auto"), tools.functions_of(values.get("tools") or [])
-    if choice == "none" or not functions:
+    if choice == "none" or not functions or (isinstance(choice, dict) and not tools.names_function(choice)):
         return False
     form = (values.get("text") or {}).get("format") or {"type": "text"}
     single = values.get("parallel_tool_calls") is False and form["type"] == "text"

@@ -211,6 +211,19 @@ TOOLS: dict[str, Object] = {
 }
 """By type: the tools that vLLM accepts."""
 
+CHOSEN_ON_SERVER = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "shell",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+"""Types of the server's tools that a tool choice may name."""
 SEPARATOR = "__"
 """Stands between a namespace and the name of a function in it."""
 _INPUT_SCHEMA = {
@@ -259,6 +272,19 @@ def _functions(tools: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             for function in tool["tools"]:
                 if function["type"] == "function":
                     yield function | {"name": flat_name(tool["name"], function["name"])}
+
+
+def as_template_sees(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a function of chat as vLLM gives it to the model's template."""
+    return {
+        "type": "function",
+        "function": {"name": function["name"], "description": None, "parameters": None} | function,
+    }
+
+
+def names_function(choice: Any) -> bool:
+    """Return whether a tool choice is one function or custom tool."""
+    return isinstance(choice, dict) and choice["type"] in ("function", "custom")
 
 
 def flat_name(namespace: str, name: str) -> str:

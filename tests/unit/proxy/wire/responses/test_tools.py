@@ -67,7 +67,7 @@ def test_a_text_is_read_while_it_arrives(text: str, ascii_only: bool) -> None:
         reader = InputReader()
         pieces = [reader.feed(arguments[at : at + size]) for at in range(0, len(arguments), size)]
         assert "".join(pieces) == text
-        if size == 1 and text:
+        if size == 1 and len(text) > 1:
             assert pieces.count("") < len(pieces) - 1
 
 
