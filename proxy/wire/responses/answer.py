@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from proxy.wire.responses import schema, tools
+from proxy.wire.responses.custom import input_of
 from proxy.wire.responses.shapes import repeat
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -242,7 +243,7 @@ def output_of(
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         if name in names.custom:
             called_id = item_id("custom_tool_call", response_id, len(items))
-            items.append(custom_call_item(called_id, call["id"], name, tools.input_of(arguments)))
+            items.append(custom_call_item(called_id, call["id"], name, input_of(arguments)))
         else:
             called_id = item_id("function_call", response_id, len(items))
             items.append(call_item(called_id, call["id"], names.split(name), arguments, "completed"))

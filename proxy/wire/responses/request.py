@@ -18,6 +18,7 @@ from typing import Any
 
 from proxy.wire.responses import schema as shape
 from proxy.wire.responses import tools
+from proxy.wire.responses.custom import arguments_of
 
 _NO_FUNCTION = {"type": "function", "function": {"name": "none"}}
 """Stands for tools that the model is not shown. Chat needs a tool to look for calls in the answer, as vLLM does for
@@ -181,7 +182,7 @@ def _call_message(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _custom_call_message(item: dict[str, Any]) -> dict[str, Any]:
-    return _calling(item, item["name"], tools.arguments_of(item["input"]))
+    return _calling(item, item["name"], arguments_of(item["input"]))
 
 
 def _calling(item: dict[str, Any], name: str, arguments: str) -> dict[str, Any]:
