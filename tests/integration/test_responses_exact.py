@@ -202,6 +202,7 @@ CAPTURED: dict[str, dict[str, Any]] = {
         "input": [user([{"type": "input_text", "text": t}]) | {"status": "completed", "id": t} for t in "ab"]
     },
     "a phase": {"input": [user("a"), answered("b", phase="final_answer"), user("c")]},
+    "no parts": {"input": [user([]), user("a")]},
     "a refusal after a text": {
         "input": [
             user("a"),
@@ -371,6 +372,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "more tokens than the model has": {"max_output_tokens": 100_000},
     "too long": {"input": "hi " * 3000},
     "too long with a limit": {"input": "hi " * 3000, "max_output_tokens": 5},
+    "cut to no room": {"input": "hi " * 3000, "truncation": "auto", "max_output_tokens": None},
 }
 """What is translated, and refused by vLLM before it speaks."""
 

@@ -140,17 +140,29 @@ def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) 
     return echo.ended(output_of(message, echo.id, echo.names(), logprobs), finish_reason, usage)
 
 
-def error_of(body: bytes, status: int) -> bytes:
-    """Return an error that vLLM answered to a chat as it would answer it to a Responses app: only a field's name
-    differs."""
+def error_of(body: bytes, status: int, max_model_len: int) -> bytes:
+    """Return an error that vLLM answered to a chat as it would answer it to a Responses app.
+
+    A field's name differs; and for a prompt that fills the whole length, vLLM's chat reports that no token is left.
+    """
     try:
         error = msgspec.json.decode(body)["error"]
-        if error["param"] != "max_completion_tokens":
-            return body
-        message = error["message"].replace("max_completion_tokens", "max_output_tokens")
+        match error["param"]:
+            case "max_completion_tokens":
+                message = error["message"].replace("max_completion_tokens", "max_output_tokens")
+                error |= {"message": message, "param": "max_output_tokens"}
+            case "max_tokens":
+                message = f"The engine prompt length {max_model_len} exceeds the max_model_len {max_model_len}. "
+                error |= {
+                    "message": message + "Please reduce prompt.",
+                    "type": "invalid_request_error",
+                    "param": "input",
+                }
+            case _:
+                return body
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
         return body
-    return msgspec.json.encode({"error": error | {"message": message, "param": "max_output_tokens"}})
+    return msgspec.json.encode({"error": error})
 
 
 def text_part(text: str, logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:

@@ -158,7 +158,7 @@ _CALLER = Either(
 is_input_message = Object(
     "role content",
     role=one_of("user", "system", "developer"),
-    content=Either(text, List(Either(_INPUT_TEXT, _INPUT_IMAGE), least=1)),
+    content=Either(text, List(Either(_INPUT_TEXT, _INPUT_IMAGE))),
     phase=_phase,
     status=_status,
     name=text,
@@ -198,7 +198,7 @@ is_custom_call = Object(
 is_result = Object(
     "call_id output",
     call_id=text,
-    output=Either(text, List(_INPUT_TEXT)),
+    output=Either(text, List(Either(_INPUT_TEXT, _INPUT_IMAGE))),
     id=text,
     status=_status,
     caller=_CALLER,

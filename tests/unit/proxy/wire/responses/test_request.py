@@ -328,7 +328,6 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"input": [{"role": "user", "content": "a", "type": None}]},
         {"input": [{"role": "user", "content": "a", "type": "web_search_call"}]},
         {"input": [{"role": "tool", "content": "a"}]},
-        {"input": [{"role": "user", "content": []}]},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
         {"input": [{"type": "function_call_output", "call_id": "c1", "output": {"text": "a"}}]},
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
@@ -569,7 +568,9 @@ def test_an_error_names_the_field_as_the_app_knows_it() -> None:
         "type": "BadRequestError",
         "param": "max_completion_tokens",
     }
-    response = json.loads(error_of(json.dumps({"error": error_fields | {"code": 400}}).encode(), 400))["error"]
+    response = json.loads(error_of(json.dumps({"error": error_fields | {"code": 400}}).encode(), 400, MAX_MODEL_LEN))[
+        "error"
+    ]
     assert response == error_fields | {
         "message": "max_output_tokens=9 is too much",
         "param": "max_output_tokens",
@@ -577,8 +578,15 @@ def test_an_error_names_the_field_as_the_app_knows_it() -> None:
     }
 
 
+def test_a_prompt_that_leaves_no_room_is_too_long() -> None:
+    none_left = {"message": "max_tokens must be at least 1, got 0.", "type": "BadRequestError", "param": "max_tokens"}
+    error = json.loads(error_of(json.dumps({"error": none_left | {"code": 400}}).encode(), 400, MAX_MODEL_LEN))["error"]
+    assert (error["param"], error["code"]) == ("input", 400)
+    assert "prompt length 100 exceeds the max_model_len 100" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body", [b'{"error":{"message":"no","param":"model"}}', b'{"error":"no"}', b"[]", b"\xff", b""]
 )
 def test_another_error_stays_as_it_is(body: bytes) -> None:
-    assert error_of(body, 500) == body
+    assert error_of(body, 500, MAX_MODEL_LEN) == body
