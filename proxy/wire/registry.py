@@ -51,7 +51,7 @@ def parse_request(path: str, body: Body, server: Server) -> DialectRequest:
                 chat,
                 answer_of=partial(response_answer.answer_of, values=body.values, max_model_len=length),
                 events_of=partial(ResponseEvents, body.values, length),
-                error_of=response_answer.error_of,
+                error_of=partial(response_answer.error_of, max_model_len=length),
                 id_of=response_answer.id_of,
             )
     raise ValueError(f"{path} is none of {RECORDED}")

@@ -40,6 +40,7 @@ NOTES = {
     "description": "Notes of the game",
     "tools": [MOVE | {"name": "add", "strict": False}, {"type": "custom", "name": "raw", "format": {"type": "text"}}],
 }
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "move"}]}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
 SERVER_TOOLS = [
     SEARCH,
@@ -201,6 +202,7 @@ CAPTURED: dict[str, dict[str, Any]] = {
         "input": [user([{"type": "input_text", "text": t}]) | {"status": "completed", "id": t} for t in "ab"]
     },
     "a phase": {"input": [user("a"), answered("b", phase="final_answer"), user("c")]},
+    "no parts": {"input": [user([]), user("a")]},
     "a refusal after a text": {
         "input": [
             user("a"),
@@ -282,6 +284,27 @@ CAPTURED: dict[str, dict[str, Any]] = {
             | {"output_schema": {"type": "string"}, "allowed_callers": ["direct"], "defer_loading": False, "more": 1}
         ]
     },
+    "a strict tool in a namespace": {
+        "tools": [NOTES | {"tools": [MOVE | {"name": "add", "strict": True}]}],
+        "tool_choice": "required",
+        "max_output_tokens": 60,
+        **BRIEF,
+    },
+    "allowed tools": {"tools": [MOVE, PASS], "tool_choice": ALLOWED, "max_output_tokens": 60, **BRIEF},
+    "allowed tools that are strict": {
+        "tools": [MOVE | {"strict": True}, SEARCH],
+        "tool_choice": ALLOWED | {"mode": "required"},
+        "text": {"verbosity": "low"},
+        "max_output_tokens": 60,
+        **BRIEF,
+    },
+    "allowed tools and a schema": {"tools": [MOVE], "tool_choice": ALLOWED, "text": FORMAT, **BRIEF},
+    "a tool of the server at once": {"tools": [SEARCH], "tool_choice": {"type": "web_search_preview"}},
+    "a tool of the server at once beside others": {
+        "tools": [MOVE, {"type": "mcp", "server_label": "docs", "server_url": "https://example.org"}],
+        "tool_choice": {"type": "mcp", "server_label": "docs"},
+        **BRIEF,
+    },
     "text beside tools": {"tools": [MOVE], "text": {"format": {"type": "text"}, "verbosity": "low"}},
     "text beside a strict tool": {"tools": [MOVE | {"strict": True}], "text": {"verbosity": "low"}, **BRIEF},
     "a schema beside tools": {"tools": [MOVE], "text": FORMAT, "max_output_tokens": 40, **BRIEF},
@@ -349,6 +372,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "more tokens than the model has": {"max_output_tokens": 100_000},
     "too long": {"input": "hi " * 3000},
     "too long with a limit": {"input": "hi " * 3000, "max_output_tokens": 5},
+    "cut to no room": {"input": "hi " * 3000, "truncation": "auto", "max_output_tokens": None},
 }
 """What is translated, and refused by vLLM before it speaks."""
 
@@ -361,11 +385,6 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "a tool without tools": {"tool_choice": "required"},
     "only a tool of the server where one must be called": {"tools": [SEARCH], "tool_choice": "required"},
     "one call if any without a function": {"tools": [SEARCH], "parallel_tool_calls": False},
-    "allowed tools": {
-        "tools": [MOVE],
-        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "move"}]},
-    },
-    "a tool of the server at once": {"tools": [SEARCH], "tool_choice": {"type": "web_search_preview"}},
     "a grammar for a custom tool": {
         "tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}]
     },

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from proxy.wire.responses import schema, tools
+from proxy.wire.responses.custom import input_of
 from proxy.wire.responses.shapes import repeat
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -139,17 +140,29 @@ def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) 
     return echo.ended(output_of(message, echo.id, echo.names(), logprobs), finish_reason, usage)
 
 
-def error_of(body: bytes, status: int) -> bytes:
-    """Return an error that vLLM answered to a chat as it would answer it to a Responses app: only a field's name
-    differs."""
+def error_of(body: bytes, status: int, max_model_len: int) -> bytes:
+    """Return an error that vLLM answered to a chat as it would answer it to a Responses app.
+
+    A field's name differs; and for a prompt that fills the whole length, vLLM's chat reports that no token is left.
+    """
     try:
         error = msgspec.json.decode(body)["error"]
-        if error["param"] != "max_completion_tokens":
-            return body
-        message = error["message"].replace("max_completion_tokens", "max_output_tokens")
+        match error["param"]:
+            case "max_completion_tokens":
+                message = error["message"].replace("max_completion_tokens", "max_output_tokens")
+                error |= {"message": message, "param": "max_output_tokens"}
+            case "max_tokens":
+                message = f"The engine prompt length {max_model_len} exceeds the max_model_len {max_model_len}. "
+                error |= {
+                    "message": message + "Please reduce prompt.",
+                    "type": "invalid_request_error",
+                    "param": "input",
+                }
+            case _:
+                return body
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
         return body
-    return msgspec.json.encode({"error": error | {"message": message, "param": "max_output_tokens"}})
+    return msgspec.json.encode({"error": error})
 
 
 def text_part(text: str, logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -242,7 +255,7 @@ def output_of(
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         if name in names.custom:
             called_id = item_id("custom_tool_call", response_id, len(items))
-            items.append(custom_call_item(called_id, call["id"], name, tools.input_of(arguments)))
+            items.append(custom_call_item(called_id, call["id"], name, input_of(arguments)))
         else:
             called_id = item_id("function_call", response_id, len(items))
             items.append(call_item(called_id, call["id"], names.split(name), arguments, "completed"))
@@ -276,16 +289,16 @@ def _tool_choice(values: dict[str, Any]) -> Any:
     given, choice = values.get("tools"), values.get("tool_choice", "auto")
     if not given:
         return "none"
-    if not isinstance(choice, dict):
-        return choice
-    return repeat(schema.TOOL_CHOICE, choice | {"name": tools.flat_choice(choice["name"], given)})
+    if tools.names_function(choice):
+        choice = choice | {"name": tools.flat_choice(choice["name"], given)}
+    return repeat(schema.TOOL_CHOICE, choice)
 
 
 def _grammar_of_tools(values: dict[str, Any]) -> bool:
     """Return whether the answer follows a grammar for tools (`vllm.parser.abstract_parser`, `_apply_structural_tag`).
     vLLM puts it in the place of `text`, and joins a format that `text` requested to it."""
     choice, functions = values.get("tool_choice", "auto"), tools.functions_of(values.get("tools") or [])
-    if choice == "none" or not functions:
+    if choice == "none" or not functions or (isinstance(choice, dict) and not tools.names_function(choice)):
         return False
     form = (values.get("text") or {}).get("format") or {"type": "text"}
     single = values.get("parallel_tool_calls") is False and form["type"] == "text"

@@ -4,11 +4,13 @@ Follows what vLLM 0.32 makes of a Responses request: which prompt, which samplin
 proven against the real vLLM. The way back is in `responses.answer`.
 
 Not covered, and served by vLLM's own /v1/responses: requests that it would answer with an error before it looks at the
-prompt, values it would convert ("0.5" for 0.5), fields unknown here, `background`, `previous_response_id`, `prompt`, a
-tool choice other than a function (`allowed_tools`, a tool of the server), files, encrypted reasoning, half-finished
-reasoning, input items other than messages, reasoning and the calls of functions and custom tools. `store` is covered:
-vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE. Not for gpt-oss and for Mistral's tokenizers: there
-vLLM builds the prompt in another way than in chat.
+prompt, values it would convert ("0.5" for 0.5), fields unknown here, `background`, `previous_response_id`, `prompt`,
+files, encrypted reasoning, half-finished reasoning, input items other than messages, reasoning and the calls of
+functions and custom tools. `store` is covered: vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE. Not
+for gpt-oss and for Mistral's tokenizers: there vLLM builds the prompt in another way than in chat.
+
+A few requests that vLLM refuses are covered too: a refusal or nothing as an answer's first part, an assistant's message
+without type and id, nulls for ids.
 """
 
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from typing import Any
 
 from proxy.wire.responses import schema as shape
 from proxy.wire.responses import tools
+from proxy.wire.responses.custom import arguments_of
 
 _NO_FUNCTION = {"type": "function", "function": {"name": "none"}}
 """Stands for tools that the model is not shown. Chat needs a tool to look for calls in the answer, as vLLM does for
@@ -66,26 +69,27 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
 
 
 def _tools(values: dict[str, Any]) -> dict[str, Any]:
-    functions = tools.functions_of(values["tools"])
-    if not functions:
-        # The template gets an empty list, as from vLLM's own /v1/responses.
-        arguments = (values.get("chat_template_kwargs") or {}) | {"tools": []}
-        choice = values.get("tool_choice", "auto")
-        return {"tools": [_NO_FUNCTION], "tool_choice": choice, "chat_template_kwargs": arguments}
-    chat: dict[str, Any] = {
-        "tools": [{"type": "function", "function": function} for function in functions],
-        "tool_choice": _tool_choice(values),
-    }
-    if values.get("parallel_tool_calls") is False:
+    functions, choice = tools.functions_of(values["tools"]), values.get("tool_choice", "auto")
+    chat: dict[str, Any] = {"tool_choice": choice}
+    # The template gets the tools that vLLM's own /v1/responses would give it, even if chat has others.
+    template: list[Any] | None = None if functions else []
+    if tools.names_function(choice):
+        name = tools.flat_choice(choice["name"], values["tools"])
+        chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif isinstance(choice, dict) and values.get("stream"):
+        # vLLM does not heed such a choice. It sets no grammar, also for strict tools.
+        template = [tools.as_template_sees(function) for function in functions]
+        functions = [{name: item for name, item in function.items() if name != "strict"} for function in functions]
+        chat["tool_choice"] = "auto"
+    elif isinstance(choice, dict):
+        # In a whole answer it does not look for calls either.
+        chat |= {"tool_choice": "none", "skip_special_tokens": False}
+    chat["tools"] = [{"type": "function", "function": function} for function in functions] or [_NO_FUNCTION]
+    if template is not None:
+        chat["chat_template_kwargs"] = (values.get("chat_template_kwargs") or {}) | {"tools": template}
+    if functions and values.get("parallel_tool_calls") is False:
         chat["parallel_tool_calls"] = False
     return chat
-
-
-def _tool_choice(values: dict[str, Any]) -> Any:
-    choice = values.get("tool_choice", "auto")
-    if not isinstance(choice, dict):
-        return choice
-    return {"type": "function", "function": {"name": tools.flat_choice(choice["name"], values["tools"])}}
 
 
 def _response_format(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -158,7 +162,7 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 def _answer_message(item: dict[str, Any]) -> dict[str, Any]:
     # Of several parts vLLM reads only the first.
-    part = item["content"][0]
+    part = item["content"][0] if item["content"] else {"text": ""}
     return {"role": "assistant", "content": part["text"] if "text" in part else part["refusal"]}
 
 
@@ -178,7 +182,7 @@ def _call_message(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _custom_call_message(item: dict[str, Any]) -> dict[str, Any]:
-    return _calling(item, item["name"], tools.arguments_of(item["input"]))
+    return _calling(item, item["name"], arguments_of(item["input"]))
 
 
 def _calling(item: dict[str, Any], name: str, arguments: str) -> dict[str, Any]:

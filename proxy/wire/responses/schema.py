@@ -69,7 +69,11 @@ TEXT = Object(
     verbosity=one_of("low", "medium", "high"),
 )
 TOOL_CHOICE = Either(
-    one_of("auto", "none", "required"), Object("name type", name=text, type=one_of("function", "custom"))
+    one_of("auto", "none", "required"),
+    Object("name type", name=text, type=one_of("function", "custom")),
+    Object("mode tools type", mode=one_of("auto", "required"), tools=List(any_object), type=one_of("allowed_tools")),
+    Object("server_label type", server_label=text, type=one_of("mcp"), name=text),
+    Object("type", type=one_of("programmatic_tool_calling", *tools.CHOSEN_ON_SERVER)),
 )
 
 SAME_IN_CHAT: dict[str, Check] = {
@@ -154,7 +158,7 @@ _CALLER = Either(
 is_input_message = Object(
     "role content",
     role=one_of("user", "system", "developer"),
-    content=Either(text, List(Either(_INPUT_TEXT, _INPUT_IMAGE), least=1)),
+    content=Either(text, List(Either(_INPUT_TEXT, _INPUT_IMAGE))),
     phase=_phase,
     status=_status,
     name=text,
@@ -171,7 +175,7 @@ is_answer_text = Object(
 is_answer = Object(
     "role content",
     role=one_of("assistant"),
-    content=List(Either(_OUTPUT_TEXT, _REFUSAL), least=1),
+    content=List(Either(_OUTPUT_TEXT, _REFUSAL)),
     status=_status,
     id=text,
     phase=_phase,
@@ -194,7 +198,7 @@ is_custom_call = Object(
 is_result = Object(
     "call_id output",
     call_id=text,
-    output=Either(text, List(_INPUT_TEXT)),
+    output=Either(text, List(Either(_INPUT_TEXT, _INPUT_IMAGE))),
     id=text,
     status=_status,
     caller=_CALLER,
@@ -210,8 +214,11 @@ def covered(values: dict[str, Any]) -> bool:
     if not known or not all(FIELDS[name](value) for name, value in values.items()):
         return False
     choice, given = values.get("tool_choice", "auto"), values.get("tools") or []
-    if isinstance(choice, dict):
+    if tools.names_function(choice):
         return tools.flat_choice(choice["name"], given) is not None
+    if isinstance(choice, dict):
+        # The model may call any tool, several at once.
+        return bool(given) and not (values.get("stream") and values.get("parallel_tool_calls") is False)
     # With tools but without a function vLLM refuses that one must be called, and does not limit it to one call.
     limited = bool(given) and choice == "auto" and values.get("parallel_tool_calls") is False
     return bool(tools.functions_of(given)) if choice == "required" or limited else True

@@ -22,7 +22,8 @@ from proxy.wire.responses.answer import (
     reasoning_item,
     text_part,
 )
-from proxy.wire.responses.tools import NO_NAMES, InputReader, input_of
+from proxy.wire.responses.custom import InputReader, input_of
+from proxy.wire.responses.tools import NO_NAMES
 
 _PART: dict[str, Any] = {"content_index": 0}
 """Names the one part that an item with parts has."""

@@ -5,8 +5,6 @@ called `<namespace>__<name>`; a custom tool is a function with one text, `input`
 `web_search`, are accepted, repeated in the answer, and not shown.
 """
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,6 +209,19 @@ TOOLS: dict[str, Object] = {
 }
 """By type: the tools that vLLM accepts."""
 
+CHOSEN_ON_SERVER = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "shell",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+"""Types of the server's tools that a tool choice may name."""
 SEPARATOR = "__"
 """Stands between a namespace and the name of a function in it."""
 _INPUT_SCHEMA = {
@@ -259,6 +270,19 @@ def _functions(tools: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             for function in tool["tools"]:
                 if function["type"] == "function":
                     yield function | {"name": flat_name(tool["name"], function["name"])}
+
+
+def as_template_sees(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a function of chat as vLLM gives it to the model's template."""
+    return {
+        "type": "function",
+        "function": {"name": function["name"], "description": None, "parameters": None} | function,
+    }
+
+
+def names_function(choice: Any) -> bool:
+    """Return whether a tool choice is one function or custom tool."""
+    return isinstance(choice, dict) and choice["type"] in ("function", "custom")
 
 
 def flat_name(namespace: str, name: str) -> str:
@@ -313,51 +337,3 @@ def names_of(tools: list[dict[str, Any]]) -> ToolNames:
             if function["type"] == "function"
         },
     )
-
-
-def arguments_of(text: str) -> str:
-    """Return the arguments of the function that stands for a custom tool, called with this text."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
-def input_of(arguments: str) -> str:
-    """Return the text that a custom tool is called with: the arguments themselves, if they have another form."""
-    try:
-        values = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return arguments
-    value = values.get("input") if isinstance(values, dict) else None
-    return value if isinstance(value, str) else arguments
-
-
-_BEFORE_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_CHARACTERS = re.compile(
-    r'(?:[^"\\]|\\["\\/bfnrt]'
-    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
-)
-"""Whole characters within a JSON string; half of an escape waits for the rest."""
-
-
-class InputReader:
-    """Reads the text that a custom tool is called with, while its arguments arrive."""
-
-    def __init__(self) -> None:
-        self._rest = ""
-        """What was not read yet."""
-        self._begun = False
-
-    def feed(self, piece: str) -> str:
-        """Take more of the arguments, and return what they add to the text."""
-        self._rest += piece
-        if not self._begun:
-            before = _BEFORE_INPUT.match(self._rest)
-            if before is None:
-                return ""
-            self._begun, self._rest = True, self._rest[before.end() :]
-        characters = _CHARACTERS.match(self._rest)
-        assert characters is not None  # It may match nothing, but always matches.
-        self._rest = self._rest[characters.end() :]
-        try:
-            return str(msgspec.json.decode(f'"{characters[0]}"'))
-        except msgspec.DecodeError:
-            return ""

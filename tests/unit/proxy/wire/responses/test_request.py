@@ -18,6 +18,7 @@ NOTES = {
     "description": "Notes",
     "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}, {"type": "custom", "name": "raw"}],
 }
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "move"}]}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": "{}"}}
 
@@ -241,6 +242,17 @@ def test_tools_of_the_server_are_not_shown() -> None:
     assert body["chat_template_kwargs"] == {"enable_thinking": False, "tools": []}
 
 
+def test_a_choice_that_vllm_does_not_heed_is_none() -> None:
+    strict = TOOL | {"strict": True}
+    whole = chat(tools=[strict], tool_choice=ALLOWED)
+    assert whole and (whole["tool_choice"], whole["skip_special_tokens"]) == ("none", False)
+    body = chat(tools=[strict], tool_choice=ALLOWED, stream=True)
+    assert body and body["tool_choice"] == "auto"
+    (sent,), (seen,) = body["tools"], body["chat_template_kwargs"]["tools"]
+    assert "strict" not in sent["function"]
+    assert seen == {"type": "function", "function": sent["function"] | {"strict": True}}
+
+
 def test_a_prompt_that_is_too_long_may_be_cut() -> None:
     assert chat(truncation="auto") == {"messages": [user("hi")], "truncate_prompt_tokens": -1}
     assert chat(truncation="disabled") == chat()
@@ -288,9 +300,10 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"tools": [5]},
         {"tools": [{"type": "web_search", "search_context_size": "huge"}]},
         {"tools": [{"type": "web_search"}], "tool_choice": "required"},
-        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search_preview"}},
+        {"tool_choice": {"type": "web_search_preview"}},
         {"tools": [{"type": "web_search"}], "parallel_tool_calls": False},
-        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [TOOL]}},
+        {"tools": [TOOL], "tool_choice": ALLOWED, "parallel_tool_calls": False, "stream": True},
+        {"tools": [TOOL], "tool_choice": ALLOWED | {"mode": "any"}},
         {"tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}]},
         {"tools": [NOTES, NOTES | {"name": "other"}], "tool_choice": {"type": "function", "name": "add"}},
         {"tools": None},
@@ -315,7 +328,6 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"input": [{"role": "user", "content": "a", "type": None}]},
         {"input": [{"role": "user", "content": "a", "type": "web_search_call"}]},
         {"input": [{"role": "tool", "content": "a"}]},
-        {"input": [{"role": "user", "content": []}]},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
         {"input": [{"type": "function_call_output", "call_id": "c1", "output": {"text": "a"}}]},
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
@@ -417,6 +429,76 @@ def test_what_was_asked_is_echoed_with_all_its_keys() -> None:
     }  # fmt: skip
 
 
+def test_calls_are_named_as_the_request_names_its_tools() -> None:
+    add = {"id": "c1", "type": "function", "function": {"name": "notes__add", "arguments": "{}"}}
+    patch = {
+        "id": "c2",
+        "type": "function",
+        "function": {"name": "apply_patch", "arguments": '{"input": "\\u00e9\\n"}'},
+    }
+    tools = {"tools": [NOTES, PATCH]}
+    called, custom = answered(tool_calls=[add, patch], request=tools)["output"]
+    assert (called["type"], called["namespace"], called["name"]) == ("function_call", "notes", "add")
+    assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "apply_patch", "é\n")
+    assert list(custom) == ["call_id", "input", "name", "type", "id", "caller", "namespace"]
+    pieces = [
+        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "notes__add", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 1, "id": "c2", "function": {"name": "apply_patch", "arguments": ""}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": '{"input": "\\u00'}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": 'e9\\n"}'}}]},
+    ]
+    events = streamed(FIRST, *map(chunk, pieces), USAGE, **tools)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [{**item, "id": None} for item in done] == [{**item, "id": None} for item in (called, custom)]
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["é\n"]
+    (end,) = (event for event in events if event["type"] == "response.custom_tool_call_input.done")
+    assert (end["input"], end["item_id"]) == ("é\n", done[1]["id"])
+
+
+def test_the_text_of_a_custom_tool_is_sent_again_if_it_was_another() -> None:
+    pieces = ['{"input": "a', '", "input": "b"}']
+    chunks = [
+        chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "apply_patch", "arguments": pieces[0]}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": pieces[1]}}]}),
+    ]
+    events = streamed(FIRST, *chunks, USAGE, tools=[PATCH])
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["a", "b"]
+
+
+def test_reasoning_is_left_out_if_it_is_not_wanted() -> None:
+    (message,) = answered(reasoning="Hm.", content="Mine.", request={"include_reasoning": False})["output"]
+    assert message["type"] == "message"
+    events = streamed(FIRST, chunk({"reasoning": "Hm."}), chunk({"content": "a"}), USAGE, include_reasoning=False)
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["message"]
+
+
+def test_logprobs_stand_with_the_text() -> None:
+    tokens = [{"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}]
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    delta = chunk({"content": "a"})
+    delta["choices"][0]["logprobs"] = {"content": tokens}
+    events = streamed(FIRST, delta, USAGE, **wanted)
+    (shown,) = (event for event in events if event["type"] == "response.output_text.delta")
+    assert shown["logprobs"] == [{"token": "a", "logprob": -1.0, "top_logprobs": []}]
+    (message,) = events[-1]["response"]["output"]
+    assert message["content"][0]["logprobs"] == [{"token": "a", "bytes": [97], "logprob": -1.0, "top_logprobs": []}]
+    assert events[-1]["response"]["top_logprobs"] == 1
+    (plain,) = streamed(FIRST, delta, USAGE)[-1]["response"]["output"]
+    assert plain["content"][0]["logprobs"] is None
+
+
+def test_text_gives_way_to_a_grammar_of_tools() -> None:
+    text = {"text": {"verbosity": "low"}}
+    strict = {"tools": [TOOL | {"strict": True}]}
+    assert answered(request=text | {"tools": [TOOL]})["text"] == {"format": None, "verbosity": "low"}
+    assert answered(request=text | strict)["text"] is None
+    assert answered(request=text | strict | {"tool_choice": "none"})["text"] is not None
+    assert answered(request=text | {"tools": [TOOL], "tool_choice": "required"})["text"] is None
+    assert answered(request=text | {"tools": [TOOL], "parallel_tool_calls": False})["text"] is None
+
+
 def test_a_stream_opens_says_and_closes_each_item() -> None:
     events = streamed(
         FIRST,
@@ -486,7 +568,9 @@ def test_an_error_names_the_field_as_the_app_knows_it() -> None:
         "type": "BadRequestError",
         "param": "max_completion_tokens",
     }
-    response = json.loads(error_of(json.dumps({"error": error_fields | {"code": 400}}).encode(), 400))["error"]
+    response = json.loads(error_of(json.dumps({"error": error_fields | {"code": 400}}).encode(), 400, MAX_MODEL_LEN))[
+        "error"
+    ]
     assert response == error_fields | {
         "message": "max_output_tokens=9 is too much",
         "param": "max_output_tokens",
@@ -494,8 +578,15 @@ def test_an_error_names_the_field_as_the_app_knows_it() -> None:
     }
 
 
+def test_a_prompt_that_leaves_no_room_is_too_long() -> None:
+    none_left = {"message": "max_tokens must be at least 1, got 0.", "type": "BadRequestError", "param": "max_tokens"}
+    error = json.loads(error_of(json.dumps({"error": none_left | {"code": 400}}).encode(), 400, MAX_MODEL_LEN))["error"]
+    assert (error["param"], error["code"]) == ("input", 400)
+    assert "prompt length 100 exceeds the max_model_len 100" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body", [b'{"error":{"message":"no","param":"model"}}', b'{"error":"no"}', b"[]", b"\xff", b""]
 )
 def test_another_error_stays_as_it_is(body: bytes) -> None:
-    assert error_of(body, 500) == body
+    assert error_of(body, 500, MAX_MODEL_LEN) == body
