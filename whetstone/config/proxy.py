@@ -121,7 +121,7 @@ class ProxySettings(Section):
     meanwhile. Text not searched by then is compared unchanged, so the call may not be recognised and may begin a new
     trajectory."""
     kept_calls: int = Field(16_000, ge=1000)
-    """Calls of each project that stay in memory to recognise their continuations, about 1.5 KB each; older calls are
+    """Calls of each project that stay in memory to recognise their continuations, about 2 KB each; older calls are
     looked up in the database."""
     session_headers: tuple[str, ...] = SESSION_HEADERS
     """Headers of agent programs whose value is the trajectory id; the first header that is present counts."""
