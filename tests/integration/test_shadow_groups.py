@@ -166,7 +166,8 @@ def test_a_call_at_temperature_0_gets_siblings_at_the_temperature_that_its_polic
     learning = {"starter": RewardSettings(shadow_share=1.0, shadow_size=2, explore=explore)}
     proxy, vllm = start(settings_for(sqlite_url, fake_vllm.url, tmp_path, learning=learning)), Vllm(fake_vllm)
     # Siblings have no grammar.
-    proxy.chat({"X-Trajectory-Id": "bound"}, temperature=0, response_format={"type": "json_object"})
+    other = [{"role": "user", "content": "as JSON"}]
+    proxy.chat({"X-Trajectory-Id": "bound"}, messages=other, temperature=0, response_format={"type": "json_object"})
     proxy.chat({"X-Trajectory-Id": "t"}, temperature=0, top_p=0.5, seed=7, max_tokens=9)
     proxy.recorded(2)
     for name in ("bound", "t"):
