@@ -19,7 +19,16 @@ def test_an_item_of_a_translated_response_has_the_id_of_its_answer(kind: str, pl
 
 
 @pytest.mark.parametrize(
-    "name", ["01a217b6031d787f1bc30cfce962feff", "chatcmpl-01a217b6031d787f1bc30cfce962feff", CALL, "resp_1", "msg_68a1", "msg_01XFDUDYJgAACzvnptvVoYEL", "toolu_01A"]
+    "name",
+    [
+        "01a217b6031d787f1bc30cfce962feff",
+        "chatcmpl-01a217b6031d787f1bc30cfce962feff",
+        CALL,
+        "resp_1",
+        "msg_68a1",
+        "msg_01XFDUDYJgAACzvnptvVoYEL",
+        "toolu_01A",
+    ],
 )
 def test_any_other_id_stays_as_it_is(name: str) -> None:
     assert answer_of(name) == name
