@@ -140,6 +140,7 @@ VIEWS = (
         completion_id="its id, which `X-Completion-Id` told the app",
         response_text="the words of that message",
         streamed="whether the app asked for a stream",
+        constraints="what bent the sampling of its tokens, in vLLM's names; `grammar`: its source. NULL: nothing did",
         finish_reason="why it ended: stop | length | tool_calls | …; NULL of one that was broken off",
         key_id="the API key that asked, of `admin_keys`; NULL without keys",
         end_user="whom the app asked for: the body's `user`",

@@ -20,7 +20,7 @@ from proxy.wire.translated import TranslatedRequest
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 BODIES: dict[str, list[dict[str, Any]]] = json.loads(
-    (Path(__file__).parents[1] / "bodies" / "claude_code.json").read_text()
+    (Path(__file__).with_name("bodies") / "claude_code.json").read_text()
 )
 ANSWERS: list[dict[str, Any]] = [
     {

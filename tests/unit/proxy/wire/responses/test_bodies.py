@@ -11,7 +11,7 @@ from proxy.wire.registry import parse_request
 from proxy.wire.request_body import read_body
 from proxy.wire.translated import TranslatedRequest
 
-BODIES = {path.stem: path.read_bytes() for path in sorted(Path(__file__).parents[1].joinpath("bodies").glob("*.json"))}
+BODIES = {path.stem: path.read_bytes() for path in sorted(Path(__file__).with_name("bodies").glob("*.json"))}
 CODEX = ("codex_first", "codex_third")
 CLIENTS = [*CODEX, "vercel_store_false", "vercel_stream", "agents_list_output", "agents_output_type"]
 
