@@ -24,6 +24,7 @@ SHARED = {
         "tests/integration/test_messages_exact.py",
         "tests/integration/test_metrics.py",
         "tests/integration/test_openapi.py",
+        "tests/integration/test_parameters.py",
         "tests/integration/test_responses_exact.py",
         "tests/integration/test_shadow_groups.py",
         "tests/integration/test_trajectories.py",
