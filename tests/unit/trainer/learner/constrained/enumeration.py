@@ -6,7 +6,7 @@ Written apart from the trainer: plain loops over ids, in vLLM's order, and autog
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainer.domain.constraints import Constraints
 from trainer.domain.rows import Row, SampledCompletion, merge
 from trainer.learner.learner import Learner
 from trainer.learner.processes.collective import Alone
-from whetstone.config.trainer import TrainerSettings
+from whetstone.config.trainer import LossName, TrainerSettings
 
 VOCABULARY, END, TOKENS = 6, 5, 3
 PROMPT = (1, 4, 1)
@@ -221,14 +221,24 @@ def possible(
 
 
 def step_gradient(
-    folder: Path, version: int, rows: Sequence[Row], adapters: dict[int, Path | None] | None = None
+    folder: Path,
+    version: int,
+    rows: Sequence[Row],
+    adapters: dict[int, Path | None] | None = None,
+    loss: LossName = "dppo_tv",
 ) -> list[Tensor]:
     """Return the gradient by which the trainer raises the mean reward, with its normaliser taken out."""
-    peers = Gradients()
-    learner = Learner.resume(folder / "model", folder / f"p@v{version}", SETTINGS, peers)
-    measured = learner.measure(rows, version, adapters or {})
-    figures = learner.step(measured.rows, version)
-    return [-figures.sampled_tokens * gradient for gradient in peers.gradients]
+    peers, settings = Gradients(), SETTINGS.model_copy(update={"loss": loss})
+    learner = Learner.resume(folder / "model", folder / f"p@v{version}", settings, peers)
+    measured = learner.measure(rows, version, adapters or {}).rows
+    tokens = [sum(row.sampled_T) for row in measured]
+    if loss in ("grpo", "gspo"):
+        normalisers = [float(len(measured) * count) for count in tokens]
+    else:
+        normaliser = len(measured) * settings.max_answer_tokens if loss == "dr_grpo" else sum(tokens)
+        normalisers = [float(normaliser)] * len(measured)
+    learner.step([replace(row, advantage=row.advantage * by) for row, by in zip(measured, normalisers, strict=True)], 0)
+    return [-gradient for gradient in peers.gradients]
 
 
 def distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:

@@ -5,7 +5,7 @@ One class of bending at a time; every answer of a model of six tokens is listed,
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from tests.unit.trainer.learner.constrained.enumeration import (
 )
 from trainer.domain.measured import LEAST_MASS
 from trainer.errors import RowError
+from whetstone.config.trainer import LossName
 
 BENDING: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 0.8},
@@ -59,6 +60,19 @@ def test_the_mean_gradient_is_that_of_the_served_policy(versions: Path, bending:
     assert sum(chances).item() == pytest.approx(1, abs=1e-5)
     exact = policy.gradient(sum(chance * reward(answer) for chance, answer in zip(chances, every, strict=True)))
     ours = step_gradient(versions, 2, rows_of(every, weighed, bending, 2))
+    assert size(exact) > 100 * TOLERANCE
+    assert distance(ours, exact) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", get_args(LossName))
+def test_every_loss_has_that_gradient(versions: Path, loss: LossName) -> None:
+    """A decided token in a ratio of a whole row or in a normaliser would show."""
+    policy, bending = Policy(versions, 2), BENDING["all but a grammar"] | {"top_p": 0.5}
+    every, weighed = possible(answers(), weigh(policy, answers(), bending))
+    assert any(len(token.support) == 1 for tokens in weighed for token in tokens)
+    chances = [torch.stack([token.served for token in tokens]).sum().exp() for tokens in weighed]
+    exact = policy.gradient(sum(chance * reward(answer) for chance, answer in zip(chances, every, strict=True)))
+    ours = step_gradient(versions, 2, rows_of(every, weighed, bending, 2), loss=loss)
     assert size(exact) > 100 * TOLERANCE
     assert distance(ours, exact) < TOLERANCE
 
