@@ -129,7 +129,7 @@ class FakeVllm(PlainServer):
         self.controls: list[tuple[str, str]] = []
         """What was loaded, unloaded and woken: path, and the adapter's name."""
         self.renderers: dict[str, Callable[[dict[str, Any]], tuple[int, Any]]] = {}
-        """How it answers the routes that only make prompts, by path; it has no other such routes."""
+        """How it answers the routes that only make prompts, by path; without them it makes none of messages."""
         self._connections: set[socket.socket] = set()
         super().__init__(FakeHandler, port)
 
@@ -183,7 +183,7 @@ class FakeHandler(Handler):
             self.whole(*server.control(self.path, body))
         elif self.path in server.renderers:
             self.whole(*server.renderers[self.path](body))
-        elif self.path == "/tokenize" and "messages" in body:  # asked about its rules
+        elif self.path == "/tokenize" and "messages" in body:
             self.whole(404, {"detail": "Not Found"})
         else:
             server.requests.append(body)

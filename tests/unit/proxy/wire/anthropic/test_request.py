@@ -239,12 +239,14 @@ def test_a_tool_choice_is_that_of_chat(choice: dict[str, Any], made: Any) -> Non
 
 
 def test_an_empty_list_of_tools_is_none_where_the_server_takes_it_so() -> None:
-    for empty in ({"tools": []}, {"tools": [], "tool_choice": {"type": "auto"}}, {"tool_choice": {"type": "auto"}}):
+    no_tools: dict[str, Any] = {"tools": []}
+    auto = {"tool_choice": {"type": "auto"}}
+    for empty in (no_tools, no_tools | auto, auto):
         assert chat_of(REQUEST | empty) is None
         made = chat_of(REQUEST | empty, ignores_empty_tools=True)
         assert made is not None
         assert {name: value for name, value in made.items() if name != "parallel_tool_calls"} == PLAIN
-    for forced in ({"tools": [], "tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "move"}}):
+    for forced in (no_tools | {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "move"}}):
         assert chat_of(REQUEST | forced, ignores_empty_tools=True) is None
 
 
