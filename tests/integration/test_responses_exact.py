@@ -21,27 +21,32 @@ from tests.unit.proxy.conftest import RunningProxy, wait_for
 pytestmark = pytest.mark.stack
 
 MODEL = "starter@v0"
-MOVE = {
+MOVE: dict[str, Any] = {
     "type": "function",
     "name": "move",
     "description": "Take a cell",
     "parameters": {"type": "object", "properties": {"cell": {"type": "integer"}}, "required": ["cell"]},
 }
-PASS = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
-SEARCH = {
+PASS: dict[str, Any] = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
+SEARCH: dict[str, Any] = {
     "type": "web_search",
     "external_web_access": False,
     "filters": {"allowed_domains": ["example.org"]},
     "user_location": {"type": "approximate", "country": "DE"},
 }
-NOTES = {
+NOTES: dict[str, Any] = {
     "type": "namespace",
     "name": "notes",
     "description": "Notes of the game",
     "tools": [MOVE | {"name": "add", "strict": False}, {"type": "custom", "name": "raw", "format": {"type": "text"}}],
 }
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "move"}]}
-PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files.",
+    "format": {"type": "text"},
+}
 SERVER_TOOLS = [
     SEARCH,
     {"type": "web_search_preview", "search_context_size": "low", "user_location": {"type": "approximate"}},
@@ -77,7 +82,7 @@ def called(call_id: str, cell: int) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": "move", "arguments": json.dumps({"cell": cell})}
 
 
-def returned(call_id: str, output: str) -> dict[str, Any]:
+def returned(call_id: str, output: Any) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from proxy.wire.responses import schema as shape
 from proxy.wire.responses import tools
 from proxy.wire.responses.custom import arguments_of
+from proxy.wire.responses.shapes import Check
 
 _NO_FUNCTION = {"type": "function", "function": {"name": "none"}}
 """Stands for tools that the model is not shown. Chat needs a tool to look for calls in the answer, as vLLM does for
@@ -197,7 +198,7 @@ def _result_message(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "content": output, "tool_call_id": item["call_id"]}
 
 
-_ITEMS: dict[str, tuple[tuple[shape.Check, Callable[[dict[str, Any]], dict[str, Any]]], ...]] = {
+_ITEMS: dict[str, tuple[tuple[Check, Callable[[dict[str, Any]], dict[str, Any]]], ...]] = {
     "message": (
         (shape.is_input_message, _input_message),
         (shape.is_answer_text, _answer_text_message),

@@ -141,7 +141,7 @@ _INPUT_IMAGE = Object(
     detail=one_of("low", "high", "auto", "original"),
     file_id=text,
 )
-_LOGPROB = {"token": text, "bytes": List(whole(0, 255)), "logprob": is_a(float)}
+_LOGPROB: dict[str, Check] = {"token": text, "bytes": List(whole(0, 255)), "logprob": is_a(float)}
 _OUTPUT_TEXT = Object(
     "type text",
     type=one_of("output_text"),
