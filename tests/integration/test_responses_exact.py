@@ -342,6 +342,15 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "no reasoning before a schema": {"include_reasoning": False, "text": FORMAT, "max_output_tokens": 40},
     "cut where it is too long": {"input": "hi " * 3000, "truncation": "auto", "max_output_tokens": 5},
     "truncation where there is room": {"truncation": "auto"},
+    "an unknown field": {"unknown_field": 1},
+    "structured outputs": {"structured_outputs": {"regex": "[a-c]{3}"}, **BRIEF},
+    "structured outputs beside one call": {
+        "structured_outputs": {"choice": ["yes", "no"]},
+        "tools": [MOVE],
+        "parallel_tool_calls": False,
+        "text": {},
+        **BRIEF,
+    },
     "a bias": {"logit_bias": {"5": 3, "7": -100}},
     "more of vLLM's sampling": {
         "stop_token_ids": [5, 6],
@@ -401,7 +410,8 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     },
     "a search of before": {"input": [user("a"), {"type": "web_search_call", "id": "ws_1", "status": "completed"}]},
     "encrypted thoughts": {"input": [user("a"), thought("b", encrypted_content="x")]},
-    "an unknown field": {"unknown_field": 1},
+    "a field of chat": {"max_tokens": 5},
+    "messages in the answer": {"enable_response_messages": True},
     "items that are none": {"input": [5]},
 }
 """What is not translated: vLLM's own route answers it."""

@@ -301,5 +301,6 @@ def _grammar_of_tools(values: dict[str, Any]) -> bool:
     if choice == "none" or not functions or (isinstance(choice, dict) and not tools.names_function(choice)):
         return False
     form = (values.get("text") or {}).get("format") or {"type": "text"}
-    single = values.get("parallel_tool_calls") is False and form["type"] == "text"
+    free = form["type"] == "text" and values.get("structured_outputs") is None
+    single = values.get("parallel_tool_calls") is False and free
     return choice != "auto" or single or any(function.get("strict") for function in functions)

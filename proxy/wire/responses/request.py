@@ -4,10 +4,11 @@ Follows what vLLM 0.32 makes of a Responses request: which prompt, which samplin
 proven against the real vLLM. The way back is in `responses.answer`.
 
 Not covered, and served by vLLM's own /v1/responses: requests that it would answer with an error before it looks at the
-prompt, values it would convert ("0.5" for 0.5), fields unknown here, `background`, `previous_response_id`, `prompt`,
-files, encrypted reasoning, half-finished reasoning, input items other than messages, reasoning and the calls of
-functions and custom tools. `store` is covered: vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE. Not
-for gpt-oss and for Mistral's tokenizers: there vLLM builds the prompt in another way than in chat.
+prompt, values it would convert ("0.5" for 0.5), fields of vLLM that only one of the dialects respects, `background`,
+`previous_response_id`, `prompt`, files, encrypted reasoning, half-finished reasoning, input items other than messages,
+reasoning and the calls of functions and custom tools. `store` is covered: vLLM ignores it unless started with
+VLLM_ENABLE_RESPONSES_API_STORE. Not for gpt-oss and for Mistral's tokenizers: there vLLM builds the prompt in another
+way than in chat.
 
 A few requests that vLLM refuses are covered too: a refusal or nothing as an answer's first part, an assistant's message
 without type and id, nulls for ids.
@@ -60,6 +61,7 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
         "truncate_prompt_tokens": -1 if values.get("truncation") == "auto" else None,
     }
     chat |= {name: value for name, value in options.items() if value is not None}
+    chat |= {name: value for name, value in values.items() if name not in shape.FIELDS}
     if values.get("tools"):
         chat |= _tools(values)
     if shape.LOGPROBS in (values.get("include") or ()):
