@@ -672,6 +672,50 @@ def test_what_is_not_exact_goes_to_vllm_as_it_came(
         assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
 
 
+def test_turns_of_a_tool_in_a_namespace_are_one_trajectory(real: RunningProxy) -> None:
+    """As Codex plays it: it sends back what it was given, with ids of its own on its messages."""
+    cells = {
+        "type": "object",
+        "properties": {"cell": {"enum": [4, 8]}},
+        "required": ["cell"],
+        "additionalProperties": False,
+    }
+    notes = NOTES | {"tools": [MOVE | {"name": "add", "strict": True, "parameters": cells}]}
+    items: list[Any] = [{"type": "message", "id": "msg_u", "role": "user", "content": "Play!"}]
+    trajectories: list[str] = []
+    for turn in range(3):
+        request = request_of(
+            {
+                "input": items,
+                "tools": [SEARCH, notes],
+                "tool_choice": {"type": "function", "name": "add"},
+                "max_output_tokens": 90,
+                **BRIEF,
+            }
+        )
+        response = real.client.post("/v1/responses", json=request | {"model": "starter"})
+        (call,) = response.json()["output"]
+        assert (call["type"], call["namespace"], call["name"]) == ("function_call", "notes", "add")
+        output = [{"type": "input_text", "text": f"turn {turn}"}]
+        items += [call, returned(call["call_id"], output) | {"id": f"fco_{turn}"}]
+        trajectories.append(response.headers["x-trajectory-id"])
+        (row,) = wait_for(lambda call_id=response.headers["x-completion-id"]: real.rows(call_id=call_id))
+        assert (row.turn, bool(row.token_ids)) == (turn, True)
+    assert len(set(trajectories)) == 1
+
+
+def test_an_answer_sent_back_without_its_type_continues_its_trajectory(real: RunningProxy) -> None:
+    """As Vercel's provider sends it with `store: false`."""
+    first = real.client.post("/v1/responses", json=request_of({"store": False, **BRIEF}, model="starter"))
+    (message,) = first.json()["output"]
+    parts = [{"type": "output_text", "text": message["content"][0]["text"]}]
+    items = [user("Hello there!"), {"role": "assistant", "id": message["id"], "content": parts}, user("And?")]
+    second = real.client.post(
+        "/v1/responses", json=request_of({"store": False, "input": items, **BRIEF}, model="starter")
+    )
+    assert second.headers["x-trajectory-id"] == first.headers["x-trajectory-id"]
+
+
 def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:
     """Turn by turn it sends back the items it was given; each turn is captured."""
     with openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client:
