@@ -17,6 +17,7 @@ from proxy.wire.responses.request import chat_of
 from tests.sharing import every_second
 from tests.unit.proxy.both import ATTEMPTS
 from tests.unit.proxy.conftest import RunningProxy, wait_for
+from tests.unit.proxy.wire.responses.test_bodies import BODIES, CLIENTS
 
 pytestmark = pytest.mark.stack
 
@@ -593,6 +594,14 @@ def test_prompt_and_sampling_are_those_of_vllm_alone(direct: httpx.Client, max_m
     alone, translated = rendered(direct, request_of(CAPTURED[name]), max_model_len)
     assert alone == translated
     assert len(alone["token_ids"]) > 0
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_prompt_of_a_client_is_that_of_vllm_alone(direct: httpx.Client, max_model_len: int, name: str) -> None:
+    """As far as it fits: the starter model is short."""
+    fitting = {"model": MODEL, "truncation": "auto", "max_output_tokens": 5}
+    alone, translated = rendered(direct, json.loads(BODIES[name]) | fitting, max_model_len)
+    assert alone == translated
 
 
 @pytest.mark.parametrize("seed", range(4))

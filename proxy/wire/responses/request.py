@@ -11,7 +11,8 @@ VLLM_ENABLE_RESPONSES_API_STORE. Not for gpt-oss and for Mistral's tokenizers: t
 way than in chat.
 
 A few requests that vLLM refuses are covered too: a refusal or nothing as an answer's first part, an assistant's message
-without type and id, nulls for ids.
+without type and id, nulls for ids and for fields that have a default, values of OpenAI's that vLLM does not know
+(`service_tier`, `include`) and that change nothing.
 """
 
 from collections.abc import Callable

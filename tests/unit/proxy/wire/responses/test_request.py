@@ -274,6 +274,13 @@ def test_an_unknown_field_is_passed_on_and_bars_the_call() -> None:
     assert request.why_not_trained() == "sampling_bent: never_heard_of"
 
 
+def test_null_is_the_default() -> None:
+    nulls: dict[str, Any] = {"background": None, "service_tier": None, "truncation": None, "tools": []}
+    assert chat(**nulls) == chat()
+    response = answered(request=nulls)
+    assert (response["background"], response["service_tier"], response["truncation"]) == (False, "auto", "disabled")
+
+
 def test_what_vllm_ignores_is_left_out() -> None:
     assert chat(conversation="c", context_management=[], moderation={}, prompt_cache_options={}) == chat()
 
@@ -302,7 +309,6 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
     [
         {"previous_response_id": "resp_1"},
         {"background": True},
-        {"background": None},
         {"include": ["thoughts"]},
         {"include_reasoning": None},
         {"tools": [{"type": "teleport"}]},
@@ -324,7 +330,6 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"temperature": float("nan")},
         {"max_output_tokens": 0},
         {"max_output_tokens": 5.0},
-        {"truncation": None},
         {"prompt": {"id": "p"}},
         {"chat_template_kwargs": {"chat_template": "x"}},
         {"stop": ""},
