@@ -17,31 +17,37 @@ from proxy.wire.responses.request import chat_of
 from tests.sharing import every_second
 from tests.unit.proxy.both import ATTEMPTS
 from tests.unit.proxy.conftest import RunningProxy, wait_for
+from tests.unit.proxy.wire.responses.test_bodies import BODIES, CLIENTS
 
 pytestmark = pytest.mark.stack
 
 MODEL = "starter@v0"
-MOVE = {
+MOVE: dict[str, Any] = {
     "type": "function",
     "name": "move",
     "description": "Take a cell",
     "parameters": {"type": "object", "properties": {"cell": {"type": "integer"}}, "required": ["cell"]},
 }
-PASS = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
-SEARCH = {
+PASS: dict[str, Any] = {"type": "function", "name": "pass_on", "parameters": None, "strict": None}
+SEARCH: dict[str, Any] = {
     "type": "web_search",
     "external_web_access": False,
     "filters": {"allowed_domains": ["example.org"]},
     "user_location": {"type": "approximate", "country": "DE"},
 }
-NOTES = {
+NOTES: dict[str, Any] = {
     "type": "namespace",
     "name": "notes",
     "description": "Notes of the game",
     "tools": [MOVE | {"name": "add", "strict": False}, {"type": "custom", "name": "raw", "format": {"type": "text"}}],
 }
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "move"}]}
-PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files.",
+    "format": {"type": "text"},
+}
 SERVER_TOOLS = [
     SEARCH,
     {"type": "web_search_preview", "search_context_size": "low", "user_location": {"type": "approximate"}},
@@ -77,7 +83,7 @@ def called(call_id: str, cell: int) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": "move", "arguments": json.dumps({"cell": cell})}
 
 
-def returned(call_id: str, output: str) -> dict[str, Any]:
+def returned(call_id: str, output: Any) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
@@ -337,6 +343,15 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "no reasoning before a schema": {"include_reasoning": False, "text": FORMAT, "max_output_tokens": 40},
     "cut where it is too long": {"input": "hi " * 3000, "truncation": "auto", "max_output_tokens": 5},
     "truncation where there is room": {"truncation": "auto"},
+    "an unknown field": {"unknown_field": 1},
+    "structured outputs": {"structured_outputs": {"regex": "[a-c]{3}"}, **BRIEF},
+    "structured outputs beside one call": {
+        "structured_outputs": {"choice": ["yes", "no"]},
+        "tools": [MOVE],
+        "parallel_tool_calls": False,
+        "text": {},
+        **BRIEF,
+    },
     "a bias": {"logit_bias": {"5": 3, "7": -100}},
     "more of vLLM's sampling": {
         "stop_token_ids": [5, 6],
@@ -396,7 +411,8 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     },
     "a search of before": {"input": [user("a"), {"type": "web_search_call", "id": "ws_1", "status": "completed"}]},
     "encrypted thoughts": {"input": [user("a"), thought("b", encrypted_content="x")]},
-    "an unknown field": {"unknown_field": 1},
+    "a field of chat": {"max_tokens": 5},
+    "messages in the answer": {"enable_response_messages": True},
     "items that are none": {"input": [5]},
 }
 """What is not translated: vLLM's own route answers it."""
@@ -580,6 +596,14 @@ def test_prompt_and_sampling_are_those_of_vllm_alone(direct: httpx.Client, max_m
     assert len(alone["token_ids"]) > 0
 
 
+@pytest.mark.parametrize("name", CLIENTS)
+def test_prompt_of_a_client_is_that_of_vllm_alone(direct: httpx.Client, max_model_len: int, name: str) -> None:
+    """As far as it fits: the starter model is short."""
+    fitting = {"model": MODEL, "truncation": "auto", "max_output_tokens": 5}
+    alone, translated = rendered(direct, json.loads(BODIES[name]) | fitting, max_model_len)
+    assert alone == translated
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_prompt_and_sampling_of_any_conversation_are_those_of_vllm_alone(
     direct: httpx.Client, max_model_len: int, seed: int
@@ -655,6 +679,50 @@ def test_what_is_not_exact_goes_to_vllm_as_it_came(
     if response.is_success:
         (row,) = wait_for(lambda: real.rows(call_id=response.headers["x-completion-id"]))
         assert (row.token_ids, row.why_not_trained) == (None, "no_token_ids")
+
+
+def test_turns_of_a_tool_in_a_namespace_are_one_trajectory(real: RunningProxy) -> None:
+    """As Codex plays it: it sends back what it was given, with ids of its own on its messages."""
+    cells = {
+        "type": "object",
+        "properties": {"cell": {"enum": [4, 8]}},
+        "required": ["cell"],
+        "additionalProperties": False,
+    }
+    notes = NOTES | {"tools": [MOVE | {"name": "add", "strict": True, "parameters": cells}]}
+    items: list[Any] = [{"type": "message", "id": "msg_u", "role": "user", "content": "Play!"}]
+    trajectories: list[str] = []
+    for turn in range(3):
+        request = request_of(
+            {
+                "input": items,
+                "tools": [SEARCH, notes],
+                "tool_choice": {"type": "function", "name": "add"},
+                "max_output_tokens": 90,
+                **BRIEF,
+            }
+        )
+        response = real.client.post("/v1/responses", json=request | {"model": "starter"})
+        (call,) = response.json()["output"]
+        assert (call["type"], call["namespace"], call["name"]) == ("function_call", "notes", "add")
+        output = [{"type": "input_text", "text": f"turn {turn}"}]
+        items += [call, returned(call["call_id"], output) | {"id": f"fco_{turn}"}]
+        trajectories.append(response.headers["x-trajectory-id"])
+        (row,) = wait_for(lambda call_id=response.headers["x-completion-id"]: real.rows(call_id=call_id))
+        assert (row.turn, bool(row.token_ids)) == (turn, True)
+    assert len(set(trajectories)) == 1
+
+
+def test_an_answer_sent_back_without_its_type_continues_its_trajectory(real: RunningProxy) -> None:
+    """As Vercel's provider sends it with `store: false`."""
+    first = real.client.post("/v1/responses", json=request_of({"store": False, **BRIEF}, model="starter"))
+    (message,) = first.json()["output"]
+    parts = [{"type": "output_text", "text": message["content"][0]["text"]}]
+    items = [user("Hello there!"), {"role": "assistant", "id": message["id"], "content": parts}, user("And?")]
+    second = real.client.post(
+        "/v1/responses", json=request_of({"store": False, "input": items, **BRIEF}, model="starter")
+    )
+    assert second.headers["x-trajectory-id"] == first.headers["x-trajectory-id"]
 
 
 def test_the_stock_client_plays_with_tools(real: RunningProxy) -> None:

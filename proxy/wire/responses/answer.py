@@ -64,11 +64,11 @@ class Echo(msgspec.Struct, frozen=True):
             "previous_response_id": None,
             "prompt": None,
             "reasoning": repeat(schema.REASONING, values.get("reasoning")),
-            "service_tier": values.get("service_tier", "auto"),
+            "service_tier": values.get("service_tier") or "auto",
             "status": status,
             "text": None if _grammar_of_tools(values) else repeat(schema.TEXT, values.get("text")),
             "top_logprobs": (values.get("top_logprobs") or 0) if _wants_logprobs(values) else None,
-            "truncation": values.get("truncation", "disabled"),
+            "truncation": values.get("truncation") or "disabled",
             "usage": usage,
             "user": values.get("user"),
             "presence_penalty": float(values.get("presence_penalty") or 0),
@@ -301,5 +301,6 @@ def _grammar_of_tools(values: dict[str, Any]) -> bool:
     if choice == "none" or not functions or (isinstance(choice, dict) and not tools.names_function(choice)):
         return False
     form = (values.get("text") or {}).get("format") or {"type": "text"}
-    single = values.get("parallel_tool_calls") is False and form["type"] == "text"
+    free = form["type"] == "text" and values.get("structured_outputs") is None
+    single = values.get("parallel_tool_calls") is False and free
     return choice != "auto" or single or any(function.get("strict") for function in functions)

@@ -4,13 +4,15 @@ Follows what vLLM 0.32 makes of a Responses request: which prompt, which samplin
 proven against the real vLLM. The way back is in `responses.answer`.
 
 Not covered, and served by vLLM's own /v1/responses: requests that it would answer with an error before it looks at the
-prompt, values it would convert ("0.5" for 0.5), fields unknown here, `background`, `previous_response_id`, `prompt`,
-files, encrypted reasoning, half-finished reasoning, input items other than messages, reasoning and the calls of
-functions and custom tools. `store` is covered: vLLM ignores it unless started with VLLM_ENABLE_RESPONSES_API_STORE. Not
-for gpt-oss and for Mistral's tokenizers: there vLLM builds the prompt in another way than in chat.
+prompt, values it would convert ("0.5" for 0.5), fields of vLLM that only one of the dialects respects, `background`,
+`previous_response_id`, `prompt`, files, encrypted reasoning, half-finished reasoning, input items other than messages,
+reasoning and the calls of functions and custom tools. `store` is covered: vLLM ignores it unless started with
+VLLM_ENABLE_RESPONSES_API_STORE. Not for gpt-oss and for Mistral's tokenizers: there vLLM builds the prompt in another
+way than in chat.
 
 A few requests that vLLM refuses are covered too: a refusal or nothing as an answer's first part, an assistant's message
-without type and id, nulls for ids.
+without type and id, nulls for ids and for fields that have a default, values of OpenAI's that vLLM does not know
+(`service_tier`, `include`) and that change nothing.
 """
 
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typing import Any
 from proxy.wire.responses import schema as shape
 from proxy.wire.responses import tools
 from proxy.wire.responses.custom import arguments_of
+from proxy.wire.responses.shapes import Check
 
 _NO_FUNCTION = {"type": "function", "function": {"name": "none"}}
 """Stands for tools that the model is not shown. Chat needs a tool to look for calls in the answer, as vLLM does for
@@ -59,6 +62,7 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
         "truncate_prompt_tokens": -1 if values.get("truncation") == "auto" else None,
     }
     chat |= {name: value for name, value in options.items() if value is not None}
+    chat |= {name: value for name, value in values.items() if name not in shape.FIELDS}
     if values.get("tools"):
         chat |= _tools(values)
     if shape.LOGPROBS in (values.get("include") or ()):
@@ -197,7 +201,7 @@ def _result_message(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "content": output, "tool_call_id": item["call_id"]}
 
 
-_ITEMS: dict[str, tuple[tuple[shape.Check, Callable[[dict[str, Any]], dict[str, Any]]], ...]] = {
+_ITEMS: dict[str, tuple[tuple[Check, Callable[[dict[str, Any]], dict[str, Any]]], ...]] = {
     "message": (
         (shape.is_input_message, _input_message),
         (shape.is_answer_text, _answer_text_message),

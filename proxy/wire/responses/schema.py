@@ -1,9 +1,9 @@
 """Define which Responses requests are covered: every field and input item, with the values they may have. Pure.
 
 Follows what vLLM 0.32 reads, repeats and ignores (`vllm.entrypoints.openai.responses.protocol`). The translation is in
-`responses.request`. Of the fields of a request the list is closed: an unknown field may be one that a later vLLM
-respects. Of items and their parts it is open: vLLM reads them by the types of the openai package, which ignore what
-they do not know.
+`responses.request`. Fields that are not listed are passed on: vLLM ignores what it does not know, and a later one may
+respect it. Nothing that such a request samples is trained on. Of items and their parts only the fields listed here
+matter: vLLM reads them by the types of the openai package, which ignore what they do not know.
 """
 
 from typing import Any
@@ -54,6 +54,21 @@ def _template_arguments(value: Any) -> bool:
     return plain and "chat_template" not in value
 
 
+def _structured_outputs(value: Any) -> bool:
+    """Return whether it is one constraint that both dialects read alike."""
+    return (
+        isinstance(value, dict) and len(value) == 1 and all(_CONSTRAINTS.get(name, null)(value[name]) for name in value)
+    )
+
+
+_CONSTRAINTS: dict[str, Check] = {
+    "json": Either(text, any_object),
+    "regex": text,
+    "choice": List(text, least=1),
+    "grammar": text,
+    "json_object": lambda value: value is True,
+}
+
 REASONING = Object(
     context=one_of("auto", "current_turn", "all_turns"),
     effort=one_of(*EFFORTS),
@@ -91,6 +106,8 @@ SAME_IN_CHAT: dict[str, Check] = {
     "ignore_eos": flag,
     "include_stop_str_in_output": flag,
     "skip_special_tokens": flag,
+    "session_id": or_null(text),
+    "structured_outputs": or_null(_structured_outputs),
     "user": or_null(text),
     "chat_template_kwargs": or_null(_template_arguments),
 }
@@ -110,12 +127,15 @@ FIELDS: dict[str, Check] = SAME_IN_CHAT | {
     "tools": List(tools.is_tool),
     "tool_choice": TOOL_CHOICE,
     "top_logprobs": or_null(whole(0, 20)),
-    "truncation": one_of("auto", "disabled"),
+    "truncation": or_null(one_of("auto", "disabled")),
     # Fields that vLLM repeats or ignores.
-    "background": lambda value: value is False,
+    "access_programs": anything,
+    "background": lambda value: value is False or value is None,
+    "background_options": anything,
     "client_metadata": anything,
     "context_management": anything,
     "conversation": anything,
+    "image": anything,
     "max_tool_calls": or_null(whole(-INT64, INT64 - 1)),
     "metadata": or_null(map_of(text)),
     "moderation": anything,
@@ -125,11 +145,24 @@ FIELDS: dict[str, Check] = SAME_IN_CHAT | {
     "prompt_cache_options": anything,
     "prompt_cache_retention": anything,
     "safety_identifier": anything,
-    "service_tier": one_of("auto", "default", "flex", "scale", "priority"),
+    "service_tier": or_null(one_of("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")),
     "store": or_null(flag),
     "stream_options": anything,
 }
-"""Every field that is covered, and the values it is covered for."""
+"""The fields that are known, and the values they are covered for."""
+
+APART = frozenset(
+    {
+        "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "continue_final_message",
+        "documents", "echo", "enable_response_messages", "length_penalty", "logprob_token_ids", "logprobs",
+        "max_completion_tokens", "max_tokens", "media_io_kwargs", "messages", "min_tokens", "mm_payload", "n",
+        "previous_input_messages", "prompt_logprobs", "reasoning_effort", "repetition_detection", "response_format",
+        "return_mm_kwargs", "return_prompt_text", "return_token_ids", "return_token_offsets",
+        "return_tokens_as_token_ids", "routed_experts_prompt_start", "spaces_between_special_tokens",
+        "stream_interval", "thinking_token_budget", "truncate_prompt_tokens", "truncation_side", "use_beam_search",
+    }
+)  # fmt: skip
+"""Fields of vLLM that only one of the two dialects respects, or each in its own way. They are not covered."""
 
 _status = one_of("in_progress", "completed", "incomplete")
 _phase = one_of("commentary", "final_answer")
@@ -141,7 +174,7 @@ _INPUT_IMAGE = Object(
     detail=one_of("low", "high", "auto", "original"),
     file_id=text,
 )
-_LOGPROB = {"token": text, "bytes": List(whole(0, 255)), "logprob": is_a(float)}
+_LOGPROB: dict[str, Check] = {"token": text, "bytes": List(whole(0, 255)), "logprob": is_a(float)}
 _OUTPUT_TEXT = Object(
     "type text",
     type=one_of("output_text"),
@@ -210,10 +243,16 @@ is_result = Object(
 def covered(values: dict[str, Any]) -> bool:
     """Return whether each field is covered, and the fields together. Of `input` it checks only that it is a text or a
     list of items."""
-    known = {"model", "input"} <= values.keys() <= FIELDS.keys()
-    if not known or not all(FIELDS[name](value) for name, value in values.items()):
+    if not {"model", "input"} <= values.keys() or not APART.isdisjoint(values):
+        return False
+    if not all(FIELDS.get(name, anything)(value) for name, value in values.items()):
         return False
     choice, given = values.get("tool_choice", "auto"), values.get("tools") or []
+    if values.get("structured_outputs") is not None and (
+        isinstance(choice, dict) or (values.get("text") or {}).get("format") is not None
+    ):
+        # vLLM refuses the second, and its chat the first.
+        return False
     if tools.names_function(choice):
         return tools.flat_choice(choice["name"], given) is not None
     if isinstance(choice, dict):

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from proxy.wire.interfaces import Server
+from proxy.wire.registry import parse_request
+from proxy.wire.request_body import read_body
 from proxy.wire.responses.answer import answer_of, error_of
 from proxy.wire.responses.request import chat_of
 from proxy.wire.responses.stream import ResponseEvents
@@ -264,6 +267,20 @@ def test_logprobs_are_those_of_chat() -> None:
     assert chat(top_logprobs=2) == chat()
 
 
+def test_an_unknown_field_is_passed_on_and_bars_the_call() -> None:
+    assert chat(never_heard_of=1) == {"messages": [user("hi")], "never_heard_of": 1}
+    body = read_body(b'{"model":"m","input":"hi","never_heard_of":1}')
+    request = parse_request("/v1/responses", body, Server(max_model_len=MAX_MODEL_LEN))
+    assert request.why_not_trained() == "sampling_bent: never_heard_of"
+
+
+def test_null_is_the_default() -> None:
+    nulls: dict[str, Any] = {"background": None, "service_tier": None, "truncation": None, "tools": []}
+    assert chat(**nulls) == chat()
+    response = answered(request=nulls)
+    assert (response["background"], response["service_tier"], response["truncation"]) == (False, "auto", "disabled")
+
+
 def test_what_vllm_ignores_is_left_out() -> None:
     assert chat(conversation="c", context_management=[], moderation={}, prompt_cache_options={}) == chat()
 
@@ -292,7 +309,6 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
     [
         {"previous_response_id": "resp_1"},
         {"background": True},
-        {"background": None},
         {"include": ["thoughts"]},
         {"include_reasoning": None},
         {"tools": [{"type": "teleport"}]},
@@ -314,11 +330,12 @@ def test_a_stream_tells_how_long_its_prompt_is() -> None:
         {"temperature": float("nan")},
         {"max_output_tokens": 0},
         {"max_output_tokens": 5.0},
-        {"truncation": None},
         {"prompt": {"id": "p"}},
         {"chat_template_kwargs": {"chat_template": "x"}},
         {"stop": ""},
-        {"never_heard_of": None},
+        {"max_tokens": 5},
+        {"structured_outputs": {"regex": "a", "json": {}}},
+        {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "text"}}},
         {"input": []},
         {"input": None},
         {"input": [5]},

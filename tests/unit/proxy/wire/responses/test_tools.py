@@ -6,8 +6,8 @@ import pytest
 
 from proxy.wire.responses.tools import flat_choice, is_tool, names_of, repeat_tool
 
-ADD = {"type": "function", "name": "add"}
-NOTES = {
+ADD: dict[str, Any] = {"type": "function", "name": "add"}
+NOTES: dict[str, Any] = {
     "type": "namespace",
     "name": "notes",
     "description": "Notes",
