@@ -78,7 +78,7 @@ class Client:
     tells_id: bool = True
     """Whether the app can get the answer's id from it."""
     name_by: str = ""
-    """Where an app of it can name its trajectory."""
+    """Where an app can name its trajectory."""
     exceptions: Sequence[str] = ()
     """What need not hold: names of `report.Row.lacking`."""
     why: str = ""
@@ -145,7 +145,7 @@ CLIENTS = (
     Client(
         "dspy", "DSPy, `ReAct`", ("dspy==3.4.1",), "dspy.py", rules=FIELDS, tells_id=False,
         name_by='the URL, or `dspy.LM(…, extra_headers={"X-Trajectory-Id": …})`', exceptions=("trajectory",),
-        why="writes all steps into one message anew each time: nothing tells which calls belong together",
+        why="writes all steps into one new message each time: nothing tells which calls belong together",
     ),
     Client("instructor", "instructor", ("instructor==1.17.0",), "instructor.py", rules=ADVICE, name_by=HEADER),
     Client("litellm", "LiteLLM", ("litellm==1.106.2", "mcp==2.3.0"), "litellm.py", name_by="`extra_headers={…}`"),
