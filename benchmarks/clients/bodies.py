@@ -16,32 +16,36 @@ _IDS = re.compile(r"(?<![0-9a-z])(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|
 _MOMENTS = (
     (re.compile(r"\b20\d\d-\d\d-\d\d\b"), "2026-01-01"),
     (re.compile(r"\b\d\d:\d\d:\d\d(?:\.\d+)?\b"), "12:00:00"),
-    (re.compile(r"\b1[6-9]\d{8}\b"), "1767268800"),
 )
 
 
 def write(client: str, calls: Sequence[TappedCall], private: Mapping[str, str], folder: Path) -> None:
     """Write each request of a client as `<client>_<n>.json`. `private`: texts, and what to write in their place."""
     name = client.replace("-", "_")
+    folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f"{name}_[0-9]*.json"):
         path.unlink()
     ids: dict[str, str] = {}
-    folder.mkdir(parents=True, exist_ok=True)
     for number, call in enumerate(_without_repeats(calls), 1):
         headers = {header: value for header, value in call.headers.items() if SESSIONS.search(header)}
-        fields = {"path": call.path, "headers": headers, "body": json.loads(call.body)}
-        cleaned = clean(json.dumps(fields, ensure_ascii=False, indent=1), private, ids)
-        (folder / f"{name}_{number}.json").write_text(cleaned + "\n", encoding="utf-8")
+        fields = clean({"path": call.path, "headers": headers, "body": json.loads(call.body)}, private, ids)
+        written = json.dumps(fields, ensure_ascii=False, indent=1)
+        (folder / f"{name}_{number}.json").write_text(written + "\n", encoding="utf-8")
 
 
-def clean(written: str, private: Mapping[str, str], ids: dict[str, str]) -> str:
-    """Return JSON without private texts, and with the same ids and moments in each run."""
+def clean(value: Any, private: Mapping[str, str], ids: dict[str, str]) -> Any:
+    """Return JSON without private texts, and with the same ids and moments in each run. `ids`: those known so far."""
+    if isinstance(value, dict):
+        return {name: clean(item, private, ids) for name, item in value.items()}
+    if isinstance(value, list):
+        return [clean(item, private, ids) for item in value]
+    if not isinstance(value, str):
+        return value
     for what, instead in private.items():
-        written = written.replace(what, instead)
-    written = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host", written)
-    for pattern, instead in _MOMENTS:
-        written = pattern.sub(instead, written)
-    return _IDS.sub(lambda match: _numbered(match[0], ids), written)
+        value = value.replace(what, instead)
+    for pattern, instead in (*_MOMENTS, (re.compile(rf"\b{re.escape(socket.gethostname())}\b"), "host")):
+        value = pattern.sub(instead, value)
+    return _IDS.sub(lambda match: _numbered(match[0], ids), value)
 
 
 def _numbered(own: str, ids: dict[str, str]) -> str:

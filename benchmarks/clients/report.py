@@ -14,7 +14,7 @@ from benchmarks.clients.tap import TappedCall
 
 ENOUGH_TRAINABLE = 0.95
 COMPLETIONS = text(
-    "SELECT completion_id, upstream_id, trajectory_id, endpoint, streamed, status, completion_tokens, decided_tokens, "
+    "SELECT completion_id, upstream_id, trajectory_id, endpoint, streamed, completion_tokens, decided_tokens, "
     "constraints, why_not_trained, threaded_by FROM admin_completions ORDER BY created_at, completion_id"
 )
 

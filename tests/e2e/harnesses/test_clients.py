@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -47,9 +48,9 @@ def test_a_client_has_an_app_and_its_versions_are_pinned(client: Any) -> None:
 
 
 def row(**values: Any) -> Row:
-    """A row of which everything holds."""
+    """A row of which everything holds, of a client without exceptions."""
     given: dict[str, Any] = {
-        "client": BY_NAME["openai-chat"],
+        "client": BY_NAME["anthropic"],
         "calls": 4,
         "refused": (),
         "recorded": 4,
@@ -86,14 +87,14 @@ def test_a_run_of_which_everything_holds_has_no_fault() -> None:
 )
 def test_what_does_not_hold_is_a_fault_unless_the_client_excepts_it(name: str, values: dict[str, Any]) -> None:
     lacking = row(**values)
-    assert len(lacking.faults) == 1 and lacking.faults[0].startswith("openai-chat: ")
+    assert len(lacking.faults) == 1 and lacking.faults[0].startswith("anthropic: ")
     assert replace(lacking, client=replace(lacking.client, exceptions=(name,))).faults == []
 
 
 def test_a_page_has_the_rows_of_the_last_runs_in_order() -> None:
     last = page([replace(row(), client=client) for client in reversed(CLIENTS[1:])])
     assert list(lines_of(last)) == [client.label for client in CLIENTS[1:]]
-    lines = lines_of(page([row(recorded=3)], last))
+    lines = lines_of(page([replace(row(recorded=3), client=CLIENTS[0])], last))
     assert list(lines) == [client.label for client in CLIENTS]
     assert "| 3 of 4 |" in lines[CLIENTS[0].label] and "| 4 of 4 |" in lines[CLIENTS[1].label]
 
@@ -104,7 +105,7 @@ def body(*messages: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_tool_is_called_once_where_it_is_offered() -> None:
-    rules = BY_NAME["openai-chat"].rules
+    rules = BY_NAME["anthropic"].rules
 
     def answer(request: dict[str, Any]) -> Any:
         text = json.dumps(request)
@@ -130,13 +131,14 @@ def test_a_prompt_begins_with_the_prompt_and_the_answer_before_it() -> None:
 
 def test_what_belongs_to_one_machine_or_moment_is_taken_out() -> None:
     first, second = "019a0b1c2d3e4f50", "0d9c1b2a-0000-4000-8000-00000000abcd"
-    written = json.dumps(
-        {"id": f"chatcmpl-{first}", "session": second, "again": first, "cwd": "/tmp/x/work", "day": "2026-11-26"}
-    )
-    assert json.loads(clean(written, {"/tmp/x": "/home/user"}, {})) == {
+    request = {"id": f"chatcmpl-{first}", "session": second, "again": [first], "most": 9007199254740991}
+    private = {"cwd": "/tmp/x/work", "day": "2026-11-26", "command": f"at {socket.gethostname()}, 10:11:12"}
+    assert clean(request | private, {"/tmp/x": "/home/user"}, {}) == {
         "id": "chatcmpl-0000000000000001",
         "session": "00000000-0000-0000-0000-000000000002",
-        "again": "0000000000000001",
+        "again": ["0000000000000001"],
+        "most": 9007199254740991,
         "cwd": "/home/user/work",
         "day": "2026-01-01",
+        "command": "at host, 12:00:00",
     }
