@@ -715,10 +715,13 @@ def test_turns_of_a_tool_in_a_namespace_are_one_trajectory(real: RunningProxy) -
 
 def test_an_answer_sent_back_without_its_type_continues_its_trajectory(real: RunningProxy) -> None:
     """As Vercel's provider sends it with `store: false`."""
-    first = real.client.post("/v1/responses", json=request_of({"store": False, **BRIEF}, model="starter"))
+    question = user("Hello from Vercel!")  # no other test asks this
+    first = real.client.post(
+        "/v1/responses", json=request_of({"store": False, "input": [question], **BRIEF}, model="starter")
+    )
     (message,) = first.json()["output"]
     parts = [{"type": "output_text", "text": message["content"][0]["text"]}]
-    items = [user("Hello there!"), {"role": "assistant", "id": message["id"], "content": parts}, user("And?")]
+    items = [question, {"role": "assistant", "id": message["id"], "content": parts}, user("And?")]
     second = real.client.post(
         "/v1/responses", json=request_of({"store": False, "input": items, **BRIEF}, model="starter")
     )
