@@ -166,8 +166,8 @@ def _tool_call(block: Block) -> dict[str, Any]:
 
 
 def _tool_result(block: Block) -> Iterator[dict[str, Any]]:
-    """Yield a tool's text, then its images as if the user had sent them, then the tools that it has found. Parts of
-    other types are left out."""
+    """Yield a tool's text, then its images as if the user had sent them, then the tools that it names. Parts of other
+    types are left out."""
     parts = [{"type": "text", "text": block.content}] if isinstance(block.content, str) else block.content or []
     texts = [part.get("text", "") for part in parts if part.get("type") == "text"]
     images = [_image(part.get("source", {})) for part in parts if part.get("type") == "image"]
@@ -178,8 +178,8 @@ def _tool_result(block: Block) -> Iterator[dict[str, Any]]:
     yield answer | {"content": "\n".join(texts)}
     if images:
         yield {"role": "user", "content": images}
-    if found := [{"type": "tool_reference", "name": name} for name in names if name]:
-        yield answer | {"content": found}
+    if references := [{"type": "tool_reference", "name": name} for name in names if name]:
+        yield answer | {"content": references}
 
 
 def _sampling(request: Request) -> dict[str, Any]:
