@@ -268,7 +268,7 @@ class TrajectoryResolver:
             return None
         self._learn(heads)
         if keys and not self._heads.alike(keys[0]):
-            # Nobody has served its last answer in these words.
+            # Its last answer was not served in these words.
             self._learn(await self._tables.heads_of_prompts(conversation.prompt_keys, since_s))
         evict_oldest(self._absent, self._most_cached)
         # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up again.

@@ -20,6 +20,7 @@ ANSWER_OPTIONS = frozenset(
 _TRUE = msgspec.Raw(b"true")
 _ZERO = msgspec.Raw(b"0")
 _FLAG = (bool, type(None))
+_OF_ANSWERS = ("assistant", None)
 
 
 class ChatRequest:
@@ -72,7 +73,8 @@ class ChatRequest:
         messages = self._body.values.get("messages")
         # Search from the end: if there is an answer, it is near.
         for message in reversed(messages) if type(messages) is list else ():
-            if type(message) is dict and message.get("role") == "assistant":
+            # What has no role may be an item of an answer.
+            if type(message) is dict and message.get("role") in _OF_ANSWERS:
                 return True
         return False
 

@@ -887,7 +887,9 @@ class RewritingTalk:
         self.busy = False
 
     def answered(self, asking: Asking, rng: random.Random) -> None:
-        text, calls = made_text(rng), [made_call(rng) for _ in range(rng.choice([0, 0, 1, 2]))]
+        # Attempts at one prompt may come to the same answer.
+        text = rng.choice((LONG, OTHER)) if rng.random() < 0.3 else made_text(rng)
+        calls = [made_call(rng) for _ in range(rng.choice([0, 0, 1, 2]))]
         asking.answer(text, **({"tool_calls": calls} if calls else {}))
         self.trajectories.append(asking.place.trajectory_id)
         self.prompts.append(len(self.messages))
