@@ -164,6 +164,8 @@ def _request(attempt: Attempt, learning: RewardSettings, max_model_len: int | No
         chat = ChatRequest(Body({name: raw(value) for name, value in given.items()}, dict(given), attempt.policy), True)
         if learning.explore.temperature is None or not chat.explore(learning.explore.temperature):
             return None
+        if chat.constraints() is not None:
+            return None
         sampling["temperature"] = learning.explore.temperature
     size = learning.shadow_size
     values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | sampling
