@@ -1,4 +1,4 @@
-"""The three classes of parameters before the real vLLM: neutral ones change no token and no logprob, grammars do."""
+"""The three classes of parameters before the real vLLM: neutral fields change no token and no logprob, grammars do."""
 
 from typing import Any
 

@@ -198,7 +198,7 @@ def test_what_cannot_be_trained_on_says_why(write: Any, rows: Any, values: Any, 
     assert why.split(":")[0] in set(WhyNotTrained)
 
 
-def test_what_constrained_the_sampling_is_kept(write: Any, rows: Any) -> None:
+def test_what_constrained_the_sampling_is_stored(write: Any, rows: Any) -> None:
     constraints = {"top_p": 0.9, "logit_bias": {"5": 1.0}, "grammar": "tools"}
     write(make_call("c0", "t0"), make_call("c1", "t1", constraints=constraints))
     assert [(row.constraints, row.why_not_trained) for row in rows()] == [(None, None), (constraints, None)]

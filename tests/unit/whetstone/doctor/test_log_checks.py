@@ -86,8 +86,7 @@ def test_the_habits_behind_the_most_frequent_reasons_are_named_and_no_more() -> 
 
 
 def test_grammars_are_counted_by_their_source() -> None:
-    found = said(log.CONSTRAINED, constrained=3, grammars=(("tools", 40), ("tool_choice", 2))).found
-    assert found == (
+    assert said(log.CONSTRAINED, constrained=3, grammars=(("tools", 40), ("tool_choice", 2))).found == (
         "3 of 100 (3%) attempts were decided by what was allowed; answers with a grammar from tools: 40; "
         "answers with a grammar from tool_choice: 2"
     )
