@@ -19,11 +19,7 @@ STRICT = (
 CHOICES = ("instructor", "smolagents_tools")
 REASONS = dict.fromkeys(STRICT, "sampling_bent: tools") | dict.fromkeys(CHOICES, "sampling_bent: tool_choice")
 """Clients whose requests cannot be trained on -> why not."""
-NOT_CAPTURED = frozenset(
-    [f"agents_mcp_{number}" for number in range(2, 5)]
-    + [f"openai_remembered_{number}" for number in range(2, 7)]
-    + ["vercel_3"]
-)
+NOT_CAPTURED = frozenset([f"agents_mcp_{number}" for number in range(2, 5)] + ["openai_remembered_2", "vercel_3"])
 """Requests that vLLM answers in their own dialect."""
 
 
