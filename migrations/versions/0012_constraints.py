@@ -1,10 +1,10 @@
-"""What constrained the sampling of a completion, and how much of it the constraint decided."""
+"""What constrained the sampling of a completion, and how much of it the constraint decided; responses by their id."""
 
 import sqlalchemy as sa
 from alembic import op
 
 from migrations import initial_views
-from whetstone.database.types import Json
+from whetstone.database.types import Json, Utc
 
 revision = "0012"
 down_revision = "0011"
@@ -41,6 +41,23 @@ def upgrade() -> None:
             sa.Float,
             comment="P: the temperature that its policy explored with, where the app set 0; NULL if it did not explore",
         ),
+    )
+    op.add_column(
+        "completions",
+        sa.Column(
+            "stored_response",
+            Json,
+            comment="P: what a stored response has that is in no other column; NULL if no request may name it",
+        ),
+    )
+    op.create_table(
+        "erased_responses",
+        sa.Column("project", sa.Text, nullable=False, comment="W, P, J: the tenant"),
+        sa.Column("id", sa.Text, nullable=False, comment="W, P, J: the answer's id, as an app may still hold it"),
+        sa.Column("erased_at", Utc, nullable=False, comment="W, P, J"),
+        sa.PrimaryKeyConstraint("project", "id", name="pk_erased_responses"),
+        sa.Index("ix_erased_responses_project_erased_at", "project", "erased_at"),
+        comment="ids of stored responses that were deleted with their trajectories, to say so to a request for one",
     )
     dialect = op.get_bind().dialect.name
     (created,) = (one for one in initial_views.statements(dialect) if one.startswith("CREATE VIEW admin_completions "))

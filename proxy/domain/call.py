@@ -118,6 +118,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """The API key that the request came with; None if none was needed."""
     histories: tuple[ContinuationKeys, ...] = ()
     """One for each choice, if it may be continued."""
+    stored: dict[str, Any] | None = None
+    """What the record lacks to give the answer again by its id; None if no request may ask for that."""
     redactions: int | None = None
     """Number of pieces that were redacted; None if redaction did not run."""
     withheld: bool = False

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
     """The error message."""
     reply: bytes | None = None
     """The whole answer as it was sent, if the client may retry it."""
+    stored: dict[str, Any] | None = None
+    """What the record lacks to give the answer again by its id; None if no request may ask for that."""
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:
@@ -204,6 +207,7 @@ class CallContext(msgspec.Struct):
                     (hasher.history(conversation, one.choices[0]),)
                     if len(one.choices) == 1
                     else tuple([hasher.history(conversation, choice) for choice in one.choices]),
+                    result.stored,
                 )
             )
         return calls

@@ -98,6 +98,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
     history: bytes | None
     tool_history: bytes | None
     redactions: int | None
+    stored_response: bytes | None
 
 
 class TrajectoryCounts(msgspec.Struct):
@@ -250,6 +251,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         history.conversation,
         history.tool_calls,
         call.redactions,
+        None if call.stored is None else storable_json(call.stored),
     )
 
 

@@ -179,7 +179,6 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "no input": {"input": []},
     "cold": {"temperature": -1},
     "a number as text": {"temperature": "0.5"},
-    "a turn before": {"previous_response_id": "resp_none"},
     "a tool that was not given": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
     "a tool without tools": {"tool_choice": "required"},
     "a tool of the server": {"tools": [{"type": "web_search_preview"}]},

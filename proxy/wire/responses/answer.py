@@ -10,6 +10,7 @@ otherwise the answer reports 0. And whether a whole answer with a tool call (`to
 it had would have ended there: it is treated as cut off, `incomplete`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -55,7 +56,7 @@ class Echo(msgspec.Struct, frozen=True):
             "background": False,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": values.get("max_tool_calls"),
-            "previous_response_id": None,
+            "previous_response_id": values.get("previous_response_id"),
             "prompt": None,
             "reasoning": _named(values.get("reasoning"), "context", "effort", "generate_summary", "mode", "summary"),
             "service_tier": values.get("service_tier", "auto"),
@@ -115,7 +116,7 @@ def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) 
     finish_reason = choice["finish_reason"]
     if finish_reason == "tool_calls" and values.get("tool_choice", "auto") == "auto":
         finish_reason = "length" if usage["completion_tokens"] >= echo.max_output_tokens else "stop"
-    return echo.ended(_output(choice["message"], echo.id), finish_reason, usage)
+    return echo.ended(output_of(choice["message"], echo.id), finish_reason, usage)
 
 
 def error_of(body: bytes, status: int) -> bytes:
@@ -174,7 +175,8 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
     }
 
 
-def _output(message: dict[str, Any], response_id: str) -> list[dict[str, Any]]:
+def output_of(message: Mapping[str, Any], response_id: str) -> list[dict[str, Any]]:
+    """Return a chat message as output items."""
     items: list[dict[str, Any]] = []
     if message.get("reasoning"):
         items.append(reasoning_item(item_id("reasoning", response_id, 0), message["reasoning"], None))
