@@ -105,25 +105,23 @@ class StoredResponses:
         await self._recorder.commit(lambda connection: self._tables.forget(connection, response_id))
 
     async def _find(self, whole: Collection[str], alone: Collection[str]) -> _SearchResult:
-        """Return what is known of responses: of `whole` with the turns before them, of `alone` without."""
-        arrived_s = time.time()
+        """Return what is known of responses: of `whole` with the turns before them, of `alone` without. If any is
+        missing, wait until SQL has the calls that ended before now."""
+        # Looked at before the first read: what is written during it would be missing in both.
+        arrived_s, has_own, has_others = time.time(), self._recorder.unwritten > 0, not self._peers.alone
         try:
             result = await asyncio.to_thread(self._read, whole, alone)
-            if len(result.conversations) + len(result.erased) < len(whole) + len(alone) and await self._wait(arrived_s):
+            is_complete = len(result.conversations) + len(result.erased) == len(whole) + len(alone)
+            if not is_complete and (has_own or has_others):
+                if has_own:
+                    # The writer's transactions are in order of arrival: this one ends when all before it have.
+                    await self._recorder.commit(lambda _connection: None)
+                if has_others:
+                    await self._peers.written(arrived_s)
                 result = await asyncio.to_thread(self._read, whole, alone)
         except (SQLAlchemyError, NotRecorded) as error:
             raise DatabaseAway("stored responses are in the database, which does not answer; try again soon") from error
         return result
-
-    async def _wait(self, arrived_s: float) -> bool:
-        """Wait until SQL has the calls that ended before then. Return whether any was missing."""
-        has_own, has_others = self._recorder.unwritten > 0, not self._peers.alone
-        if has_own:
-            # The writer's transactions are in order of arrival: this one ends when all before it have.
-            await self._recorder.commit(lambda _connection: None)
-        if has_others:
-            await self._peers.written(arrived_s)
-        return has_own or has_others
 
     def _read(self, whole: Collection[str], alone: Collection[str]) -> _SearchResult:
         """Query. This runs in a thread."""

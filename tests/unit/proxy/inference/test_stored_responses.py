@@ -1,9 +1,11 @@
 """Responses that requests refer to, through the proxy: what vLLM is asked, what is recorded, what is not found."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,6 +13,8 @@ import pytest
 from sqlalchemy import text
 
 from migrations import schema
+from proxy.domain.stored_turn import StoredTurn
+from proxy.inference.stored_responses import StoredResponses
 from tests.unit.proxy.conftest import (
     ANSWER_IDS,
     LOGPROBS,
@@ -129,9 +133,14 @@ def test_a_request_may_refer_to_items_one_by_one(fake: FakeVllm, proxy: RunningP
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_is_given_again_as_it_was_answered(fake: FakeVllm, proxy: RunningProxy, stream: bool) -> None:
-    settings = {"instructions": "Play.", "metadata": {"a": "b"}, "temperature": 0.5, "max_output_tokens": 9}
+    settings: dict[str, Any] = {
+        "instructions": "Play.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "max_output_tokens": 9,
+    }
     first = made(proxy)
-    response = ask(proxy, stream=stream, previous_response_id=first["id"], **settings)
+    response = ask(proxy, stream=stream, previous_response_id=first["id"], max_output_tokens=9, **values)
     whole = response.json() if not stream else _last_event(response.text)
     assert whole["previous_response_id"] == first["id"]
     again = proxy.client.get(f"/v1/responses/{whole['id']}")
@@ -301,3 +310,28 @@ def test_what_is_complete_is_neither_cancelled_nor_streamed_again(fake: FakeVllm
     path = f"/v1/responses/{made(proxy)['id']}"
     assert proxy.client.post(f"{path}/cancel").status_code == 400
     assert proxy.client.get(path, params={"stream": True}).status_code == 400
+
+
+def test_a_call_that_is_written_during_the_first_read_is_read_again() -> None:
+    """By then none is unwritten any more."""
+    turn = StoredTurn("resp_a", [], {"content": "b"}, None, {}, False, None, {"status": "completed"})
+    recorder = SimpleNamespace(unwritten=1, commits=0)
+
+    async def commit(_write: Any) -> None:
+        recorder.commits += 1
+
+    class Tables:
+        reads = 0
+
+        def conversation(self, _response_id: str) -> list[StoredTurn]:
+            self.reads += 1
+            recorder.unwritten = 0
+            return [turn] if self.reads > 1 else []
+
+        def erased(self, _response_ids: Any) -> set[str]:
+            return set()
+
+    recorder.commit = commit
+    stored: Any = StoredResponses(Tables(), recorder, SimpleNamespace(alone=True))  # type: ignore[arg-type]
+    assert asyncio.run(stored.conversation("resp_a")) == [turn]
+    assert recorder.commits == 1
