@@ -133,12 +133,7 @@ def test_a_request_may_refer_to_items_one_by_one(fake: FakeVllm, proxy: RunningP
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_is_given_again_as_it_was_answered(fake: FakeVllm, proxy: RunningProxy, stream: bool) -> None:
-    settings: dict[str, Any] = {
-        "instructions": "Play.",
-        "metadata": {"a": "b"},
-        "temperature": 0.5,
-        "max_output_tokens": 9,
-    }
+    values: dict[str, Any] = {"instructions": "Play.", "metadata": {"a": "b"}, "temperature": 0.5}
     first = made(proxy)
     response = ask(proxy, stream=stream, previous_response_id=first["id"], max_output_tokens=9, **values)
     whole = response.json() if not stream else _last_event(response.text)
