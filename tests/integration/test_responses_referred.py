@@ -20,7 +20,7 @@ TOOLS = [
     {"type": "function", "name": name, "parameters": {"type": "object", "properties": {"cell": {"type": "integer"}}}}
     for name in ("move", "look")
 ]
-SAID = (
+TEXTS = (
     "Hello there!",
     "Your turn.",
     "Grüße, 世界 🙂",
@@ -62,11 +62,11 @@ def _last(events: str) -> Any:
     return json.loads(events.rstrip().rsplit("data: ", 1)[1])["response"]
 
 
-def said(rng: random.Random, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def next_items(rng: random.Random, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What an app says next: the results of all tools that were called, or a message."""
     calls = [item["call_id"] for item in output if item["type"] == "function_call"]
-    results = [{"type": "function_call_output", "call_id": one, "output": rng.choice(SAID)} for one in calls]
-    return results or [{"role": "user", "content": rng.choice(SAID)}]
+    results = [{"type": "function_call_output", "call_id": one, "output": rng.choice(TEXTS)} for one in calls]
+    return results or [{"role": "user", "content": rng.choice(TEXTS)}]
 
 
 def check_conversation(real: RunningProxy, seed: int) -> int:
@@ -79,12 +79,12 @@ def check_conversation(real: RunningProxy, seed: int) -> int:
         request |= {"tools": TOOLS[: rng.randint(1, 2)], "tool_choice": rng.choice(("auto", "auto", "required"))}
     if rng.random() < 0.5:
         request["reasoning"] = {"effort": "none"}
-    items: list[Any] = [{"role": "user", "content": rng.choice(SAID)}]
+    items: list[Any] = [{"role": "user", "content": rng.choice(TEXTS)}]
     refers: dict[str, Any] = {"input": items}
     turns = rng.randint(2, 4)
     for turn in range(turns):
         # Instructions hold for their own request only.
-        own = {"instructions": rng.choice(SAID)} if rng.random() < 0.3 else {}
+        own = {"instructions": rng.choice(TEXTS)} if rng.random() < 0.3 else {}
         for attempt in range(ATTEMPTS):
             by_reference, prompt = answered(real, request | own | refers, None)
             whole, whole_prompt = answered(real, request | own | {"input": items}, f"{seed}-{turn}-{attempt}")
@@ -95,7 +95,7 @@ def check_conversation(real: RunningProxy, seed: int) -> int:
         assert hidden(by_reference) == hidden(whole)
         again = real.client.get(f"/v1/responses/{by_reference['id']}")
         assert again.json() == by_reference
-        new, output = said(rng, by_reference["output"]), by_reference["output"]
+        new, output = next_items(rng, by_reference["output"]), by_reference["output"]
         if rng.random() < 0.7:
             refers = {"previous_response_id": by_reference["id"], "input": new}
         else:
@@ -116,10 +116,10 @@ def test_many_conversations_by_reference_are_answered_as_in_whole(real: RunningP
 
 def test_vllm_alone_knows_no_earlier_response(direct: httpx.Client) -> None:
     """If it ever does, what the proxy does for it has to be looked at again."""
-    asked = {"model": "starter@v0", "input": "hi", "max_output_tokens": 4}
-    first = direct.post("/v1/responses", json=asked).json()
-    assert direct.post("/v1/responses", json=asked | {"previous_response_id": first["id"]}).status_code == 404
+    request = {"model": "starter@v0", "input": "hi", "max_output_tokens": 4}
+    first = direct.post("/v1/responses", json=request).json()
+    assert direct.post("/v1/responses", json=request | {"previous_response_id": first["id"]}).status_code == 404
     references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]] or [
         {"type": "item_reference", "id": "msg_0"}
     ]
-    assert direct.post("/v1/responses", json=asked | {"input": references}).status_code == 400
+    assert direct.post("/v1/responses", json=request | {"input": references}).status_code == 400

@@ -1,4 +1,4 @@
-"""Responses that requests refer to, through the proxy: what vLLM is asked, what is recorded, what is not found."""
+"""Responses that requests refer to, through the proxy: what reaches vLLM, what is recorded, what is missing."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.unit.proxy.conftest import (
 from whetstone.config.settings import Settings
 
 TOOL = {"type": "function", "name": "move", "parameters": {"type": "object", "properties": {}}}
-SAID = "Its own words"
+ANSWER = "Its own words"
 
 
 def plays(handler: FakeHandler, body: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ def plays(handler: FakeHandler, body: dict[str, Any]) -> None:
     call_id = f"chatcmpl-{handler.headers['x-request-id']}"
     prompt_ids = [*PROMPT_IDS, *[*ANSWER_IDS, 4] * turn]
     calls = [{"id": f"call-{turn}", "type": "function", "function": {"name": "move", "arguments": "{}"}}]
-    message = {"reasoning": f"Thought {turn}", "content": f"{SAID} {turn}"}
+    message = {"reasoning": f"Thought {turn}", "content": f"{ANSWER} {turn}"}
     if not body.get("stream"):
         whole = answer() | {"id": call_id, "prompt_token_ids": prompt_ids}
         whole["choices"][0]["message"] |= message | ({"tool_calls": calls} if body.get("tools") else {})
@@ -153,7 +153,7 @@ def not_found(response: httpx.Response) -> tuple[str, str | None]:
 
 
 def test_what_does_not_exist_is_not_found(fake: FakeVllm, proxy: RunningProxy) -> None:
-    asked = len(fake.requests)
+    before = len(fake.requests)
     message = "Previous response with id 'resp_no' not found."
     response = ask(proxy, previous_response_id="resp_no")
     assert not_found(response) == (message, "previous_response_id")
@@ -167,7 +167,7 @@ def test_what_does_not_exist_is_not_found(fake: FakeVllm, proxy: RunningProxy) -
     assert not_found(proxy.client.post("/v1/responses/resp_no/cancel"))
     assert not_found(proxy.client.delete("/v1/responses/resp_no"))
     not_found(ask(proxy, previous_response_id="resp_\0"))
-    assert len(fake.requests) == asked
+    assert len(fake.requests) == before
 
 
 def test_a_chat_is_no_response(fake: FakeVllm, proxy: RunningProxy) -> None:
@@ -212,7 +212,7 @@ def test_an_erased_response_says_so_and_nothing_of_it_is_left(fake: FakeVllm, pr
         assert not_found(ask(proxy, input=[item]))[0].endswith("not found: it was erased.")
     assert proxy.rows() == []
     with proxy.engine.connect() as connection:
-        assert SAID not in repr(connection.execute(schema.erased_responses.select()).all())
+        assert ANSWER not in repr(connection.execute(schema.erased_responses.select()).all())
 
 
 def test_a_response_with_private_text_says_so(

@@ -88,8 +88,8 @@ def test_a_stored_response_is_the_one_that_was_answered(values: dict[str, Any], 
 def chunks(*deltas: dict[str, Any]) -> list[dict[str, Any]]:
     head = {"id": "chatcmpl-a1", "created": 7, "model": "starter"}
     usage = {"prompt_tokens": 2, "completion_tokens": 9, "total_tokens": 11}
-    spoken = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    return [head | {"prompt_token_ids": [1, 2], "choices": []}, *spoken, head | {"choices": [], "usage": usage}]
+    written = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    return [head | {"prompt_token_ids": [1, 2], "choices": []}, *written, head | {"choices": [], "usage": usage}]
 
 
 def streamed_call(index: int, call_id: str, arguments: str) -> dict[str, Any]:
@@ -171,18 +171,18 @@ def test_the_input_is_what_the_turns_added_with_the_answers_between_and_without_
 
 
 def test_a_request_refers_to_a_response_or_to_items() -> None:
-    def asked(**values: Any) -> tuple[str | None, list[str]] | None:
-        found = references_of(body_of(**values).values)
-        return None if found is None else (found.previous, list(found.items))
+    def read(**values: Any) -> tuple[str | None, list[str]] | None:
+        references = references_of(body_of(**values).values)
+        return None if references is None else (references.previous, list(references.items))
 
-    assert asked() is None
-    assert asked(previous_response_id=None, input=[user("a")]) is None
-    assert asked(previous_response_id=5) is None
-    assert asked(previous_response_id="resp_a", input=5) is None
-    assert asked(previous_response_id="resp_a") == ("resp_a", [])
+    assert read() is None
+    assert read(previous_response_id=None, input=[user("a")]) is None
+    assert read(previous_response_id=5) is None
+    assert read(previous_response_id="resp_a", input=5) is None
+    assert read(previous_response_id="resp_a") == ("resp_a", [])
     items = [{"type": "item_reference", "id": "rs_a_0"}, user("a"), {"id": "msg_a_1"}, {"id": "x", "type": None}]
-    assert asked(input=items) == (None, ["rs_a_0", "msg_a_1", "x"])
-    assert asked(input=[{"type": "item_reference"}, {"id": "m", "role": "user", "content": "a"}]) is None
+    assert read(input=items) == (None, ["rs_a_0", "msg_a_1", "x"])
+    assert read(input=[{"type": "item_reference"}, {"id": "m", "role": "user", "content": "a"}]) is None
 
 
 def test_what_a_request_refers_to_comes_in_its_place_and_is_covered_as_if_the_app_had_sent_it() -> None:
@@ -190,21 +190,21 @@ def test_what_a_request_refers_to_comes_in_its_place_and_is_covered_as_if_the_ap
     thought, text, call = output_items(turn)
     result = {"type": "function_call_output", "call_id": "call_1", "output": "X"}
     body = body_of(previous_response_id="resp_a1", input=[result], temperature=0)
-    said = with_references(body, [user("a"), thought, text, call], {})
+    expanded = with_references(body, [user("a"), thought, text, call], {})
     whole = body_of(input=[user("a"), thought, text, call, result], temperature=0)
-    assert (said.values, said.fields.keys()) == (whole.values, whole.fields.keys())
-    assert msgspec.json.decode(said.fields["input"]) == whole.values["input"]
-    assert chat_of(said.values, 4096) == chat_of(whole.values, 4096) is not None
+    assert (expanded.values, expanded.fields.keys()) == (whole.values, whole.fields.keys())
+    assert msgspec.json.decode(expanded.fields["input"]) == whole.values["input"]
+    assert chat_of(expanded.values, 4096) == chat_of(whole.values, 4096) is not None
 
     body = body_of(input=[user("a"), {"type": "item_reference", "id": "fc_a1_2"}, result])
-    said = with_references(body, [], {"fc_a1_2": call})
-    assert said.values["input"] == [user("a"), call, result]
+    expanded = with_references(body, [], {"fc_a1_2": call})
+    assert expanded.values["input"] == [user("a"), call, result]
 
-    said = with_references(body_of(previous_response_id="resp_a1"), [user("a")], {})
-    assert said.values["input"] == [user("a"), user("hi")]
+    expanded = with_references(body_of(previous_response_id="resp_a1"), [user("a")], {})
+    assert expanded.values["input"] == [user("a"), user("hi")]
 
 
-def test_items_are_found_by_the_ids_that_the_app_was_given() -> None:
+def test_items_have_the_ids_that_the_app_was_given() -> None:
     turn = turn_of(input=[user("a"), {"type": "function_call_output", "call_id": "c", "output": "X"}])
     for item in output_items(turn):
         assert response_of_item(item["id"]) == "resp_a1"
