@@ -7,7 +7,7 @@ and record are those of that request.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,10 +23,8 @@ _NOT_ELSEWHERE = ("created_at", "model", "status", "max_output_tokens", "usage",
 """Fields of an answer that no other column has."""
 _ELSEWHERE = ("id", "output", "input_messages", "output_messages")
 """Fields of an answer that other columns have, or that repeat the conversation."""
-_ORDER = {"reasoning": 0, "message": 1}
-"""Where an answer's items stand, by type, if the model wrote them in the usual order; calls are last."""
-_TEXT = {"reasoning": "reasoning", "message": "content"}
-"""By an item's type, the field of a chat message that has its text."""
+_ORDER = {"reasoning": 0, "message": 1, "function_call": 2}
+"""The usual order of an answer's items, by type: the one that a chat message stands for."""
 _ITEM_ID = re.compile(r"[a-z]+_(?P<response>.+?)_(?P<given>in_)?(?P<place>[0-9]{1,6})")
 _PREFIXES = {"reasoning": "rs", "function_call": "fc", "function_call_output": "fc"}
 
@@ -96,11 +94,8 @@ def stored_of(values: Mapping[str, Any], response: Mapping[str, Any]) -> dict[st
     if values.get("store") is False:
         return None
     stored = {name: response[name] for name in _NOT_ELSEWHERE} | {"instructions": _instructed(values)}
-    kinds = [item["type"] for item in response["output"]]
-    places = [_ORDER.get(kind, len(_ORDER)) for kind in kinds]
-    if places != sorted(places) or any(kinds.count(kind) > 1 for kind in _ORDER):
-        # A chat message has one text, wherever the model wrote its parts.
-        stored["layout"] = [[item["type"], _length(item)] for item in response["output"]]
+    if not _is_usual(values, response["output"]):
+        stored["output"] = response["output"]
     return stored
 
 
@@ -130,11 +125,14 @@ def why_withheld(conversation: Sequence[StoredTurn]) -> str | None:
 def output_items(turn: StoredTurn) -> list[dict[str, Any]]:
     """Return the output of a response."""
     message = turn.response or {}
+    items: list[dict[str, Any]]
     if isinstance(message.get("content"), list):
-        items: list[dict[str, Any]] = message["content"]
+        items = message["content"]
         return items
-    layout = (turn.stored or {}).get("layout")
-    items = output_of(message, turn.response_id) if layout is None else list(_laid_out(turn, message, layout))
+    if turn.stored is not None and "output" in turn.stored:
+        items = turn.stored["output"]
+        return items
+    items = output_of(message, turn.response_id)
     # In a stream vLLM says of thoughts that they are complete.
     if turn.streamed:
         items = [item | {"status": "completed"} if item.get("status") is None else item for item in items]
@@ -228,21 +226,15 @@ def _is_redacted(turn: StoredTurn) -> bool:
     return bool(turn.redactions) if turn.stored is None else "redacted" in turn.stored
 
 
-def _length(item: Mapping[str, Any]) -> int | None:
-    """Return the number of characters of an item's text; None if it is a call."""
-    return len(item["content"][0]["text"]) if item["type"] in _TEXT else None
-
-
-def _laid_out(turn: StoredTurn, message: Mapping[str, Any], layout: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the items of an answer in the order in which the model wrote them."""
-    texts, calls = dict.fromkeys(_TEXT, 0), iter(message.get("tool_calls") or ())
-    for place, (kind, length) in enumerate(layout):
-        if kind in _TEXT:
-            start = texts[kind]
-            texts[kind] = start + length
-            piece = {_TEXT[kind]: message[_TEXT[kind]][start : start + length]}
-        else:
-            piece = {"tool_calls": [next(calls)]}
-        (item,) = output_of(piece, turn.response_id)
-        # Alone it would be the first.
-        yield item | {"id": f"{item['id'].rpartition('_')[0]}_{place}"}
+def _is_usual(values: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether `output_of` makes this output again of the chat message that is recorded, which has one text,
+    wherever the model wrote its parts."""
+    kinds = [item["type"] for item in output]
+    if not _ORDER.keys() >= set(kinds) or kinds.count("message") > 1 or kinds.count("reasoning") > 1:
+        return False
+    hides_reasoning = values.get("include_reasoning") is False
+    has_more = any(
+        item.get("namespace") or (item["type"] == "message" and item["content"][0]["logprobs"] is not None)
+        for item in output
+    )
+    return kinds == sorted(kinds, key=_ORDER.__getitem__) and not hides_reasoning and not has_more

@@ -120,8 +120,20 @@ def test_a_streamed_response_is_stored_in_the_order_in_which_it_was_written() ->
     assert whole_response([recorded(body, events.response, message, streamed=True)]) == events.response
 
 
-def test_what_is_written_in_the_usual_order_needs_no_layout() -> None:
-    assert "layout" not in (turn_of().stored or {})
+def test_an_answer_in_the_usual_order_is_stored_once() -> None:
+    assert "output" not in (turn_of().stored or {})
+
+
+def test_what_the_recorded_message_does_not_give_again_is_stored() -> None:
+    body = body_of()
+    response = answer_of(chat_answer(), body.values, 4096)
+    called = response["output"][2] | {"namespace": "games"}
+    unusual = response | {"output": [*response["output"][:2], called]}
+    turn = recorded(body, unusual, MESSAGE)
+    assert output_items(turn) == unusual["output"]
+    assert whole_response([turn]) == unusual
+    hidden = stored_of(body.values | {"include_reasoning": False}, response | {"output": response["output"][1:]})
+    assert hidden is not None and hidden["output"] == response["output"][1:]
 
 
 def test_a_response_of_vllm_itself_is_given_again_with_nothing_of_the_app_stored_twice() -> None:
