@@ -305,6 +305,11 @@ completions = Table(
         Float,
         comment="P: the temperature that its policy explored with, where the app set 0; NULL if it did not explore",
     ),
+    Column(
+        "stored_response",
+        Json,
+        comment="P: what a stored response has that is in no other column; NULL if no request may name it",
+    ),
     ForeignKeyConstraint(["project", "trajectory_id"], ["trajectories.project", "trajectories.id"]),
     UniqueConstraint("project", "trajectory_id", "turn"),
     Index(None, "project", "upstream_id"),
@@ -658,4 +663,14 @@ erasures = Table(
     Index(None, "asked_at"),
     _partial("ix_erasures_unfinished", "project", "asked_at", where="finished_at IS NULL"),
     comment="what was deleted, when, and who had learned from it",
+)
+
+erased_responses = Table(
+    "erased_responses",
+    metadata,
+    Column("project", Text, primary_key=True, comment="W, P, J: the tenant"),
+    Column("id", Text, primary_key=True, comment="W, P, J: the answer's id, as an app may still hold it"),
+    Column("erased_at", Utc, nullable=False, comment="W, P, J"),
+    Index(None, "project", "erased_at"),
+    comment="ids of stored responses that were deleted with their trajectories, to say so to a request for one",
 )

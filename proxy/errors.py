@@ -11,7 +11,9 @@ ProxyError
 ├── Forbidden                  403
 │   └── MissingScope           403
 ├── NotFound                   404
-│   └── UnknownModel           404
+│   ├── UnknownModel           404
+│   └── ResponseNotFound       404
+│       └── PreviousNotFound   404
 ├── WrongMethod                405
 ├── TooSlow                    408
 │   └── HeadersTooSlow         408
@@ -136,6 +138,14 @@ class NotFound(ProxyError, status=404, kind=INVALID, code="not_found"):
 
 class UnknownModel(NotFound, code="model_not_found"):
     """No policy or version has that name."""
+
+
+class ResponseNotFound(NotFound, code="response_not_found"):
+    """No stored response has that id, or none that may be read; the message says why."""
+
+
+class PreviousNotFound(ResponseNotFound, code="previous_response_not_found"):
+    """The same of the response that a request continues. The code is the one that OpenAI answers."""
 
 
 class WrongMethod(ProxyError, status=405, kind=INVALID, code="method_not_supported"):

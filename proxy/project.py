@@ -14,6 +14,7 @@ from functools import partial
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api import project as api
+from proxy.api import responses
 from proxy.api.admin import keys, privacy
 from proxy.api.admin import policies as admin
 from proxy.api.feedback_ingest import FeedbackIngest
@@ -32,8 +33,10 @@ from proxy.http.asgi import Routes
 from proxy.inference.endpoint import Inference
 from proxy.inference.idempotency import Replays
 from proxy.inference.passthrough import PassthroughEndpoint
+from proxy.inference.stored_responses import StoredResponses
 from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
+from proxy.recording.response_store import ResponseTables
 from proxy.recording.store import Store
 from proxy.supervision import Background
 from proxy.trajectories.peers import Peers
@@ -94,6 +97,7 @@ class Tenant:
         def record(call: Call) -> None:
             recorder.record(call if redactor is None else redactor.calls([call])[0])
 
+        stored = StoredResponses(ResponseTables(store.engine, project), recorder, peers)
         self.inference = Inference(
             project,
             policies,
@@ -104,6 +108,7 @@ class Tenant:
             self.threads,
             settings.proxy,
             charge,
+            stored,
             redactor,
             no_train=settings.privacy.no_train,
             explore={policy: one.explore for policy, one in settings.learning.items()},
@@ -148,6 +153,7 @@ class Tenant:
             judges=frozenset(settings.judges),
             settings=settings.proxy,
         )
+        responses.add(self.api, stored)
         admin.add(
             self.api,
             settings=settings,

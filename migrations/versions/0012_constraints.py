@@ -1,10 +1,10 @@
-"""What constrained the sampling of a completion, how much of it that decided; ids within answers; hashes of prompts."""
+"""Constraints of completions; ids within answers; hashes of prompts; an index of failed feedback; stored responses."""
 
 import sqlalchemy as sa
 from alembic import op
 
 from migrations import initial_views
-from whetstone.database.types import Json
+from whetstone.database.types import Json, Utc
 
 revision = "0012"
 down_revision = "0011"
@@ -56,6 +56,23 @@ def upgrade() -> None:
         ["project", "prompt_history", "id"],
         sqlite_where=sa.text("prompt_history IS NOT NULL"),
         postgresql_where=sa.text("prompt_history IS NOT NULL"),
+    )
+    op.add_column(
+        "completions",
+        sa.Column(
+            "stored_response",
+            Json,
+            comment="P: what a stored response has that is in no other column; NULL if no request may name it",
+        ),
+    )
+    op.create_table(
+        "erased_responses",
+        sa.Column("project", sa.Text, nullable=False, comment="W, P, J: the tenant"),
+        sa.Column("id", sa.Text, nullable=False, comment="W, P, J: the answer's id, as an app may still hold it"),
+        sa.Column("erased_at", Utc, nullable=False, comment="W, P, J"),
+        sa.PrimaryKeyConstraint("project", "id", name="pk_erased_responses"),
+        sa.Index("ix_erased_responses_project_erased_at", "project", "erased_at"),
+        comment="ids of stored responses that were deleted with their trajectories, to say so to a request for one",
     )
     dialect = op.get_bind().dialect.name
     (created,) = (one for one in initial_views.statements(dialect) if one.startswith("CREATE VIEW admin_completions "))

@@ -28,6 +28,10 @@ LONGEST_CACHED = 256
 
 ROUTES: dict[tuple[str, str], KeyScope | None] = {
     **{("POST", path): "inference" for path in sorted(RECORDED | PASSED_THROUGH)},
+    ("GET", "/v1/responses/{response_id}"): "inference",
+    ("DELETE", "/v1/responses/{response_id}"): "inference",
+    ("GET", "/v1/responses/{response_id}/input_items"): "inference",
+    ("POST", "/v1/responses/{response_id}/cancel"): "inference",
     ("GET", "/v1/models"): "inference",
     ("GET", "/v1/models/{name:path}"): "inference",
     ("POST", "/v1/feedback"): "feedback",

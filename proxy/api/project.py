@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Match, Route
 
@@ -20,7 +21,7 @@ from proxy.api.feedback_ingest import FeedbackIngest
 from proxy.domain.feedback import read_feedback
 from proxy.domain.feedback_rows import FeedbackResult, request_row, row_of, too_late
 from proxy.domain.policies import Policies, Policy
-from proxy.errors import DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
+from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
 from proxy.http.asgi import is_admin, key_of, read_whole
 from proxy.metrics import rejections
 from proxy.recording.recorder import Recorder
@@ -56,6 +57,12 @@ def build(
     @api.exception_handler(405)
     async def no_route(request: Request, _error: Exception) -> Response:
         return await answer_error(request, _no_route(api, request))
+
+    @api.exception_handler(RequestValidationError)
+    async def wrong_parameter(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return await answer_error(request, BadRequest(f"{name}: {first['msg']}", param=name))
 
     @api.exception_handler(SQLAlchemyError)
     async def database_away(request: Request, error: Exception) -> Response:

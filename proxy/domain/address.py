@@ -12,7 +12,8 @@ import msgspec
 from proxy.errors import BadId, BadRequest
 from whetstone.domain.ids import ID
 
-RECORDED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+RESPONSES = "/v1/responses"
+RECORDED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES})
 """Paths whose calls sample, and are recorded."""
 PASSED_THROUGH = frozenset(
     {"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/messages/count_tokens", "/tokenize", "/detokenize"}

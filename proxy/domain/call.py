@@ -124,6 +124,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """What bends the distribution that its tokens were sampled from, in vLLM's names; None: nothing does."""
     explored: float | None = None
     """The temperature that its policy explored with instead of 0; None if it did not explore."""
+    stored: dict[str, Any] | None = None
+    """What the record lacks to give the answer again by its id; None if no request may ask for that."""
     redactions: int | None = None
     """Number of pieces that were redacted; None if redaction did not run."""
     withheld: bool = False

@@ -33,6 +33,8 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
     """The error message."""
     reply: bytes | None = None
     """The whole answer as it was sent, if the client may retry it."""
+    stored: dict[str, Any] | None = None
+    """What the record lacks to give the answer again by its id; None if no request may ask for that."""
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:
@@ -213,6 +215,7 @@ class CallContext(msgspec.Struct):
                     else tuple([hasher.history(conversation, choice) for choice in one.choices]),
                     facts.constraints,
                     self.explored,
+                    result.stored,
                 )
             )
         return calls

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from proxy.domain.address import address_of
+from proxy.domain.address import RESPONSES, address_of
 from proxy.domain.call import Status
 from proxy.domain.policies import Policies, is_fixed_version, pin_of
 from proxy.errors import NotRecorded, UpstreamDown
@@ -33,6 +33,7 @@ from proxy.http.client_response import EVENT_STREAM, Response, too_long
 from proxy.inference.completion import CallFinisher, begin_report, end_report
 from proxy.inference.context import CallContext, CallResult, owner_of
 from proxy.inference.idempotency import Replays, Reply
+from proxy.inference.stored_responses import StoredResponses
 from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
 from proxy.trajectories.conversation_hash import ConversationHasher
@@ -41,7 +42,8 @@ from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.server import Answering, Request, refusal
 from proxy.wire.interfaces import UNREADABLE, Server
 from proxy.wire.registry import parse_request
-from proxy.wire.request_body import read_body
+from proxy.wire.request_body import Body, read_body
+from proxy.wire.responses.stored import references_of
 from proxy.wire.sse import Stream
 from whetstone.config.proxy import ProxySettings
 from whetstone.config.rewards import ExploreSettings
@@ -76,6 +78,7 @@ class Inference:
         resolver: TrajectoryResolver,
         settings: ProxySettings,
         charge: Callable[[Principal, int], None],
+        stored: StoredResponses,
         redactor: Redactor | None = None,
         *,
         no_train: bool = False,
@@ -87,6 +90,7 @@ class Inference:
         with temperature 0 are explored.
         """
         self._redactor = redactor
+        self._stored = stored
         self._no_train = no_train
         self._explore = {policy: one for policy, one in (explore or {}).items() if one.share > 0}
         self._finisher = CallFinisher(recorder, resolver, replays, charge)
@@ -126,7 +130,10 @@ class Inference:
             data = None if exchange is None else exchange.whole_body(self._max_body_bytes)
             if data is None:
                 data = await read_whole(receive, self._max_body_bytes, self._settings.body_timeout_s)
-            context = self._read(scope, headers, data, created_at_s, began)
+            body, previous = read_body(data, self._settings.media_domains, self._settings.max_choices), None
+            if scope["path"] == RESPONSES:
+                body, previous = await self._with_references(body)
+            context = self._read(scope, headers, data, body, previous, created_at_s, began)
             answer = self.serve if context.address.turn_key is None else self._serve_once
             report, failed = begin_report(context, headers), ""
             try:
@@ -148,16 +155,34 @@ class Inference:
             self._in_flight -= 1
             self._last_ended = time.monotonic()
 
+    async def _with_references(self, body: Body) -> tuple[Body, str | None]:
+        """Return a Responses request with the conversation in place of what it refers to, and the id of the response
+        that it continues. A server other than vLLM keeps its own responses: its requests stay as they came.
+
+        Raises:
+            ProxyError: what it refers to is not there, or no policy has the name of its model.
+        """
+        references = references_of(body.values)
+        if references is None or self._policies().resolve(body.model).upstream is not None:
+            return body, None
+        return await self._stored.with_references(body, references), references.previous
+
     def _read(
-        self, scope: Scope, headers: Mapping[bytes, bytes], data: bytes, created_at_s: float, began: float
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        data: bytes,
+        body: Body,
+        previous_response_id: str | None,
+        created_at_s: float,
+        began: float,
     ) -> CallContext:
-        """Return the context of a request: its body, its key, and the version that would answer it.
+        """Return the context of a request: its address, its key, and the version that would answer it.
 
         Raises:
             ProxyError: the request cannot be served.
         """
-        path, settings = scope["path"], self._settings
-        body = read_body(data, settings.media_domains, settings.max_choices)
+        path = scope["path"]
         address = address_of(
             headers, scope.get(URL_ADDRESS, _NO_ADDRESS), body.values.get("metadata"), self._session_headers
         )
@@ -173,7 +198,7 @@ class Inference:
             server = Server(max_model_len=self._vllm.max_model_len(), chat_rules=self._vllm.chat_rules)
         else:
             server = Server(captured=False)
-        request = parse_request(path, body, server)
+        request = parse_request(path, body, server, previous_response_id)
         return CallContext(
             self._project,
             new_id(),
@@ -297,7 +322,7 @@ class Inference:
                 raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
             replays = context.sent is not None and answer.status == 200
             reply = _reply(context, [JSON, *context.headers()], answer.client_body) if replays else None
-            result = CallResult("complete", answer.results, answer.upstream_id, None, reply)
+            result = CallResult("complete", answer.results, answer.upstream_id, None, reply, answer.stored)
             recorded = (
                 self._finisher.record_now(context, result)
                 if context.redactor is None
@@ -363,7 +388,9 @@ class Inference:
         replays = context.sent if status == "complete" else None
         reply = None if replays is None else _reply(context, context.headers(), b"".join((*replays, last)))
         try:
-            await self._record(context, CallResult(status, stream.results, stream.upstream_id, stream.error, reply))
+            stored = stream.stored if status == "complete" else None
+            result = CallResult(status, stream.results, stream.upstream_id, stream.error, reply, stored)
+            await self._record(context, result)
             await self._recorder.durable()
         except NotRecorded as error:
             if context.ttft_ms is None:

@@ -35,6 +35,8 @@ WORD = re.compile(r"[a-z_.]{1,40}")
 """A value of the keys in STRUCTURE is not checked if it matches WORD."""
 NOT_FOR_MODEL = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 """Fields of a request that no model reads."""
+REDACTED = {"redacted": True}
+"""What is stored of an answer that is not to be given again by its id: it is not what the model wrote."""
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class Redactor:
             error=error,
             # The answer as it was sent contains the removed text, in pieces.
             reply=None,
+            stored=REDACTED if spelled and call.stored is not None else call.stored,
             redactions=text.pieces,
         )
         return self._without_ids(redacted) if spelled else redacted

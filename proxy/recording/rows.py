@@ -103,6 +103,7 @@ class CompletionRow(msgspec.Struct, frozen=True):
     redactions: int | None
     constraints: bytes | None
     explored: float | None
+    stored_response: bytes | None
 
 
 class AnswerId(msgspec.Struct, frozen=True):
@@ -267,6 +268,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         call.redactions,
         None if call.constraints is None else as_json_bytes(call.constraints),
         call.explored,
+        None if call.stored is None else storable_json(call.stored),
     )
 
 

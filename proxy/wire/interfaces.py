@@ -48,6 +48,8 @@ class Answer(msgspec.Struct, frozen=True):
     results: tuple[PromptResult, ...]
     status: int = 200
     """400 if the dialect cannot express the answer."""
+    stored: dict[str, Any] | None = None
+    """What the record lacks to give the answer again by its id; None if no request may ask for that."""
 
 
 class DialectRequest(Protocol):

@@ -10,11 +10,14 @@ import msgspec
 from proxy.domain.call import NULL, Choice
 from proxy.wire.interfaces import Answer, Number, PromptResult, Server, decode, encode, raw, read_list, read_object
 from proxy.wire.request_body import Body, as_list
+from proxy.wire.responses.stored import PREVIOUS, stored_of_native
 from proxy.wire.sse import Stream, data_of
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})
 """Types of the events that end a stream. From there on, everything is buffered until the call is recorded."""
+WHOLE = frozenset({"response.completed", "response.incomplete"})
+"""Types of the events that contain a whole response."""
 
 
 class MessagesOrResponses:
@@ -52,10 +55,12 @@ class MessagesOrResponses:
 class NativeRequest(MessagesOrResponses):
     """A request that is passed on in its own dialect."""
 
-    def __init__(self, endpoint: str, body: Body, server: Server) -> None:
+    def __init__(self, endpoint: str, body: Body, server: Server, previous_response_id: str | None = None) -> None:
+        """`previous_response_id`: the response that it continues, which is already in the body's input."""
         super().__init__(endpoint, body)
         self.path = f"/v1/{endpoint}"
         self._for_vllm = server.captured
+        self._previous_response_id = previous_response_id
 
     conversation = MessagesOrResponses.messages
     """The messages: no chat stands for them."""
@@ -85,14 +90,28 @@ class NativeRequest(MessagesOrResponses):
         answer: dict[str, Any] = decode(body)
         if not isinstance(answer.get("output") or [], list):
             raise TypeError("an output is a list")
-        pieces = read_object(body)
-        if "model" in pieces:
-            pieces["model"] = raw(self.model)
-        return Answer(encode(pieces), _text(answer.get("id")), (_result_of(answer),))
+        results = (_result_of(answer),)
+        return Answer(encode(self.named(body)), _text(answer.get("id")), results, stored=self.stored_of(answer))
 
     def new_stream(self) -> "NativeStream":
         """Return the reader of a streamed answer."""
-        return NativeStream(self.model)
+        return NativeStream(self)
+
+    def named(self, answer: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
+        """Return the fields of an answer, with the model's name and the earlier response as the app gave them."""
+        pieces = read_object(answer)
+        if "model" in pieces:
+            pieces["model"] = raw(self.model)
+        if self._previous_response_id is not None:
+            pieces[PREVIOUS] = raw(self._previous_response_id)
+        return pieces
+
+    def stored_of(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what is stored of a whole answer beside the record; None if no request may name it here."""
+        if self.endpoint != "responses" or not self._for_vllm:
+            return None
+        named = {"model": self.model, PREVIOUS: self._previous_response_id}
+        return stored_of_native(self._body.values, answer | named)
 
     def error(self, body: bytes, status: int) -> bytes:
         """Return the body unchanged: an upstream error is already in this dialect."""
@@ -138,9 +157,9 @@ def _tokens(usage: Any) -> int | None:
 class NativeStream(Stream):
     """The state of one streamed message or response."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, request: NativeRequest) -> None:
         super().__init__()
-        self._model = raw(model)
+        self._request = request
         self._withheld: list[bytes] = []
         self._answer: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
@@ -165,11 +184,11 @@ class NativeStream(Stream):
                     self._answer |= {
                         field: value for field, value in whole.items() if value is not None and field != "content"
                     }
-                    # Raw pieces: nothing but the model's name may change.
+                    # Raw pieces: nothing else may change.
                     pieces = read_object(data)
-                    named = read_object(pieces[name])
-                    if "model" in named:
-                        pieces[name] = raw(named | {"model": self._model})
+                    pieces[name] = raw(self._request.named(pieces[name]))
+                    if fields.get("type") in WHOLE:
+                        self.stored = self._request.stored_of(whole)
                     passed = passed.replace(data, encode(pieces))
             self._add(fields)
             self.done = self.done or fields.get("type") in ENDS

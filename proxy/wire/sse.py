@@ -1,6 +1,7 @@
 """Split a stream of bytes into server-sent events, and process them one by one. Pure."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import msgspec
 
@@ -55,6 +56,8 @@ class Stream(ABC):
         """The answer's id, as the app sees it; None until it was sent."""
         self.error: str | None = None
         """The error that upstream reported within the stream."""
+        self.stored: dict[str, Any] | None = None
+        """The same as `Answer.stored`, after `last`."""
         self.done = False
         """Whether upstream has sent its last event. The event that ends the stream for the app waits until the call is
         recorded."""

@@ -27,6 +27,14 @@ class Back(Protocol):
     def end(self) -> bytes:
         """Return what ends the stream."""
 
+    @property
+    def response(self) -> dict[str, Any] | None:
+        """The whole answer after the end, if the dialect can give it again by its id."""
+
+
+def _nothing(_answer: dict[str, Any]) -> None:
+    """Store nothing: only the Responses dialect has requests that name earlier answers."""
+
 
 class TranslatedRequest(MessagesOrResponses):
     """A request of a dialect, and the chat that stands for it."""
@@ -43,13 +51,15 @@ class TranslatedRequest(MessagesOrResponses):
         error_of: Callable[[bytes, int], bytes],
         id_of: Callable[[str], str] = str,
         conversation: list[dict[str, Any]] | None = None,
+        stored_of: Callable[[dict[str, Any]], dict[str, Any] | None] = _nothing,
     ) -> None:
         """`chat` stands for `body`; `answer_of` to `id_of` translate the answer, the stream, the errors and the
-        answer's id back. `conversation`: the messages by which a later request is recognised; None: the chat's."""
+        answer's id back. `conversation`: the messages by which a later request is recognised; None: the chat's.
+        `stored_of` returns what is stored of an answer beside the record."""
         super().__init__(endpoint, body)
         pieces = {name: raw(value) for name, value in chat.items()}
         self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only), captured=True)
-        self._answer_of, self._events_of, self._id_of = answer_of, events_of, id_of
+        self._answer_of, self._events_of, self._id_of, self._stored_of = answer_of, events_of, id_of, stored_of
         self.error = error_of
         self.conversation = request.messages if conversation is None else list(map(raw, conversation))
         # What vLLM gets is the chat, so the chat decides these.
@@ -65,26 +75,35 @@ class TranslatedRequest(MessagesOrResponses):
         upstream_id = None if answer.upstream_id is None else self._id_of(answer.upstream_id)
         chat = decode(answer.client_body)
         try:
-            return Answer(encode(self._answer_of(chat)), upstream_id, answer.results)
+            whole = self._answer_of(chat)
+            return Answer(encode(whole), upstream_id, answer.results, stored=self._stored_of(whole))
         except ValueError as error:
             refused = encode({"error": {"message": str(error), "type": "BadRequestError"}})
             return Answer(self.error(refused, 400), upstream_id, answer.results, status=400)
 
     def new_stream(self) -> "TranslatedStream":
         """Return the reader of a streamed answer."""
-        return TranslatedStream(self._chat, self._events_of(), self._id_of)
+        return TranslatedStream(self._chat, self._events_of(), self._id_of, self._stored_of)
 
 
 class TranslatedStream(ChatStream):
     """The state of one streamed answer: the chat's, translated back event by event."""
 
-    def __init__(self, chat: ChatRequest, back: Back, id_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        chat: ChatRequest,
+        back: Back,
+        id_of: Callable[[str], str],
+        stored_of: Callable[[dict[str, Any]], dict[str, Any] | None],
+    ) -> None:
         super().__init__(chat)
-        self._back, self._id_of = back, id_of
+        self._back, self._id_of, self._stored_of = back, id_of, stored_of
 
     def last(self) -> bytes:
         """Return what ends the stream in this dialect."""
-        return self._back.end()
+        last = self._back.end()
+        self.stored = None if self._back.response is None else self._stored_of(self._back.response)
+        return last
 
     def _named(self, upstream_id: str | None) -> str | None:
         return None if upstream_id is None else self._id_of(upstream_id)

@@ -395,7 +395,6 @@ AS_IT_CAME: dict[str, dict[str, Any]] = {
     "no input": {"input": []},
     "cold": {"temperature": -1},
     "a number as text": {"temperature": "0.5"},
-    "a turn before": {"previous_response_id": "resp_none"},
     "a tool that was not given": {"tools": [MOVE], "tool_choice": {"type": "function", "name": "nothing"}},
     "a tool without tools": {"tool_choice": "required"},
     "only a tool of the server where one must be called": {"tools": [SEARCH], "tool_choice": "required"},

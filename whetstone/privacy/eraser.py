@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, or_, select
 
 from migrations import schema
-from whetstone.database.engine import chunks, giving_way
+from whetstone.database.engine import chunks, giving_way, insert_all_new
 from whetstone.privacy import store
 from whetstone.privacy.store import SEARCH_LIMIT, Erasure, Target
 
@@ -39,6 +39,7 @@ e, x, j, s, m = (
     schema.step_trajectories.c,
 )
 a, b, p = schema.answer_ids.c, schema.baselines.c, schema.policies.c
+r = schema.erased_responses.c
 
 Transaction = Callable[[Connection], Any]
 Transactions = Generator[Transaction, Any, dict[str, Any]]
@@ -90,6 +91,7 @@ def _resume(erasure: Erasure, target: Target | None, now: datetime) -> Transacti
             waiting |= yield from _delete(erasure, ids, now)
         while (yield partial(_forget_old_feedback, target=target)):
             pass
+        yield partial(_forget_old_responses, target=target)
     else:
         ids = list(erasure.waits_for or ())
         if erasure.waits_for is None and target is not None:
@@ -149,6 +151,7 @@ def _delete_some(
         _forget_judgements(connection, project, groups, gone)
         _forget_feedback(connection, project, groups, gone)
         _forget_copies(connection, project, gone)
+        _note_responses(connection, project, gone, now)
         of_gone = and_(c.project == project, c.trajectory_id.in_(gone))
         connection.execute(
             delete(schema.answer_ids).where(a.project == project, a.completion_id.in_(select(c.id).where(of_gone)))
@@ -179,6 +182,12 @@ def _forget_old_feedback(connection: Connection, target: Target) -> int:
     for some in chunks(ids):
         connection.execute(delete(schema.feedback).where(f.project == target.project, f.id.in_(some)))
     return len(ids)
+
+
+def _forget_old_responses(connection: Connection, target: Target) -> None:
+    """Delete the ids of responses that were erased before the target."""
+    before = datetime.fromisoformat(target.name)
+    connection.execute(delete(schema.erased_responses).where(r.project == target.project, r.erased_at < before))
 
 
 def _groups(connection: Connection, project: str, ids: Collection[str]) -> list[str]:
@@ -246,6 +255,17 @@ def _forget_copies(connection: Connection, project: str, ids: Collection[str]) -
     connection.execute(
         schema.steps.update().where(s.project == project, s.kept.is_not(None), s.id.in_(took)).values(kept=None)
     )
+
+
+def _note_responses(connection: Connection, project: str, ids: Collection[str], now: datetime) -> None:
+    """Note which stored responses are deleted with these trajectories, so that an app that refers to one learns why it
+    is not found. Nothing else of them remains."""
+    stored = select(c.upstream_id).where(
+        c.project == project, c.trajectory_id.in_(ids), c.choice == 0, c.stored_response.is_not(None)
+    )
+    rows = [{"project": project, "id": one, "erased_at": now} for one in connection.scalars(stored.distinct())]
+    if rows:
+        insert_all_new(connection, schema.erased_responses, rows)
 
 
 def _look_again(connection: Connection, project: str, groups: Collection[str], now: datetime) -> None:

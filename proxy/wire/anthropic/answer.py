@@ -56,6 +56,9 @@ def error_of(chat_error_body: bytes, status: int) -> bytes:
 class MessageEvents:
     """The state of one streamed answer. `feed` it the chunks of a chat stream, and send what it returns."""
 
+    response = None
+    """No request can name an earlier message."""
+
     def __init__(self) -> None:
         self._started = False
         self._error: bytes | None = None

@@ -61,7 +61,7 @@ class Echo(msgspec.Struct, frozen=True):
             "background": False,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": values.get("max_tool_calls"),
-            "previous_response_id": None,
+            "previous_response_id": values.get("previous_response_id"),
             "prompt": None,
             "reasoning": repeat(schema.REASONING, values.get("reasoning")),
             "service_tier": values.get("service_tier") or "auto",

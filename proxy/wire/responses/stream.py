@@ -61,6 +61,8 @@ class ResponseEvents:
         """The pieces of that text so far."""
         self._finish_reason: str | None = None
         self._usage: dict[str, Any] | None = None
+        self.response: dict[str, Any] | None = None
+        """The whole response, once the stream has ended."""
 
     def feed(self, chunk: dict[str, Any]) -> bytes:
         """Take one chunk: the first with `prompt_token_ids`, the last with `usage`. Return the events, possibly
@@ -93,8 +95,8 @@ class ResponseEvents:
         """Return the last event: the whole response. Nothing if the answer broke off."""
         if self._echo is None or self._usage is None:
             return b""
-        response = self._echo.ended(self._output, self._finish_reason, self._usage)
-        return self._event("response.completed", response=response)
+        self.response = self._echo.ended(self._output, self._finish_reason, self._usage)
+        return self._event("response.completed", response=self.response)
 
     def _say(self, kind: str, text: str, call: dict[str, Any] | None, logprobs: list[dict[str, Any]]) -> bytes:
         """Send a piece of an item. Open a new item if the piece does not continue the open one."""

@@ -239,6 +239,11 @@ class FakeHandler(Handler):
         self.server.hung_up.set()
 
 
+def identified(handler: FakeHandler, body: dict[str, Any]) -> None:
+    """Answer under the id of the request, as vLLM does."""
+    handler.whole(200, answer(body.get("n", 1)) | {"id": f"chatcmpl-{handler.headers['x-request-id']}"})
+
+
 @pytest.fixture
 def fake_vllm() -> Iterator[FakeVllm]:
     with FakeVllm() as fake:

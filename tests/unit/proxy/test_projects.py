@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 
 from migrations import schema
 from proxy.admission.api_keys import scope_needed
-from proxy.domain.address import RECORDED
-from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
+from proxy.domain.address import RECORDED, RESPONSES
+from tests.unit.proxy.conftest import FakeVllm, RunningProxy, identified, settings_for, wait_for
 from whetstone.domain.api_keys import KeyScope, hash_of, new_key
 from whetstone.registry import api_key_store
 
@@ -30,6 +30,8 @@ AS_UNKNOWN = {
     ("DELETE", "/admin/users/{user:path}"): 200,
 }
 """What may come before what it is about, or after: taken, whoever's it is, and never found."""
+CANCEL = ("POST", "/v1/responses/{response_id}/cancel")
+"""Refused: nothing is served in the background."""
 OF_ALL = ("GET", "/metrics")
 """Tells of all projects: the home project's alone."""
 LAST = ("/admin/users", "/admin/trajectories", "/admin/keys")
@@ -75,7 +77,16 @@ class World:
         self.proxy.recorded(project=project)
         said = {"trajectory_id": trajectory_id, "reward": 1.0, "comment": f"{project}-words"}
         feedback = self.ask(self.keys[project, "feedback"], "POST", "/v1/feedback", json=said).json()
-        ids = {"trajectory_id": trajectory_id, "group_id": group_id, "feedback_id": feedback["id"]}
+        asks = body_for(RESPONSES, {"policy": POLICY[project]})
+        response = self.ask(self.keys[project, "inference"], "POST", RESPONSES, json=asks)
+        assert response.status_code == 200, response.text
+        self.proxy.recorded(2, project=project)
+        ids = {
+            "trajectory_id": trajectory_id,
+            "group_id": group_id,
+            "feedback_id": feedback["id"],
+            "response_id": response.json()["id"],
+        }
         return ids | {
             "policy": POLICY[project],
             "name:path": POLICY[project],
@@ -121,7 +132,7 @@ def body_for(path: str, ids: dict[str, str]) -> dict[str, Any] | None:
         return {"model": ids["policy"], "messages": messages, "max_tokens": 4}
     if path == "/v1/completions":
         return {"model": ids["policy"], "prompt": "hi"}
-    if path == "/v1/responses":
+    if path == RESPONSES:
         return {"model": ids["policy"], "input": "hi"}
     if path == "/v1/feedback":
         return {"trajectory_id": ids["trajectory_id"], "reward": 0.5}
@@ -185,6 +196,9 @@ def test_ones_own_is_answered(world: World) -> None:
             if (route, project) == (OF_ALL, OTHER):
                 assert answer.status_code == 403
                 continue
+            if route == CANCEL:
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_id")
+                continue
             # A version that is live cannot be promoted or rolled back, nor a policy that records take a step.
             assert answer.status_code < 300 or answer.status_code == 409, (route, project, answer.text)
 
@@ -230,6 +244,22 @@ def rows_of(world: World, project: str) -> dict[str, list[Any]]:
             for table in tables
             if table.name not in aside
         }
+
+
+def test_a_request_that_refers_to_another_projects_response_is_as_if_it_were_not_there(world: World) -> None:
+    for mine, theirs in ((HOME, OTHER), (OTHER, HOME)):
+        body, key = {"model": POLICY[mine], "input": "hi"}, world.keys[mine, "inference"]
+        for name in (world.ids[theirs]["response_id"], "resp_none"):
+            answer = world.ask(key, "POST", RESPONSES, json=body | {"previous_response_id": name})
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == f"Previous response with id '{name}' not found."
+            item = name.replace("resp_", "msg_") + "_0"
+            items = [{"type": "item_reference", "id": item}]
+            answer = world.ask(key, "POST", RESPONSES, json=body | {"input": items})
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == f"Item with id '{item}' not found."
+        own = body | {"previous_response_id": world.ids[mine]["response_id"]}
+        assert world.ask(key, "POST", RESPONSES, json=own).status_code == 200
 
 
 def test_feedback_of_another_project_finds_nothing(world: World) -> None:
@@ -296,6 +326,7 @@ def test_a_key_that_is_revoked_opens_nothing_from_the_next_request_on(world: Wor
 @pytest.fixture
 def fake_vllm() -> Iterator[FakeVllm]:
     fake = FakeVllm(base_names=[f"{policy}@v0" for policy in POLICY.values()])
+    fake.script = identified
     yield fake
     fake.close()
 

@@ -11,7 +11,7 @@ from whetstone.domain.ids import new_id
 CALL = "chatcmpl-tool-9b1f0c62d4e84f7a9b1f0c62d4e84f7a"
 
 
-@pytest.mark.parametrize("kind", ["message", "reasoning", "function_call"])
+@pytest.mark.parametrize("kind", ["message", "reasoning", "function_call", "custom_tool_call"])
 @pytest.mark.parametrize("place", [0, 12])
 def test_an_item_of_a_translated_response_has_the_id_of_its_answer(kind: str, place: int) -> None:
     response_id = id_of(f"chatcmpl-{new_id()}")
@@ -28,6 +28,7 @@ def test_an_item_of_a_translated_response_has_the_id_of_its_answer(kind: str, pl
         "msg_68a1",
         "msg_01XFDUDYJgAACzvnptvVoYEL",
         "toolu_01A",
+        "msg_a1_in_0",
     ],
 )
 def test_any_other_id_stays_as_it_is(name: str) -> None:

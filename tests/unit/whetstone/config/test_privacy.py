@@ -152,6 +152,25 @@ def test_nothing_is_left_that_holds_a_word_of_it_and_numbers_stay(
     assert erased["finished_at"] is not None
 
 
+def test_of_a_stored_response_its_id_remains_until_it_is_as_old_as_what_goes_by_age(
+    deleting: Deleting, seed: Seed
+) -> None:
+    for name in ("t", "u"):
+        seed.trajectory(name)
+        deleting.write(
+            schema.completions, schema.completions.c.trajectory_id == name, stored_response={"of": "secret"},
+            upstream_id=f"resp_{name}",
+        )  # fmt: skip
+    seed.trajectory("not stored")
+    deleting("trajectory", "t")
+    deleting("trajectory", "not stored")
+    assert [(row.project, row.id) for row in deleting.rows(schema.erased_responses)] == [("default", "resp_t")]
+    deleting.now += LATER
+    deleting("age", deleting.now.isoformat())
+    assert [row.id for row in deleting.rows(schema.erased_responses)] == ["resp_u"]
+    assert deleting.holds("secret") == []
+
+
 def test_what_others_said_and_other_projects_stay(deleting: Deleting, seed: Seed) -> None:
     seed.project("other")
     for project in ("default", "other"):
