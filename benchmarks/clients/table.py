@@ -163,22 +163,6 @@ CLIENTS = (
         name_by="its own session header",
     ),
 )  # fmt: skip
-NOT_YET: Mapping[str, Sequence[str]] = {
-    "openai-chat": ("trainable",),
-    "openai-responses": ("trainable",),
-    "openai-remembered": ("works", "trajectory", "trainable", "id"),
-    "agents-chat": ("trainable",),
-    "agents-responses": ("trainable",),
-    "agents-mcp": ("trajectory", "trainable"),
-    "pydantic-ai-chat": ("trainable",),
-    "pydantic-ai-responses": ("trainable",),
-    "crewai": ("trainable",),
-    "smolagents-tools": ("trajectory", "trainable"),
-    "smolagents-code": ("trajectory",),
-    "instructor": ("trajectory", "trainable"),
-    "vercel": ("works", "trajectory", "id"),
-    "claude-code": ("trainable",),
-    "codex": ("trainable",),
-}
-"""What does not hold yet, by client, in addition to its `exceptions`: work on the proxy is under way."""
+NOT_YET: Mapping[str, Sequence[str]] = {}
+"""What does not hold yet, by client, in addition to its `exceptions`."""
 BY_NAME = {client.name: client for client in CLIENTS}

@@ -129,7 +129,7 @@ def _rows(member: Member, advantage: float | None, max_row_tokens: int) -> list[
     for completion in member.completions:
         if completion.constraints is not None and completion.constraints.unknown:
             unknown = ", ".join(completion.constraints.unknown)
-            log.warning("completion %s: its constraints cannot be replayed: %s", completion.completion_id, unknown)
+            log.warning("trajectory %s: its constraints cannot be replayed: %s", member.trajectory_id, unknown)
             return WhyNotTrained.CONSTRAINED
     try:
         rows = merge(member.trajectory_id, member.completions, advantage)
