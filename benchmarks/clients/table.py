@@ -1,6 +1,6 @@
 """The clients: packages with pinned versions, how each is run, what the model answers, and what need not hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.fakes.tool_vllm import Rule, ToolCall
@@ -163,6 +163,4 @@ CLIENTS = (
         name_by="its own session header",
     ),
 )  # fmt: skip
-NOT_YET: Mapping[str, Sequence[str]] = {}
-"""What does not hold yet, by client, in addition to its `exceptions`."""
 BY_NAME = {client.name: client for client in CLIENTS}
