@@ -95,7 +95,7 @@ IGNORED: dict[str, Any] = {
 OF_TOOLS = {"eager_input_streaming": True, "input_examples": [{"cell": 4}], "allowed_callers": ["direct"]}
 """Fields of a tool that vLLM ignores."""
 CLAUDE_CODE: dict[str, list[dict[str, Any]]] = json.loads(
-    (Path(__file__).parents[1] / "unit/proxy/wire/bodies/claude_code.json").read_text()
+    (Path(__file__).parents[1] / "unit/proxy/wire/anthropic/bodies/claude_code.json").read_text()
 )
 OTHERWISE_HERE = {"model", "stream", "max_tokens", "temperature"}
 """Fields of Claude Code that these tests set themselves."""
