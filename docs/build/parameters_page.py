@@ -12,8 +12,8 @@ dialect: what becomes of a Messages or Responses request is a chat.
   answer ends. The tokens are those of the model at its temperature.
 - **Weighed**: it bends the distribution that the tokens are sampled from, and the trainer accounts for it
   ([how](training.md)). `admin_completions.constraints` has what was set, without values that change nothing; NULL if
-  nothing was. Tokens that a constraint decided teach nothing; `decided_tokens` counts them, and an attempt with too
-  little left is `constrained`.
+  nothing was. Tokens that a constraint decided teach nothing; `decided_tokens` counts them, and an attempt of
+  nothing else is `constrained`.
 - **Never**: it bends the distribution in a way that ids and logprobs do not show. The call is answered and recorded all
   the same, and `why_not_trained` names the field: `sampling_bent: bad_words`; at temperature 0 it is `greedy`.
 

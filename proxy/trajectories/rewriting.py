@@ -1,7 +1,7 @@
 """Recognise a served answer that an app rewrote before it sent it back. Pure.
 
 An app that renders answers itself (tool calls as text, in another API's form, without the reasoning) repeats at least
-one of these, and none of them stands in a prompt of somebody who has not read the answer:
+one of these, and none of them stands in a prompt that was written without reading the answer:
 
 1. an id that a server made for this answer, for an item in it or for a tool call in it;
 2. its tool calls, by name and arguments;
@@ -94,13 +94,13 @@ def echo_since(messages: Sequence[msgspec.Raw], place: int) -> Echo:
     while start > 0 and left >= 0:
         start -= 1
         left -= is_answer(_decode(messages[start]))
-    said = []
+    answer = []
     for raw in messages[start:]:
         message = _decode(raw)
         if not is_answer(message):
             break
-        said.append(message)
-    text, calls, _ = _content(said)
+        answer.append(message)
+    text, calls, _ = _content(answer)
     text = text[:MOST_ECHO_CHARACTERS]
     return Echo(b"\n".join(messages[start:])[:MOST_BYTES], text, words_of(text), calls)
 

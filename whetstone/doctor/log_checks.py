@@ -95,7 +95,7 @@ SAMPLED = Question(
 CONSTRAINED = Question(
     "left to choose",
     "Grammars and truncations leave enough to choose.",
-    "A grammar or a truncation decided nearly all tokens of these attempts (`constrained`), and what was decided "
+    "A grammar or a truncation decided all tokens of these attempts (`constrained`), and what was decided "
     "teaches nothing.",
     _MORE,
 )

@@ -46,7 +46,7 @@ class LogStatistics:
     tools: tuple[str, ...]
     """Names of the tools that calls offered."""
     constrained: int = 0
-    """Trajectories whose tokens were nearly all decided by their constraints."""
+    """Trajectories of which no token is left to learn from: their constraints decided them, or cannot be measured."""
     grammars: tuple[tuple[str, int], ...] = ()
     """Sources of grammars, and how many completions had each, most frequent first."""
 
