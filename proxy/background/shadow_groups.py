@@ -161,12 +161,11 @@ def _request(attempt: Attempt, learning: RewardSettings, max_model_len: int | No
     if attempt.explored is not None:
         sampling["temperature"] = attempt.explored
     elif sampling.get("temperature") == 0:
+        explored = learning.explore.temperature
         chat = ChatRequest(Body({name: raw(value) for name, value in given.items()}, dict(given), attempt.policy), True)
-        if learning.explore.temperature is None or not chat.explore(learning.explore.temperature):
+        if explored is None or not chat.explore(explored) or chat.constraints() is not None:
             return None
-        if chat.constraints() is not None:
-            return None
-        sampling["temperature"] = learning.explore.temperature
+        sampling["temperature"] = explored
     size = learning.shadow_size
     values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | sampling
     return TextRequest(

@@ -233,13 +233,12 @@ def _reason(before: _OpenTrajectory, one: NewCompletion, row: CompletionRow) -> 
     A reason that all its completions have wins over what the trajectory waits for. The first one counts, unless it came
     by accident.
     """
-    is_first, address = before.counted.completions == 0, one.call.address
-    name = name_of(before.reason or "")
+    is_first, name = before.counted.completions == 0, name_of(before.reason or "")
     if before.state not in _UNREWARDED or not (is_first or name in OF_COMPLETIONS):
         return before.reason
     if row.why_not_trained is None:
         return before.reason if is_first else WhyNotTrained.NO_REWARD.value
-    if name in _ACCIDENTS or (is_first and address.split == "train" and not address.no_train):
+    if name in _ACCIDENTS or (is_first and one.call.address.trains):
         return row.why_not_trained
     return before.reason
 

@@ -121,7 +121,7 @@ class Store:
     def targets(self, project: str, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Return the trajectory or group that each row of feedback is about; None where the project has none (yet).
 
-        What another project has takes the same statements as what nobody has.
+        What another project has takes the same statements as what does not exist.
         """
         trajectory_ids = sorted({row["target_id"] for row in rows if row["target_kind"] == "trajectory"})
         group_ids = sorted({row["target_id"] for row in rows if row["target_kind"] == "group"})

@@ -4,13 +4,15 @@
 prompt of a chat. The rule whose chat has that count is the server's. Nothing is generated.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from proxy.domain.chat_rules import ChatRules
 from proxy.upstream.server import Upstream
+
+T = TypeVar("T")
 
 EFFORTS = ("none", "low", "medium", "high", "xhigh", "max")
 """What vLLM can make of thinking `disabled`: `AnthropicDisabledThinkingEffort` of 0.32."""
@@ -55,24 +57,23 @@ class _Server:
 
     async def count(self, messages: Sequence[dict[str, Any]], **fields: Any) -> int | None:
         """Return how many tokens the prompt of an Anthropic request has."""
-        answer = await self._ask("/v1/messages/count_tokens", messages, fields)
-        try:
-            return None if answer is None else _read_count(answer).input_tokens
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        answer = await self._ask("/v1/messages/count_tokens", _read_count, messages, fields)
+        return None if answer is None else answer.input_tokens
 
     async def prompt(self, messages: Sequence[dict[str, Any]], **fields: Any) -> list[int] | None:
         """Return the token ids of a chat's prompt."""
-        answer = await self._ask("/tokenize", messages, fields)
-        try:
-            return None if answer is None else _read_prompt(answer).tokens
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        answer = await self._ask("/tokenize", _read_prompt, messages, fields)
+        return None if answer is None else answer.tokens
 
-    async def _ask(self, path: str, messages: Sequence[dict[str, Any]], fields: dict[str, Any]) -> bytes | None:
+    async def _ask(
+        self, path: str, read: Callable[[bytes], T], messages: Sequence[dict[str, Any]], fields: dict[str, Any]
+    ) -> T | None:
         body = {"model": self._model, "messages": messages, **fields}
         status, answer = await self._upstream.control("POST", path, body)
-        return answer if status == 200 else None
+        try:
+            return read(answer) if status == 200 else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
 
 async def _merges_system(server: _Server) -> bool | None:

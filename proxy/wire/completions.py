@@ -22,8 +22,8 @@ from proxy.wire.interfaces import (
     read_objects,
     read_text,
 )
-from proxy.wire.parameters import constraints_of, why_bent
-from proxy.wire.request_body import Body, deadly, exploring, whole
+from proxy.wire.parameters import SampledRequest, why_bent
+from proxy.wire.request_body import Body, deadly, whole
 from proxy.wire.sse import ChunkStream
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -35,7 +35,7 @@ class _Logprobs(msgspec.Struct):
 _logprobs = msgspec.json.Decoder(_Logprobs | None)
 
 
-class TextRequest:
+class TextRequest(SampledRequest):
     """A request for a completion. If a server other than vLLM answers it (`captured` is False), it is sent
     unchanged."""
 
@@ -51,8 +51,7 @@ class TextRequest:
             RefusedField: it would stop the engine.
         """
         values = body.values
-        self._body = self._original = body
-        self._for_vllm = captured
+        super().__init__(body, captured)
         if values.get("echo") and values.get("logprobs") is not None:
             raise deadly("logprobs")
         self.model = body.model
@@ -96,22 +95,11 @@ class TextRequest:
         """Return every field except model and prompt."""
         return self._original.without("model", "prompt")
 
-    def explore(self, temperature: float) -> bool:
-        """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""
-        self._body = exploring(self._original, temperature) or self._original
-        if not self.capturable or self.why_not_trained() is not None:
-            self._body = self._original
-        return self._body is not self._original
-
     def why_not_trained(self) -> str | None:
         """Return why no step may train on the answer, or None if it may."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
         return WhyNotTrained.NO_LOGPROBS if self._body.values.get("echo") else why_bent(self._body.values)
-
-    def constraints(self) -> dict[str, Any] | None:
-        """Return what bends the distribution that the answer is sampled from, or None if nothing does."""
-        return constraints_of(self._body.values) if self._for_vllm else None
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""

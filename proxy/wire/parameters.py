@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.wire.interfaces import UNREADABLE, Number
-from proxy.wire.request_body import whole
+from proxy.wire.request_body import Body, exploring, whole
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 BUDGET = "thinking_token_budget"
@@ -195,6 +195,34 @@ _CONSTRAINTS: Mapping[str, Reader] = {
     "top_p": _number(1),
 }
 """Fields that are recorded among the constraints -> how each is read."""
+
+
+class SampledRequest:
+    """What requests of both kinds that vLLM samples answers to have in common."""
+
+    capturable: bool
+    """Whether the answer may be asked for token ids and logprobs."""
+
+    def __init__(self, body: Body, captured: bool) -> None:
+        """`captured`: vLLM answers it."""
+        self._body = self._original = body
+        """What vLLM gets, and what the app sent."""
+        self._for_vllm = captured
+
+    def why_not_trained(self) -> str | None:
+        """Return why no step may train on the answer, or None if it may."""
+        raise NotImplementedError
+
+    def explore(self, temperature: float) -> bool:
+        """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""
+        self._body = exploring(self._original, temperature) or self._original
+        if not self.capturable or self.why_not_trained() is not None:
+            self._body = self._original
+        return self._body is not self._original
+
+    def constraints(self) -> dict[str, Any] | None:
+        """Return what bends the distribution that the answer is sampled from, or None if nothing does."""
+        return constraints_of(self._body.values) if self._for_vllm else None
 
 
 def why_bent(values: Mapping[str, Any]) -> str | None:

@@ -41,7 +41,7 @@ class StepRows:
         left_out = self.left_out | dict.fromkeys(measured.left_out, WhyNotTrained.CONSTRAINED.value)
         advantages = {name: value for name, value in self.advantages.items() if name not in left_out}
         if not any(advantages.values()):
-            return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
+            return _uniform(advantages, left_out)
         baselines = {name: self.baselines[name] for name in advantages}
         return replace(self, rows=measured.rows, advantages=advantages, baselines=baselines, left_out=left_out)
 
@@ -70,8 +70,13 @@ def build_rows(members: Sequence[Member], max_row_tokens: int, scale: AdvantageS
     if not any(advantages.values()):
         # These are singles of a task in which every reward was always the same. An update would only follow the
         # momentum of earlier steps.
-        return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
+        return _uniform(advantages, left_out)
     return StepRows(tuple(rows), advantages, {name: baselines[name] for name in advantages}, left_out, answers)
+
+
+def _uniform(advantages: Iterable[str], left_out: dict[str, str]) -> StepRows:
+    """Return a step of trajectories of which none has an advantage."""
+    return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
 
 
 def _too_large(members: Sequence[Member]) -> Iterator[str]:

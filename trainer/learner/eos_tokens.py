@@ -24,8 +24,7 @@ def end_ids(model_path: str | Path) -> frozenset[int]:
             config = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
         except (OSError, ValueError) as error:
             raise ModelUnusable(f"{model_path}: {name}: {error}") from error
-        eos = config.get("eos_token_id")
-        ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        ends |= _ids(config.get("eos_token_id"))
     if not ends:
         raise ModelUnusable(f"{model_path}: no eos_token_id in {' or '.join(FILES)}; add the token that ends an answer")
     return frozenset(ends)
@@ -33,8 +32,10 @@ def end_ids(model_path: str | Path) -> frozenset[int]:
 
 def ends_of(causal: PreTrainedModel) -> frozenset[int]:
     """Return the same ids of a loaded model; empty where it names none."""
-    ends: set[int] = set()
-    for config in (causal.config.get_text_config(), causal.generation_config):
-        eos = getattr(config, "eos_token_id", None)
-        ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    return frozenset(ends)
+    configs = (causal.config.get_text_config(), causal.generation_config)
+    return frozenset().union(*(_ids(getattr(config, "eos_token_id", None)) for config in configs))
+
+
+def _ids(eos: list[int] | int | None) -> set[int]:
+    """Return the ids of a configuration's `eos_token_id`."""
+    return set(eos if isinstance(eos, list) else [] if eos is None else [eos])

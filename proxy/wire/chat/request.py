@@ -1,15 +1,14 @@
 """Read a request to `/v1/chat/completions`: what goes to vLLM, and which parts of the answer to hide. Pure."""
 
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
 from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import Answer, encode, raw_name, read_list
-from proxy.wire.parameters import BUDGET, constraints_of, grammar_of, why_bent
-from proxy.wire.request_body import Body, deadly, exploring
+from proxy.wire.parameters import BUDGET, SampledRequest, grammar_of, why_bent
+from proxy.wire.request_body import Body, deadly
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ANSWER_OPTIONS = frozenset(
@@ -23,7 +22,7 @@ _FLAG = (bool, type(None))
 _OF_ANSWERS = ("assistant", None)
 
 
-class ChatRequest:
+class ChatRequest(SampledRequest):
     """A chat request. If a server other than vLLM answers it (`captured` is False), it is sent unchanged."""
 
     endpoint = "chat.completions"
@@ -43,8 +42,7 @@ class ChatRequest:
             RefusedField: it would stop the engine.
         """
         values, fields = body.values, body.fields
-        self._body = self._original = body
-        self._for_vllm = captured
+        super().__init__(body, captured)
         self.model = body.model
         self.stream = body.stream
         self.end_user = body.user
@@ -82,22 +80,11 @@ class ChatRequest:
         """Return every other field, as one JSON object."""
         return self._original.without("model", "messages", "tools")
 
-    def explore(self, temperature: float) -> bool:
-        """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""
-        self._body = exploring(self._original, temperature) or self._original
-        if not self.capturable or self.why_not_trained() is not None:
-            self._body = self._original
-        return self._body is not self._original
-
     def why_not_trained(self) -> str | None:
         """Return why no step may train on the answer, or None if it may."""
         if not self._for_vllm:
             return WhyNotTrained.DEMONSTRATION
         return WhyNotTrained.MEDIA if self._body.has_media() else why_bent(self._body.values)
-
-    def constraints(self) -> dict[str, Any] | None:
-        """Return what bends the distribution that the answer is sampled from, or None if nothing does."""
-        return constraints_of(self._body.values) if self._for_vllm else None
 
     def to_upstream_body(self, served_name: str, cache_salt: str) -> bytes:
         """Return the body to send: the app's own fields, the adapter's name as model, and what capture needs."""

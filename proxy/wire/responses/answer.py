@@ -20,7 +20,7 @@ from proxy.wire.responses import schema, tools
 from proxy.wire.responses.custom import input_of
 from proxy.wire.responses.shapes import repeat
 
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 
 COLDEST = 0.01
 """vLLM raises a temperature between 0 and this value to it (`vllm.sampling_params`)."""
@@ -67,7 +67,7 @@ class Echo(msgspec.Struct, frozen=True):
             "service_tier": values.get("service_tier") or "auto",
             "status": status,
             "text": None if _grammar_of_tools(values) else repeat(schema.TEXT, values.get("text")),
-            "top_logprobs": (values.get("top_logprobs") or 0) if _wants_logprobs(values) else None,
+            "top_logprobs": (values.get("top_logprobs") or 0) if schema.wants_logprobs(values) else None,
             "truncation": values.get("truncation") or "disabled",
             "usage": usage,
             "user": values.get("user"),
@@ -90,12 +90,12 @@ class Echo(msgspec.Struct, frozen=True):
     @property
     def shows_reasoning(self) -> bool:
         """Return whether reasoning is part of the answer."""
-        return self.values.get("include_reasoning") is not False
+        return schema.shows_reasoning(self.values)
 
     @property
     def shows_logprobs(self) -> bool:
         """Return whether logprobs are part of the answer. vLLM hides them with the reasoning."""
-        return self.shows_reasoning and _wants_logprobs(self.values)
+        return self.shows_reasoning and schema.wants_logprobs(self.values)
 
 
 def echo_of(chat: dict[str, Any], values: dict[str, Any], prompt_tokens: int, max_model_len: int) -> Echo:
@@ -119,7 +119,7 @@ def id_of(chat_id: str) -> str:
 
 def item_id(kind: str, response_id: str, output_index: int) -> str:
     """Return the id of an output item of this type at this index."""
-    return f"{_PREFIXES[kind]}_{response_id.removeprefix('resp_')}_{output_index}"
+    return f"{PREFIXES[kind]}_{response_id.removeprefix('resp_')}_{output_index}"
 
 
 def answer_of(chat: dict[str, Any], values: dict[str, Any], max_model_len: int) -> dict[str, Any]:
@@ -232,10 +232,6 @@ def logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _logprob(token: dict[str, Any]) -> dict[str, Any]:
     return {name: token[name] for name in ("token", "bytes", "logprob")}
-
-
-def _wants_logprobs(values: dict[str, Any]) -> bool:
-    return schema.LOGPROBS in (values.get("include") or ())
 
 
 def output_of(

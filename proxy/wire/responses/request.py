@@ -65,7 +65,7 @@ def chat_of(values: dict[str, Any], max_model_len: int | None = None) -> dict[st
     chat |= {name: value for name, value in values.items() if name not in shape.FIELDS}
     if values.get("tools"):
         chat |= _tools(values)
-    if shape.LOGPROBS in (values.get("include") or ()):
+    if shape.wants_logprobs(values):
         chat |= {"logprobs": True, "top_logprobs": values.get("top_logprobs") or 0}
     if values.get("stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}

@@ -6,6 +6,7 @@ respect it. Nothing that such a request samples is trained on. Of items and thei
 matter: vLLM reads them by the types of the openai package, which ignore what they do not know.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from proxy.wire.responses import tools
@@ -238,6 +239,16 @@ is_result = Object(
     name=text,
     namespace=text,
 )
+
+
+def wants_logprobs(values: Mapping[str, Any]) -> bool:
+    """Return whether a request asks for logprobs."""
+    return LOGPROBS in (values.get("include") or ())
+
+
+def shows_reasoning(values: Mapping[str, Any]) -> bool:
+    """Return whether reasoning is part of the answer to a request."""
+    return values.get("include_reasoning") is not False
 
 
 def covered(values: dict[str, Any]) -> bool:

@@ -15,7 +15,8 @@ from proxy.domain.answer_ids import item_id_of
 from proxy.domain.stored_turn import StoredTurn
 from proxy.wire.interfaces import raw, read_list
 from proxy.wire.request_body import Body
-from proxy.wire.responses.answer import Echo, output_of
+from proxy.wire.responses.answer import PREFIXES, Echo, output_of
+from proxy.wire.responses.schema import shows_reasoning
 from proxy.wire.responses.tools import names_of
 
 PREVIOUS = "previous_response_id"
@@ -26,13 +27,7 @@ _ELSEWHERE = ("id", "output", "input_messages", "output_messages")
 """Fields of an answer that other columns have, or that repeat the conversation."""
 _ORDER = {"reasoning": 0, "message": 1, "function_call": 2}
 """The usual order of an answer's items, by type: the one that a chat message stands for."""
-_PREFIXES = {
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fc",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctc",
-}
+_PREFIXES = PREFIXES | {"function_call_output": "fc", "custom_tool_call_output": "ctc"}
 
 
 class References(msgspec.Struct, frozen=True):
@@ -127,7 +122,7 @@ def output_items(turn: StoredTurn, tools: Sequence[Any] = ()) -> list[dict[str, 
     if turn.stored is not None and "output" in turn.stored:
         items = turn.stored["output"]
         return items
-    if _hides_reasoning(turn.sampling or {}):
+    if not shows_reasoning(turn.sampling or {}):
         message = message | {"reasoning": None}
     items = output_of(message, turn.response_id, names_of(list(tools)))
     # In a stream vLLM says of thoughts that they are complete.
@@ -217,10 +212,6 @@ def _instructed(values: Mapping[str, Any]) -> bool:
     return values.get("instructions") is not None
 
 
-def _hides_reasoning(values: Mapping[str, Any]) -> bool:
-    return values.get("include_reasoning") is False
-
-
 def _has_instructions(turn: StoredTurn) -> bool:
     return bool((turn.stored or {}).get("instructions"))
 
@@ -239,4 +230,4 @@ def _is_usual(values: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) ->
         item.get("namespace") or (item["type"] == "message" and item["content"][0]["logprobs"] is not None)
         for item in output
     )
-    return kinds == sorted(kinds, key=_ORDER.__getitem__) and not _hides_reasoning(values) and not has_more
+    return kinds == sorted(kinds, key=_ORDER.__getitem__) and shows_reasoning(values) and not has_more
