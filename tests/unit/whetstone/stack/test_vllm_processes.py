@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,10 +138,18 @@ def test_a_server_that_never_has_it_is_named_with_what_it_answers(two: Any) -> N
         vllm_processes.await_loaded("starter@v1", ("http://127.0.0.1:1",), 0, lambda: None, enough=1)
 
 
+def taken_after_a_free_one() -> socket.socket:
+    """Listen on a port after a free one. Both lie below those that Linux gives to whoever asks for any: other tests
+    would take the free one."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return socket.create_server(("127.0.0.1", port + 1))
+    raise AssertionError("none of 100 ports is free")
+
+
 def test_a_port_of_a_later_server_that_is_taken_stops_the_start(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with taken_after_a_free_one() as taken:
         port = taken.getsockname()[1]
         settings = load(environment={}, data=tmp_path, proxy__port=0, vllm__port=port - 1, vllm__replicas=2)
         with (
