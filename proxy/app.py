@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -111,22 +111,19 @@ class Proxy:
             self._opened.push_async_callback(upstream.close)
         of_projects = settings.of_projects()
         projects = [own.project for own in of_projects]
-        completeness, traffic = Completeness(vllm, store, projects), Traffic()
+        traffic = Traffic()
+        completeness = Completeness(vllm, store, projects, traffic.sampled_tokens)
         self._replicas = Replicas(
             [Replica(url, upstream) for url, upstream in vllm.items()],
             settings.proxy.max_waiting,
             settings.proxy.max_wait_s,
         )
 
-        def written(calls: Sequence[Call]) -> None:
-            completeness.note(calls)
-            traffic.note(calls)
-
         recorder = Recorder(
             store,
             settings.data / "journal",
             on_feedback=lambda: hint(celery, ASSEMBLE),
-            on_written=written,
+            on_written=traffic.note,
             on_recovered=self._recovered,
             on_feedback_recovered=self._feedback_recovered,
             settings=settings.proxy,

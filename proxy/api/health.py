@@ -107,7 +107,7 @@ def add(
         share = await completeness.share()
         placed: Counter[str] = sum((one.placed for one in threads), Counter())
         own = [
-            *records_of(recorder, data, completeness.written, share),
+            *records_of(recorder, data, traffic.sampled_tokens(), share),
             *traffic_of(traffic, placed),
             *redaction_of(redactors),
             *servers_of(replicas),

@@ -17,7 +17,7 @@ from proxy.errors import VersionRefused
 from proxy.recording.recorder import Recorder
 from proxy.upstream.load_balancer import Replica
 from whetstone.config.settings import Settings
-from whetstone.database.sanitize import storable
+from whetstone.database.types import storable
 from whetstone.domain.ids import version_id
 from whetstone.registry import manual_moves, versions
 from whetstone.registry.versions import LedgerError, Move

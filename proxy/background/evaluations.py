@@ -18,7 +18,7 @@ from proxy.domain.address import Address
 from proxy.domain.policies import Policies
 from proxy.errors import UnknownModel, UpstreamDown
 from proxy.wire.chat.request import ChatRequest
-from proxy.wire.interfaces import raw
+from proxy.wire.decoding import raw
 from proxy.wire.request_body import Body
 from whetstone.domain.ids import new_id, version_id
 
@@ -109,4 +109,4 @@ def _request(due: DueAnswer) -> ChatRequest:
     sampling = {name: value for name, value in due.sampling.items() if name not in NOT_COPIED}
     tools = {} if due.tools is None else {"tools": due.tools}
     values = {**sampling, "model": due.policy, "messages": due.messages, **tools}
-    return ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, due.policy), captured=True)
+    return ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, due.policy))

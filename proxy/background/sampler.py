@@ -9,7 +9,8 @@ from proxy.domain.call import Call
 from proxy.domain.policies import ServedVersion
 from proxy.errors import UpstreamDown
 from proxy.upstream.server import Answering, Request
-from proxy.wire.interfaces import UNREADABLE, DialectRequest, PromptResult, raw
+from proxy.wire.decoding import raw
+from proxy.wire.interfaces import UNREADABLE, DialectRequest, PromptResult
 
 PRIORITY = 1000
 """vLLM serves lower numbers first; an app's request has 0."""

@@ -21,7 +21,8 @@ from proxy.domain.policies import Policies
 from proxy.errors import UnknownModel, UpstreamDown
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.completions import TextRequest
-from proxy.wire.interfaces import PromptResult, raw
+from proxy.wire.decoding import raw
+from proxy.wire.interfaces import PromptResult
 from proxy.wire.request_body import Body, whole
 from whetstone.config.rewards import RewardSettings
 from whetstone.domain.ids import SHADOW, new_id
@@ -162,12 +163,10 @@ def _request(attempt: Attempt, learning: RewardSettings, max_model_len: int | No
         sampling["temperature"] = attempt.explored
     elif sampling.get("temperature") == 0:
         explored = learning.explore.temperature
-        chat = ChatRequest(Body({name: raw(value) for name, value in given.items()}, dict(given), attempt.policy), True)
+        chat = ChatRequest(Body({name: raw(value) for name, value in given.items()}, dict(given), attempt.policy))
         if explored is None or not chat.explore(explored) or chat.constraints() is not None:
             return None
         sampling["temperature"] = explored
     size = learning.shadow_size
     values = {"model": attempt.policy, "prompt": attempt.prompt_token_ids, "n": size, "max_tokens": most} | sampling
-    return TextRequest(
-        Body({name: raw(value) for name, value in values.items()}, values, attempt.policy), captured=True
-    )
+    return TextRequest(Body({name: raw(value) for name, value in values.items()}, values, attempt.policy))

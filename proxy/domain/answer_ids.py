@@ -1,13 +1,8 @@
-"""Know the ids within an answer by which an app may name it: of tool calls, and of items of other dialects. Pure."""
+"""Read the ids of a response's items, by which an app may name the answer that they belong to. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
-
-from whetstone.domain.conversation_hash import has_random_end
-from whetstone.domain.ids import ID
 
 _OF_ITEM = re.compile(r"(?:msg|rs|fc|ctc)_(?P<response>[0-9A-Za-z.-]+)_(?P<given>in_)?(?P<place>[0-9]{1,6})")
 """Ids of the items of responses that are translated from chat (`proxy.wire.responses.answer.item_id` makes them), and
@@ -33,15 +28,3 @@ def answer_of(name: str) -> str:
     """Return the id of the answer that an item belongs to, if the item's id shows it; else the name as it is."""
     item = item_id_of(name)
     return name if item is None or item.of_input else item.response_id
-
-
-def ids_in(message: Mapping[str, Any]) -> Iterable[str]:
-    """Return the ids in an answer's message that occur in it only: of its tool calls, and of its items and blocks."""
-    calls, content = message.get("tool_calls"), message.get("content")
-    if not calls and not isinstance(content, list):  # as in nearly all messages
-        return ()
-    pieces = [piece for part in (calls, content) if isinstance(part, list) for piece in part if isinstance(piece, dict)]
-    values = [piece.get(name) for piece in pieces for name in ("id", "call_id")]
-    return dict.fromkeys(
-        value for value in values if isinstance(value, str) and ID.fullmatch(value) and has_random_end(value)
-    )

@@ -5,12 +5,15 @@
 
 import hashlib
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
 from proxy.domain.address import Address
+from whetstone.domain.conversation_hash import has_random_end
+from whetstone.domain.ids import ID
 
 NULL = msgspec.Raw(b"null")
 WINDOW_S = 15 * 60
@@ -52,6 +55,19 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     def tokens(self) -> int | None:
         """Number of sampled tokens."""
         return self.sampled if self.token_ids is None else len(self.token_ids)
+
+    @property
+    def inner_ids(self) -> Iterable[str]:
+        """The ids in its message that occur in it only: of its tool calls, and of its items and blocks."""
+        calls, content = self.message.get("tool_calls"), self.message.get("content")
+        if not calls and not isinstance(content, list):  # as in nearly all messages
+            return ()
+        parts = (part for part in (calls, content) if isinstance(part, list))
+        pieces = [piece for part in parts for piece in part if isinstance(piece, dict)]
+        values = [piece.get(name) for piece in pieces for name in ("id", "call_id")]
+        return dict.fromkeys(
+            value for value in values if isinstance(value, str) and ID.fullmatch(value) and has_random_end(value)
+        )
 
 
 class ContinuationKeys(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -112,11 +112,10 @@ class CallFinisher:
         self.on_discarded(context)
 
 
-def begin_report(context: CallContext, headers: Mapping[bytes, bytes]) -> Report:
-    """Begin the report of a call: every log line names it, until `end_report`."""
-    tracer = tracing.tracer()
+def begin_report(tracer: "Tracer | None", context: CallContext, headers: Mapping[bytes, bytes]) -> Report:
+    """Begin the report of a call: every log line names it, until `end_report`. `tracer` None: nothing is traced."""
     span = None if tracer is None else _start_span(tracer, context, headers)
-    return span, log_setup.begin({"call": context.id, "project": context.project, "key": context.key_id})
+    return span, log_setup.FIELDS.set({"call": context.id, "project": context.project, "key": context.key_id})
 
 
 def end_report(report: Report, context: CallContext, failed: str) -> None:
@@ -129,7 +128,7 @@ def end_report(report: Report, context: CallContext, failed: str) -> None:
         if span is not None:
             _end_span(span, context, failed)
     finally:
-        log_setup.end(log_token)
+        log_setup.FIELDS.reset(log_token)
 
 
 def _log_call(context: CallContext, failed: str) -> None:

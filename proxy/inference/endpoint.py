@@ -40,17 +40,18 @@ from proxy.trajectories.conversation_hash import ConversationHasher
 from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.server import Answering, Request, refusal
+from proxy.wire.decoding import Stream
 from proxy.wire.interfaces import UNREADABLE, Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import Body, read_body
 from proxy.wire.responses.stored import references_of
-from proxy.wire.sse import Stream
 from whetstone.config.proxy import ProxySettings
 from whetstone.config.rewards import ExploreSettings
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import new_id
 from whetstone.domain.sampling_share import in_share
 from whetstone.domain.why_not_trained import WhyNotTrained
+from whetstone.observability import tracing
 
 JSON = (b"content-type", b"application/json")
 _NO_ADDRESS: Mapping[str, str] = {}
@@ -94,6 +95,7 @@ class Inference:
         self._no_train = no_train
         self._explore = {policy: one for policy, one in (explore or {}).items() if one.share > 0}
         self._finisher = CallFinisher(recorder, resolver, replays, charge)
+        self._tracer = tracing.tracer()
         self._project = project
         self._policies = policies
         self._upstreams = upstreams
@@ -130,12 +132,12 @@ class Inference:
             data = None if exchange is None else exchange.whole_body(self._max_body_bytes)
             if data is None:
                 data = await read_whole(receive, self._max_body_bytes, self._settings.body_timeout_s)
-            body, previous = read_body(data, self._settings.media_domains, self._settings.max_choices), None
+            body = read_body(data, self._settings.media_domains, self._settings.max_choices)
             if scope["path"] == RESPONSES:
-                body, previous = await self._with_references(body)
-            context = self._read(scope, headers, data, body, previous, created_at_s, began)
+                body = await self._with_references(body)
+            context = self._read(scope, headers, data, body, created_at_s, began)
             answer = self.serve if context.address.turn_key is None else self._serve_once
-            report, failed = begin_report(context, headers), ""
+            report, failed = begin_report(self._tracer, context, headers), ""
             try:
                 # Cancelling the answer closes the connection to upstream, which then aborts the generation.
                 if exchange is None:
@@ -155,17 +157,17 @@ class Inference:
             self._in_flight -= 1
             self._last_ended = time.monotonic()
 
-    async def _with_references(self, body: Body) -> tuple[Body, str | None]:
-        """Return a Responses request with the conversation in place of what it refers to, and the id of the response
-        that it continues. A server other than vLLM keeps its own responses: its requests stay as they came.
+    async def _with_references(self, body: Body) -> Body:
+        """Return a Responses request with the conversation in place of what it refers to. A server other than vLLM
+        keeps its own responses: its requests stay as they came.
 
         Raises:
             ProxyError: what it refers to is not there, or no policy has the name of its model.
         """
         references = references_of(body.values)
         if references is None or self._policies().resolve(body.model).upstream is not None:
-            return body, None
-        return await self._stored.with_references(body, references), references.previous
+            return body
+        return await self._stored.with_references(body, references)
 
     def _read(
         self,
@@ -173,7 +175,6 @@ class Inference:
         headers: Mapping[bytes, bytes],
         data: bytes,
         body: Body,
-        previous_response_id: str | None,
         created_at_s: float,
         began: float,
     ) -> CallContext:
@@ -198,7 +199,7 @@ class Inference:
             server = Server(max_model_len=self._vllm.max_model_len(), chat_rules=self._vllm.chat_rules)
         else:
             server = Server(captured=False)
-        request = parse_request(path, body, server, previous_response_id)
+        request = DIALECTS[path](body, server)
         return CallContext(
             self._project,
             new_id(),

@@ -9,7 +9,7 @@ from proxy.domain.policies import Policies
 from proxy.errors import INVALID, NotFound, ProxyError
 from proxy.http.asgi import Receive, Scope, Send, body_of, check_json, headers_of, send_whole, unless_disconnected
 from proxy.upstream.server import Answering, Request, refusal
-from proxy.wire.interfaces import raw
+from proxy.wire.decoding import raw
 from proxy.wire.request_body import Body, read_body
 from whetstone.config.proxy import ProxySettings
 from whetstone.domain.ids import new_id

@@ -79,6 +79,11 @@ class Traffic:
         if whole := [call.total_ms / 1000 for call in firsts if call.status == "complete"]:
             counts.whole.setdefault(policy, Histogram(WHOLE_S)).note(whole)
 
+    def sampled_tokens(self) -> int:
+        """Return the number of tokens sampled so far, of all policies."""
+        with self._lock:
+            return self._counts.sampled_tokens.total()
+
     def snapshot(self) -> TrafficCounts:
         """Return a copy of the counts so far, for one reader."""
         with self._lock:

@@ -7,14 +7,12 @@ compared; each may restart, and count from zero, on its own.
 """
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.domain.call import Call
 from proxy.recording.store import Store
 from proxy.upstream.server import Upstream
 from whetstone.observability.metric_names import VLLM
@@ -29,11 +27,14 @@ _LINES = tuple(f"{begin}{name}" for begin in ("", "# HELP ", "# TYPE ") for name
 class Completeness:
     """The share of sampled tokens that are recorded, and its parts."""
 
-    def __init__(self, servers: Mapping[str, Upstream], store: Store, projects: Sequence[str]) -> None:
+    def __init__(
+        self, servers: Mapping[str, Upstream], store: Store, projects: Sequence[str], written: Callable[[], int]
+    ) -> None:
+        """`written`: sampled tokens that this proxy has written to SQL since its start."""
+        self._written = written
         self._servers = servers
         self._store = store
         self._projects = projects
-        self._began_at_s = time.time()
         self._counted: dict[str, float] = {}
         """Each server's last known counter; empty before the first reading."""
         self._sampled = 0.0
@@ -42,13 +43,6 @@ class Completeness:
         self._lock = asyncio.Lock()
         self.server_texts: dict[str, bytes] = {}
         """The last metrics of each server that answers, in Prometheus' format."""
-        self.written = 0
-        """Sampled tokens that this proxy has written to SQL since its start."""
-
-    def note(self, calls: Sequence[Call]) -> None:
-        """Count committed calls. Called by the writer thread."""
-        # Calls left behind by an earlier process were sampled before.
-        self.written += sum([call.sampled_tokens for call in calls if call.created_at_s >= self._began_at_s])
 
     async def share(self) -> float | None:
         """Return recorded tokens over sampled tokens, both since the first call. None if none were sampled, or if no
@@ -62,7 +56,7 @@ class Completeness:
                 return None
             if not counted:
                 return None
-            recorded = self.written + probed
+            recorded = self._written() + probed
             if not self._counted:
                 self._not_ours, self._counted = recorded, dict(counted)
             for server, count in counted.items():

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, Executable, and_, bindparam, func, li
 from migrations import schema
 from proxy.domain.stored_turn import StoredTurn
 from whetstone.database.bulk import among, listed
-from whetstone.database.sanitize import storable
+from whetstone.database.types import storable
 
 _ENDPOINT = "responses"
 c, e = schema.completions.c, schema.erased_responses.c

@@ -12,12 +12,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.domain.answer_ids import ids_in
 from proxy.domain.call import Call, Choice
 from proxy.recording.prefix_delta import RequestMessages, TurnDelta
 from whetstone.database.bulk import raw_ids
-from whetstone.database.sanitize import storable_encoded, storable_json, storable_text
-from whetstone.database.types import as_json_bytes
+from whetstone.database.types import as_json_bytes, storable_encoded, storable_json, storable_text
 from whetstone.domain.states import GroupState, TrajectoryStatus
 
 LARGEST_KNOWN = 4096
@@ -274,7 +272,7 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
 
 def answer_ids(one: NewCompletion) -> list[AnswerId]:
     """Return the rows of the ids within an answer, besides its own."""
-    return [AnswerId(*one.key, inner_id) for inner_id in ids_in(one.choice.message)]
+    return [AnswerId(*one.key, inner_id) for inner_id in one.choice.inner_ids]
 
 
 def _compact(raw: msgspec.Raw) -> bytes | None:

@@ -32,9 +32,8 @@ from proxy.recording.call_store import CallRows, erased_feedback
 from proxy.recording.reason_store import TRAJECTORY, WHY_NOT_TRAINED
 from whetstone.database.bulk import present
 from whetstone.database.change_detector import Changes
-from whetstone.database.engine import Transactions, insert_all_new, of_one_writer
-from whetstone.database.sanitize import insert_storable, storable
-from whetstone.database.types import Json, Utc
+from whetstone.database.engine import Transactions, insert_all_new, insert_new, of_one_writer
+from whetstone.database.types import Json, Utc, storable
 from whetstone.domain.states import FeedbackState, GroupState, TrajectoryStatus, VersionState
 from whetstone.registry.completion_store import completions_named
 
@@ -111,7 +110,8 @@ class Store:
             if not new:
                 log.info("feedback %s is left out: its trajectory was deleted since", row_id)
             elif key is not None:
-                new = insert_storable(connection, schema.feedback, {**row, "state": FeedbackState.WAITING})
+                stored = {**storable(row), "state": FeedbackState.WAITING}
+                new = insert_new(connection, schema.feedback, stored)
                 if not new:
                     earlier = select(f.id).where(f.project == row["project"], f.idempotency_key == key)
                     row_id = connection.execute(earlier).scalar_one()

@@ -17,7 +17,7 @@ import msgspec
 from proxy.domain.call import WINDOW_S
 from proxy.domain.eviction import evict_oldest
 from proxy.domain.policies import Pins
-from proxy.trajectories.rewriting import NO_MARKS, AnswerMarks
+from proxy.trajectories.rewriting import AnswerMarks
 
 K = TypeVar("K", bound=Hashable)
 
@@ -52,8 +52,8 @@ class OpenCompletion(msgspec.Struct, gc=False):
     """The versions that answered in its trajectory, up to this completion."""
     prompt: bytes | None = None
     """Hash of its whole prompt; None: not known."""
-    marks: AnswerMarks = NO_MARKS
-    """What identifies its answer where an app rewrites it."""
+    answer: AnswerMarks | str = ""
+    """What identifies its answer where an app rewrites it: the end of a plain text, else its marks."""
 
     @property
     def free(self) -> bool:

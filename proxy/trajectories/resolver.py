@@ -28,7 +28,7 @@ from proxy.domain.policies import Pins, and_then
 from proxy.trajectories.conversation_hash import Conversation
 from proxy.trajectories.indexes import OpenCompletion, PrefixIndex, Repeatable, RetryTracker, TrajectoryState, name_of
 from proxy.trajectories.peers import Peers
-from proxy.trajectories.rewriting import Echo, Evidence, echo_since, evidence, marks_of
+from proxy.trajectories.rewriting import MOST_CHARACTERS, AnswerMarks, Echo, Evidence, echo_since, evidence, marks_of
 from proxy.trajectories.store import ThreadTables
 from whetstone.domain.ids import new_id
 
@@ -125,12 +125,22 @@ class TrajectoryResolver:
             trail = self._see(trajectory_id, now_s)
             trail.tail = completion_id
             trail.pins = and_then(trail.pins, call.policy, call.policy_version, call.created_at_s)
-            if at < len(histories) and (hashes := (keys := histories[at]).hashes):
-                name = name_of(call.answer_id or call.upstream_id, index)
-                prompt, marks = keys.prompt, marks_of(choice.message)
+            if at >= len(histories):
+                continue
+            # Most answers are a text without tool calls: here is what `keys.hashes` and `marks_of` would return.
+            keys, message = histories[at], choice.message
+            text = message.get("content") if keys.tool_calls is None and len(message) == 2 else None
+            hashes: tuple[bytes, ...]
+            answer: AnswerMarks | str
+            if type(text) is str and keys.conversation is not None:
+                hashes, answer = (keys.conversation,), text[-MOST_CHARACTERS:]
+            else:
+                hashes, answer = keys.hashes, marks_of(message)
+            if hashes:
+                name, prompt = name_of(call.answer_id or call.upstream_id, index), keys.prompt
                 self._heads.keep(
                     OpenCompletion(
-                        completion_id, trajectory_id, hashes, name, None, False, False, trail.pins, prompt, marks
+                        completion_id, trajectory_id, hashes, name, None, False, False, trail.pins, prompt, answer
                     )
                 )
                 if self._absent:
@@ -374,7 +384,7 @@ def _repeated(heads: Sequence[OpenCompletion], echo: Echo, *, only_by_id: bool) 
     for head in heads:
         # The choices of a call share its answer's id.
         shared = any(one.startswith(f"{head.completion_id}.") for one in ids)
-        level = evidence(head.marks, None if shared else head.completion_id, echo)
+        level = evidence(head.answer, None if shared else head.completion_id, echo)
         if level > best:
             best, matches = level, {}
         if level == best:

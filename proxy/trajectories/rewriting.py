@@ -75,9 +75,6 @@ class Echo(msgspec.Struct, frozen=True):
     """Its tool calls, as in `AnswerMarks`."""
 
 
-NO_MARKS = AnswerMarks()
-
-
 def marks_of(message: dict[str, Any]) -> AnswerMarks:
     """Return what identifies this answer."""
     content = message.get("content")
@@ -105,9 +102,10 @@ def echo_since(messages: Sequence[msgspec.Raw], place: int) -> Echo:
     return Echo(b"\n".join(messages[start:])[:MOST_BYTES], text, words_of(text), calls)
 
 
-def evidence(marks: AnswerMarks, completion_id: str | None, echo: Echo) -> Evidence:
-    """Compare an answer with what a request repeats. `completion_id`: as the app may have it, unless other answers
-    share it."""
+def evidence(answer: AnswerMarks | str, completion_id: str | None, echo: Echo) -> Evidence:
+    """Compare an answer, by its marks or by its text alone, with what a request repeats. `completion_id`: as the app
+    may have it, unless other answers share it."""
+    marks = AnswerMarks(answer) if isinstance(answer, str) else answer
     if completion_id is not None and completion_id.encode() in echo.data:
         return Evidence.ID
     if any(one.encode() in echo.data for one in marks.ids):

@@ -16,7 +16,7 @@ from migrations.words import response_text
 from proxy.domain.address import NAMED
 from proxy.domain.policies import Pin, Pins, and_then
 from proxy.trajectories.indexes import OpenCompletion, Repeatable, TrajectoryState, name_of
-from proxy.trajectories.rewriting import NO_MARKS, marks_of
+from proxy.trajectories.rewriting import marks_of
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
 from whetstone.domain.states import TrajectoryStatus
@@ -163,7 +163,7 @@ class ThreadTables:
                 over=row.state != TrajectoryStatus.OPEN or row.last_seen_at < since,
                 pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),
                 prompt=row.prompt_history,
-                marks=marks_of(row.response) if row.response else NO_MARKS,
+                answer=marks_of(row.response) if row.response else "",
             )
             for _, row in sorted(rows.items())
         ]

@@ -10,9 +10,8 @@ import msgspec
 
 from proxy.domain.call import NULL, Choice
 from proxy.wire.chat.stream import GrowingChoice
-from proxy.wire.interfaces import (
-    Answer,
-    PromptResult,
+from proxy.wire.decoding import (
+    ChunkStream,
     encode,
     prompt_tokens_of,
     raw,
@@ -22,9 +21,9 @@ from proxy.wire.interfaces import (
     read_objects,
     read_text,
 )
+from proxy.wire.interfaces import Answer, PromptResult, Server
 from proxy.wire.parameters import SampledRequest, why_bent
 from proxy.wire.request_body import Body, deadly, whole
-from proxy.wire.sse import ChunkStream
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 
@@ -36,7 +35,7 @@ _logprobs = msgspec.json.Decoder(_Logprobs | None)
 
 
 class TextRequest(SampledRequest):
-    """A request for a completion. If a server other than vLLM answers it (`captured` is False), it is sent
+    """A request for a completion. If a server other than vLLM answers it (not `captured`), it is sent
     unchanged."""
 
     endpoint = "completions"
@@ -44,13 +43,14 @@ class TextRequest(SampledRequest):
     tools_or_null = NULL
     """A completion has no tools."""
 
-    def __init__(self, body: Body, captured: bool) -> None:
+    def __init__(self, body: Body, server: Server = Server()) -> None:  # noqa: B008 - it is frozen
         """Read the request as far as capture needs.
 
         Raises:
             RefusedField: it would stop the engine.
         """
         values = body.values
+        captured = server.captured
         super().__init__(body, captured)
         if values.get("echo") and values.get("logprobs") is not None:
             raise deadly("logprobs")

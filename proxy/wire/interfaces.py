@@ -1,10 +1,6 @@
-"""Define what every dialect provides: a parsed request, a parsed answer, and the reader of a stream (`sse`). Pure.
+"""Define what every dialect provides: a parsed request, a parsed answer, and the reader of a stream. Pure."""
 
-Also the decoders that dialects share: of pieces of JSON, and of what a model server reports about tokens.
-"""
-
-from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -12,7 +8,7 @@ from proxy.domain.call import Choice
 from proxy.domain.chat_rules import ChatRules
 
 if TYPE_CHECKING:
-    from proxy.wire.sse import Stream
+    from proxy.wire.decoding import Stream
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 """What parsing an answer raises if the answer is not in its dialect."""
@@ -109,75 +105,3 @@ class DialectRequest(Protocol):
 
     def error(self, body: bytes, status: int) -> bytes:
         """Return an upstream error in this dialect."""
-
-
-Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-"""A token id, or a choice's index: what SQL's integers hold."""
-
-decode = msgspec.json.Decoder().decode
-encode = msgspec.json.Encoder().encode
-read_text = msgspec.json.Decoder(str | None).decode
-"""Decodes a piece of JSON that is a text or null."""
-read_index = msgspec.json.Decoder(Number).decode
-"""Decodes a piece of JSON that is a choice's index."""
-read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-"""Splits a list into its items, as they came."""
-read_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-"""Splits an object into its fields, as they came."""
-read_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
-"""Splits each object of a list into its fields."""
-
-
-def raw(value: Any) -> msgspec.Raw:
-    """Return the value as a piece of JSON."""
-    return msgspec.Raw(encode(value))
-
-
-raw_name = lru_cache(256)(raw)
-"""The same, cached: for names that come again and again."""
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: Number | None = None
-
-
-class TokenLogprob(msgspec.Struct, gc=False):
-    """The logprob of one sampled token, in nats."""
-
-    logprob: float
-
-
-class ChoiceLogprobs(msgspec.Struct, gc=False):
-    """The part of a choice's logprobs that is recorded."""
-
-    content: list[TokenLogprob] | None = None
-
-
-_ids = msgspec.json.Decoder(list[Number] | None)
-_logprobs = msgspec.json.Decoder(ChoiceLogprobs | None)
-_usage = msgspec.json.Decoder(_Usage | None)
-
-
-def read_ids(piece: msgspec.Raw | None) -> list[int] | None:
-    """Return token ids as vLLM sends them, or None if it sent none."""
-    return None if piece is None else _ids.decode(piece)
-
-
-def read_logprobs(piece: msgspec.Raw | None) -> list[float] | None:
-    """Return one logprob per sampled token, in nats, or None if vLLM sent none."""
-    return None if piece is None else logprobs_of(_logprobs.decode(piece))
-
-
-def logprobs_of(logprobs: ChoiceLogprobs | None) -> list[float] | None:
-    """Return a choice's logprobs, one per sampled token, or None if vLLM sent none."""
-    if logprobs is None or logprobs.content is None:
-        return None
-    content = logprobs.content
-    # An event of a stream usually holds one token.
-    return [content[0].logprob] if len(content) == 1 else [token.logprob for token in content]
-
-
-def prompt_tokens_of(piece: msgspec.Raw | None) -> int | None:
-    """Return the number of prompt tokens from the usage, or None if it was not reported."""
-    usage = None if piece is None else _usage.decode(piece)
-    return None if usage is None else usage.prompt_tokens

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.wire.interfaces import UNREADABLE, Number
+from proxy.wire.decoding import Number
+from proxy.wire.interfaces import UNREADABLE
 from proxy.wire.request_body import Body, exploring, whole
 from whetstone.domain.why_not_trained import WhyNotTrained
 

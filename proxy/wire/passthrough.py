@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.interfaces import Answer, Number, PromptResult, Server, decode, encode, raw, read_list, read_object
+from proxy.wire.decoding import Number, Stream, data_of, decode, encode, raw, read_list, read_object
+from proxy.wire.interfaces import Answer, PromptResult, Server
 from proxy.wire.request_body import Body, as_list
 from proxy.wire.responses.stored import PREVIOUS, stored_of_native
-from proxy.wire.sse import Stream, data_of
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed", "error"})

@@ -13,7 +13,7 @@ import msgspec
 from proxy.domain.call import NULL
 from proxy.domain.json_values import MAX_DEPTH, depth
 from proxy.errors import BadRequest, NotJson, RefusedField
-from proxy.wire.interfaces import decode, encode, raw, read_object
+from proxy.wire.decoding import decode, encode, raw, read_object
 
 REFUSED = frozenset(
     {
@@ -70,6 +70,8 @@ class Body(msgspec.Struct, frozen=True):
     model: str
     texts_only: bool = False
     """Whether it is known to be a chat with nothing but text."""
+    previous_response_id: str | None = None
+    """The response that it continues, whose conversation stands in the input already."""
 
     @property
     def stream(self) -> bool:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
-from proxy.wire.interfaces import Answer, decode, encode, raw
+from proxy.wire.decoding import data_of, decode, encode, raw
+from proxy.wire.interfaces import Answer
 from proxy.wire.passthrough import MessagesOrResponses
 from proxy.wire.request_body import Body
-from proxy.wire.sse import data_of
 
 
 class Back(Protocol):
@@ -58,7 +58,7 @@ class TranslatedRequest(MessagesOrResponses):
         `stored_of` returns what is stored of an answer beside the record."""
         super().__init__(endpoint, body)
         pieces = {name: raw(value) for name, value in chat.items()}
-        self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only), captured=True)
+        self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only))
         self._answer_of, self._events_of, self._id_of, self._stored_of = answer_of, events_of, id_of, stored_of
         self.error = error_of
         self.conversation = request.messages if conversation is None else list(map(raw, conversation))

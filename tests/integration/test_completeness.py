@@ -83,18 +83,19 @@ def test_of_several_servers_the_sum_counts_and_each_may_start_again(sqlite_url: 
 
     async def shares(one: FakeVllm, other: FakeVllm) -> None:
         servers = {fake.url: Upstream(fake.url + "/v1", 10) for fake in (one, other)}
-        counted = Completeness(servers, store, ["default"])
+        written = 0
+        counted = Completeness(servers, store, ["default"], lambda: written)
         one.generated, other.generated = 100, 50
         await counted.share()
         one.generated, other.generated = 106, 54
-        counted.written = 10
+        written = 10
         assert await counted.share() == 1.0
         one.generated = 4  # it was started again
-        counted.written = 14
+        written = 14
         assert await counted.share() == 1.0
         other.close()
         one.generated = 8
-        counted.written = 16
+        written = 16
         assert await counted.share() == 16 / 18, "one that is away reports no more, and its earlier count stays"
         for server in servers.values():
             await server.close()

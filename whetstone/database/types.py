@@ -1,4 +1,4 @@
-"""Define column types that behave alike in both databases."""
+"""Define column types that behave alike in both databases, and encode what both can store."""
 
 import json
 from datetime import UTC, datetime
@@ -9,7 +9,8 @@ from sqlalchemy import ARRAY, JSON, REAL, DateTime, Dialect, Integer, Text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-_N, _NULL = b"n", b"null"
+_N, _NULL, _NUL = b"n", b"null", b"\\u0000"
+_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _strict = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -34,6 +35,37 @@ def as_json_bytes(value: Any) -> bytes:
 def _has(encoded: bytes, piece: bytes) -> bool:
     """Whether the bytes contain a piece. `in` first tries to read the piece as a number, which is slower."""
     return encoded.find(piece) >= 0
+
+
+def storable_json(value: Any) -> bytes:
+    """Encode a value as JSON that both databases can store."""
+    return storable_encoded(_encode(value))
+
+
+def storable_encoded(encoded: bytes) -> bytes:
+    """Return compact JSON in a form that both databases can store."""
+    # Searching for one character is cheap: many texts have no escapes.
+    escaped = encoded.find(b"\\")
+    return encoded if escaped < 0 or encoded.find(_NUL, escaped) < 0 else _encode(storable(_decode(encoded)))
+
+
+def storable_text(text: str | None) -> str | None:
+    """Return a text in a form that both databases can store."""
+    return text.replace("\x00", "\ufffd") if text is not None and "\x00" in text else text
+
+
+def storable(value: Any) -> Any:
+    """Replace NUL by U+FFFD in the value: PostgreSQL's texts cannot contain NUL. Token ids preserve the original."""
+    match value:
+        case str():
+            return value.replace("\x00", "\ufffd")
+        case list() | dict() if _NUL not in _encode(value):
+            return value  # nearly all; walking them would limit their depth to Python's stack
+        case list():
+            return [storable(item) for item in value]
+        case dict():
+            return {storable(key): storable(item) for key, item in value.items()}
+    return value
 
 
 class Utc(TypeDecorator[datetime]):

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
@@ -43,7 +43,8 @@ _CUES = ("://", "wsk_", "bearer", "basic", "sk-", "pass", "api_key", "apikey", "
 """Each of these patterns begins with one of these strings, ignoring case. Most lines contain none: a quick check."""
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
-_about: ContextVar[Mapping[str, Value]] = ContextVar("about", default=_NOTHING)
+FIELDS: ContextVar[Mapping[str, Value]] = ContextVar("fields", default=_NOTHING)
+"""What every line is about. `about` adds to it; a request sets it, as nothing is around a request."""
 
 
 class about:  # noqa: N801 - reads like a keyword: `with about(step=3):`
@@ -55,23 +56,12 @@ class about:  # noqa: N801 - reads like a keyword: `with about(step=3):`
         self._fields = fields
 
     def __enter__(self) -> None:
-        self._token = begin(self._fields)
+        # A None here must not hide an outer value.
+        given = {name: value for name, value in self._fields.items() if value is not None}
+        self._token = FIELDS.set({**FIELDS.get(), **given})
 
     def __exit__(self, *_error: object) -> None:
-        end(self._token)
-
-
-def begin(fields: Mapping[str, Value]) -> Token[Mapping[str, Value]]:
-    """Add fields like `about`, until `end`. For the path of every request, where cost matters."""
-    outer = _about.get()
-    if outer:  # a None here must not hide an outer value
-        fields = {**outer, **{name: value for name, value in fields.items() if value is not None}}
-    return _about.set(fields)
-
-
-def end(token: Token[Mapping[str, Value]]) -> None:
-    """Remove the fields that the matching `begin` added."""
-    _about.reset(token)
+        FIELDS.reset(self._token)
 
 
 def hidden(text: str) -> str:
@@ -146,7 +136,7 @@ _FORMATTERS: dict[Format, type[logging.Formatter]] = {"text": _Text, "json": _Js
 def _fields(record: logging.LogRecord) -> Mapping[str, Value]:
     """Return the fields of `about`, except names that every line already uses."""
     reserved = ("time", "level", "logger", "message", "exception")
-    return {name: value for name, value in _about.get().items() if value is not None and name not in reserved}
+    return {name: value for name, value in FIELDS.get().items() if value is not None and name not in reserved}
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -7,18 +7,14 @@ field.
 """
 
 from functools import lru_cache
-from keyword import iskeyword
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.interfaces import (
-    UNREADABLE,
-    Answer,
-    ChoiceLogprobs,
+from proxy.wire.chat.stream import CAPTURED, Visibility, may_be_named, strip_choice, strip_top, struct_of
+from proxy.wire.decoding import (
     Number,
-    PromptResult,
     decode,
     encode,
     logprobs_of,
@@ -31,13 +27,8 @@ from proxy.wire.interfaces import (
     read_objects,
     read_text,
 )
+from proxy.wire.interfaces import UNREADABLE, Answer, PromptResult
 
-CAPTURED: dict[str, Any] = {
-    "logprobs": ChoiceLogprobs | None,
-    "token_ids": list[Number] | None,
-    "prompt_token_ids": list[Number] | None,
-}
-"""Fields that capture requests. They are decoded where they are hidden from the app; all else passes as it came."""
 NEEDED = frozenset({"id", "model", "choices", "usage", "prompt_token_ids"})
 NEEDED_OF_CHOICE = frozenset({"index", "message", "logprobs", "finish_reason", "token_ids"})
 """Fields that an answer, and each of its choices, must have to be read in one pass."""
@@ -47,16 +38,6 @@ HIDDEN, MODEL = b"\0", b"\1"
 _HIDDEN, _MODEL = msgspec.Raw(HIDDEN), msgspec.Raw(MODEL)
 _name = lru_cache(256)(encode)
 """Encodes a model's name as JSON."""
-
-
-class Visibility(Protocol):
-    """Which parts of an answer the app requested."""
-
-    model: str
-    hides_reasoning: bool
-    wants_logprobs: bool
-    wants_token_ids: bool
-    wants_prompt_token_ids: bool
 
 
 class AnswerTemplate:
@@ -118,17 +99,6 @@ def template_of(names: tuple[str, ...], of_choice: tuple[str, ...], hidden: froz
     return AnswerTemplate(names, of_choice, hidden) if whole and all(map(may_be_named, names + of_choice)) else None
 
 
-def may_be_named(name: str) -> bool:
-    """Return whether a type may have a field with this name."""
-    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
-
-
-def struct_of(name: str, names: tuple[str, ...], types: dict[str, Any]) -> type[msgspec.Struct]:
-    """Return a type with exactly these fields. Those without a type pass as they came."""
-    fields = [(field, types.get(field, msgspec.Raw)) for field in names]
-    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
-
-
 def _cut(body: bytes, encoded: bytes, served: int, model: bytes, hidden: int) -> bytes | None:
     """Return the answer's bytes for the app, made from `encoded`, the answer encoded again. None if it did not come in
     that form. `served` is the length of the model's name in the answer, `hidden` the number of hidden parts.
@@ -157,34 +127,6 @@ def _cut(body: bytes, encoded: bytes, served: int, model: bytes, hidden: int) ->
 
 _last_templates: dict[tuple[bool, ...], AnswerTemplate | None] = {}
 """The form of the last answer read field by field, by which of CAPTURED the app wants: eight at most."""
-
-
-def strip_choice(choice: dict[str, msgspec.Raw], visibility: Visibility) -> None:
-    """Remove from a choice what capture added, leaving the nulls that vLLM would have sent without it."""
-    if not visibility.wants_token_ids and "token_ids" in choice:
-        choice["token_ids"] = NULL
-    if not visibility.wants_logprobs:
-        choice["logprobs"] = NULL
-    if visibility.hides_reasoning:
-        _hide_reasoning(choice)
-
-
-def _hide_reasoning(choice: dict[str, msgspec.Raw]) -> None:
-    """Hide the reasoning as vLLM does: null in its place, and an empty delta if it holds nothing else."""
-    part = "delta" if "delta" in choice else "message"
-    fields: dict[str, Any] = decode(choice[part])
-    if part == "message" or fields.get("content") or fields.get("tool_calls"):
-        choice[part] = raw(fields | {"reasoning": None})
-    elif "role" not in fields:
-        choice[part] = raw({})
-
-
-def strip_top(fields: dict[str, msgspec.Raw], visibility: Visibility) -> None:
-    """Do the same for the answer's top-level fields, and set `model` to the name that the app requested."""
-    if not visibility.wants_prompt_token_ids and "prompt_token_ids" in fields:
-        fields["prompt_token_ids"] = NULL
-    if "model" in fields:
-        fields["model"] = raw(visibility.model)
 
 
 def read_answer(body: bytes, visibility: Visibility) -> Answer:

@@ -6,7 +6,8 @@ import msgspec
 
 from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
-from proxy.wire.interfaces import Answer, encode, raw_name, read_list
+from proxy.wire.decoding import encode, raw_name, read_list
+from proxy.wire.interfaces import Answer, Server
 from proxy.wire.parameters import BUDGET, SampledRequest, grammar_of, why_bent
 from proxy.wire.request_body import Body, deadly
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -23,7 +24,7 @@ _OF_ANSWERS = ("assistant", None)
 
 
 class ChatRequest(SampledRequest):
-    """A chat request. If a server other than vLLM answers it (`captured` is False), it is sent unchanged."""
+    """A chat request. If a server other than vLLM answers it (not `captured`), it is sent unchanged."""
 
     endpoint = "chat.completions"
     path = "/v1/chat/completions"
@@ -35,13 +36,14 @@ class ChatRequest(SampledRequest):
     wants_prompt_token_ids = wants_token_ids = wants_logprobs = False
     """Whether the app sees these if the answer has any."""
 
-    def __init__(self, body: Body, captured: bool) -> None:
+    def __init__(self, body: Body, server: Server = Server()) -> None:  # noqa: B008 - it is frozen
         """Read the request as far as capture needs.
 
         Raises:
             RefusedField: it would stop the engine.
         """
         values, fields = body.values, body.fields
+        captured = server.captured
         super().__init__(body, captured)
         self.model = body.model
         self.stream = body.stream

@@ -7,15 +7,17 @@ microseconds each. A chunk that differs in any other way is read field by field.
 
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any
+from keyword import iskeyword
+from typing import Any, Protocol
 
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.chat.answer import CAPTURED, Visibility, may_be_named, strip_choice, strip_top, struct_of
-from proxy.wire.interfaces import (
+from proxy.wire.decoding import (
+    ChoiceLogprobs,
+    ChunkStream,
     Number,
-    PromptResult,
+    decode,
     encode,
     logprobs_of,
     prompt_tokens_of,
@@ -27,8 +29,14 @@ from proxy.wire.interfaces import (
     read_objects,
     read_text,
 )
-from proxy.wire.sse import ChunkStream
+from proxy.wire.interfaces import PromptResult
 
+CAPTURED: dict[str, Any] = {
+    "logprobs": ChoiceLogprobs | None,
+    "token_ids": list[Number] | None,
+    "prompt_token_ids": list[Number] | None,
+}
+"""Fields that capture requests. They are decoded where they are hidden from the app; all else passes as it came."""
 MOST_TRIES = 8
 """Most chunks learned in a row without a match. After that, this stream has no such chunks."""
 NEEDED = frozenset({"index", "delta", "finish_reason", "logprobs"})
@@ -36,6 +44,16 @@ NEEDED = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _CHOICES = b'"choices":['
 _EMPTY_DELTAS = (b"{}", b"null")
 LONGEST_EMPTY = max(map(len, _EMPTY_DELTAS))
+
+
+class Visibility(Protocol):
+    """Which parts of an answer the app requested."""
+
+    model: str
+    hides_reasoning: bool
+    wants_logprobs: bool
+    wants_token_ids: bool
+    wants_prompt_token_ids: bool
 
 
 class _Function(msgspec.Struct):
@@ -189,6 +207,45 @@ def _parts(event: bytes) -> tuple[bytes, bytes] | None:
         return None
     after = b"]" + b"".join(b",%b:null" % encode(name) for name in behind) + b"}"
     return (before, after) if event.endswith(b"}" + after) else None
+
+
+def may_be_named(name: str) -> bool:
+    """Return whether a type may have a field with this name."""
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
+
+
+def struct_of(name: str, names: tuple[str, ...], types: dict[str, Any]) -> type[msgspec.Struct]:
+    """Return a type with exactly these fields. Those without a type pass as they came."""
+    fields = [(field, types.get(field, msgspec.Raw)) for field in names]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
+
+
+def strip_choice(choice: dict[str, msgspec.Raw], visibility: Visibility) -> None:
+    """Remove from a choice what capture added, leaving the nulls that vLLM would have sent without it."""
+    if not visibility.wants_token_ids and "token_ids" in choice:
+        choice["token_ids"] = NULL
+    if not visibility.wants_logprobs:
+        choice["logprobs"] = NULL
+    if visibility.hides_reasoning:
+        _hide_reasoning(choice)
+
+
+def _hide_reasoning(choice: dict[str, msgspec.Raw]) -> None:
+    """Hide the reasoning as vLLM does: null in its place, and an empty delta if it holds nothing else."""
+    part = "delta" if "delta" in choice else "message"
+    fields: dict[str, Any] = decode(choice[part])
+    if part == "message" or fields.get("content") or fields.get("tool_calls"):
+        choice[part] = raw(fields | {"reasoning": None})
+    elif "role" not in fields:
+        choice[part] = raw({})
+
+
+def strip_top(fields: dict[str, msgspec.Raw], visibility: Visibility) -> None:
+    """Do the same for the answer's top-level fields, and set `model` to the name that the app requested."""
+    if not visibility.wants_prompt_token_ids and "prompt_token_ids" in fields:
+        fields["prompt_token_ids"] = NULL
+    if "model" in fields:
+        fields["model"] = raw(visibility.model)
 
 
 @lru_cache(64)

@@ -13,7 +13,7 @@ import msgspec
 
 from proxy.domain.answer_ids import item_id_of
 from proxy.domain.stored_turn import StoredTurn
-from proxy.wire.interfaces import raw, read_list
+from proxy.wire.decoding import raw, read_list
 from proxy.wire.request_body import Body
 from proxy.wire.responses.answer import PREFIXES, Echo, output_of
 from proxy.wire.responses.schema import shows_reasoning
@@ -69,8 +69,8 @@ def with_references(body: Body, before: Sequence[Any], items: Mapping[str, Any])
     fields = body.fields | {"input": raw([*map(raw, before), *pieces])}
     values = body.values | {"input": [*before, *own]}
     fields.pop(PREVIOUS, None)
-    values.pop(PREVIOUS, None)
-    return msgspec.structs.replace(body, fields=fields, values=values)
+    previous = values.pop(PREVIOUS, None)
+    return msgspec.structs.replace(body, fields=fields, values=values, previous_response_id=previous)
 
 
 def stored_of(values: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,9 +14,9 @@ from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = tuple(str(ROOT / name) + os.sep for name in ("proxy", "whetstone", "migrations"))
-MOST_TO_THE_LAST_BYTE = 37
-MOST_TO_SQL = 50
-"""Files, as they are today (46 and 59 before the folders were made). The aim is 30 and 40; only ever lower these."""
+MOST_TO_THE_LAST_BYTE = 30
+MOST_TO_SQL = 40
+"""Files, as they are today (46 and 59 before the folders were made); only ever lower these."""
 TRIES = 8
 """A file counts if every one of as many calls passes it: what runs beside them once a second does not."""
 

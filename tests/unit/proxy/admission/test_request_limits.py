@@ -21,7 +21,7 @@ from proxy.admission.limits import ConcurrencyLimit
 from proxy.http.asgi import EXCHANGE, headers_of
 from proxy.http.server_connection import MOST_PIPELINED, Connection
 from proxy.trajectories.indexes import MOST_ALIKE, Repeatable, RetryTracker
-from proxy.wire.sse import MAX_EVENT_BYTES, Events
+from proxy.wire.decoding import MAX_EVENT_BYTES, Events
 from tests.unit.proxy.conftest import FakeHandler, FakeVllm, RunningProxy, chunk, settings_for, wait_for
 from whetstone.config.proxy import ProxySettings
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.domain.answer_ids import answer_of, ids_in
+from proxy.domain.answer_ids import answer_of
+from proxy.domain.call import Choice
 from proxy.wire.responses.answer import id_of, item_id
 from whetstone.domain.ids import new_id
 
@@ -37,14 +38,14 @@ def test_any_other_id_stays_as_it_is(name: str) -> None:
 
 def test_tool_calls_blocks_and_items_have_ids_each_once() -> None:
     calls = [{"id": CALL, "type": "function", "function": {"name": "move", "arguments": "{}"}}] * 2
-    assert list(ids_in({"role": "assistant", "content": None, "tool_calls": calls})) == [CALL]
+    assert list(Choice(0, {"role": "assistant", "content": None, "tool_calls": calls}).inner_ids) == [CALL]
     blocks = [{"type": "text", "text": "so"}, {"type": "tool_use", "id": "toolu_01A09q90qw90lq917835", "input": {}}]
-    assert list(ids_in({"role": "assistant", "content": blocks})) == ["toolu_01A09q90qw90lq917835"]
+    assert list(Choice(0, {"role": "assistant", "content": blocks}).inner_ids) == ["toolu_01A09q90qw90lq917835"]
     items = [
         {"type": "reasoning", "id": "rs_68af4030baa48193"},
         {"type": "function_call", "id": "fc_68af4030592c8193", "call_id": "call_5v3Mkqw8CvGPZfPj"},
     ]
-    found = list(ids_in({"role": "assistant", "content": items}))
+    found = list(Choice(0, {"role": "assistant", "content": items}).inner_ids)
     assert found == ["rs_68af4030baa48193", "fc_68af4030592c8193", "call_5v3Mkqw8CvGPZfPj"]
 
 
@@ -59,4 +60,4 @@ def test_tool_calls_blocks_and_items_have_ids_each_once() -> None:
     ],
 )
 def test_what_is_no_id_or_occurs_in_every_conversation_is_left_out(message: dict[str, Any]) -> None:
-    assert list(ids_in(message)) == []
+    assert list(Choice(0, message).inner_ids) == []

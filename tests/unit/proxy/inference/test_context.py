@@ -13,7 +13,7 @@ from proxy.http.asgi import headers_in
 from proxy.inference.context import CallContext
 from proxy.trajectories.conversation_hash import BEGINNING, ConversationHasher
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 
 QUESTION = {"role": "user", "content": "hi"}
@@ -40,7 +40,7 @@ def asking(path: str, conversation: Any, *, captured: bool = True) -> CallContex
     values |= {"max_tokens": 8} if path == "/v1/messages" else {}
     known: dict[str, Any] = dict.fromkeys(("address", "principal", "speaker"))
     known |= {"project": "p", "id": "call-1", "key_id": "k", "owner": "k\0", "question": (path, b"", None)}
-    asked = parse_request(path, read_body(json.dumps(values).encode()), Server(captured, 4096))
+    asked = DIALECTS[path](read_body(json.dumps(values).encode()), Server(captured, 4096))
     return CallContext(**known, request=asked, hasher=ConversationHasher(), created_at_s=0, began=0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.clients.bodies import body_of
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 
 BODIES = sorted(Path(__file__).with_name("bodies").glob("*_[0-9]*.json"))
@@ -19,7 +19,7 @@ NOT_CAPTURED = frozenset({"openai_remembered_2", "vercel_3"})
 @pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem)
 def test_a_body_as_a_client_sends_it_is_captured(path: Path) -> None:
     url, data = body_of(path)
-    request = parse_request(url, read_body(data), Server(captured=True, max_model_len=40_960))
+    request = DIALECTS[url](read_body(data), Server(captured=True, max_model_len=40_960))
     assert request.why_not_trained() == ("no_token_ids" if path.stem in NOT_CAPTURED else None)
     is_captured = b'"return_token_ids":true' in request.to_upstream_body("starter@v0", "salt")
     assert (request.path == ChatRequest.path, is_captured) == (path.stem not in NOT_CAPTURED,) * 2

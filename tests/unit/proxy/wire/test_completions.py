@@ -5,12 +5,12 @@ import pytest
 
 from proxy.errors import RefusedField
 from proxy.wire.completions import TextRequest
-from proxy.wire.interfaces import UNREADABLE
+from proxy.wire.interfaces import UNREADABLE, Server
 from proxy.wire.request_body import read_body
 
 
 def ask(**values: Any) -> TextRequest:
-    return TextRequest(read_body(json.dumps({"model": "starter", "prompt": "hi"} | values).encode()), captured=True)
+    return TextRequest(read_body(json.dumps({"model": "starter", "prompt": "hi"} | values).encode()))
 
 
 def upstream(request: TextRequest) -> dict[str, Any]:
@@ -164,6 +164,6 @@ def test_what_constrains_the_sampling_is_recorded() -> None:
 
 
 def test_another_server_gets_it_as_it_came() -> None:
-    request = TextRequest(read_body(b'{"model": "teacher", "prompt": "hi", "logprobs": 1}'), captured=False)
+    request = TextRequest(read_body(b'{"model": "teacher", "prompt": "hi", "logprobs": 1}'), Server(captured=False))
     assert request.to_upstream_body("gpt-9", "salt") == b'{"model":"gpt-9","prompt":"hi","logprobs":1}'
     assert request.why_not_trained() == "demonstration"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.interfaces import DialectRequest, Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 def request(path: str, *, captured: bool = True, **values: Any) -> DialectRequest:
     body = read_body(json.dumps({"model": "starter"} | BODIES[path] | values).encode())
-    return parse_request(path, body, Server(captured, 4096))
+    return DIALECTS[path](body, Server(captured, 4096))
 
 
 def upstream(request: DialectRequest) -> dict[str, Any]:

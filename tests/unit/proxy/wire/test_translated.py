@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 from proxy.wire.translated import TranslatedRequest
 
@@ -26,7 +26,7 @@ TOOLS: dict[str, list[dict[str, Any]]] = {
 
 def ask(path: str, **values: Any) -> Any:
     body = read_body(json.dumps({"model": "starter"} | BODIES[path] | values).encode())
-    request = parse_request(path, body, Server(max_model_len=512))
+    request = DIALECTS[path](body, Server(max_model_len=512))
     assert (path == "/v1/chat/completions") != isinstance(request, TranslatedRequest)
     return request
 

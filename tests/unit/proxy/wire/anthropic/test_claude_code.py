@@ -14,7 +14,7 @@ from proxy.domain.call import Choice
 from proxy.domain.chat_rules import ChatRules
 from proxy.trajectories.conversation_hash import ConversationHasher
 from proxy.wire.interfaces import DialectRequest, Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 from proxy.wire.translated import TranslatedRequest
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -52,7 +52,7 @@ ANSWERS: list[dict[str, Any]] = [
 
 
 def parsed(body: dict[str, Any], rules: ChatRules) -> DialectRequest:
-    return parse_request("/v1/messages", read_body(json.dumps(body).encode()), Server(chat_rules=rules))
+    return DIALECTS["/v1/messages"](read_body(json.dumps(body).encode()), Server(chat_rules=rules))
 
 
 @pytest.mark.parametrize("merges_system", [False, True])

@@ -13,7 +13,7 @@ from proxy.domain.chat_rules import ChatRules
 from proxy.wire.anthropic.answer import MessageEvents, answer_of, error_of
 from proxy.wire.anthropic.request import translate
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 
 REQUEST: dict[str, Any] = {"model": "starter", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
@@ -134,8 +134,7 @@ def test_a_conversation_is_recognised_in_the_apps_order_wherever_vllm_puts_its_s
     turns = [{"role": "user", "content": "a"}, {"role": "system", "content": "B"}, {"role": "user", "content": "c"}]
     body = read_body(json.dumps(REQUEST | {"system": "A", "messages": turns}).encode())
     kept, moved = [
-        parse_request("/v1/messages", body, Server(chat_rules=ChatRules(merges_system=merges)))
-        for merges in (False, True)
+        DIALECTS["/v1/messages"](body, Server(chat_rules=ChatRules(merges_system=merges))) for merges in (False, True)
     ]
     assert kept.to_upstream_body("m", "s") != moved.to_upstream_body("m", "s")
     assert list(kept.conversation) == list(moved.conversation)
@@ -385,7 +384,7 @@ def test_arguments_that_are_no_object_cannot_be_said(arguments: str) -> None:
 
 
 def test_what_cannot_be_said_is_refused_as_vllm_does_and_captured() -> None:
-    request = parse_request("/v1/messages", read_body(json.dumps(REQUEST).encode()), Server())
+    request = DIALECTS["/v1/messages"](read_body(json.dumps(REQUEST).encode()), Server())
     chat_answer = answered(tool_calls=[tool_call("[1]")])
     chat_answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -0.5}]}}
     answer = request.read(json.dumps(chat_answer).encode())

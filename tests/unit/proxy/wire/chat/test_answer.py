@@ -14,7 +14,7 @@ def read(body: dict[str, Any], **options: Any) -> Answer:
 
 
 def read_bytes(body: bytes, **options: Any) -> Answer:
-    return ChatRequest(read_body(json.dumps({"model": "starter"} | options).encode()), captured=True).read(body)
+    return ChatRequest(read_body(json.dumps({"model": "starter"} | options).encode())).read(body)
 
 
 def test_ids_and_logprobs_are_captured() -> None:

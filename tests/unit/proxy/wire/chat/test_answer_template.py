@@ -68,7 +68,7 @@ def answers(draw: st.DrawFn) -> bytes:
 
 
 def request_for(**wanted: Any) -> ChatRequest:
-    return ChatRequest(read_body(json.dumps({"model": "starter", "messages": []} | wanted).encode()), captured=True)
+    return ChatRequest(read_body(json.dumps({"model": "starter", "messages": []} | wanted).encode()))
 
 
 def read(request: ChatRequest, body: bytes) -> Answer | None:

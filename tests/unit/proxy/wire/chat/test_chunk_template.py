@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.wire.chat import stream as chunk_template
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.interfaces import UNREADABLE, Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 
 ODD = ["", " word", '"choices":[', "\n\n", "data: {", "\ud83d", "é\\"]
@@ -75,7 +75,7 @@ def chunks(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 def stream(options: dict[str, Any], *, quick: bool) -> ChatStream:
     body = {"model": "starter", "messages": [], "stream": True} | options
-    made = parse_request("/v1/chat/completions", read_body(json.dumps(body).encode()), Server()).new_stream()
+    made = DIALECTS["/v1/chat/completions"](read_body(json.dumps(body).encode()), Server()).new_stream()
     assert isinstance(made, ChatStream)
     if not quick:
         made._template._left = 0

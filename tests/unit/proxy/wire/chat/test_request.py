@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from proxy.errors import BadRequest, NotJson, ProxyError, RefusedField
 from proxy.wire.chat.request import ChatRequest
-from proxy.wire.interfaces import raw
+from proxy.wire.decoding import raw
+from proxy.wire.interfaces import Server
 from proxy.wire.request_body import REFUSED, Body, read_body
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def read_request(body: bytes) -> ChatRequest:
-    return ChatRequest(read_body(body), captured=True)
+    return ChatRequest(read_body(body))
 
 
 def ask(**values: Any) -> ChatRequest:
@@ -65,7 +66,7 @@ def test_the_fields_keep_their_order_and_what_capture_needs_follows(fields: list
 def test_a_salt_of_another_is_never_said_twice() -> None:
     """No app's body gets here with one; what stands for a body may."""
     values = {"model": "starter", "messages": MESSAGES, "cache_salt": "another's"}
-    request = ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, "starter"), captured=True)
+    request = ChatRequest(Body({name: raw(value) for name, value in values.items()}, values, "starter"))
     pairs = json.loads(request.to_upstream_body("starter@v0", "default"), object_pairs_hook=list)
     assert [value for name, value in pairs if name == "cache_salt"] == ["default"]
 
@@ -224,7 +225,7 @@ def test_what_constrains_the_sampling_is_recorded_beside_the_reason() -> None:
 
 
 def test_of_another_server_nothing_is_known_to_constrain_it() -> None:
-    request = ChatRequest(Body({}, {"model": "m", "top_p": 0.9}, "m"), captured=False)
+    request = ChatRequest(Body({}, {"model": "m", "top_p": 0.9}, "m"), Server(captured=False))
     assert (request.why_not_trained(), request.constraints()) == ("demonstration", None)
 
 

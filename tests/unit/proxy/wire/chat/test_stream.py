@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
+from proxy.wire.decoding import DONE_EVENT
 from proxy.wire.interfaces import UNREADABLE
 from proxy.wire.request_body import read_body
-from proxy.wire.sse import DONE_EVENT
 from tests.unit.proxy.conftest import ANSWER_IDS, LOGPROBS, PROMPT_IDS, chunk, events, logprobs_of
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
@@ -17,7 +17,7 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
 
 def stream(**options: Any) -> ChatStream:
     body = read_body(json.dumps({"model": "starter", "stream": True} | options).encode())
-    return ChatRequest(body, captured=True).new_stream()
+    return ChatRequest(body).new_stream()
 
 
 def seen(data: bytes) -> list[dict[str, Any]]:

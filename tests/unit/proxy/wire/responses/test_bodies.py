@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 from proxy.wire.translated import TranslatedRequest
 
@@ -17,7 +17,7 @@ CLIENTS = [*CODEX, "vercel_store_false", "vercel_stream", "agents_list_output", 
 
 
 def translated(name: str) -> TranslatedRequest:
-    request = parse_request("/v1/responses", read_body(BODIES[name]), Server(max_model_len=32_768))
+    request = DIALECTS["/v1/responses"](read_body(BODIES[name]), Server(max_model_len=32_768))
     assert isinstance(request, TranslatedRequest)
     return request
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.interfaces import Server
-from proxy.wire.registry import parse_request
+from proxy.wire.registry import DIALECTS
 from proxy.wire.request_body import read_body
 from proxy.wire.responses.answer import answer_of, error_of
 from proxy.wire.responses.request import chat_of
@@ -270,7 +270,7 @@ def test_logprobs_are_those_of_chat() -> None:
 def test_an_unknown_field_is_passed_on_and_bars_the_call() -> None:
     assert chat(never_heard_of=1) == {"messages": [user("hi")], "never_heard_of": 1}
     body = read_body(b'{"model":"m","input":"hi","never_heard_of":1}')
-    request = parse_request("/v1/responses", body, Server(max_model_len=MAX_MODEL_LEN))
+    request = DIALECTS["/v1/responses"](body, Server(max_model_len=MAX_MODEL_LEN))
     assert request.why_not_trained() == "sampling_bent: never_heard_of"
 
 

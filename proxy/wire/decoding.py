@@ -1,17 +1,89 @@
-"""Split a stream of bytes into server-sent events, and process them one by one. Pure."""
+"""Decode what a server sends: a stream's events, pieces of JSON, and what it reports about tokens. Pure."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 
 from proxy.domain.call import NULL
-from proxy.wire.interfaces import PromptResult, encode, read_object, read_text
+from proxy.wire.interfaces import PromptResult
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 16 * 2**20
 """Longest event. An unfinished event is scanned again with each piece that arrives, so it must not grow without end."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A token id, or a choice's index: what SQL's integers hold."""
+
+decode = msgspec.json.Decoder().decode
+encode = msgspec.json.Encoder().encode
+read_text = msgspec.json.Decoder(str | None).decode
+"""Decodes a piece of JSON that is a text or null."""
+read_index = msgspec.json.Decoder(Number).decode
+"""Decodes a piece of JSON that is a choice's index."""
+read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+"""Splits a list into its items, as they came."""
+read_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Splits an object into its fields, as they came."""
+read_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+"""Splits each object of a list into its fields."""
+
+
+def raw(value: Any) -> msgspec.Raw:
+    """Return the value as a piece of JSON."""
+    return msgspec.Raw(encode(value))
+
+
+raw_name = lru_cache(256)(raw)
+"""The same, cached: for names that come again and again."""
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: Number | None = None
+
+
+class TokenLogprob(msgspec.Struct, gc=False):
+    """The logprob of one sampled token, in nats."""
+
+    logprob: float
+
+
+class ChoiceLogprobs(msgspec.Struct, gc=False):
+    """The part of a choice's logprobs that is recorded."""
+
+    content: list[TokenLogprob] | None = None
+
+
+_ids = msgspec.json.Decoder(list[Number] | None)
+_logprobs = msgspec.json.Decoder(ChoiceLogprobs | None)
+_usage = msgspec.json.Decoder(_Usage | None)
+
+
+def read_ids(piece: msgspec.Raw | None) -> list[int] | None:
+    """Return token ids as vLLM sends them, or None if it sent none."""
+    return None if piece is None else _ids.decode(piece)
+
+
+def read_logprobs(piece: msgspec.Raw | None) -> list[float] | None:
+    """Return one logprob per sampled token, in nats, or None if vLLM sent none."""
+    return None if piece is None else logprobs_of(_logprobs.decode(piece))
+
+
+def logprobs_of(logprobs: ChoiceLogprobs | None) -> list[float] | None:
+    """Return a choice's logprobs, one per sampled token, or None if vLLM sent none."""
+    if logprobs is None or logprobs.content is None:
+        return None
+    content = logprobs.content
+    # An event of a stream usually holds one token.
+    return [content[0].logprob] if len(content) == 1 else [token.logprob for token in content]
+
+
+def prompt_tokens_of(piece: msgspec.Raw | None) -> int | None:
+    """Return the number of prompt tokens from the usage, or None if it was not reported."""
+    usage = None if piece is None else _usage.decode(piece)
+    return None if usage is None else usage.prompt_tokens
 
 
 class Events:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.sse import Events, data_of
+from proxy.wire.decoding import Events, data_of
 
 EVENTS = ["event: x\ndata: {}", "data: ü€🙂", ": a comment", "data: [DONE]"]
 
