@@ -514,6 +514,17 @@ steps = Table(
     Column("discarded", Json, comment="T: {reason: groups} given up when it was claimed"),
     Column("kept", Text, comment="T: file with the rows of a step whose numbers were not finite"),
     Column("imitates", Json, comment="T: {from, min_reward, limit} of a supervised step; NULL of others"),
+    Column(
+        "decided_share",
+        Float,
+        comment="T: share of its sampled tokens that constraints decided; NULL where nothing constrained them",
+    ),
+    Column(
+        "support_disagreements",
+        Integer,
+        comment="T: sampled tokens outside of what the trainer finds that a truncation allowed; NULL where nothing "
+        "constrained them",
+    ),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "number"),
     _partial("ix_steps_under_way", "project", "policy", where="ended_at IS NULL"),

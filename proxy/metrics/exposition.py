@@ -32,6 +32,8 @@ OF_LAST_STEP = {
     "kl": "whetstone_step_kl",
     "entropy": "whetstone_step_entropy",
     "masked_share": "whetstone_step_masked_share",
+    "decided_share": "whetstone_step_decided_share",
+    "support_disagreements": "whetstone_step_support_disagreements",
     "mismatch_k3": "whetstone_step_mismatch_k3",
     "grad_norm": "whetstone_step_grad_norm",
     "learning_rate": "whetstone_step_learning_rate",

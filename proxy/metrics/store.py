@@ -36,7 +36,8 @@ _WAITING = (GroupState.CLOSED, GroupState.SCORED)
 """States of groups that wait for a judge or a step."""
 FIGURES = (
     s.loss, s.reward_mean, s.advantage_spread, s.kl, s.entropy, s.masked_share, s.mismatch_k3, s.grad_norm,
-    s.learning_rate, s.tokens_per_s, s.seconds, s.completions, s.rows, s.read_tokens,
+    s.learning_rate, s.tokens_per_s, s.seconds, s.completions, s.rows, s.read_tokens, s.decided_share,
+    s.support_disagreements,
 )  # fmt: skip
 
 

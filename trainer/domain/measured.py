@@ -45,6 +45,15 @@ class MeasuredRows:
     tokens: int = 0
     """Constrained tokens that were measured."""
     disagreements: int = 0
+    """See `SpanMeasure`."""
+
+    @property
+    def decided_share(self) -> float | None:
+        """Share of the sampled tokens that constraints decided, of all that could be measured or needed not; None
+        without any."""
+        decided = sum(self.decided.values())
+        sampled = decided + sum(sum(row.sampled_T) for row in self.rows)
+        return decided / sampled if sampled else None
 
 
 def static_measures(rows: Sequence[Row], model_ends: Collection[int]) -> dict[SpanKey, SpanMeasure]:

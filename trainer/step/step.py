@@ -185,7 +185,7 @@ def _measure(
     """
     adapters = store.adapter_folders(claim, versions_to_measure(taught.rows) - {claim.version_in})
     measured = learner.measure(taught.rows, claim.version_in, adapters, on_progress)
-    store.note_decided(claim, measured.decided, measured.left_out)
+    store.note_decided(claim, measured)
     log.info(
         "step %s: constraints decided %d of %d tokens; %d trajectories are left out; %d sampled tokens are outside of "
         "what the trainer finds to be allowed",

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, bindparam, case, select
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
 from trainer.domain.figures import EndedStep
+from trainer.domain.measured import MeasuredRows
 from trainer.domain.sft_examples import Example, ExampleSelection, RenderedExample
 from trainer.store.claims import Claims
 from trainer.store.eligible_groups import policy_names
@@ -217,22 +218,24 @@ class Store:
             rows = connection.execute(query).all()
         return {row.version: None if row.adapter_path is None else Path(row.adapter_path) for row in rows}
 
-    def note_decided(self, claim: Claim, decided: Mapping[str, int], left_out: Collection[str]) -> None:
-        """Record how many tokens of each completion its constraints decided.
+    def note_decided(self, claim: Claim, measured: MeasuredRows) -> None:
+        """Record how many tokens of each completion, and which share of the step's, constraints decided.
 
-        `left_out`: trajectories of which nothing can be trained; they are `constrained` and count as not trained on.
+        Trajectories of which nothing can be trained are `constrained`, and count as not trained on.
 
         Raises:
             LeaseLost: another worker has the step.
         """
         c, s, t = schema.completions.c, schema.step_trajectories.c, schema.trajectories.c
+        decided, disagreements = measured.decided, measured.disagreements
         with self._engine.begin() as connection:
-            update_step(connection, claim)
+            share = measured.decided_share
+            update_step(connection, claim, decided_share=share, support_disagreements=disagreements)
             for some in chunks(decided, COUNTS_PER_STATEMENT):
                 counts = case({name: decided[name] for name in some}, value=c.id)
                 of_step = (c.project == claim.project, c.id.in_(some))
                 connection.execute(schema.completions.update().where(*of_step).values(decided_tokens=counts))
-            for some in chunks(left_out):
+            for some in chunks(measured.left_out):
                 taken = (s.project == claim.project, s.step_id == claim.id, s.trajectory_id.in_(some))
                 connection.execute(schema.step_trajectories.update().where(*taken).values(advantage=None))
                 left = (t.project == claim.project, t.id.in_(some))

@@ -171,6 +171,16 @@ DATABASE = (
         "Share of its sampled tokens that the loss clipped or masked. Of the last step.",
         "policy",
     ),
+    _gauge(
+        "whetstone_step_decided_share",
+        "Share of its sampled tokens that constraints decided. Of the last step.",
+        "policy",
+    ),
+    _gauge(
+        "whetstone_step_support_disagreements",
+        "Sampled tokens outside of what the trainer finds that a truncation allowed. Of the last step.",
+        "policy",
+    ),
     _gauge("whetstone_step_mismatch_k3", "Nats a token, k3 between server and trainer. Of the last step.", "policy"),
     _gauge("whetstone_step_grad_norm", "Norm of the gradient before clipping. Of the last step.", "policy"),
     _gauge("whetstone_step_learning_rate", "The optimizer's learning rate. Of the last step.", "policy"),

@@ -10,6 +10,8 @@ from sqlalchemy import Engine, event, select, update
 from migrations import schema
 from trainer.domain.claims import Claim, Probe
 from trainer.domain.constraints import Constraints
+from trainer.domain.measured import MeasuredRows
+from trainer.domain.rows import Row
 from trainer.errors import LeaseLost
 from trainer.store.unit_of_work import Store
 from whetstone.config.trainer import TrainerSettings
@@ -45,6 +47,12 @@ def claim_of(store: Store) -> Claim:
 def rows(engine: Engine, table: Any) -> list[Any]:
     with engine.connect() as connection:
         return list(connection.execute(select(table)))
+
+
+def measured(decided: dict[str, int], *left_out: str, disagreements: int = 0) -> MeasuredRows:
+    """What constraints decided in a step with one row, of which six tokens are left."""
+    left = Row("left", tuple(range(8)), (False,) * 2 + (True,) * 6, (0.0,) * 8, (0,) * 8, (1.0,) * 8, 0.5)
+    return MeasuredRows((left,), decided, frozenset(left_out), disagreements=disagreements)
 
 
 def teach(store: Store, claim: Claim) -> None:
@@ -129,7 +137,7 @@ def test_who_lost_the_lease_writes_nothing_more(store: Store, engine: Engine, wr
         "reject": lambda: store.reject(lost, "no", PROBE, {}),
         "end": lambda: store.end_without_version(lost, "noop", "nothing", {}),
         "note": lambda: teach(store, lost),
-        "decided": lambda: store.note_decided(lost, {"g-0.0-0": 1}, {"g-1.0"}),
+        "decided": lambda: store.note_decided(lost, measured({"g-0.0-0": 1}, "g-1.0")),
     }
     with pytest.raises(LeaseLost):
         writes[write]()
@@ -236,7 +244,7 @@ def test_decided_tokens_take_one_statement_for_any_number_of_completions(
     ids = [row.id for row in rows(engine, schema.completions)]
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
-    store.note_decided(claim, {one: place for place, one in enumerate(ids)}, ())
+    store.note_decided(claim, measured({one: place for place, one in enumerate(ids)}))
     assert len([one for one in sent if one.startswith("UPDATE completions")]) == 1
     assert {row.id: row.decided_tokens for row in rows(engine, schema.completions)} == {
         one: place for place, one in enumerate(ids)
@@ -246,13 +254,15 @@ def test_decided_tokens_take_one_statement_for_any_number_of_completions(
 def test_a_trajectory_that_constraints_decided_is_not_trained(store: Store, engine: Engine, seed: Any) -> None:
     claim = claim_of(store)
     teach(store, claim)
-    store.note_decided(claim, {"g-0.0-0": 2, "g-0.0-1": 2, "g-1.0-0": 0}, {"g-0.0"})
+    store.note_decided(claim, measured({"g-0.0-0": 2, "g-0.0-1": 2, "g-1.0-0": 0}, "g-0.0", disagreements=3))
     store.trained(claim, FIGURES, Path("/adapters/starter@v1"), "hash")
     store.promote(claim, {}, PROBE, keep_served=2)
     reasons = {row.id: (row.state, row.why_not_trained) for row in rows(engine, schema.trajectories)}
     assert reasons == {"g-0.0": ("excluded", "constrained"), "g-1.0": ("trained", None)}
     decided = {row.id: row.decided_tokens for row in rows(engine, schema.completions)}
     assert decided == {"g-0.0-0": 2, "g-0.0-1": 2, "g-1.0-0": 0, "g-1.0-1": None}
+    (step,) = rows(engine, schema.steps)
+    assert (step.decided_share, step.support_disagreements) == (4 / 10, 3)
 
 
 def test_adapters_are_those_that_are_still_there(store: Store, engine: Engine, seed: Any) -> None:
