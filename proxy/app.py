@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.admission.api_key_store import KeyTables
 from proxy.admission.api_keys import Keys
-from proxy.admission.limits import ConcurrencyLimit, RateLimiter
-from proxy.admission.middleware import AdmissionMiddleware
+from proxy.admission.middleware import AdmissionMiddleware, ConcurrencyLimit
+from proxy.admission.rate_limits import RateLimiter
 from proxy.api import health
 from proxy.dashboard.middleware import DashboardDoor
 from proxy.dashboard.queries.sessions import SessionTables

@@ -1,4 +1,4 @@
-"""Decide whether a request may come in before its body is read. Raw ASGI around the app.
+"""Decide whether a request may come in before its body is read, and limit what is in flight. Raw ASGI around the app.
 
 Without keys only this machine may send requests, with keys only apps and pages of allowed origins (CORS). No cookie
 grants access to the proxy, so credentials are not allowed: a page sends a key in a header that it sets.
@@ -6,20 +6,35 @@ grants access to the proxy, so credentials are not allowed: a page sends a key i
 The principal of an admitted request is stored in its scope.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.admission.api_keys import Keys, scope_needed
-from proxy.admission.limits import ConcurrencyLimit, RateLimiter, has_quota
+from proxy.admission.rate_limits import RateLimiter
 from proxy.domain.address import HEALTH, is_dashboard, split_url
-from proxy.errors import Forbidden, MissingScope, NotFound, ProxyError
-from proxy.http.asgi import PRINCIPAL, URL_ADDRESS, Header, Receive, Routes, Scope, Send, WithHeaders, headers_of
+from proxy.errors import Busy, Forbidden, MissingScope, NotFound, ProxyError, UnsupportedEncoding
+from proxy.http.asgi import (
+    EXCHANGE,
+    PRINCIPAL,
+    URL_ADDRESS,
+    Header,
+    Receive,
+    Routes,
+    Scope,
+    Send,
+    WithHeaders,
+    exchange_of,
+    headers_of,
+)
 from proxy.metrics import rejections
-from whetstone.config.proxy import LOOPBACK
+from whetstone.config.proxy import LOOPBACK, ProxySettings
 from whetstone.domain.api_keys import KeyScope, Principal
 from whetstone.domain.ids import ID
 from whetstone.observability import log_setup
 
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods whose bodies are not read. They are not limited, as health checks must pass when nothing else does."""
 REQUEST_ID = b"x-request-id"
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 PREFLIGHT_CACHE_S = 600
@@ -31,6 +46,97 @@ EXPOSED = b", ".join(
         *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens"),
     )
 )
+
+
+class ConcurrencyLimit:
+    """Counts the requests in flight, and the bytes of their bodies."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self._most, self._most_bytes = settings.max_in_flight, settings.max_in_flight_bytes
+        self.requests = 0
+        self.bytes = 0
+        """Bytes of their bodies, as far as they have arrived."""
+
+    async def serve(self, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and count it until it ends.
+
+        Raises:
+            UnsupportedEncoding: its body would have to be decompressed, with no bound on its size.
+            Busy: too many requests are in flight. Reading the body raises it too, if all bodies together are too long.
+        """
+        if scope["method"] in READS:
+            await app(scope, receive, send)
+            return
+        encoding = headers_of(scope).get(b"content-encoding", b"").strip().lower()
+        if encoding not in (b"", b"identity"):
+            raise UnsupportedEncoding(
+                f"a body in the encoding {encoding.decode('latin-1')[:100]!r} is not read; send it as it is",
+                param="content-encoding",
+            )
+        if self.requests >= self._most:
+            raise Busy(f"{self._most} requests are in flight (setting proxy.max_in_flight); try again soon")
+        exchange = exchange_of(scope)
+        # A body that has already arrived will not grow.
+        whole = None if exchange is None else exchange.whole_bytes()
+        body = _BodyCounter(self, receive)
+        self.requests += 1
+        try:
+            if whole is None:
+                receive = body.receive
+            else:
+                body.add(whole)
+            await app(scope, receive, send)
+        finally:
+            self.release(body.bytes)
+
+    def try_acquire(self, scope: Scope, headers: Mapping[bytes, bytes]) -> int | None:
+        """Count a plain request, as nearly all are: its body has arrived, is not encoded, and there is room for it.
+        Return the body's size; pass it to `release`. None: it is not counted; call `serve`, which raises if there is no
+        room."""
+        if scope["method"] in READS or b"content-encoding" in headers:
+            return None
+        exchange = scope.get(EXCHANGE)
+        size: int | None = None if exchange is None else exchange.whole_bytes()
+        if size is None or self.requests >= self._most or self.bytes + size > self._most_bytes:
+            return None
+        self.requests += 1
+        self.bytes += size
+        return size
+
+    def release(self, size: int) -> None:
+        """Stop counting a request whose body has this size."""
+        self.requests -= 1
+        self.bytes -= size
+
+    def add_bytes(self, size: int) -> None:
+        """Count this many bytes of a body.
+
+        Raises:
+            Busy: the total is too large. The bytes still count until their request is over.
+        """
+        self.bytes += size
+        if size and self.bytes > self._most_bytes:
+            raise Busy(
+                f"the bodies of all requests are over {self._most_bytes} bytes (setting proxy.max_in_flight_bytes); "
+                "try again soon"
+            )
+
+
+class _BodyCounter:
+    """Counts one request's body: whole, or as it arrives."""
+
+    def __init__(self, limit: ConcurrencyLimit, receive: Receive) -> None:
+        self._limit, self._receive = limit, receive
+        self.bytes = 0
+
+    def add(self, size: int) -> None:
+        self.bytes += size
+        self._limit.add_bytes(size)
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        self.add(len(message.get("body", b"")))
+        return message
 
 
 class AdmissionMiddleware:
@@ -114,6 +220,11 @@ class AdmissionMiddleware:
             principal = None
         scope[PRINCIPAL] = principal
         return principal, needs
+
+
+def has_quota(principal: Principal) -> bool:
+    """Return whether the key has a rate limit."""
+    return principal.requests_per_min is not None or principal.tokens_per_min is not None
 
 
 async def _serve_named(name: str, app: Routes, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.admission.api_keys import Keys
-from proxy.admission.limits import ConcurrencyLimit
-from proxy.admission.middleware import check_origin, check_own_page
+from proxy.admission.middleware import ConcurrencyLimit, check_origin, check_own_page
 from proxy.dashboard import assets, error_page, rendering, session
 from proxy.dashboard.interfaces import Visitor
 from proxy.dashboard.queries import sessions as store_sessions

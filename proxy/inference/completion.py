@@ -115,7 +115,8 @@ class CallFinisher:
 def begin_report(tracer: "Tracer | None", context: CallContext, headers: Mapping[bytes, bytes]) -> Report:
     """Begin the report of a call: every log line names it, until `end_report`. `tracer` None: nothing is traced."""
     span = None if tracer is None else _start_span(tracer, context, headers)
-    return span, log_setup.FIELDS.set({"call": context.id, "project": context.project, "key": context.key_id})
+    own = {"call": context.id, "project": context.project, "key": context.key_id}
+    return span, log_setup.FIELDS.set({**log_setup.FIELDS.get(), **own})
 
 
 def end_report(report: Report, context: CallContext, failed: str) -> None:

@@ -44,7 +44,7 @@ _CUES = ("://", "wsk_", "bearer", "basic", "sk-", "pass", "api_key", "apikey", "
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 FIELDS: ContextVar[Mapping[str, Value]] = ContextVar("fields", default=_NOTHING)
-"""What every line is about. `about` adds to it; a request sets it, as nothing is around a request."""
+"""What every line is about: `about` adds to it."""
 
 
 class about:  # noqa: N801 - reads like a keyword: `with about(step=3):`

@@ -1,5 +1,6 @@
 """How many files a request passes: a walk that a reader can follow stays short."""
 
+import logging
 import os
 import threading
 import time
@@ -47,8 +48,10 @@ def trace() -> Iterator[FileTrace]:
 
 
 def test_a_streamed_call_passes_few_files(
-    trace: FileTrace, sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Any], RunningProxy]
-) -> None:
+    trace: FileTrace, sqlite_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Any], RunningProxy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO)  # as by default: each call is a line
     proxy = start(settings_for(sqlite_url, fake_vllm.url, tmp_path))
     to_the_last_byte, to_sql = [], []
     for number in range(TRIES + 1):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.admission.api_keys import Keys
-from proxy.admission.limits import ConcurrencyLimit, RateLimiter
-from proxy.admission.middleware import AdmissionMiddleware
+from proxy.admission.middleware import AdmissionMiddleware, ConcurrencyLimit
+from proxy.admission.rate_limits import RateLimiter
 from proxy.http.asgi import EXCHANGE, HEADERS, PRINCIPAL, Receive, Scope, Send
 from whetstone.config.settings import ProxySettings
 from whetstone.domain.api_keys import Principal, hash_of

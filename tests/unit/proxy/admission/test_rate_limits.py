@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admission.limits import MOST_BUCKETS, RateLimiter
+from proxy.admission.rate_limits import MOST_BUCKETS, RateLimiter
 from proxy.errors import RateLimited
 from whetstone.domain.api_keys import Principal, anybody
 

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from proxy.admission.limits import ConcurrencyLimit
+from proxy.admission.middleware import ConcurrencyLimit
 from proxy.http.asgi import EXCHANGE, headers_of
 from proxy.http.server_connection import MOST_PIPELINED, Connection
 from proxy.trajectories.indexes import MOST_ALIKE, Repeatable, RetryTracker
