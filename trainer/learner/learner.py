@@ -44,6 +44,8 @@ ALONE: Collective = Alone()
 
 log = logging.getLogger(__name__)
 
+LARGEST_RATIO = 1000.0
+"""Of trainer to server, in `mismatch_k3`: one token that the server all but excluded must not make it infinite."""
 HALF_LOSS_SCALE = 2.0**12
 """In fp16 the gradient of one token of a large step would round to 0, so the loss is scaled. The adapter's own
 gradients are fp32.
@@ -304,8 +306,8 @@ class Learner:
             )
 
     def _mismatch(self, batch: MicroBatch, trainer_S: Tensor) -> Tensor:
-        """Return k3 of server to trainer for each token; a ratio counts as at most `max_ratio`, as in the loss."""
-        most_S = batch.inference_logprobs_S + math.log(self._settings.max_ratio)
+        """Return k3 of server to trainer for each token; a ratio counts as at most LARGEST_RATIO."""
+        most_S = batch.inference_logprobs_S + math.log(LARGEST_RATIO)
         return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
 
     def _base_logprobs(self, batch: MicroBatch) -> Tensor | None:

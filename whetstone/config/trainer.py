@@ -49,8 +49,9 @@ class TrainerSettings(Section):
     or the ratio (cispo)."""
     tv_regulariser: float = Field(1e-3, ge=0)
     """dppo_tv: weight of (π - μ)², the squared difference of the trainer's and the server's probability."""
-    max_ratio: float = Field(1000, gt=1)
-    """A token that is this many times likelier in the trainer than in the server is left out of the loss."""
+    max_ratio: float = Field(8, gt=1)
+    """A token that is more than this many times likelier in the trainer than in the server is left out of the loss: it
+    would weigh that much more than others. 8 is prime-rl's."""
     kl_weight: float = Field(0, ge=0)
     """Weight in the loss of each token's k3 to the base model."""
     measure_kl: bool = True
