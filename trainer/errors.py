@@ -6,7 +6,10 @@ TrainerError
 ├── NotFinite             a loss or gradient is NaN or infinite; no weight has moved
 ├── LeaseLost             another worker has taken the step over
 ├── DeviceBusy            vLLM does not free the accelerator that it shares with the trainer
+├── OutOfMemory           the device's memory does not suffice
+├── RowsDoNotFit          rows do not fit into the device's memory even alone
 ├── PeerFailed            another process of the step failed, so all stop
+│   └── PeerOutOfMemory   its device's memory does not suffice (also an OutOfMemory)
 ├── PeersMissing          the processes or devices that the settings require do not exist
 ├── SinkMissing           the package of a metrics sink is not installed
 ├── LeftOut               (domain/sft_examples) an example cannot be imitated; the others go on
@@ -48,8 +51,29 @@ class DeviceBusy(TrainerError):
     """vLLM does not free the accelerator that it shares with the trainer. The step waits and is retried."""
 
 
+class OutOfMemory(TrainerError):
+    """The device's memory does not suffice. The step waits and is retried."""
+
+
+class RowsDoNotFit(TrainerError):
+    """Rows do not fit into the device's memory even alone. The step can be taken without their trajectories."""
+
+    def __init__(self, trajectory_ids: frozenset[str]) -> None:
+        """`trajectory_ids`: whose rows they are."""
+        super().__init__(
+            f"{len(trajectory_ids)} trajectories have a row that does not fit into the device's memory even alone: "
+            f"{', '.join(sorted(trajectory_ids)[:3])}{' ...' if len(trajectory_ids) > 3 else ''}. Set "
+            "trainer.max_row_tokens to what fits"
+        )
+        self.trajectory_ids = trajectory_ids
+
+
 class PeerFailed(TrainerError):
     """Another process of the step failed, so all stop. No weight has moved in any of them."""
+
+
+class PeerOutOfMemory(PeerFailed, OutOfMemory):
+    """The memory of another process's device does not suffice, so all stop. No weight has moved in any of them."""
 
 
 class PeersMissing(TrainerError):

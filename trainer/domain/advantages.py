@@ -9,6 +9,11 @@ from whetstone.config.trainer import AdvantageScale
 
 SMALLEST_SPREAD = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
+SMALLEST_GAP = 1e-4
+"""Rewards whose gap is at most this share of the largest of them, in size, count as equal. Judges and metrics repeat
+themselves to three or four digits; AdamW scales a step up to its usual size, so a step of gaps that are noise would
+train on the noise alone. Relative, so that rewards may have any unit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,13 @@ class Advantages:
     """Trajectory id -> reward minus the mean of its group. Trajectories of uniform groups are absent, not 0."""
     means: Mapping[str, float]
     """Group id -> mean of its rewards; uniform groups are absent."""
+
+
+def uniform(rewards: Collection[float]) -> bool:
+    """Return whether finite rewards prefer none of their trajectories: there are fewer than two, or all are equal up to
+    SMALLEST_GAP.
+    """
+    return len(rewards) < 2 or max(rewards) - min(rewards) <= SMALLEST_GAP * max(map(abs, rewards))
 
 
 def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
@@ -39,8 +51,8 @@ def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
         for trajectory_id, reward in reward_of.items():
             if not math.isfinite(reward):
                 raise RewardError(f"group {group_id}: reward {reward} of trajectory {trajectory_id} is not finite")
-        if len(set(reward_of.values())) < 2:
-            continue  # uniform: it prefers no trajectory
+        if uniform(reward_of.values()):
+            continue
         mean = means[group_id] = _mean(f"group {group_id}", reward_of.values())
         by_trajectory |= {trajectory_id: reward - mean for trajectory_id, reward in reward_of.items()}
     for trajectory_id, advantage in by_trajectory.items():

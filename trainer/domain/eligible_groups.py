@@ -6,6 +6,8 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
+from trainer.domain.advantages import uniform
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -45,11 +47,11 @@ class Candidate:
 
     @property
     def uniform(self) -> bool:
-        """Return whether all members have the same reward, so that the group prefers none of them.
+        """Return whether all members have equal rewards (`advantages.uniform`), so that the group prefers none of them.
 
         Never true for a group whose members are compared with running means.
         """
-        return not self.alone and len({member.reward for member in self.members}) < 2
+        return not self.alone and uniform([member.reward for member in self.members])
 
     @property
     def places(self) -> int:

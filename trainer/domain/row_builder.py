@@ -2,10 +2,10 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.domain.advantages import divisors, group_relative
+from trainer.domain.advantages import divisors, group_relative, uniform
 from trainer.domain.claims import Member
 from trainer.domain.measured import MeasuredRows
 from trainer.domain.rows import Row, merge
@@ -46,27 +46,42 @@ class StepRows:
         return replace(self, rows=measured.rows, advantages=advantages, baselines=baselines, left_out=left_out)
 
 
-def build_rows(members: Sequence[Member], max_row_tokens: int, scale: AdvantageScale = "none") -> StepRows:
+def build_rows(
+    members: Sequence[Member],
+    max_row_tokens: int,
+    scale: AdvantageScale = "none",
+    unfit: Collection[str] = (),
+) -> StepRows:
     """Build the rows and advantages of all members that teach something, and the reasons for the rest.
 
-    `scale`: see `divisors`.
+    `scale`: see `divisors`. `unfit`: trajectories with a row that does not fit into the device's memory; they are left
+    out like those with a row above `max_row_tokens`.
     """
     left_out: dict[str, str] = dict.fromkeys(_too_large(members), WhyNotTrained.REWARD_TOO_LARGE)
     left_out |= dict.fromkeys(_copies(members), WhyNotTrained.FIXED_SEED)
+    built = {m.trajectory_id: _rows(m, max_row_tokens) for m in members if m.trajectory_id not in left_out}
+    # Which trajectories are too long depends on what was sampled, so they leave the comparison too. What remains is
+    # the gradient of E[r | the rows fit]. With their rewards in the mean the advantages of the others no longer add up
+    # to 0: where long answers are the good ones, everything that fits would be pushed down.
+    too_long = [name for name, rows in built.items() if rows == WhyNotTrained.TOO_LONG or name in unfit]
+    left_out |= dict.fromkeys(too_long, WhyNotTrained.TOO_LONG)
     compared, baselines = _compared([member for member in members if member.trajectory_id not in left_out], scale)
     rows: list[Row] = []
     answers = 0
     advantages: dict[str, float] = {}
     for member in members:
-        if member.trajectory_id in left_out:
+        name = member.trajectory_id
+        if name in left_out:
             continue
-        own = _rows(member, compared.get(member.trajectory_id), max_row_tokens)
+        own, advantage = built[name], compared.get(name)
         if isinstance(own, str):
-            left_out[member.trajectory_id] = own
+            left_out[name] = own
+        elif advantage is None:
+            left_out[name] = WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
         else:
-            rows += own
+            rows += [replace(row, advantage=advantage) for row in own]
             answers += sum(bool(completion.token_ids) for completion in member.completions)
-            advantages[member.trajectory_id] = compared[member.trajectory_id]
+            advantages[name] = advantage
     if not any(advantages.values()):
         # These are singles of a task in which every reward was always the same. An update would only follow the
         # momentum of earlier steps.
@@ -119,25 +134,27 @@ def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[st
     relative = group_relative(rewards)
     baselines = {m.trajectory_id: relative.means[m.group_id] for m in members if m.group_id in relative.means}
     baselines |= {m.trajectory_id: m.baseline for m in members if m.baseline is not None}
-    gaps = {name: reward - baselines[name] for name, reward in singles.items() if name in baselines}
+    gaps = {
+        name: 0.0 if uniform((reward, baselines[name])) else reward - baselines[name]
+        for name, reward in singles.items()
+        if name in baselines
+    }
     divided_by = divisors(rewards, singles, scale)
     gaps |= relative.by_trajectory
     return {name: gap / divided_by[name] for name, gap in gaps.items()}, baselines
 
 
-def _rows(member: Member, advantage: float | None, max_row_tokens: int) -> list[Row] | str:
-    """Return the member's rows, or the reason why it has none."""
+def _rows(member: Member, max_row_tokens: int) -> list[Row] | str:
+    """Return the member's rows, with advantage 0, or the reason why it has none."""
     if not any(completion.token_ids for completion in member.completions):
         return member.silent or WhyNotTrained.NO_TOKEN_IDS
-    if advantage is None:
-        return WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
     for completion in member.completions:
         if completion.constraints is not None and completion.constraints.unknown:
             unknown = ", ".join(completion.constraints.unknown)
             log.warning("trajectory %s: its constraints cannot be replayed: %s", member.trajectory_id, unknown)
             return WhyNotTrained.CONSTRAINED
     try:
-        rows = merge(member.trajectory_id, member.completions, advantage)
+        rows = merge(member.trajectory_id, member.completions, 0.0)
     except RowError as error:
         log.warning("%s", error)
         return WhyNotTrained.NO_LOGPROBS

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,7 +25,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import AttentionMaskInterface
 
 from trainer.errors import TrainerError
-from trainer.learner.prefix_trees import ROOT, Forest
+from trainer.learner.prefix_trees import ROOT, Forest, Ids
 
 NAME = "whetstone"
 FLEX_FROM = 4096
@@ -36,6 +38,8 @@ LONGEST_DENSE = 2**14
 """Tokens; the mask of a longer forest would be above 256 MiB."""
 QUERIES = 256
 """Most queries of a piece in one call: each call reads keys up to its last query only."""
+BLOCK = 128
+"""Queries and keys in a block of flex-attention: its default, which its kernels are tuned for."""
 HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
 """Arguments of attention that change nothing about a forest."""
 
@@ -56,25 +60,18 @@ class Tree:
     mask: Tensor | None = None
     """For `dense`: bool (T, T), True where a query sees a key."""
     blocks: Any = None
-    """For `flex`: the same mask by blocks."""
+    """For `flex`: the same mask by blocks, a torch BlockMask."""
 
 
 def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
     """Return what attention needs of the forest; computed once for all layers."""
     if way == "segments":
         return Tree(way, parts=list(_parts(forest, device)))
-    piece_of_T, sees_PP = _who_sees_whom(forest, device)
+    end_T = forest.ends()
     if way == "flex":
-        # Imported here because it loads a compiler, which takes a second.
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        tokens = len(forest.token_ids_T)
-
-        def seen(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (query >= key) & sees_PP[piece_of_T[query], piece_of_T[key]]
-
-        return Tree(way, blocks=create_block_mask(seen, None, None, tokens, tokens, device=device))
-    return Tree(way, mask=sees_PP[piece_of_T][:, piece_of_T].tril())
+        return Tree(way, blocks=_blocks(end_T, device))
+    queries_T1 = torch.arange(len(end_T), device=device)[:, None]
+    return Tree(way, mask=(queries_T1 < torch.from_numpy(end_T).to(device)).tril())
 
 
 def ways_of(wanted: str, device: torch.device) -> tuple[Way, ...]:
@@ -173,13 +170,40 @@ def _parts(forest: Forest, device: torch.device) -> Iterator[tuple[slice, list[s
             yield slice(start, end), [*before, slice(piece.start, end)], mask
 
 
-def _who_sees_whom(forest: Forest, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return each token's piece, (T,), and bool (P, P): whether the first piece continues or is the second."""
-    lengths_P = torch.tensor([piece.end - piece.start for piece in forest.pieces])
-    sees_PP = torch.zeros(len(forest.pieces), len(forest.pieces), dtype=torch.bool)
-    for place in range(len(forest.pieces)):
-        sees_PP[place, forest.path(place)] = True
-    return torch.repeat_interleave(lengths_P).to(device), sees_PP.to(device)
+def _blocks(end_T: Ids, device: torch.device) -> Any:
+    """Return the mask by blocks of BLOCK queries times BLOCK keys, without a table of T x T.
+
+    Key k is seen by queries k to end_T[k]. So a block of keys is seen by a later block of queries if the largest end of
+    its keys lies beyond the first query, and whole if the smallest lies beyond the last one.
+    """
+    # Imported here because it loads a compiler, which takes a second.
+    from torch.nn.attention.flex_attention import BlockMask
+
+    tokens = len(end_T)
+    starts_N = np.arange(0, tokens, BLOCK)
+    ends_N = starts_N + BLOCK
+    later_NN = starts_N[:, None] > starts_N
+    seen_NN = later_NN & (np.maximum.reduceat(end_T, starts_N) > starts_N[:, None])
+    # A block that reaches beyond the sequence is never whole.
+    whole_NN = seen_NN & (np.minimum.reduceat(end_T, starts_N) >= ends_N[:, None])
+    seen_NN |= np.eye(len(starts_N), dtype=bool)
+    on_device_T = torch.from_numpy(end_T).to(device)
+
+    def seen(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query < on_device_T[key])
+
+    in_part, whole = (_ordered(blocks_NN, device) for blocks_NN in (seen_NN & ~whole_NN, whole_NN))
+    return BlockMask.from_kv_blocks(*in_part, *whole, BLOCK, seen, (tokens, tokens))
+
+
+def _ordered(blocks_NN: npt.NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return for each block of queries how many blocks of keys are set, and the indices of all, those that are first.
+
+    The form of flex-attention: (1, 1, N) and (1, 1, N, N), int32.
+    """
+    indices_NN = np.argsort(~blocks_NN, axis=-1, kind="stable").astype(np.int32)
+    counts_N = blocks_NN.sum(-1, dtype=np.int32)
+    return torch.from_numpy(counts_N)[None, None].to(device), torch.from_numpy(indices_NN)[None, None].to(device)
 
 
 @cache

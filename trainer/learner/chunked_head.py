@@ -1,7 +1,9 @@
 """Compute log probabilities from hidden states: the model's head in fp32, in chunks, without a table of S x V.
 
 Of S sampled tokens and a vocabulary of V, logits are S·V numbers: 10 GB for 16,000 tokens of a vocabulary of 152,000.
-So they are computed chunk by chunk and dropped, and computed again in the backward pass.
+So they are computed chunk by chunk and dropped, and computed again in the backward pass. The weight of a head in 16
+bits is never copied whole to fp32 either, which would be 2.2 GB for that vocabulary: on CUDA, bf16 is multiplied as it
+is and added up in fp32; elsewhere slices of the vocabulary are widened one after another.
 """
 
 from typing import Any, cast
@@ -12,6 +14,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 CHUNK_LOGITS = 2**25
 """Logits that exist at once: 128 MiB in fp32."""
+SLICE_WEIGHTS = 2**24
+"""Weights of a 16-bit head that are widened at once: 64 MiB in fp32."""
 
 
 def token_logprobs(
@@ -52,7 +56,6 @@ class _TokenLogprobs(torch.autograd.Function):
         temperatures_S: Tensor,
         rows: int,
     ) -> tuple[Tensor, Tensor]:
-        weight_VH = _wide(weight_VH)
         logprobs, entropies = [], []
         saved_p_CV = None
         for part in _parts(len(hidden_SH), rows):
@@ -68,7 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(
             hidden_SH, weight_VH, bias_V, token_ids_S, temperatures_S, saved_p_CV if len(logprobs) == 1 else None
         )
-        empty = hidden_SH.new_zeros(0, dtype=weight_VH.dtype)
+        empty = hidden_SH.new_zeros(0, dtype=_wide(weight_VH.dtype))
         return torch.cat(logprobs or [empty]), torch.cat(entropies or [empty])
 
     @staticmethod
@@ -89,7 +92,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropy_C1 = -torch.linalg.vecdot(p_CV, logp_CV)[:, None]
                 by_z_CV -= by_entropy_S[part, None] * p_CV * (logp_CV + entropy_C1)
             by_z_CV /= temperatures_S[part, None]
-            by_hidden.append((by_z_CV @ weight_VH).to(hidden_SH.dtype))
+            by_hidden.append(_by_hidden(by_z_CV, weight_VH).to(hidden_SH.dtype))
         return torch.cat(by_hidden) if by_hidden else torch.zeros_like(hidden_SH), None, None, None, None, None
 
 
@@ -98,18 +101,75 @@ def _parts(count: int, rows: int) -> list[slice]:
 
 
 def wide_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-    """Return logits in at least fp32."""
-    weight_VH = _wide(weight_VH)
-    z_CV = torch.nn.functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH)
+    """Return logits in at least fp32. The gradient flows to `hidden_CH` only."""
+    return cast(Tensor, _WideLogits.apply(hidden_CH, weight_VH, bias_V))  # type: ignore[no-untyped-call]  # of torch
+
+
+class _WideLogits(torch.autograd.Function):
+    """See `wide_logits`."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight_VH)
+        ctx.dtype = hidden_CH.dtype
+        return _products(hidden_CH, weight_VH, bias_V)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_z_CV: Tensor) -> tuple[Tensor | None, ...]:
+        (weight_VH,) = ctx.saved_tensors
+        return _by_hidden(by_z_CV, weight_VH).to(ctx.dtype), None, None
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperatures_C: Tensor) -> Tensor:
+    return _products(hidden_CH, weight_VH, bias_V).div_(temperatures_C[:, None])
+
+
+def _products(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+    """Return h · W + b in at least fp32."""
+    if _multiplies_as_it_is(weight_VH) and hidden_CH.dtype == weight_VH.dtype:
+        z_CV = torch.mm(hidden_CH, weight_VH.T, out_dtype=torch.float32)
+    elif weight_VH.dtype.itemsize >= torch.float32.itemsize:
+        z_CV = torch.nn.functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH)
+    else:
+        hidden_CH = hidden_CH.float()
+        z_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH))
+        for part in _slices(weight_VH):
+            torch.mm(hidden_CH, weight_VH[part].float().T, out=z_CV[:, part])
     if bias_V is not None:
         z_CV += bias_V
     return z_CV
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperatures_C: Tensor) -> Tensor:
-    return wide_logits(hidden_CH, weight_VH, bias_V).div_(temperatures_C[:, None])
+def _by_hidden(by_z_CV: Tensor, weight_VH: Tensor) -> Tensor:
+    """Return the gradient of h from that of the logits, in at least fp32."""
+    if _multiplies_as_it_is(weight_VH):
+        high, low = (torch.mm(part_CV, weight_VH, out_dtype=torch.float32) for part_CV in in_two(by_z_CV))
+        return high + low
+    if weight_VH.dtype.itemsize >= torch.float32.itemsize:
+        return by_z_CV @ weight_VH
+    by_hidden_CH = by_z_CV.new_zeros(len(by_z_CV), weight_VH.shape[1])
+    for part in _slices(weight_VH):
+        by_hidden_CH.addmm_(by_z_CV[:, part], weight_VH[part].float())
+    return by_hidden_CH
 
 
-def _wide(weight: Tensor) -> Tensor:
-    """Return the weight in at least fp32; fp64 stays."""
-    return weight if weight.dtype == torch.float64 else weight.float()
+def in_two(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two bf16 tensors whose sum is the fp32 tensor, up to 2^-16 of each number."""
+    high = numbers.bfloat16()
+    return high, (numbers - high).bfloat16()
+
+
+def _multiplies_as_it_is(weight_VH: Tensor) -> bool:
+    """Return whether torch multiplies bf16 into fp32 there; fp16 would lose small gradients."""
+    return weight_VH.dtype == torch.bfloat16 and weight_VH.device.type == "cuda"
+
+
+def _slices(weight_VH: Tensor) -> list[slice]:
+    """Return slices of the vocabulary."""
+    return _parts(len(weight_VH), max(1, SLICE_WEIGHTS // weight_VH.shape[1]))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return fp32, or the type itself where it is as wide."""
+    return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32

@@ -16,6 +16,7 @@ from trainer.learner import prefix_trees as trees
 from trainer.learner.chunked_head import token_logprobs
 from trainer.learner.constrained import head as constrained_head
 from trainer.learner.eos_tokens import ends_of
+from trainer.learner.gradient.memory import TokenBudget
 from trainer.learner.micro_batches import MicroBatch, by_length
 from whetstone.config.trainer import TrainerSettings
 
@@ -33,10 +34,11 @@ class Read:
 class Reading:
     """One model's forward pass over rows: as forests if the self-checks prove that it can, else side by side."""
 
-    def __init__(self, model: PeftModel, settings: TrainerSettings) -> None:
+    def __init__(self, model: PeftModel, settings: TrainerSettings, budget: TokenBudget) -> None:
         """Raises ModelUnusable where our forward pass does not compute what the model's own does."""
         causal: PreTrainedModel = model.get_base_model()
         self._settings = settings
+        self.budget = budget
         self._device: torch.device = model.device
         self._decoder: Any = causal.base_model
         self.head: torch.nn.Module = causal.get_output_embeddings()
@@ -52,11 +54,10 @@ class Reading:
         return bool(self._ways)
 
     def plan(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Return the positions of the rows in each micro-batch."""
-        budget = self._settings.micro_batch_tokens
+        """Return the positions of the rows in each micro-batch, within the budget."""
         if self.trees:
-            return trees.batches([trees.ids(row.token_ids_T) for row in rows], budget)
-        return by_length([len(row.token_ids_T) for row in rows], budget)
+            return trees.batches([trees.ids(row.token_ids_T) for row in rows], self.budget.tokens)
+        return by_length([len(row.token_ids_T) for row in rows], self.budget.tokens)
 
     def tokens(self, rows: Sequence[Row]) -> int:
         """Return the number of tokens in a forward pass over the rows as one micro-batch."""

@@ -5,11 +5,11 @@ If anything raises during a step, the weights, the optimizer and the RNG are as 
 
 import json
 import logging
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -24,13 +24,13 @@ from trainer.domain.constraints import ConstrainedSpan
 from trainer.domain.figures import StepFigures
 from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measures, without_decided
 from trainer.domain.rows import Answer, Row, rows_for_sft
-from trainer.errors import AdapterMismatch, NotFinite, RowError
-from trainer.learner import losses
+from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
 from trainer.learner.backends import backend_of, base_of, device_of
 from trainer.learner.constrained import measuring
 from trainer.learner.forward import Reading
-from trainer.learner.losses import PolicyLoss, Tokens, k3
-from trainer.learner.micro_batches import MicroBatch
+from trainer.learner.gradient import memory
+from trainer.learner.gradient.accumulation import Accumulation
+from trainer.learner.gradient.objective import Objective, Sums
 from trainer.learner.processes.collective import Alone, Collective
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.registry.adapters import AdapterDamaged, read_manifest, verify
@@ -50,32 +50,6 @@ gradients are fp32.
 """
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Sums over the tokens of a step so far."""
-
-    loss: float = 0.0
-    kl: float = 0.0
-    entropy: float = 0.0
-    mismatch: float = 0.0
-    compared: float = 0.0
-    """Tokens that `mismatch` is over."""
-    fresh: float = 0.0
-    masked: float = 0.0
-    read: float = 0.0
-    """Tokens of the forward passes."""
-
-    def add(self, sums_7: Tensor) -> None:
-        loss, kl, entropy_sum, mismatch, compared, fresh, masked = sums_7.tolist()
-        self.loss += loss
-        self.kl += kl
-        self.entropy += entropy_sum
-        self.mismatch += mismatch
-        self.compared += compared
-        self.fresh += fresh
-        self.masked += masked
-
-
 class Learner:
     """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
@@ -89,13 +63,15 @@ class Learner:
         self._rng = rng
         self._device = model.device
         backend_of(settings).made_ready(model, settings)
-        self._reading = Reading(model, settings)
-        self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
+        self._reading = Reading(model, settings, memory.budget_of(base, settings))
         self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
+        self._objective = Objective(model, self._reading, settings, self._loss_scale)
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self._gradient = Accumulation(self._objective, self._reading, self._trained.values())
         self._optimizer = torch.optim.AdamW(self._trained.values(), lr=settings.learning_rate, weight_decay=0.0)
 
     @classmethod
+    @memory.needed_to("load the model")
     def fresh(cls, model_path: str | Path, settings: TrainerSettings, seed: int, peers: Collective = ALONE) -> Self:
         """Return version 0: a LoRA on every linear layer but the head, with an optimizer and RNG.
 
@@ -119,6 +95,7 @@ class Learner:
             return cls(backend.adapted(model, config, settings), base, settings, _read_rng(device), peers)
 
     @classmethod
+    @memory.needed_to("load the model")
     def resume(
         cls, model_path: str | Path, adapter_folder: Path, settings: TrainerSettings, peers: Collective = ALONE
     ) -> Self:
@@ -146,6 +123,7 @@ class Learner:
         learner._load(adapter_folder)
         return learner
 
+    @memory.needed_to("take a step")
     def step(
         self,
         rows: Sequence[Row],
@@ -158,36 +136,38 @@ class Learner:
         `version_in` is the version that this learner holds: the tokens that it sampled are fresh. `on_progress` is
         called with (micro-batches done, micro-batches in all) after each, before the update; if it raises, the step
         ends and no weight has moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs.
+        A micro-batch whose memory runs out is cut into smaller ones.
 
         Raises:
             RowError: no row has a sampled token, a row begins with one, or one was constrained and is not measured.
             NotFinite: the loss or the gradient is NaN or infinite; no weight has moved.
+            RowsDoNotFit: rows do not fit into memory even alone; no weight has moved.
+            OutOfMemory: memory runs out all the same. If that is in the update, drop this learner: it may have begun.
             PeerFailed: another process of the step failed; no weight has moved.
         """
         rows = [row for row in rows if any(row.sampled_T)]
-        step_tokens = sum(sum(row.sampled_T) for row in rows)
-        if not step_tokens:
+        if not rows:
             raise RowError("no row has a sampled token: there is nothing to learn from")
         if not all(span.measured for row in rows for span in row.constrained):
             raise RowError("a row has constrained tokens that were not measured")
-        weights = self._weights(rows, step_tokens, kind)
+        terms = self._objective.terms(rows, version_in, kind)
+        budget = self._reading.budget
+        if self._probes and not budget.probed:
+            self._gradient.probe(self._settings.max_row_tokens)
+        budget.lower(min(self._peers.exchange(budget.tokens)))  # equal plans need equal budgets
         plan = self._peers.share(
             self._reading.plan(rows), lambda places: self._reading.tokens([rows[place] for place in places])
         )
-        sums = _Sums()
+        sums = Sums()
         try:
             with self._own_rng():
                 for done, places in enumerate(plan, 1):
-                    if places:
-                        batch = self._reading.batch(
-                            [rows[place] for place in places], [weights[place] for place in places]
-                        )
-                        sums.read += batch.token_ids_BT.numel()
-                        sums.add(self._accumulate(batch, step_tokens, version_in, kind))
+                    unfit = self._gradient.add(terms, places, sums) if places else []
                     if on_progress:
                         on_progress(done, len(plan))
-                    self._peers.agree()
-                sums = _Sums(*self._peers.add_up(list(self._trained.values()), astuple(sums)))
+                    if unfit := list(chain.from_iterable(self._peers.exchange(unfit))):
+                        raise RowsDoNotFit(frozenset(rows[place].trajectory_id for place in unfit))
+                sums = Sums(*self._peers.add_up(list(self._trained.values()), astuple(sums)))
                 grad_norm = self._update(sums.loss)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
@@ -195,17 +175,18 @@ class Learner:
                 torch.cuda.empty_cache()  # vLLM may share the device, and needs the memory next
         return StepFigures(
             loss=sums.loss,
-            kl=None if math.isnan(sums.kl) else sums.kl / step_tokens,
-            entropy=sums.entropy / step_tokens,
+            kl=sums.kl / sums.measured if sums.measured else None,
+            entropy=sums.entropy / terms.tokens,
             mismatch_k3=sums.mismatch / sums.compared if sums.compared else None,
-            fresh_share=sums.fresh / step_tokens,
-            masked_share=sums.masked / step_tokens,
+            fresh_share=sums.fresh / terms.tokens,
+            masked_share=sums.masked / terms.tokens,
             grad_norm=grad_norm,
-            sampled_tokens=step_tokens,
+            sampled_tokens=terms.tokens,
             read_tokens=int(sums.read),
             rows=len(rows),
         )
 
+    @memory.needed_to("measure what constraints allowed")
     def measure(
         self,
         rows: Sequence[Row],
@@ -229,7 +210,8 @@ class Learner:
                 continue
             try:
                 with nullcontext() if version == version_in else self._as_version(adapters[version]):
-                    measures |= measuring.measure(self._reading, rows, spans, on_progress)
+                    read = partial(measuring.measure, self._reading, rows, spans, on_progress)
+                    measures |= memory.within(self._reading.budget, read)
             except (AdapterMismatch, AdapterDamaged) as error:
                 log.warning("what constraints allowed to version %d cannot be measured: %s", version, error)
         return without_decided(rows, measures)
@@ -256,70 +238,11 @@ class Learner:
             RNG_STATE: _pack(self._rng),
         }
 
-    def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
-        """Return, for each row, the weight of its tokens in the loss."""
-        if kind == "sft":
-            return [1 / step_tokens] * len(rows)
-        tokens: Counter[str] = Counter()
-        for row in rows:
-            tokens[row.trajectory_id] += sum(row.sampled_T)
-        return [
-            losses.weight(
-                self._settings.loss,
-                trajectory_tokens=tokens[row.trajectory_id],
-                trajectories=len(tokens),
-                step_tokens=step_tokens,
-                max_answer_tokens=self._settings.max_answer_tokens,
-            )
-            for row in rows
-        ]
-
-    def _accumulate(self, batch: MicroBatch, step_tokens: int, version_in: int, kind: Kind) -> Tensor:
-        """Add the micro-batch's gradient. Return its sums: the first seven fields of `_Sums`."""
-        base_S = self._base_logprobs(batch)
-        read = self._reading.read(batch)
-        policy = self._policy_loss(batch, read.logprobs_S, kind)
-        losses_S = policy.losses_S
-        kl_S = None if base_S is None else k3(read.logprobs_S, base_S)
-        if kl_S is not None and self._settings.kl_weight:
-            losses_S = losses_S + self._settings.kl_weight * kl_S
-        loss = losses_S @ batch.weights_S
-        if self._settings.entropy_weight:
-            loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / step_tokens
-        (loss * self._loss_scale).backward()
-        with torch.no_grad():
-            fresh_S = batch.versions_S == version_in
-            # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
-            compared_S = fresh_S & batch.served_S
-            return torch.stack(
-                [
-                    loss.detach(),
-                    losses_S.new_tensor(math.nan) if kl_S is None else kl_S.sum(),
-                    read.entropies_S.sum(),
-                    self._mismatch(batch, read.logprobs_S)[compared_S].sum(),
-                    compared_S.sum().float(),
-                    fresh_S.sum().float(),
-                    policy.masked_S.sum().float(),
-                ]
-            )
-
-    def _mismatch(self, batch: MicroBatch, trainer_S: Tensor) -> Tensor:
-        """Return k3 of server to trainer for each token; a ratio counts as at most `max_ratio`, as in the loss."""
-        most_S = batch.inference_logprobs_S + math.log(self._settings.max_ratio)
-        return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
-
-    def _base_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        """Return the base model's logprobs, by one more forward pass without the adapter. None if not needed."""
-        if not (self._settings.measure_kl or self._settings.kl_weight):
-            return None
-        with torch.no_grad(), self._model.disable_adapter():
-            return self._reading.read(batch).logprobs_S
-
-    def _policy_loss(self, batch: MicroBatch, trainer_S: Tensor, kind: Kind) -> PolicyLoss:
-        if kind == "sft":
-            return losses.nll(trainer_S)
-        tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
-        return losses.guarded(tokens, self._loss, self._settings.max_ratio)
+    @property
+    def _probes(self) -> bool:
+        """Whether the largest micro-batch is tried before the first step of this process."""
+        wanted = self._settings.probe_memory
+        return self._device.type != "cpu" if wanted is None else wanted
 
     def _update(self, loss: float) -> float:
         """Clip the gradient and run the optimizer. Return the norm before clipping."""

@@ -171,9 +171,14 @@ def weight(
 def guarded(tokens: Tokens, loss: Loss, max_ratio: float) -> PolicyLoss:
     """Apply `loss` without the tokens whose ratio is above `max_ratio`.
 
-    They have no policy term and count as masked; in the ratio of a whole row they count as 1. The sampler considered
-    such a token nearly impossible and the trainer does not: one of them would outweigh the rest of the step. In the
-    other direction, a ratio near 0 weighs nothing by itself.
+    They have no policy term and count as masked; in the ratio of a whole row they count as 1. Such a token weighs
+    `max_ratio` times as much as one that the trainer samples itself, so a few would outweigh the rest of the step. In
+    the other direction, a ratio near 0 weighs nothing by itself.
+
+    The default, 8, is prime-rl's (`token_mask_high` of its `LossConfig`), which leaves such tokens out too. Others: 5,
+    left out (IcePop, arXiv 2510.18855); 2, truncated (TIS, open-instruct's `truncated_importance_sampling_ratio_cap`).
+    These two compare trainer and server at the same weights; here, as in prime-rl, up to `max_staleness` updates lie
+    between the two as well.
     """
     with torch.no_grad():
         beyond_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S > torch.tensor(max_ratio).log()

@@ -31,7 +31,10 @@ class Piece:
 
 @dataclass(slots=True)
 class Forest:
-    """One flat sequence that several rows are read from."""
+    """One flat sequence that several rows are read from.
+
+    A piece comes before all that continues it, and nothing else comes between these.
+    """
 
     token_ids_T: Ids
     position_ids_T: Ids
@@ -52,6 +55,17 @@ class Forest:
         """Return the positions of the row's tokens in the flat sequence."""
         pieces = [self.pieces[place] for place in self.path(self.last_piece[row])]
         return np.concatenate([np.arange(piece.start, piece.end) for piece in pieces])
+
+    def ends(self) -> Ids:
+        """Return, for each token k, the end of the tokens that see it: k up to there.
+
+        A piece is followed by all that continues it, so what sees a token is one interval.
+        """
+        ends = [piece.end for piece in self.pieces]
+        for place in range(len(ends) - 1, -1, -1):
+            if (parent := self.pieces[place].parent) != ROOT:
+                ends[parent] = max(ends[parent], ends[place])
+        return np.repeat(ids(ends), [piece.end - piece.start for piece in self.pieces])
 
 
 def ids(token_ids: Sequence[int]) -> Ids:

@@ -18,7 +18,7 @@ from trainer.domain.measured import versions_to_measure
 from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
-from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite
+from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite, OutOfMemory, RowsDoNotFit
 from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
@@ -57,7 +57,7 @@ class Learners:
         self._settings = settings
         self._warm: dict[str, tuple[int, Learner]] = {}
         self.denied: Counter[str] = Counter()
-        """How often in a row a policy did not get the accelerator."""
+        """How often in a row a policy did not get the accelerator, or not enough of its memory."""
         self.unreadable: set[str] = set()
         """Versions that could not be read and have already been reported."""
 
@@ -75,6 +75,10 @@ class Learners:
     def keep(self, claim: Claim, learner: Learner) -> None:
         """Store a learner that made the now live version."""
         self._warm[claim.policy] = (claim.version_out, learner)
+
+    def put_back(self, claim: Claim, learner: Learner) -> None:
+        """Store a learner whose weights have not moved."""
+        self._warm[claim.policy] = (claim.version_in, learner)
 
 
 def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
@@ -98,8 +102,18 @@ def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas,
         return _take_claimed(claim, store, learners, replicas, settings)
 
 
-def _take_claimed(claim: Claim, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
-    """Take the claimed step; return whether it is over."""
+def _take_claimed(
+    claim: Claim,
+    store: Store,
+    learners: Learners,
+    replicas: Replicas,
+    settings: Settings,
+    unfit: frozenset[str] = frozenset(),
+) -> bool:
+    """Take the claimed step; return whether it is over.
+
+    `unfit`: trajectories with rows that do not fit into the device's memory.
+    """
     log.info("step %s: from version %d, %d compared with a baseline", claim.id, claim.version_in, claim.baselined)
     lease_s = settings.trainer.lease_s
     pause = Pause(store.pauses, replicas, settings, claim.id)
@@ -114,12 +128,11 @@ def _take_claimed(claim: Claim, store: Store, learners: Learners, replicas: Repl
         with phases.phase("read"):
             members = store.members(claim)
             _tell(members)
-            taught = _read(claim, members, store, replicas, settings)
+            taught = _read(claim, members, store, replicas, settings, unfit)
             rows = taught.rows
         if not rows:
             return _nothing_to_learn(claim, taught, store, phases)
         with pause.hold(renew):
-            learners.denied.pop(claim.policy, None)
             with phases.phase("model"):
                 learner = learners.take(claim)
             if any(row.constrained for row in rows):
@@ -129,8 +142,17 @@ def _take_claimed(claim: Claim, store: Store, learners: Learners, replicas: Repl
                 if not rows:
                     return _nothing_to_learn(claim, taught, store, phases)
             with phases.phase("train"):
-                figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind)
-    except DeviceBusy as busy:
+                try:
+                    figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind)
+                except RowsDoNotFit:
+                    learners.put_back(claim, learner)
+                    raise
+        learners.denied.pop(claim.policy, None)
+    except RowsDoNotFit as error:
+        log.warning("step %s begins again without some trajectories: %s", claim.id, error)
+        del learner
+        return _take_claimed(claim, store, learners, replicas, settings, unfit | error.trajectory_ids)
+    except (DeviceBusy, OutOfMemory) as busy:
         retry_s = min(RETRY_S * 2 ** learners.denied[claim.policy], LONGEST_RETRY_S)
         learners.denied[claim.policy] += 1
         store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
@@ -220,15 +242,24 @@ def _unreadable(claim: Claim, why: str, store: Store, learners: Learners, phases
     return False
 
 
-def _read(claim: Claim, members: Sequence[Member], store: Store, replicas: Replicas, settings: Settings) -> StepRows:
+def _read(
+    claim: Claim,
+    members: Sequence[Member],
+    store: Store,
+    replicas: Replicas,
+    settings: Settings,
+    unfit: frozenset[str],
+) -> StepRows:
     """Return what the step trains on: its examples, or its trajectories weighted by their advantages.
+
+    Those of the trajectories `unfit` are left out.
 
     Raises:
         LeaseLost, VllmDown, ModelUnusable: see `take_step`.
     """
     if claim.wanted is not None:
-        return imitation(claim, claim.wanted, store, replicas, settings)
-    taught = build_rows(members, settings.trainer.max_row_tokens, settings.trainer.advantage_scale)
+        return imitation(claim, claim.wanted, store, replicas, settings, unfit)
+    taught = build_rows(members, settings.trainer.max_row_tokens, settings.trainer.advantage_scale, unfit)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return taught
 

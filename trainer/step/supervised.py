@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,10 +33,18 @@ BAD_REQUEST = 400
 log = logging.getLogger(__name__)
 
 
-def imitation(claim: Claim, wanted: ExampleSelection, store: Store, replicas: Replicas, settings: Settings) -> StepRows:
+def imitation(
+    claim: Claim,
+    wanted: ExampleSelection,
+    store: Store,
+    replicas: Replicas,
+    settings: Settings,
+    unfit: Collection[str] = (),
+) -> StepRows:
     """Return the rows of the step's examples.
 
-    A step that is taken over has the same examples, and what was rendered stays.
+    A step that is taken over has the same examples, and what was rendered stays. `unfit`: trajectories with rows that
+    do not fit into the device's memory; their examples are left out.
 
     Raises:
         LeaseLost: another worker has the step.
@@ -49,7 +57,8 @@ def imitation(claim: Claim, wanted: ExampleSelection, store: Store, replicas: Re
     left_out: dict[str, str] = {}
     answers: defaultdict[str, list[Answer]] = defaultdict(list)
     for example in store.examples(claim):
-        answer = example.left_out or _answer(example, settings.trainer.max_row_tokens)
+        most_tokens = 0 if example.trajectory_id in unfit else settings.trainer.max_row_tokens
+        answer = example.left_out or _answer(example, most_tokens)
         if isinstance(answer, str):
             left_out[example.source_id] = answer
         else:

@@ -191,6 +191,8 @@ class Store:
     def note_advantages(self, claim: Claim, by_trajectory: Mapping[str, float], left_out: Mapping[str, str]) -> None:
         """Record each trajectory's advantage, or why it teaches nothing (`left_out`: id -> reason).
 
+        It replaces what an earlier try of the step recorded.
+
         Raises:
             LeaseLost: another worker has the step.
         """
@@ -207,6 +209,9 @@ class Store:
                 left = schema.trajectories.update().where(*is_left_out)
                 left_rows = [{"its_id": one, "its_reason": str(reason)} for one, reason in left_out.items()]
                 connection.execute(left.values(why_not_trained=bindparam("its_reason")), left_rows)
+            for some in chunks(left_out):
+                weightless = (s.project == claim.project, s.step_id == claim.id, s.trajectory_id.in_(some))
+                connection.execute(schema.step_trajectories.update().where(*weightless).values(advantage=None))
 
     def adapter_folders(self, claim: Claim, versions: Collection[int]) -> dict[int, Path | None]:
         """Return the adapters of those of the policy's versions that have not been removed; None for the base model."""

@@ -49,13 +49,16 @@ class TrainerSettings(Section):
     or the ratio (cispo)."""
     tv_regulariser: float = Field(1e-3, ge=0)
     """dppo_tv: weight of (π - μ)², the squared difference of the trainer's and the server's probability."""
-    max_ratio: float = Field(1000, gt=1)
-    """A token that is this many times likelier in the trainer than in the server is left out of the loss."""
+    max_ratio: float = Field(8, gt=1)
+    """A token that is more than this many times likelier in the trainer than in the server is left out of the loss: it
+    would weigh that much more than others. 8 is prime-rl's."""
     kl_weight: float = Field(0, ge=0)
     """Weight in the loss of each token's k3 to the base model."""
     measure_kl: bool = True
-    """Measure each step's distance from the base model with an extra forward pass, about a quarter of the step's
-    time."""
+    """Measure each step's distance from the base model, with an extra forward pass over `kl_share` of its rows."""
+    kl_share: float = Field(0.05, gt=0, le=1)
+    """Share of a step's rows, drawn at random, that `measure_kl` measures; all of them take about a quarter of the
+    step's time. With `kl_weight` it is always all."""
     entropy_weight: float = Field(0, ge=0)
     """Weight of the mean entropy, which is subtracted from the loss."""
     advantage_scale: AdvantageScale = "none"
@@ -84,7 +87,11 @@ class TrainerSettings(Section):
     gradient_checkpointing: bool | None = None
     """Recompute each layer in the backward pass instead of keeping its activations; by default on accelerators only."""
     micro_batch_tokens: int = Field(8192, ge=64)
-    """Tokens of one forward and backward pass."""
+    """Most tokens of one forward and backward pass. Where the device's memory runs out, half of it is tried, and so on,
+    until the training worker starts again."""
+    probe_memory: bool | None = None
+    """Try one largest micro-batch before a worker's first step, so that memory does not run out in the middle of it; by
+    default on accelerators only."""
     max_row_tokens: int = Field(8192, ge=16)
     """A trajectory with a longer row is not trained on (`too_long`)."""
     processes: int = Field(1, ge=1)

@@ -70,7 +70,10 @@ class WhyNotTrained(Reason):
     FAULT = "fault", "Judging it, or its group, breaks with an error of Whetstone's own: the judge's log has it."
 
     # The step that it was meant for could not use it.
-    GROUP_UNIFORM = "group_uniform", "All that it is compared with has the same reward: no advantage."
+    GROUP_UNIFORM = (
+        "group_uniform",
+        "All that it is compared with has the same reward, up to a gap of 1e-4 of it: no advantage.",
+    )
     REWARD_TOO_LARGE = (
         "reward_too_large",
         "Rewards lie more than 1e6 apart in its group, or its own from its baseline: it would drown all others.",
@@ -84,7 +87,10 @@ class WhyNotTrained(Reason):
         "constrained",
         "A grammar or a truncation decided all of its tokens, or what it allowed cannot be measured any more.",
     )
-    TOO_LONG = "too_long", "Its row is longer than `trainer.max_row_tokens`."
+    TOO_LONG = (
+        "too_long",
+        "Its row is longer than `trainer.max_row_tokens`, or does not fit into the memory of the trainer's device.",
+    )
     STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that answered and the step."
     OFF_LINEAGE = "off_lineage", "The version that answered is no ancestor of the version that the step starts from."
 

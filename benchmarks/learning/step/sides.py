@@ -102,17 +102,17 @@ class Sides:
 
     def _ours(self, rows: list[Row]) -> Pass:
         """Compute a step without its update and its figures (KL to the base is a forward pass of its own)."""
-        learner, reading = self.learner, self.learner._reading
-        weights = learner._weights(rows, _sampled(rows), "grpo")
+        reading, objective = self.learner._reading, self.learner._objective
+        terms = objective.terms(rows, 0, "grpo")
         losses, read_tokens = [], 0
         for places in reading.plan(rows):
-            batch = reading.batch([rows[place] for place in places], [weights[place] for place in places])
+            batch = reading.batch([rows[place] for place in places], [terms.weights[place] for place in places])
             read_tokens += batch.token_ids_BT.numel()
-            policy = learner._policy_loss(batch, reading.read(batch).logprobs_S, "grpo")
+            policy = objective.policy_loss(batch, reading.read(batch).logprobs_S, "grpo")
             loss = policy.losses_S @ batch.weights_S
             loss.backward()
             losses.append(loss.detach())
-        return Pass(float(sum(losses)), read_tokens, _take(learner._model))
+        return Pass(float(sum(losses)), read_tokens, _take(self.learner._model))
 
     def _step(self, rows: list[Row]) -> Pass:
         figures = self.learner.step(rows, 0)

@@ -6,10 +6,11 @@ added.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+Value = TypeVar("Value")
 Plan = list[list[int]]
 """Row positions by micro-batch."""
 
@@ -23,8 +24,8 @@ class Collective(Protocol):
         All processes have the same number of rounds. `tokens` returns the cost of a micro-batch.
         """
 
-    def agree(self) -> None:
-        """Return if no process has failed.
+    def exchange(self, value: Value) -> list[Value]:
+        """Return the values of all processes, in an order that is the same for all.
 
         Raises:
             PeerFailed: another process has failed since.
@@ -45,8 +46,9 @@ class Alone:
         """Return all micro-batches, in order."""
         return plan
 
-    def agree(self) -> None:
-        """Return: there are no peers that could have failed."""
+    def exchange(self, value: Value) -> list[Value]:
+        """Return the value: there are no peers that could have another, or could have failed."""
+        return [value]
 
     def add_up(self, weights: Sequence[Tensor], figures: Sequence[float]) -> list[float]:
         """Return the figures: they are the sums already."""

@@ -12,8 +12,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState
@@ -21,9 +22,9 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 from torch.distributed import all_reduce
 
-from trainer.errors import PeerFailed, PeersMissing
+from trainer.errors import OutOfMemory, PeerFailed, PeerOutOfMemory, PeersMissing
 from trainer.learner.backends import device_of
-from trainer.learner.processes.collective import Plan
+from trainer.learner.processes.collective import Plan, Value
 from whetstone.config.trainer import TrainerSettings
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,14 @@ log = logging.getLogger(__name__)
 IDLE = timedelta(days=365)
 """How long one process waits for another. A dead process is noticed earlier: its connections close."""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a process that failed gives the others instead of its value."""
+
+    why: str
+    out_of_memory: bool
 
 
 class Team:
@@ -77,13 +86,19 @@ class Team:
         rounds = [dealt[place : place + self.size] for place in range(0, len(dealt), self.size)]
         return [parts[self.rank] if self.rank < len(parts) else [] for parts in rounds]
 
-    def agree(self) -> None:
-        """Return if no process has failed.
+    def exchange(self, value: Value) -> list[Value]:
+        """Return the values of all processes by rank.
 
         Raises:
             PeerFailed: another process has failed since.
         """
-        self._tell(None)
+        with self._reaching():
+            answers: list[Value | _Failure] = gather_object([value])
+        failures = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, _Failure)}
+        if failures and self.rank not in failures:
+            kind = PeerOutOfMemory if all(one.out_of_memory for one in failures.values()) else PeerFailed
+            raise kind("; ".join(f"process {rank}: {failure.why}" for rank, failure in failures.items()))
+        return cast(list[Value], answers)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -97,9 +112,10 @@ class Team:
         except PeerFailed:
             raise  # all processes know already
         except BaseException as error:
-            self._tell(f"{type(error).__name__}: {error}")
+            failure = _Failure(f"{type(error).__name__}: {error}", isinstance(error, OutOfMemory))
+            self.exchange(failure)
             raise
-        self._tell(None)
+        self.exchange(None)
 
     def add_up(self, weights: Sequence[Tensor], figures: Sequence[float]) -> list[float]:
         """Make each weight's gradient the sum over all processes; None where no process has one.
@@ -115,7 +131,7 @@ class Team:
         known = weights[0].new_tensor([float(weight.grad is not None) for weight in weights])
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), known])
         totals = torch.tensor(figures, dtype=torch.float64)
-        self.agree()
+        self.exchange(None)
         with self._reaching():
             all_reduce(flat)
             all_reduce(totals)
@@ -127,13 +143,6 @@ class Team:
     def leave(self) -> None:
         """Close the connections."""
         self._state.destroy_process_group()
-
-    def _tell(self, failure: str | None) -> None:
-        with self._reaching():
-            failures = gather_object([failure])
-        others = [f"process {rank}: {why}" for rank, why in enumerate(failures) if why and rank != self.rank]
-        if others and failure is None:
-            raise PeerFailed("; ".join(others))
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

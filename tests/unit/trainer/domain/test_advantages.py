@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.domain.advantages import SMALLEST_SPREAD, divisors, group_relative
+from trainer.domain.advantages import SMALLEST_SPREAD, divisors, group_relative, uniform
 from trainer.errors import RewardError
 from whetstone.config.trainer import AdvantageScale
 
@@ -30,6 +30,19 @@ def test_groups_that_prefer_nothing_are_set_apart() -> None:
     assert set(advantages.by_trajectory) == {"e", "f"}
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_rewards_that_differ_by_noise_are_equal_in_any_unit(unit: float) -> None:
+    noise = {"a": 0.8 * unit, "b": 0.800001 * unit, "c": 0.79999 * unit}
+    assert group_relative({"g": noise}).by_trajectory == {}
+    apart = {"a": 0.8 * unit, "b": 0.801 * unit}
+    assert group_relative({"g": apart}).by_trajectory == pytest.approx({"a": -0.0005 * unit, "b": 0.0005 * unit})
+
+
+def test_beside_nothing_every_reward_differs() -> None:
+    assert not uniform([0.0, 1e-6]) and not uniform([-1e-6, 1e-6])
+    assert uniform([0.0, 0.0]) and uniform([1e-6]) and uniform([])
+
+
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_refused_by_name(reward: float) -> None:
     with pytest.raises(RewardError, match="group g: reward .* of trajectory b"):
@@ -42,7 +55,7 @@ def test_rewards_that_cannot_be_compared_are_refused(rewards: tuple[float, ...])
         group_relative({"g": dict(zip("abc", rewards, strict=True))})
 
 
-REWARDS = st.floats(-100, 100).map(lambda reward: round(reward, 3))
+REWARDS = st.floats(-100, 100).map(lambda reward: round(reward, 1))
 GROUPS = st.dictionaries(
     st.sampled_from("gh"), st.dictionaries(st.integers(0, 30).map(str), REWARDS, min_size=2, max_size=8), min_size=1
 ).map(lambda groups: {group: {group + name: r for name, r in of.items()} for group, of in groups.items()})

@@ -111,7 +111,47 @@ def test_a_row_that_cannot_be_built_leaves_the_others_be() -> None:
     wrong = member("wrong", 0.0, completions=(SampledCompletion("c", (1,), (2,), (0.5,), 0, 1.0),))
     got = taught(long, wrong, member("a", 1.0))
     assert got.left_out == {"long": "too_long", "wrong": "no_logprobs"}
-    assert got.advantages == {"a": pytest.approx(2 / 3)}
+    assert got.advantages == {"a": 0.5}
+
+
+LONG = {"completions": (said(prompt=tuple(range(1, 17))),)}
+
+
+def test_the_others_of_a_group_are_compared_without_what_is_too_long() -> None:
+    # Of the others the mean is 0.25. With the long one it would be 0.5, and nearly all that fits would be pushed down.
+    got = taught(member("a", 1.0), *(member(name, 0.0) for name in "bcd"), member("long", 1.5, **LONG))
+    assert got.left_out == {"long": "too_long"}
+    assert got.advantages == {"a": 0.75, "b": -0.25, "c": -0.25, "d": -0.25}
+    assert got.baselines == dict.fromkeys("abcd", 0.25)
+
+
+def test_nor_does_what_is_too_long_count_in_the_scale() -> None:
+    members = (member("a", 1.0), member("b", 0.0), member("long", 9.0, **LONG))
+    divided_by = 0.5**0.5 + 1e-4
+    for scale in ("group", "batch"):
+        assert taught(*members, scale=scale).advantages == pytest.approx(
+            {"a": 0.5 / divided_by, "b": -0.5 / divided_by}
+        )
+
+
+def test_one_that_is_left_alone_by_what_is_too_long_teaches_nothing() -> None:
+    got = taught(
+        member("a", 1.0), member("long", 0.0, **LONG), member("x", 1.0, group="h"), member("y", 0.0, group="h")
+    )
+    assert got.left_out == {"long": "too_long", "a": "group_uniform"}
+    assert got.advantages == {"x": 0.5, "y": -0.5}
+
+
+def test_what_does_not_fit_into_memory_is_too_long() -> None:
+    members = [member("a", 1.0), member("b", 0.0), member("c", 0.25)]
+    got = build_rows(members, max_row_tokens=16, unfit={"c"})
+    assert got.left_out == {"c": "too_long"}
+    assert got.advantages == {"a": 0.5, "b": -0.5}
+
+
+def test_a_single_whose_reward_differs_from_its_baseline_by_noise_has_no_advantage() -> None:
+    assert taught(single("a", 0.800001, 0.8), single("b", 1.0, 0.8)).advantages == {"a": 0.0, "b": pytest.approx(0.2)}
+    assert taught(single("a", 0.800001, 0.8), single("b", 0.8, 0.8)).left_out == dict.fromkeys("ab", "group_uniform")
 
 
 def test_a_group_with_one_monstrous_reward_is_left_out_and_the_others_are_taught() -> None:

@@ -24,7 +24,7 @@ def group(
     name: str, version: int, age_s: float = 0, last_version: int | None = None, tokens: int = 5, gap: float = 1.0
 ) -> Candidate:
     last = version if last_version is None else last_version
-    members = tuple(CandidateMember(f"{name}{i}", i * gap, version, last, tokens) for i in range(2))
+    members = tuple(CandidateMember(f"{name}{i}", 1 + i * gap, version, last, tokens) for i in range(2))
     return Candidate(name, NOW - timedelta(seconds=age_s), members)
 
 
@@ -60,8 +60,9 @@ def test_fresh_is_counted_in_tokens() -> None:
     assert claimed(group("a", 2, tokens=8), group("b", 3, tokens=9)) == ["a", "b"]
 
 
-def test_a_uniform_group_fills_no_place_and_goes_with_the_next_step() -> None:
-    uniform = group("u", 3, gap=0.0)
+@pytest.mark.parametrize("gap", [0.0, 1e-6])
+def test_a_uniform_group_fills_no_place_and_goes_with_the_next_step(gap: float) -> None:
+    uniform = group("u", 3, gap=gap)
     waiting = choose([uniform, group("a", 3)], LINEAGE, NOW, RULES)
     assert (waiting.claimed, waiting.discarded) == ((), {})
     taken = choose([uniform, group("a", 3), group("b", 3)], LINEAGE, NOW, RULES)

@@ -1,9 +1,14 @@
 """Attention over a forest, three ways, against attention over each row alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 from trainer.learner.attention import NotAForest, Way, attend, tree_of, way_for, ways_of
@@ -70,3 +75,59 @@ def test_long_forests_are_compiled_and_chains_of_forks_take_a_mask(wood: Forest)
     assert way_for(chain, ["segments"]) == "segments"
     assert way_for(wood, ["dense"]) == "dense"
     assert way_for(wood, ["flex"]) == "flex"
+
+
+@st.composite
+def woods(draw: st.DrawFn) -> Forest:
+    """Up to 2,000 tokens of rows grown from one another, cut anywhere."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = [rng.integers(50, size=draw(st.integers(1, 400)))]
+    for _ in range(draw(st.integers(0, 8))):
+        parent = rows[draw(st.integers(0, len(rows) - 1))]
+        tail = rng.integers(50, size=draw(st.sampled_from([1, 5, 127, 128, 300])))
+        rows.append(np.concatenate([parent[: draw(st.integers(0, len(parent)))], tail]))
+    return forest(rows)
+
+
+def seen_of(wood: Forest) -> Tensor:
+    """Bool (T, T), by the definition: what a row has read of itself up to each of its tokens."""
+    tokens = len(wood.token_ids_T)
+    seen_TT = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for row in range(len(wood.last_piece)):
+        flat = torch.from_numpy(wood.places(row))
+        seen_TT[flat[:, None], flat] |= torch.ones(len(flat), len(flat), dtype=torch.bool).tril()
+    return seen_TT
+
+
+@given(woods())
+@settings(max_examples=25, deadline=None)
+def test_the_masks_of_dense_and_flex_are_what_rows_see(wood: Forest) -> None:
+    seen_TT, tokens = seen_of(wood), len(wood.token_ids_T)
+    assert torch.equal(tree_of(wood, "dense", CPU).mask, seen_TT)
+
+    ours = tree_of(wood, "flex", CPU).blocks
+    query_T1, key_T = torch.arange(tokens)[:, None], torch.arange(tokens)
+    assert torch.equal(ours.mask_mod(torch.tensor(0), torch.tensor(0), query_T1, key_T), seen_TT)
+    theirs = create_block_mask(lambda _b, _h, query, key: seen_TT[query, key], None, None, tokens, tokens, device="cpu")
+    assert ours.seq_lengths == theirs.seq_lengths and ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    for name in (*names, *(name.replace("kv", "q") for name in names)):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert one.dtype == other.dtype and torch.equal(one, other), name
+
+
+def memory_mib(kind: str) -> float:
+    """VmRSS, what this process has in memory, or VmHWM, the most it had since it was last reset."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    return int(line.split()[1]) / 1024
+
+
+def test_flex_takes_little_memory_for_the_mask_of_32k_tokens() -> None:
+    trunk, *leaves = np.random.default_rng(0).integers(50, size=(16, 2048))
+    wood = forest([np.concatenate([trunk, leaf]) for leaf in leaves])
+    assert len(wood.token_ids_T) == 2**15
+    tree_of(forest([trunk]), "flex", CPU)  # imports
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
+    before = memory_mib("VmRSS")
+    tree_of(wood, "flex", CPU)
+    assert memory_mib("VmHWM") - before < 200

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.learner.chunked_head import token_logprobs
+from trainer.learner import chunked_head
+from trainer.learner.chunked_head import in_two, token_logprobs, wide_logits
 
 
 @pytest.fixture
@@ -44,6 +45,35 @@ def test_a_head_in_bf16_computes_in_fp32(case) -> None:
     exact_SV = torch.nn.functional.linear(hidden_SH.double(), low.weight.double(), low.bias.double())
     exact_SV = (exact_SV / temperatures_S[:, None]).log_softmax(-1)
     assert (logprobs_S - exact_SV[torch.arange(7), token_ids_S]).abs().max() < 1e-5  # bf16 would be off by 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_in_16_bits_is_the_head_in_fp32_in_slices_of_the_vocabulary(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    low = torch.nn.Linear(4096, 3 * chunked_head.SLICE_WEIGHTS // 4096 // 2, dtype=dtype).requires_grad_(False)
+    low.weight.copy_(torch.randn(low.weight.shape, generator=generator) / 64)
+    low.bias.copy_(torch.randn(low.bias.shape, generator=generator))
+    whole = torch.nn.Linear(*reversed(low.weight.shape)).requires_grad_(False)
+    whole.load_state_dict(low.state_dict())
+    token_ids_S, temperatures_S = torch.tensor([5, 4000, 6143]), torch.tensor([1.0, 0.7, 1.3])
+    states_SH = torch.randn(3, 4096, generator=generator)
+    results = []
+    for head in (low, whole):
+        hidden_SH = states_SH.clone().requires_grad_()
+        logprobs_S, entropies_S = token_logprobs(hidden_SH, head, token_ids_S, temperatures_S)
+        logits_SV = wide_logits(hidden_SH, head.weight, head.bias)
+        (logprobs_S.sum() + 0.1 * entropies_S.sum() + logits_SV.sin().sum()).backward()
+        results.append((logprobs_S, entropies_S, logits_SV, hidden_SH.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_in_two_parts_of_16_bits_is_the_gradient() -> None:
+    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-6
+    high, low = in_two(numbers)
+    assert high.dtype == low.dtype == torch.bfloat16
+    assert ((high.double() + low.double() - numbers) / numbers).abs().max() <= 2**-16
+    assert ((high.double() - numbers) / numbers).abs().max() > 2**-10  # one part alone is not
 
 
 def test_certainty_has_no_entropy_and_leaves_no_nan() -> None:

@@ -1,6 +1,7 @@
 """On CUDA, the same: `make test-gpu`. Left out of every other run; without CUDA it fails rather than passes by."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from trainer.adapters import files
 from trainer.domain.rows import Row
+from trainer.learner.chunked_head import token_logprobs
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 
@@ -84,3 +86,25 @@ def test_an_adapter_of_the_cpu_goes_on_on_cuda(tmp_path: Path, tiny_model: Path,
     files.write(tmp_path / "p@v1", first, parent=0, step=1)
     second = Learner.resume(tiny_model, tmp_path / "p@v1", CUDA)
     assert second.step(family, 1).loss == pytest.approx(first.step(family, 1).loss, abs=1e-4)
+
+
+def test_a_head_in_bf16_computes_in_fp32_without_a_copy() -> None:
+    """Logits, and the gradient that takes two products of 16 bits, against the same head widened to fp64."""
+    generator = torch.Generator().manual_seed(0)
+    low = torch.nn.Linear(896, 151_936, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    low.weight.copy_(torch.randn(low.weight.shape, generator=generator) / 30)
+    states_SH = torch.randn(40, 896, generator=generator).bfloat16()
+    token_ids_S, temperatures_S = torch.arange(40) * 3000, torch.ones(40)
+    results = []
+    for head, device in ((deepcopy(low).to("cuda"), "cuda"), (low.double(), "cpu")):
+        hidden_SH = states_SH.to(device, head.weight.dtype).detach().requires_grad_()
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        logprobs_S, entropies_S = token_logprobs(hidden_SH, head, token_ids_S.to(device), temperatures_S.to(device))
+        (logprobs_S.sum() + 0.1 * entropies_S.sum()).backward()
+        if device == "cuda":
+            assert torch.cuda.max_memory_allocated() - before < head.weight.numel() * 2
+        results.append([one.detach().double().cpu() for one in (logprobs_S, entropies_S, hidden_SH.grad)])
+    for ours, theirs, tolerance in zip(*results, (1e-4, 1e-4, 2**-8), strict=True):
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)

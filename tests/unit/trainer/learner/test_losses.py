@@ -21,7 +21,7 @@ from trainer.learner.losses import (
     policy_loss,
     weight,
 )
-from whetstone.config.trainer import LossName
+from whetstone.config.trainer import LossName, TrainerSettings
 
 NAMES: list[LossName] = ["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
 
@@ -175,6 +175,15 @@ def test_a_token_beyond_the_guard_adds_nothing_and_leaves_no_nan_behind(name: Lo
     gradient = by_trainer(loss, of)
     assert gradient[0] == 0.0
     assert gradient[1] == pytest.approx(by_trainer(loss_of(name)(of), of)[1])
+
+
+def test_by_default_no_token_weighs_more_than_eight() -> None:
+    ratios = torch.tensor([1.0, 7.9, 8.1, 150.0])
+    inference_S = torch.tensor([0.001]).log().expand(4)
+    of = Tokens((inference_S + ratios.log()).requires_grad_(), inference_S, torch.ones(4), torch.zeros(4).long())
+    loss = guarded(of, loss_of("dppo_tv"), TrainerSettings().max_ratio)
+    assert loss.masked_S.tolist() == [False, False, True, True]
+    assert by_trainer(loss, of) == pytest.approx([-1.0, -7.9, 0.0, 0.0], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

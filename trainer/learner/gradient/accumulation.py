@@ -1,0 +1,129 @@
+"""Add up the gradient of a step, micro-batch by micro-batch, in as much memory as there is.
+
+A micro-batch whose memory runs out leaves nothing behind: its gradient is collected apart, and added once it is whole.
+The token budget is then halved, and its rows are read in smaller micro-batches. Weights in the loss are those of the
+whole step, so any split adds up to the same gradient, but for the rounding of sums in another order.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from torch import Tensor
+
+from trainer.domain.rows import Row
+from trainer.errors import OutOfMemory
+from trainer.learner.forward import Reading
+from trainer.learner.gradient import memory
+from trainer.learner.gradient.objective import Objective, Sums, Terms
+
+ROW_ATTEMPTS = 3
+"""How often a single row is tried whose memory runs out: another program may have had the memory for a moment."""
+
+log = logging.getLogger(__name__)
+
+
+class Accumulation:
+    """Adds gradients up in the `grad` of the weights, within the reading's token budget."""
+
+    def __init__(self, objective: Objective, reading: Reading, weights: Iterable[Tensor]) -> None:
+        self._objective = objective
+        self._reading = reading
+        self._weights = list(weights)
+
+    def add(self, terms: Terms, places: Sequence[int], sums: Sums) -> list[int]:
+        """Add the rows' gradient and sums. Return the rows that do not fit into memory even alone; they add nothing."""
+        budget = self._reading.budget
+        parts = [list(places)]
+        unfit: list[int] = []
+        failures = 0
+        while parts:
+            part = parts.pop(0)
+            several = len(part) > 1
+            if several and budget.has_fallen and self._tokens(terms, part) > budget.tokens:
+                parts = [*_halves(part), *parts]
+            elif self._add_whole(terms, part, sums):
+                failures = 0
+            elif several:
+                budget.lower(self._tokens(terms, part) // 2)
+                parts = [*_halves(part), *parts]
+            elif (failures := failures + 1) < ROW_ATTEMPTS:
+                parts = [part, *parts]
+            else:
+                failures = 0
+                unfit += part
+        return unfit
+
+    def probe(self, longest_row: int) -> None:
+        """Lower the budget until the largest micro-batch of a step fits: made-up rows of up to `longest_row` tokens.
+
+        It leaves no gradient.
+
+        Raises:
+            OutOfMemory: not even FEWEST_TOKENS fit.
+        """
+        budget = self._reading.budget
+        tokens = max(budget.tokens, longest_row)
+        while not self._fits(tokens, min(tokens, longest_row)):
+            if tokens == memory.FEWEST_TOKENS:
+                raise OutOfMemory(f"the device's memory does not suffice for a micro-batch of {tokens} tokens")
+            tokens = max(memory.FEWEST_TOKENS, tokens // 2)
+        log.info("a micro-batch of %d tokens fits into the device's memory", tokens)
+        if tokens < longest_row:
+            log.warning("rows of %d tokens fit; longer ones, up to trainer.max_row_tokens, perhaps not", tokens)
+        budget.lower(tokens)
+        budget.probed = True
+
+    def _fits(self, tokens: int, row_tokens: int) -> bool:
+        vocabulary = cast(Tensor, self._reading.head.weight).shape[0]
+        rows = [_made_up_row(start % vocabulary, row_tokens, vocabulary) for start in range(tokens // row_tokens)]
+        terms = self._objective.terms(rows, version_in=0, kind="grpo")
+        fits = self._add_whole(terms, range(len(rows)), Sums())
+        for weight in self._weights:
+            weight.grad = None
+        return fits
+
+    def _add_whole(self, terms: Terms, places: Sequence[int], sums: Sums) -> bool:
+        """Add the rows' gradient and sums; return False, and add nothing, where memory runs out."""
+        before = [weight.grad for weight in self._weights]
+        for weight in self._weights:
+            weight.grad = None
+        try:
+            sums_8, read = self._objective.backward(terms, places)
+            figures = sums_8.tolist()
+        except Exception as error:
+            for weight, gradient in zip(self._weights, before, strict=True):
+                weight.grad = gradient
+            if not memory.ran_out(error):
+                raise
+            log.warning("no memory for a micro-batch of %d rows, %d tokens", len(places), self._tokens(terms, places))
+        else:
+            for weight, gradient in zip(self._weights, before, strict=True):
+                if gradient is not None:
+                    weight.grad = gradient if weight.grad is None else gradient.add_(weight.grad)
+            sums.add(figures, read)
+            return True
+        memory.free()
+        return False
+
+    def _tokens(self, terms: Terms, places: Sequence[int]) -> int:
+        return self._reading.tokens([terms.rows[place] for place in places])
+
+
+def _halves(places: list[int]) -> Iterator[list[int]]:
+    yield places[: len(places) // 2]
+    yield places[len(places) // 2 :]
+
+
+def _made_up_row(first_id: int, tokens: int, vocabulary: int) -> Row:
+    """Return a row of which all but the first token are sampled. Rows with different first ids share no prefix."""
+    return Row(
+        trajectory_id=str(first_id),
+        token_ids_T=tuple((first_id + place) % vocabulary for place in range(tokens)),
+        sampled_T=(False, *(True,) * (tokens - 1)),
+        inference_logprobs_T=(math.nan, *(-1.0,) * (tokens - 1)),
+        versions_T=(-1, *(0,) * (tokens - 1)),
+        temperatures_T=(1.0,) * tokens,
+        advantage=1.0,
+    )

@@ -1,0 +1,186 @@
+"""Compute the loss of a micro-batch, its gradient, and the figures beside it."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from trainer.domain.rows import Row
+from trainer.learner import losses
+from trainer.learner.forward import Reading
+from trainer.learner.losses import PolicyLoss, Tokens, k3
+from trainer.learner.micro_batches import MicroBatch
+from whetstone.config.trainer import Kind, TrainerSettings
+
+LARGEST_RATIO = 1000.0
+"""Of trainer to server, in `mismatch_k3`: one token that the server all but excluded must not make it infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is fixed for a whole step before its first forward pass, so that any split of its rows adds up to the same.
+
+    Rows are known by their position.
+    """
+
+    rows: Sequence[Row]
+    weights: Sequence[float]
+    """For each row, the weight of its tokens in the loss."""
+    measured: frozenset[int]
+    """The rows whose distance from the base model is measured."""
+    tokens: int
+    """Sampled tokens of all rows."""
+    version_in: int
+    kind: Kind
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums over the tokens of a step so far."""
+
+    loss: float = 0.0
+    kl: float = 0.0
+    measured: float = 0.0
+    """Tokens that `kl` is over."""
+    entropy: float = 0.0
+    mismatch: float = 0.0
+    compared: float = 0.0
+    """Tokens that `mismatch` is over."""
+    fresh: float = 0.0
+    masked: float = 0.0
+    read: float = 0.0
+    """Tokens of the forward passes."""
+
+    def add(self, sums_8: Sequence[float], read: int) -> None:
+        """Add a micro-batch: all fields but the last, and its tokens."""
+        loss, kl, measured, entropy_sum, mismatch, compared, fresh, masked = sums_8
+        self.loss += loss
+        self.kl += kl
+        self.measured += measured
+        self.entropy += entropy_sum
+        self.mismatch += mismatch
+        self.compared += compared
+        self.fresh += fresh
+        self.masked += masked
+        self.read += read
+
+
+class Objective:
+    """The loss of the settings, on one model."""
+
+    def __init__(self, model: PeftModel, reading: Reading, settings: TrainerSettings, loss_scale: float) -> None:
+        """Gradients are multiplied by `loss_scale`."""
+        self._model = model
+        self._reading = reading
+        self._settings = settings
+        self._loss_scale = loss_scale
+        self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
+
+    def terms(self, rows: Sequence[Row], version_in: int, kind: Kind) -> Terms:
+        """Return the terms of a step over the rows."""
+        tokens = sum(sum(row.sampled_T) for row in rows)
+        return Terms(
+            rows, self._weights(rows, tokens, kind), self._measured(rows, version_in), tokens, version_in, kind
+        )
+
+    def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
+        """Add the gradient of these rows as one micro-batch. Return the first eight of `Sums` over it, and its tokens.
+
+        Raises:
+            RowError: a row begins with a sampled token.
+        """
+        batch = self._batch(terms, places)
+        among_S, base_M = self._base_logprobs(terms, places, batch)
+        read = self._reading.read(batch)
+        policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
+        losses_S = policy.losses_S
+        kl_M = k3(read.logprobs_S[among_S], base_M)
+        if self._settings.kl_weight:
+            losses_S = losses_S + self._settings.kl_weight * kl_M  # all rows are measured
+        loss = losses_S @ batch.weights_S
+        if self._settings.entropy_weight:
+            loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / terms.tokens
+        (loss * self._loss_scale).backward()
+        with torch.no_grad():
+            fresh_S = batch.versions_S == terms.version_in
+            # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
+            compared_S = fresh_S & batch.served_S
+            sums_8 = torch.stack(
+                [
+                    loss.detach(),
+                    kl_M.sum(),
+                    losses_S.new_tensor(float(len(kl_M))),
+                    read.entropies_S.sum(),
+                    _mismatch(batch, read.logprobs_S)[compared_S].sum(),
+                    compared_S.sum().float(),
+                    fresh_S.sum().float(),
+                    policy.masked_S.sum().float(),
+                ]
+            )
+        return sums_8, batch.token_ids_BT.numel()
+
+    def policy_loss(self, batch: MicroBatch, trainer_S: Tensor, kind: Kind) -> PolicyLoss:
+        """Return the loss of each sampled token without the terms for KL and entropy."""
+        if kind == "sft":
+            return losses.nll(trainer_S)
+        tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
+        return losses.guarded(tokens, self._loss, self._settings.max_ratio)
+
+    def _batch(self, terms: Terms, places: Sequence[int]) -> MicroBatch:
+        return self._reading.batch([terms.rows[place] for place in places], [terms.weights[place] for place in places])
+
+    def _base_logprobs(self, terms: Terms, places: Sequence[int], batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return which of the S tokens are measured, and the base model's logprobs of these M.
+
+        It takes a forward pass without the adapter over the rows that are measured, and those alone.
+        """
+        chosen_B = [place in terms.measured for place in places]
+        among_S = torch.tensor(chosen_B, device=batch.sequences_S.device)[batch.sequences_S]
+        if not any(chosen_B):
+            return among_S, batch.inference_logprobs_S.new_zeros(0)
+        if not all(chosen_B):
+            batch = self._batch(terms, [place for place in places if place in terms.measured])
+        with torch.no_grad(), self._model.disable_adapter():
+            return among_S, self._reading.read(batch).logprobs_S
+
+    def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
+        """Return, for each row, the weight of its tokens in the loss."""
+        if kind == "sft":
+            return [1 / step_tokens] * len(rows)
+        tokens: Counter[str] = Counter()
+        for row in rows:
+            tokens[row.trajectory_id] += sum(row.sampled_T)
+        return [
+            losses.weight(
+                self._settings.loss,
+                trajectory_tokens=tokens[row.trajectory_id],
+                trajectories=len(tokens),
+                step_tokens=step_tokens,
+                max_answer_tokens=self._settings.max_answer_tokens,
+            )
+            for row in rows
+        ]
+
+    def _measured(self, rows: Sequence[Row], version_in: int) -> frozenset[int]:
+        """Return the rows whose distance from the base model is measured: a part drawn at random, the same each time.
+
+        All processes draw the same, and so does a step that is taken again.
+        """
+        everything = range(len(rows))
+        if self._settings.kl_weight:
+            return frozenset(everything)
+        if not self._settings.measure_kl:
+            return frozenset()
+        count = math.ceil(self._settings.kl_share * len(rows))
+        return frozenset(random.Random(version_in).sample(everything, count))
+
+
+def _mismatch(batch: MicroBatch, trainer_S: Tensor) -> Tensor:
+    """Return k3 of server to trainer for each token; a ratio counts as at most LARGEST_RATIO."""
+    most_S = batch.inference_logprobs_S + math.log(LARGEST_RATIO)
+    return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
