@@ -86,13 +86,17 @@ class Reading:
     def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
         """Make the model read forests, if it can; return the ways that were proven."""
         before = causal.config._attn_implementation
-        proven = []
-        for way in attention.ways_of(self._settings.attention, self._device):
-            try:
-                self_checks.forest(causal, before, way)
-                proven.append(way)
-            except self_checks.NotProven as why:
-                log.warning("%s", why)
+        proven: list[attention.Way] = []
+        try:
+            expected = self_checks.alone(causal, before)
+            for way in attention.ways_of(self._settings.attention, self._device):
+                try:
+                    self_checks.forest(causal, expected, way)
+                    proven.append(way)
+                except self_checks.NotProven as why:
+                    log.warning("%s", why)
+        except self_checks.NotProven as why:
+            log.warning("%s", why)
         if not proven:
             log.warning("rows are read side by side, one sequence each, which is slower")
         causal.set_attn_implementation(attention.NAME if proven else before)
