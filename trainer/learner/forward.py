@@ -88,10 +88,10 @@ class Reading:
         before = causal.config._attn_implementation
         proven: list[attention.Way] = []
         try:
-            expected = self_checks.alone(causal, before)
+            reference = self_checks.alone(causal, before)
             for way in attention.ways_of(self._settings.attention, self._device):
                 try:
-                    self_checks.forest(causal, expected, way)
+                    self_checks.forest(causal, reference, way)
                     proven.append(way)
                 except self_checks.NotProven as why:
                     log.warning("%s", why)

@@ -33,11 +33,10 @@ from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
 from trainer.learner.processes.collective import Alone, Collective
 from whetstone.config.trainer import Kind, TrainerSettings
-from whetstone.registry.adapters import AdapterDamaged, read_manifest, verify
+from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-OPTIMIZER_STATE = "optimizer.safetensors"
 RNG_STATE = "rng.safetensors"
 
 ALONE: Collective = Alone()
@@ -126,7 +125,8 @@ class Learner:
 
         On the CPU, with as many threads, its next step is the same bit for bit.
 
-        Sets torch's thread count for the process. The learning rate comes from the settings, not from the folder.
+        Sets torch's thread count for the process. The learning rate comes from the settings, not from the folder. The
+        optimizer starts anew where retention has removed its state from the folder.
 
         Raises:
             ModelUnusable: the base model cannot be loaded.
@@ -354,6 +354,9 @@ class Learner:
     def _load(self, folder: Path) -> None:
         """Load weights and optimizer state from the folder."""
         self._load_weights(folder)
+        if not (folder / OPTIMIZER_STATE).exists():
+            log.warning("%s has no optimizer state any more: AdamW starts with new moments", folder.name)
+            return
         state = safetensors.torch.load_file(folder / OPTIMIZER_STATE)
         for name, weight in self._trained.items():
             for key in ("step", "exp_avg", "exp_avg_sq"):

@@ -71,7 +71,7 @@ def positions(causal: PreTrainedModel, max_row_tokens: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Reference:
     """What a model makes of a few rows when it reads each alone: what it has to make of them in a forest, too."""
 
     forests: list[prefix_trees.Forest]
@@ -83,7 +83,7 @@ class Expected:
 
 
 @torch.no_grad()
-def alone(causal: PreTrainedModel, plain: str, seed: int = SEED) -> Expected:
+def alone(causal: PreTrainedModel, plain: str, seed: int = SEED) -> Reference:
     """Read the rows of `forest` one by one, with attention `plain`, and with another kernel.
 
     Raises:
@@ -101,22 +101,22 @@ def alone(causal: PreTrainedModel, plain: str, seed: int = SEED) -> Expected:
     finally:
         causal.set_attn_implementation(plain)
     noise = torch.cat([_distances(otherwise[place], states[place]) for place in states]).median().item()
-    return Expected(forests, states, noise)
+    return Reference(forests, states, noise)
 
 
-def forest(causal: PreTrainedModel, expected: Expected, way: attention.Way) -> None:
+def forest(causal: PreTrainedModel, reference: Reference, way: attention.Way) -> None:
     """Prove that the model reads forests as it reads rows.
 
     Three rows, two of them with a common prefix, are read together. All that another row says must not change a bit of
-    a row's states. In a low precision the same sums in another order are off by a few per cent, and for single tokens by
-    far more, so the rows read alone are compared by the median of each piece, with the model's own rounding.
+    a row's states. In a low precision the same sums in another order are off by a few per cent, and for single tokens
+    by far more; so the rows read alone are compared by the median of each piece, with the model's own rounding.
 
     Raises:
         NotProven: a row's states depend in any bit on the tokens of other rows, a piece's states differ from those of
             its rows alone by more than rounding, or there is no gradient through them.
     """
     name = type(causal).__name__
-    first, *others = expected.forests
+    first, *others = reference.forests
     try:
         causal.set_attn_implementation(attention.NAME)
         states_TH = _states(causal, first, way)
@@ -132,16 +132,16 @@ def forest(causal: PreTrainedModel, expected: Expected, way: attention.Way) -> N
             raise NotProven(
                 f"{name} does not keep rows of one sequence apart ({way}): one changes with what others say"
             )
-    allowed = NOISE * max(expected.noise, torch.finfo(causal.dtype).eps, SMALLEST_NOISE)
+    allowed = NOISE * max(reference.noise, torch.finfo(causal.dtype).eps, SMALLEST_NOISE)
     off = max(
-        _distances(together_TH[piece.start : piece.end], expected.alone[place][piece.start : piece.end]).median().item()
+        _distances(together_TH[piece.start : piece.end], reference.alone[place][piece.start : piece.end]).median().item()
         for place, together_TH in ((0, states_TH), (len(others_TH), others_TH[-1]))
         for piece in first.pieces
     )
     if not off <= allowed:
         raise NotProven(
             f"{name} reads rows of one sequence otherwise than alone ({way}): states are off by {off:.2g}, and its own "
-            f"rounding is {expected.noise:.2g}"
+            f"rounding is {reference.noise:.2g}"
         )
 
 
@@ -203,4 +203,4 @@ def _distances(one_TH: Tensor, other_TH: Tensor) -> Tensor:
     """Return the distance (T,) of each token's states, relative to their length."""
     lengths_T = other_TH.norm(dim=-1)
     # A padding token's embedding may be zero, and in the first place its states are.
-    return (one_TH - other_TH).norm(dim=-1) / lengths_T.clamp_min(torch.finfo(lengths_T.dtype).tiny)
+    return cast(Tensor, (one_TH - other_TH).norm(dim=-1) / lengths_T.clamp_min(torch.finfo(lengths_T.dtype).tiny))

@@ -36,9 +36,9 @@ def frozen(model: PreTrainedModel) -> PreTrainedModel:
 
 def prove(model: PreTrainedModel, seed: int, *ways: attention.Way) -> None:
     """Raise NotProven for the first of the ways that is not proven."""
-    expected = self_checks.alone(model, "sdpa", seed)
+    reference = self_checks.alone(model, "sdpa", seed)
     for way in ways:
-        self_checks.forest(model, expected, way)
+        self_checks.forest(model, reference, way)
 
 
 def sees(wood: Forest, query: int) -> list[int]:
