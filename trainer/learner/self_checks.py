@@ -133,11 +133,11 @@ def forest(causal: PreTrainedModel, reference: Reference, way: attention.Way) ->
                 f"{name} does not keep rows of one sequence apart ({way}): one changes with what others say"
             )
     allowed = NOISE * max(reference.noise, torch.finfo(causal.dtype).eps, SMALLEST_NOISE)
-    off = max(
-        _distances(together_TH[piece.start : piece.end], reference.alone[place][piece.start : piece.end]).median().item()
+    distances = (
+        _distances(together_TH, reference.alone[place])
         for place, together_TH in ((0, states_TH), (len(others_TH), others_TH[-1]))
-        for piece in first.pieces
     )
+    off = max(off_T[piece.start : piece.end].median().item() for off_T in distances for piece in first.pieces)
     if not off <= allowed:
         raise NotProven(
             f"{name} reads rows of one sequence otherwise than alone ({way}): states are off by {off:.2g}, and its own "
