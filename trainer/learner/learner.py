@@ -26,12 +26,13 @@ from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measu
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError
 from trainer.learner import losses
-from trainer.learner.backends import backend_of, base_of, device_of
+from trainer.learner.backends import backend_of, device_of
 from trainer.learner.constrained import measuring
-from trainer.learner.forward import Reading
+from trainer.learner.forward import Proofs, Reading
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
 from trainer.learner.processes.collective import Alone, Collective
+from trainer.learner.shared_base import shared_base
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
@@ -79,7 +80,13 @@ class Learner:
     """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
     def __init__(
-        self, model: PeftModel, base: BaseModel, settings: TrainerSettings, rng: dict[str, Tensor], peers: Collective
+        self,
+        model: PeftModel,
+        base: BaseModel,
+        settings: TrainerSettings,
+        rng: dict[str, Tensor],
+        peers: Collective,
+        proofs: Proofs | None = None,
     ) -> None:
         self.base = base
         self._peers = peers
@@ -88,7 +95,7 @@ class Learner:
         self._rng = rng
         self._device = model.device
         backend_of(settings).made_ready(model, settings)
-        self._reading = Reading(model, settings)
+        self._reading = Reading(model, settings, proofs)
         self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
         self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -105,7 +112,7 @@ class Learner:
         """
         torch.set_num_threads(settings.threads)
         device, backend = device_of(settings), backend_of(settings)
-        model, base = backend.load(model_path, settings, device), base_of(model_path)
+        base = shared_base(model_path, settings, device)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             target_modules="all-linear",
@@ -115,7 +122,8 @@ class Learner:
         )
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             torch.manual_seed(seed)
-            return cls(backend.adapted(model, config, settings), base, settings, _read_rng(device), peers)
+            model = backend.adapted(base.modules(device), config, settings)
+            return cls(model, base.identity, settings, _read_rng(device), peers, base.proofs)
 
     @classmethod
     def resume(
@@ -136,13 +144,14 @@ class Learner:
         verify(adapter_folder)
         torch.set_num_threads(settings.threads)
         device, backend = device_of(settings), backend_of(settings)
-        model, base = backend.load(model_path, settings, device), base_of(model_path)
-        config = _checked_config(adapter_folder, base, settings)
+        base = shared_base(model_path, settings, device)
+        config = _checked_config(adapter_folder, base.identity, settings)
         config.inference_mode = False
         config.base_model_name_or_path = None  # peft warns of a name that is not a path; the hashes were compared
         rng = safetensors.torch.load_file(adapter_folder / RNG_STATE)
         with torch.random.fork_rng(devices=_cuda_devices(device)):
-            learner = cls(backend.adapted(model, config, settings), base, settings, rng, peers)
+            model = backend.adapted(base.modules(device), config, settings)
+            learner = cls(model, base.identity, settings, rng, peers, base.proofs)
         learner._load(adapter_folder)
         return learner
 
