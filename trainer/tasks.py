@@ -118,6 +118,8 @@ def _tidy() -> None:
 def _take(project: Project, policy: str) -> bool:
     before = _ended(project, policy)
     taken = take_step(policy, project.store, learners, _replicas(), project.settings)
+    if taken:
+        project.sweeper.written()
     # A claim ends steps too: those with nothing to train on, and those that used up their attempts.
     _tell(project, policy, before)
     return taken

@@ -31,11 +31,25 @@ class Read:
     entropies_S: Tensor
 
 
+@dataclass(slots=True)
+class Proofs:
+    """What the self-checks proved of a base model, so that its next learner need not prove it again."""
+
+    ways: list[attention.Way] | None = None
+    """Ways in which it reads forests; None until they were tried."""
+
+
 class Reading:
     """One model's forward pass over rows: as forests if the self-checks prove that it can, else side by side."""
 
-    def __init__(self, model: PeftModel, settings: TrainerSettings, budget: TokenBudget) -> None:
-        """Raises ModelUnusable where our forward pass does not compute what the model's own does."""
+    def __init__(
+        self, model: PeftModel, settings: TrainerSettings, budget: TokenBudget, proofs: Proofs | None = None
+    ) -> None:
+        """Prove that our forward pass computes what the model's own does, unless `proofs` of its base model say so.
+
+        Raises:
+            ModelUnusable: it does not.
+        """
         causal: PreTrainedModel = model.get_base_model()
         self._settings = settings
         self.budget = budget
@@ -44,9 +58,14 @@ class Reading:
         self.head: torch.nn.Module = causal.get_output_embeddings()
         self.ends = ends_of(causal)
         """The ids that end an answer."""
-        self_checks.head(causal)
-        self_checks.positions(causal, settings.max_row_tokens)
-        self._ways = self._proven_ways(causal) if settings.trees else []
+        proofs = Proofs() if proofs is None else proofs
+        if proofs.ways is None:
+            self_checks.head(causal)
+            self_checks.positions(causal, settings.max_row_tokens)
+            proofs.ways = self._proven_ways(causal) if settings.trees else []
+        self._ways = proofs.ways
+        if self._ways:
+            causal.set_attn_implementation(attention.NAME)
 
     @property
     def trees(self) -> bool:
@@ -85,16 +104,20 @@ class Reading:
         return cast(Tensor, hidden_BTH.flatten(0, 1)[batch.places_S])
 
     def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
-        """Make the model read forests, if it can; return the ways that were proven."""
+        """Return the ways in which the model reads forests. Its attention stays as it is."""
         before = causal.config._attn_implementation
-        proven = []
-        for way in attention.ways_of(self._settings.attention, self._device):
-            try:
-                self_checks.forest(causal, before, way)
-                proven.append(way)
-            except self_checks.NotProven as why:
-                log.warning("%s", why)
+        proven: list[attention.Way] = []
+        try:
+            reference = self_checks.alone(causal, before)
+            for way in attention.ways_of(self._settings.attention, self._device):
+                try:
+                    self_checks.forest(causal, reference, way)
+                    proven.append(way)
+                except self_checks.NotProven as why:
+                    log.warning("%s", why)
+        except self_checks.NotProven as why:
+            log.warning("%s", why)
         if not proven:
             log.warning("rows are read side by side, one sequence each, which is slower")
-        causal.set_attn_implementation(attention.NAME if proven else before)
+        causal.set_attn_implementation(before)
         return proven

@@ -25,19 +25,19 @@ from trainer.domain.figures import StepFigures
 from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measures, without_decided
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
-from trainer.learner.backends import backend_of, base_of, device_of
+from trainer.learner.backends import backend_of, device_of
 from trainer.learner.constrained import measuring
-from trainer.learner.forward import Reading
+from trainer.learner.forward import Proofs, Reading
 from trainer.learner.gradient import memory
 from trainer.learner.gradient.accumulation import Accumulation
 from trainer.learner.gradient.objective import Objective, Sums
 from trainer.learner.processes.collective import Alone, Collective
+from trainer.learner.shared_base import shared_base
 from whetstone.config.trainer import Kind, TrainerSettings
-from whetstone.registry.adapters import AdapterDamaged, read_manifest, verify
+from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-OPTIMIZER_STATE = "optimizer.safetensors"
 RNG_STATE = "rng.safetensors"
 
 ALONE: Collective = Alone()
@@ -54,7 +54,13 @@ class Learner:
     """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
     def __init__(
-        self, model: PeftModel, base: BaseModel, settings: TrainerSettings, rng: dict[str, Tensor], peers: Collective
+        self,
+        model: PeftModel,
+        base: BaseModel,
+        settings: TrainerSettings,
+        rng: dict[str, Tensor],
+        peers: Collective,
+        proofs: Proofs | None = None,
     ) -> None:
         self.base = base
         self._peers = peers
@@ -63,7 +69,7 @@ class Learner:
         self._rng = rng
         self._device = model.device
         backend_of(settings).made_ready(model, settings)
-        self._reading = Reading(model, settings, memory.budget_of(base, settings))
+        self._reading = Reading(model, settings, memory.budget_of(base, settings), proofs)
         self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
         self._objective = Objective(model, self._reading, settings, self._loss_scale)
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -82,7 +88,7 @@ class Learner:
         """
         torch.set_num_threads(settings.threads)
         device, backend = device_of(settings), backend_of(settings)
-        model, base = backend.load(model_path, settings, device), base_of(model_path)
+        base = shared_base(model_path, settings, device)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             target_modules="all-linear",
@@ -92,7 +98,8 @@ class Learner:
         )
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             torch.manual_seed(seed)
-            return cls(backend.adapted(model, config, settings), base, settings, _read_rng(device), peers)
+            model = backend.adapted(base.modules(device), config, settings)
+            return cls(model, base.identity, settings, _read_rng(device), peers, base.proofs)
 
     @classmethod
     @memory.needed_to("load the model")
@@ -103,7 +110,8 @@ class Learner:
 
         On the CPU, with as many threads, its next step is the same bit for bit.
 
-        Sets torch's thread count for the process. The learning rate comes from the settings, not from the folder.
+        Sets torch's thread count for the process. The learning rate comes from the settings, not from the folder. The
+        optimizer starts anew where retention has removed its state from the folder.
 
         Raises:
             ModelUnusable: the base model cannot be loaded.
@@ -113,13 +121,14 @@ class Learner:
         verify(adapter_folder)
         torch.set_num_threads(settings.threads)
         device, backend = device_of(settings), backend_of(settings)
-        model, base = backend.load(model_path, settings, device), base_of(model_path)
-        config = _checked_config(adapter_folder, base, settings)
+        base = shared_base(model_path, settings, device)
+        config = _checked_config(adapter_folder, base.identity, settings)
         config.inference_mode = False
         config.base_model_name_or_path = None  # peft warns of a name that is not a path; the hashes were compared
         rng = safetensors.torch.load_file(adapter_folder / RNG_STATE)
         with torch.random.fork_rng(devices=_cuda_devices(device)):
-            learner = cls(backend.adapted(model, config, settings), base, settings, rng, peers)
+            model = backend.adapted(base.modules(device), config, settings)
+            learner = cls(model, base.identity, settings, rng, peers, base.proofs)
         learner._load(adapter_folder)
         return learner
 
@@ -277,6 +286,9 @@ class Learner:
     def _load(self, folder: Path) -> None:
         """Load weights and optimizer state from the folder."""
         self._load_weights(folder)
+        if not (folder / OPTIMIZER_STATE).exists():
+            log.warning("%s has no optimizer state any more: AdamW starts with new moments", folder.name)
+            return
         state = safetensors.torch.load_file(folder / OPTIMIZER_STATE)
         for name, weight in self._trained.items():
             for key in ("step", "exp_avg", "exp_avg_sq"):

@@ -78,6 +78,7 @@ def _stored_adapters(connection: Connection, project: str, policy: str, home: st
             state=row.state,
             folder=Path(row.adapter_path),
             in_use=row.served or row.pinned_at is not None or row.id in loaded or row.version in begun,
+            begun=row.version in begun,
             unserved_at=row.unserved_at or row.created_at,
             created_at=row.created_at,
             heldout_mean=row.heldout_mean,

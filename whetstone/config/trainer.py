@@ -109,10 +109,13 @@ class TrainerSettings(Section):
     keep_served: int = Field(2, ge=0)
     """Retired versions that vLLM keeps loaded besides the live one; trajectories that began on them stay on them."""
     keep_adapters: int = Field(20, ge=1)
-    """Newest adapters of a policy that stay on the disk regardless of age."""
+    """Newest adapters of a policy that stay on the disk regardless of age, if `max_adapter_bytes` has room."""
     keep_adapters_s: float = Field(7 * 24 * 3600, ge=0)
-    """Older adapters are deleted after this many seconds. Live, pinned and best adapters, and those loaded in vLLM,
-    are never deleted."""
+    """Older adapters are deleted after this many seconds. Live, pinned and best adapters, candidates, and those loaded
+    in vLLM, are never deleted. The optimizer's state stays only with the newest two, the live one and its parent."""
+    max_adapter_bytes: int = Field(20 * 10**9, ge=1)
+    """Most bytes of a policy's adapters on the disk, the next one included: the oldest are deleted first, whatever
+    their age."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where a step's metrics are sent besides SQL; each needs its package installed."""
 

@@ -22,6 +22,10 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the folder's layout; readers refuse others."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+OPTIMIZER_STATE = "optimizer.safetensors"
+"""Two thirds of an adapter's bytes, which only the next step needs. Retention removes it from older versions, so it is
+the one file that may be missing.
+"""
 TEMPORARY = ".tmp-"
 """Prefix of unfinished folders; the training worker removes those that are left behind."""
 
@@ -59,12 +63,16 @@ def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> No
 def verify(folder: Path) -> str:
     """Check every file against the manifest. Return the manifest's SHA-256, for comparison with the database.
 
+    Only the optimizer's state may be missing.
+
     Raises:
         AdapterDamaged: the manifest or one of its files is missing, unreadable or altered; the message names the file.
     """
     manifest, content = read_manifest(folder)
     for name, expected in manifest["files"].items():
         path = folder / name
+        if name == OPTIMIZER_STATE and not path.exists():
+            continue
         try:
             size = path.stat().st_size
             if size != expected["bytes"]:
@@ -103,7 +111,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copy the adapter with its optimizer's state under a new name, completely or not at all.
+    """Copy the adapter, with its optimizer's state if it has one, under a new name, completely or not at all.
 
     Raises:
         NotCopied: the folder exists already, or the disk refuses.

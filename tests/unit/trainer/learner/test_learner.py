@@ -252,6 +252,21 @@ def test_a_damaged_adapter_is_not_resumed(tmp_path: Path, tiny_model: Path) -> N
         Learner.resume(tiny_model, tmp_path / "p@v1", SETTINGS)
 
 
+def test_an_adapter_whose_optimizer_state_was_removed_goes_on_with_new_moments(
+    tmp_path: Path, tiny_model: Path, make_rows: MakeRows, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner.fresh(tiny_model, SETTINGS, seed=1)
+    learner.step(make_rows(4), 0)
+    adapter.write(tmp_path / "p@v1", learner, parent=0, step=1)
+    (tmp_path / "p@v1" / "optimizer.safetensors").unlink()
+    resumed = Learner.resume(tiny_model, tmp_path / "p@v1", SETTINGS)
+    assert "p@v1 has no optimizer state any more" in caplog.text
+    assert resumed.files()["adapter_model.safetensors"] == learner.files()["adapter_model.safetensors"]
+    resumed.step(make_rows(4), 1)
+    state = safetensors.torch.load(resumed.files()["optimizer.safetensors"])
+    assert {value.item() for name, value in state.items() if name.startswith("step.")} == {1.0}
+
+
 def test_an_adapter_of_another_base_model_or_shape_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:
     adapter.write(tmp_path / "p@v1", Learner.fresh(tiny_model, SETTINGS, seed=1), parent=0, step=1)
     with pytest.raises(AdapterMismatch, match="rank 16 and alpha 32; the settings say 8 and 32"):

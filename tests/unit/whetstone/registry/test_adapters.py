@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from whetstone.registry.adapters import FORMAT, MANIFEST, AdapterDamaged, load_missing, verify
+from whetstone.registry.adapters import (
+    FORMAT,
+    MANIFEST,
+    OPTIMIZER_STATE,
+    WEIGHTS,
+    AdapterDamaged,
+    load_missing,
+    verify,
+)
 from whetstone.vllm.client import Vllm, VllmRefused
 
 
@@ -26,12 +34,13 @@ class Loads(Vllm):
         self.loaded[name] = folder
 
 
-def adapter(folder: Path, content: bytes = b"weights") -> Path:
+def adapter(folder: Path, content: bytes = b"weights", names: tuple[str, ...] = (WEIGHTS,)) -> Path:
     """A whole adapter folder."""
     folder.mkdir()
-    (folder / "adapter_model.safetensors").write_bytes(content)
+    for name in names:
+        (folder / name).write_bytes(content)
     file = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    manifest = {"format": FORMAT, "files": {"adapter_model.safetensors": file}, "base_model": {}}
+    manifest = {"format": FORMAT, "files": dict.fromkeys(names, file), "base_model": {}}
     (folder / MANIFEST).write_text(json.dumps(manifest))
     return folder
 
@@ -76,3 +85,16 @@ def test_a_whole_adapter_is_known_by_its_manifests_hash(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_damage(tmp_path: Path) -> None:
     with pytest.raises(AdapterDamaged, match=MANIFEST):
         verify(tmp_path / "p@v1")
+
+
+def test_only_the_optimizers_state_may_be_missing_and_what_is_there_must_be_right(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "p@v1", names=(WEIGHTS, OPTIMIZER_STATE))
+    whole = verify(folder)
+    (folder / OPTIMIZER_STATE).write_bytes(b"weight?")
+    with pytest.raises(AdapterDamaged, match=OPTIMIZER_STATE):
+        verify(folder)
+    (folder / OPTIMIZER_STATE).unlink()
+    assert verify(folder) == whole
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(AdapterDamaged, match=WEIGHTS):
+        verify(folder)

@@ -1,0 +1,63 @@
+"""Keep one base model in the process: read, hashed and proven once, under the LoRAs of all policies.
+
+Each learner gets modules of its own on the same weights, and puts its LoRA on those; no LoRA ever touches another's.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.domain.base import BaseModel
+from trainer.learner.backends import backend_of, base_of, folder_of
+from trainer.learner.forward import Proofs
+from whetstone.config.trainer import TrainerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBase:
+    """A base model on its device."""
+
+    identity: BaseModel
+    proofs: Proofs
+    """What was proven of it; empty until its first learner."""
+    _model: PreTrainedModel = field(repr=False)
+    """Nothing is ever put on this one."""
+
+    def modules(self, device: torch.device) -> PreTrainedModel:
+        """Return the model with modules of its own on the shared weights, which are moved to the device."""
+        weights: dict[int, Tensor] = {id(weight): weight for weight in self._model.parameters()}
+        # `to` moves a parameter in place, so it moves under every learner.
+        own: PreTrainedModel = copy.deepcopy(self._model, weights).to(device)
+        return own
+
+
+_latest: tuple[object, SharedBase] | None = None
+
+
+def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch.device) -> SharedBase:
+    """Return the base model; the same object while its files, the settings and the device are the same.
+
+    Only the latest is kept: no process trains on two, and a device rarely has room for them.
+
+    Raises:
+        ModelUnusable: it cannot be loaded.
+    """
+    global _latest
+    key = (str(model_path), _files(folder_of(model_path)), settings, device)
+    latest = _latest
+    if latest is None or latest[0] != key:
+        _latest = None  # the next one needs its memory
+        del latest
+        model = backend_of(settings).load(model_path, settings, device)
+        latest = _latest = (key, SharedBase(base_of(model_path), Proofs(), model))
+    return latest[1]
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of the files that make the model."""
+    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
