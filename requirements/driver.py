@@ -15,7 +15,7 @@ def branch(nvidia_smi: str = "nvidia-smi") -> str | None:
     """Return the driver's version as nvidia-smi says it; None where there is no driver that answers."""
     command = [nvidia_smi, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     lines = done.stdout.decode(errors="replace").split()
