@@ -1,9 +1,10 @@
-"""Say in one sentence whether this machine's NVIDIA driver can run PyTorch's CUDA build. Standard library only."""
+"""Say in one sentence if this machine's NVIDIA driver cannot run PyTorch's CUDA build. Standard library only."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 
 OLDEST = 580
 """The first branch of drivers that has CUDA 13, which the locked PyTorch and vLLM are built for: table 2 of
@@ -29,3 +30,8 @@ def unfit(version: str | None) -> str | None:
     if int(version.partition(".")[0]) < OLDEST:
         return f"the NVIDIA driver is {version}, and the packages are built for CUDA 13: {REMEDY}"
     return None
+
+
+if __name__ == "__main__":
+    if why := unfit(branch()):
+        sys.exit(why)
