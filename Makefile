@@ -28,12 +28,20 @@ AUDIT := .venv-audit
 AUDIT_INSTALLED := $(AUDIT)/.installed
 AUDIT_LOCK := requirements/audit.lock
 
+# A GPU host: vLLM, proxy, judge, trainer and tests on CUDA 13. Unsloth takes an older transformers than vLLM does.
+GPU := .venv-gpu
+GPU_INSTALLED := $(GPU)/.installed
+GPU_LOCK := requirements/server-cuda.lock
+GPU_UNSLOTH := .venv-gpu-unsloth
+GPU_UNSLOTH_INSTALLED := $(GPU_UNSLOTH)/.installed
+GPU_UNSLOTH_LOCK := requirements/trainer-unsloth.lock
+
 # What drives a browser: an environment of its own that sees the packages of the first.
 SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate clients steps docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate clients steps docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -70,8 +78,21 @@ all-harnesses: $(INSTALLED)
 all-trl: $(TRL_INSTALLED)
 	$(BIN)/pytest -m "long(part='trl')" $(TEST_ARGS)
 
-test-gpu: $(INSTALLED)  ## What needs CUDA: the trainer's own checks on it
-	$(BIN)/pytest -m gpu $(TEST_ARGS)
+test-gpu: $(GPU_INSTALLED)  ## What needs CUDA: the trainer's own checks on it
+	$(GPU)/bin/python -m pytest -m gpu --numprocesses 0 tests/unit/trainer $(TEST_ARGS)
+
+gpu: gpu-driver $(GPU_INSTALLED)  ## The runbook, where there are GPUs: plan, parity, tokens/s, pause, memory; GPU_ARGS="--model NAME", ...
+	$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
+
+gpu-driver:
+	@python3 requirements/driver.py
+
+gpu-rehearsal: $(INSTALLED)  ## The same on the CPU with the starter model, as far as that goes: five minutes
+	$(BIN)/python -m benchmarks.gpu --rehearse $(GPU_ARGS)
+
+gpu-install: $(GPU_INSTALLED)  ## The environment of a GPU host, .venv-gpu: CUDA 13, a driver from 580 (docs/gpu.md)
+
+gpu-unsloth-install: $(GPU_UNSLOTH_INSTALLED)  ## Unsloth's, .venv-gpu-unsloth, for trainer.python (docs/gpu.md)
 
 test-system: $(SYSTEM_INSTALLED)  ## What needs system packages (Chromium, promtool): the dashboard as people use it, the alerts; says what it did not run
 	$(SYSTEM)/bin/python -m pytest -m system --numprocesses 0 $(TEST_ARGS)
@@ -90,7 +111,7 @@ unit: $(INSTALLED)
 
 # The database knows PyTorch's release, not its CPU build.
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
-	for lock in $(LOCK) $(TRL_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
+	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
 		sed 's/^\(torch==[^ +]*\)+cpu/\1/' $$lock > $(AUDIT)/asked.txt && \
 		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(AUDIT)/asked.txt || exit 1; done
 
@@ -163,18 +184,27 @@ site: $(INSTALLED)  ## The documentation as a site, in site/; SITE=FOLDER
 
 install: $(INSTALLED)  ## Only the environment; PYTHON=..., TORCH_INDEX=URL or FOLDER with PyTorch's CPU build
 
-lock: $(INSTALLED)  ## Lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
+lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) "$(FIND_LINKS)" $(LOCK_ARGS)
 	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK) $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
+	$(BIN)/python requirements/cuda.py $(BIN)/uv $(LOCK_ARGS)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(TRL) $(AUDIT) $(SYSTEM) data/demo
+	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@$(INSTALL) $(VENV) $(LOCK) --ours
+	@touch $@
+
+$(GPU_INSTALLED): $(GPU_LOCK) pyproject.toml
+	@$(INSTALL) $(GPU) $(GPU_LOCK) --ours
+	@touch $@
+
+$(GPU_UNSLOTH_INSTALLED): $(GPU_UNSLOTH_LOCK) pyproject.toml
+	@$(INSTALL) $(GPU_UNSLOTH) $(GPU_UNSLOTH_LOCK) --ours
 	@touch $@
 
 $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock

@@ -1,8 +1,9 @@
 """Install a locked environment: `install.py ENV LOCK [--sees ENV] [--ours]`. Run by install.sh; standard library only.
 
-- PyTorch's CPU build is looked for before anything else is installed, by its exact version: no other build can come in
+- PyTorch is looked for before anything else is installed, by its exact version and build: no other build can come in
   its place. Sources: TORCH_INDEX (an index, a page of links or a folder) if set; else what pip and uv have configured,
-  then PyTorch's own CPU index. If none has it, the environment that this run created is removed again.
+  then, for the CPU build, PyTorch's own index of it. If none has it, the environment that this run created is removed
+  again. Where the lock has the CUDA build, the driver's version is checked first, and said.
 - Every package is checked against the lock's hashes, with uv as with pip. uv does the work; pip where uv cannot be had
   or fails. uv gets pip's settings where it has none of its own.
 - `--sees` makes the packages of another environment visible in this one. `--ours` adds this repository, editable.
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ((3, 11), (3, 12), (3, 13))
@@ -52,6 +55,11 @@ def blocks(lock: str) -> list[str]:
 def on(requirements: list[str], name: str) -> list[str]:
     """Return the requirements on one package."""
     return [one for one in requirements if one.startswith(f"{name}==")]
+
+
+def is_cpu_build(torch: list[str]) -> bool:
+    """Say whether a lock's requirement on PyTorch is its build for machines without a GPU."""
+    return "+cpu" in torch[0].split()[0]
 
 
 # What pip and uv have configured
@@ -239,16 +247,19 @@ class Installer:
         return process.returncode, "".join(rest)
 
     def install_torch(self, torch: list[str], named: str) -> None:
-        """Install PyTorch's CPU build. Raises Stop if no source has it."""
+        """Install PyTorch in the build of the lock. Raises Stop if no source has it."""
         version = torch[0].split()[0].partition("==")[2]
         found = probe(self.python)
         build = f"{version} for Python {'.'.join(map(str, found[0] if found else ()))}"
+        kind = "CPU" if is_cpu_build(torch) else "CUDA"
+        # By `==2.13.0` uv would take 2.13.0+cpu where a source has both, and then refuse its hash.
+        exact = [torch[0].replace("==", "===", 1)]
         reasons = []
-        for source in [named] if named else ["", PYTORCH]:
+        for source in [named] if named else ["", *[PYTORCH] * (kind == "CPU")]:
             say(f"PyTorch {version}: looking in {source or 'the configured package sources'}")
             reason = ""
             for tool in self.tools():
-                status, printed = self.install(tool, torch, source, hurry=True)
+                status, printed = self.install(tool, exact, source, hurry=True)
                 if status == 0:
                     return
                 if UNREACHABLE.search(printed):
@@ -262,7 +273,7 @@ class Installer:
                     raise Stop(f"PyTorch {version} could not be installed: {tool} says why above.")
             reasons.append(f"{source or 'the configured package sources'} {reason}")
         raise Stop(
-            f"PyTorch's CPU build ({build}) is not to be had: {' and '.join(reasons)}. Name an index, a page of "
+            f"PyTorch's {kind} build ({build}) is not to be had: {' and '.join(reasons)}. Name an index, a page of "
             "links or a folder that has its wheel: make install TORCH_INDEX=..."
         )
 
@@ -303,10 +314,14 @@ def main(arguments: list[str]) -> None:
     folder = given.environment.absolute()
     named = str(given.sees / "bin" / "python") if given.sees else os.environ.get("PYTHON", "")
     requirements = blocks(given.lock.read_text(encoding="utf-8"))
+    torch = on(requirements, "torch")
+    if torch and not is_cpu_build(torch):
+        version = driver.branch()
+        say(f"NVIDIA's driver is {version}." if not (why := driver.unfit(version)) else f"Mind: {why}.")
     created = create(folder, named)
     try:
         installer = Installer(folder, on(requirements, "uv"))
-        if torch := on(requirements, "torch"):
+        if torch:
             installer.install_torch(torch, os.environ.get("TORCH_INDEX", ""))
     except BaseException:
         if created:

@@ -1,12 +1,9 @@
-"""Writes the images' locks: what each of them needs of cpu.lock, and no more. `python requirements/parts.py [REPORT]`
+"""Write the locks of the images without CUDA: what each of them needs of cpu.lock, and no more. Called by `make lock`.
 
-Reads what the packages of this environment say they need. REPORT is what pip says of PyTorch's CUDA build:
-`pip install --dry-run --ignore-installed --report REPORT torch==2.13.0`; without it these parts of cuda.lock stay.
+Reads what the packages of this environment say they need. The locks with CUDA are cuda.py's.
 """
 
-import json
 import re
-import sys
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -19,19 +16,23 @@ EXTRAS = {"server": ("proxy", "judge", "tracing"), "trainer": ("training", "trac
 """Image -> the extras of pyproject.toml that it has."""
 BUILD = ("setuptools",)
 """What installs our own packages."""
-IMAGE = {
+HOST = {
     "implementation_name": "cpython",
-    "implementation_version": "3.11.13",
     "os_name": "posix",
     "platform_machine": "x86_64",
     "platform_python_implementation": "CPython",
     "platform_system": "Linux",
-    "python_full_version": "3.11.13",
-    "python_version": "3.11",
     "sys_platform": "linux",
 }
-"""The images' Python and machine, whichever these are here: what packages need depends on them."""
-OF_CUDA = re.compile(r"^(torch|triton|nvidia-.*|cuda-.*)$")
+"""The machine that every lock is for, as markers see it, whichever this one is."""
+IMAGE = HOST | {"implementation_version": "3.11.13", "python_full_version": "3.11.13", "python_version": "3.11"}
+"""That machine with the images' Python: what packages need depends on both."""
+
+
+def entries(lock: Path) -> list[str]:
+    """Return the entries of a lock, each with its hashes."""
+    texts = re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip())
+    return [text for text in texts if not text.startswith("#")]
 
 
 def lines(lock: Path) -> dict[str, str]:
@@ -40,9 +41,7 @@ def lines(lock: Path) -> dict[str, str]:
     Raises ValueError if two entries of one name are for the images.
     """
     found: dict[str, str] = {}
-    for text in re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip()):
-        if text.startswith("#"):
-            continue
+    for text in entries(lock):
         requirement = Requirement(text.splitlines()[0].rstrip(" \\"))
         if requirement.marker and not requirement.marker.evaluate(IMAGE):
             continue
@@ -85,26 +84,6 @@ def parts(lock: Path) -> dict[str, str]:
     return texts
 
 
-def reported(report: Path) -> dict[str, str]:
-    """Return name -> its lines, of what pip says of PyTorch's CUDA build."""
-    found = {}
-    for one in json.loads(report.read_text(encoding="utf-8"))["install"]:
-        name = canonicalize_name(one["metadata"]["name"])
-        sha256 = one["download_info"]["archive_info"]["hashes"]["sha256"]
-        found[name] = f"{name}=={one['metadata']['version']} \\\n    --hash=sha256:{sha256}"
-    return found
-
-
-def cuda(trainer: Path, build: dict[str, str]) -> str:
-    """Return the trainer's lock with PyTorch's CUDA build in the place of the other."""
-    told = {name: one for name, one in lines(trainer).items() if not OF_CUDA.match(name)}
-    told |= {name: one for name, one in build.items() if OF_CUDA.match(name)}
-    header = "# What the image of the trainer has with CUDA: CPython 3.11, x86-64. Made by requirements/parts.py.\n"
-    return header + "\n".join(told[name] for name in sorted(told)) + "\n"
-
-
 if __name__ == "__main__":
     for image, text in parts(FOLDER / "cpu.lock").items():
         (FOLDER / f"{image}.lock").write_text(text, encoding="utf-8")
-    build = reported(Path(sys.argv[1])) if len(sys.argv) > 1 else lines(FOLDER / "cuda.lock")
-    (FOLDER / "cuda.lock").write_text(cuda(FOLDER / "trainer.lock", build), encoding="utf-8")

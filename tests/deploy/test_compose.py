@@ -22,7 +22,7 @@ SCHEMA = json.loads((ROOT / "tests/schemas/compose-spec.json").read_text(encodin
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])((?:[^{}]|\{[^{}]*\})*))?\}")
 OURS = {"migrate", "proxy", "judge", "trainer-cpu", "trainer-gpu"}
 VLLM = {"vllm-cpu", "vllm-gpu"}
-SET_OUTSIDE = {"WHETSTONE_TAG", "PIP_EXTRA_INDEX_URL", "OPENAI_API_KEY", "WHETSTONE_PUBLISH"}
+SET_OUTSIDE = {"WHETSTONE_TAG", "PIP_EXTRA_INDEX_URL", "OPENAI_API_KEY", "HF_TOKEN", "WHETSTONE_PUBLISH"}
 """Variables that an operator may set, and no file of ours does."""
 
 
@@ -44,6 +44,11 @@ def interpolated(text: str, given: dict[str, str]) -> str:
     return VARIABLE.sub(value, "\n".join(lines))
 
 
+def kind(name: str) -> str:
+    """The profile that an env file chooses: one GPU or two, the services are the same."""
+    return variables(name)["COMPOSE_PROFILES"]
+
+
 def composed(name: str) -> dict[str, Any]:
     """The file with the variables of one of our env files, merged."""
     text = interpolated((ROOT / "docker-compose.yml").read_text(encoding="utf-8"), variables(name))
@@ -51,7 +56,7 @@ def composed(name: str) -> dict[str, Any]:
     return told
 
 
-@pytest.fixture(params=["cpu", "gpu"])
+@pytest.fixture(params=["cpu", "gpu1", "gpu"])
 def profile(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -63,7 +68,7 @@ def compose(profile: str) -> dict[str, Any]:
 
 def services(compose: dict[str, Any], profile: str) -> dict[str, dict[str, Any]]:
     """Those that start with the profile."""
-    chosen = {None, profile, "watch"}
+    chosen = {None, kind(profile), "watch"}
     return {name: one for name, one in compose["services"].items() if chosen & set(one.get("profiles", [None]))}
 
 
@@ -88,18 +93,19 @@ def test_what_is_no_compose_file_is_told_apart(compose: dict[str, Any]) -> None:
 
 def test_it_says_what_is_missing_where_no_env_file_is_given() -> None:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    assert "${WHETSTONE_MODEL:?start with --env-file containers/cpu.env or containers/gpu.env}" in text
+    sentence = "start with --env-file containers/cpu.env, containers/gpu1.env or containers/gpu.env"
+    assert f"${{WHETSTONE_MODEL:?{sentence}}}" in text
     asked = {found[1] for found in VARIABLE.finditer(text)}
-    given = set(variables("cpu")) | set(variables("gpu"))
+    given = {name for file in ("cpu", "gpu1", "gpu") for name in variables(file)}
     assert asked - given == SET_OUTSIDE and given - asked == {"COMPOSE_PROFILES"}
 
 
 def test_each_profile_has_one_server_and_one_trainer(compose: dict[str, Any], profile: str) -> None:
     assert set(services(compose, profile)) == {
-        "postgres", "redis", "migrate", "proxy", "judge", f"vllm-{profile}", f"trainer-{profile}", "prometheus",
-        "grafana",
+        "postgres", "redis", "migrate", "proxy", "judge", f"vllm-{kind(profile)}", f"trainer-{kind(profile)}",
+        "prometheus", "grafana",
     }  # fmt: skip
-    assert variables(profile)["COMPOSE_PROFILES"] == profile
+    assert kind(profile) == profile.removesuffix("1")
 
 
 class Recording:
@@ -127,24 +133,71 @@ def test_the_services_run_what_up_runs(compose: dict[str, Any], profile: str, tm
 
 
 def test_vllm_is_started_as_our_own_settings_say(compose: dict[str, Any], profile: str) -> None:
-    service, settings = compose["services"][f"vllm-{profile}"], of_service(compose["services"]["proxy"])
+    service, settings = compose["services"][f"vllm-{kind(profile)}"], of_service(compose["services"]["proxy"])
     command = [part for one in service["command"] for part in one.split("=", 1)]
     model = str(STARTER) if profile == "cpu" else settings.model
     # The starter's files lie elsewhere here than in the image.
     here = settings.model_copy(update={"model": model})
     wanted = arguments(here)
     wanted[wanted.index("--model") + 1] = settings.model
+    start = service["entrypoint"]
+    program, *of_build = (shlex.split(start) if isinstance(start, str) else start)[2:]
+    assert program == "vllm.entrypoints.openai.api_server"
+    of_card = ["--gpu-memory-utilization=0.85"] if profile == "gpu1" else []  # by the plan for a card, not by a setting
+    assert set(of_card) <= set(of_build)
+    command += [part for one in of_build if one not in of_card for part in one.split("=", 1)]
     assert sorted(command) == sorted(wanted)
-    assert service["entrypoint"][1:] == ["-m", "vllm.entrypoints.openai.api_server"]
 
 
-def test_vllms_environment_is_what_up_gives_it(compose: dict[str, Any]) -> None:
+def test_vllms_environment_is_what_up_gives_it(compose: dict[str, Any], profile: str) -> None:
     from whetstone.vllm.client import environment
 
     settings = of_service(compose["services"]["proxy"])
-    for name in VLLM:
-        told = compose["services"][name]["environment"]
-        assert told.items() >= environment(settings).items()
+    told = compose["services"][f"vllm-{kind(profile)}"]["environment"]
+    assert told.items() >= environment(settings).items()
+
+
+def devices(service: dict[str, Any]) -> list[str]:
+    """The GPUs of a service, by their numbers."""
+    reserved = service["deploy"]["resources"].get("reservations", {}).get("devices", ())
+    return [number for one in reserved for number in one["device_ids"]]
+
+
+def test_each_part_sees_the_gpus_that_are_its_own(compose: dict[str, Any], profile: str) -> None:
+    """A container sees no other GPU than those that it reserves."""
+    serving, training = (devices(compose["services"][f"{part}-{kind(profile)}"]) for part in ("vllm", "trainer"))
+    expected = {"cpu": ([], []), "gpu1": (["0"], ["0"]), "gpu": (["0"], ["1"])}
+    assert (serving, training) == expected[profile]
+    # On the same GPU vLLM must leave it while a step trains.
+    settings = of_service(compose["services"]["proxy"])
+    assert settings.vllm.shares_device == bool(set(serving) & set(training))
+
+
+def test_what_compiles_kernels_may_execute_them(compose: dict[str, Any]) -> None:
+    """Docker mounts a tmpfs with noexec unless told otherwise."""
+    for name in ("vllm-gpu", "trainer-gpu"):
+        assert all(one.partition(":")[2].split(",")[-1] == "exec" for one in compose["services"][name]["tmpfs"]), name
+
+
+def test_a_token_of_the_hub_reaches_whatever_loads_a_model() -> None:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    told = yaml.safe_load(interpolated(text, variables("gpu") | {"HF_TOKEN": "hf_x"}))["services"]
+    having = {name for name, one in told.items() if one.get("environment", {}).get("HF_TOKEN") == "hf_x"}
+    assert having == VLLM | {"trainer-cpu", "trainer-gpu"}
+
+
+def test_unsloth_is_trained_with_as_up_would(tmp_path: Path) -> None:
+    override = yaml.safe_load(interpolated((ROOT / "containers/unsloth.yml").read_text(encoding="utf-8"), {}))
+    jsonschema.validate(override, SCHEMA)
+    ((name, changed),) = override["services"].items()
+    service = {**composed("gpu")["services"][name], **changed}
+    proxy = composed("gpu")["services"]["proxy"]
+    settings = of_service({"environment": {**proxy["environment"], **changed["environment"]}})
+    recording = Recording(tmp_path)
+    stack._start_workers(settings, recording, {})  # type: ignore[arg-type]
+    assert service["command"] == recording.commands["trainer"]
+    assert service["image"] == f"whetstone/{service['build']['target']}:local"
+    assert f"AS {service['build']['target']}\n" in (ROOT / "containers/Dockerfile").read_text(encoding="utf-8")
 
 
 def test_our_containers_have_settings_that_load_and_agree(compose: dict[str, Any], profile: str) -> None:
@@ -278,7 +331,7 @@ def test_the_commands_in_its_head_name_files_that_are_there() -> None:
     head = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").split("name: whetstone")[0]
     words = [word for line in head.splitlines() for word in _words(line.lstrip("# "))]
     named = {word for word in words if word.startswith("containers/")}
-    assert named == {"containers/secrets.sh", "containers/cpu.env", "containers/gpu.env"}
+    assert named == {"containers/secrets.sh", *(f"containers/{name}.env" for name in ("cpu", "gpu1", "gpu"))}
     assert all((ROOT / word).is_file() for word in named)
 
 

@@ -4,12 +4,8 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "containers" / "Dockerfile"
-IMAGES = ("server", "trainer", "trainer-cuda", "vllm-cpu")
-LOCKS = {"server": "server.lock", "trainer": "trainer.lock", "trainer-cuda": "cuda.lock", "vllm-cpu": "cpu.lock"}
+IMAGES = ("server", "trainer", "trainer-cuda", "trainer-unsloth", "vllm-cpu")
+LOCKS = {image: f"{image}.lock" for image in IMAGES} | {"vllm-cpu": "cpu.lock"}
+COMPILERS = ["gcc", "g++", "libc6-dev"]
 EXEC = {"RUN", "CMD", "ENTRYPOINT"}
 SECRET = re.compile(r"password|passwd|secret|token|api_?key|credential|bootstrap", re.IGNORECASE)
 
@@ -75,7 +72,7 @@ def packages(image: str) -> list[Instruction]:
 
 
 def test_there_is_one_for_serving_one_for_each_kind_of_training_and_one_for_vllm() -> None:
-    assert set(stages()) == {"packages", "ours", *IMAGES, *(f"{image}-packages" for image in IMAGES)}
+    assert set(stages()) == {"packages", "ours", "cuda", *IMAGES, *(f"{image}-packages" for image in IMAGES)}
 
 
 def test_it_runs_as_nobody_that_may_do_more_by_a_fixed_number(recipe: list[Instruction]) -> None:
@@ -97,12 +94,18 @@ def test_packages_come_by_hash_and_from_the_images_own_lock(image: str, packages
     assert all_of(packages, "COPY") == [f"requirements/{LOCKS[image]} requirements/{LOCKS[image]}"]
 
 
-def test_nothing_else_is_fetched_but_what_vllms_kernels_link_to(image: str, recipe: list[Instruction]) -> None:
+SYSTEM = {"vllm-cpu": ["libnuma1"], "trainer-cuda": COMPILERS, "trainer-unsloth": COMPILERS}
+"""Debian's packages: what vLLM's kernels link to, and what Triton compiles with."""
+
+
+def test_nothing_else_is_fetched_but_what_kernels_link_to_or_are_compiled_by(
+    image: str, recipe: list[Instruction]
+) -> None:
     assert all_of(recipe, "ADD") == []
     commands = [json.loads(text) for text in all_of(recipe, "RUN")]
     assert not any(word in ("curl", "wget", "git") for command in commands for word in command)
-    system = [command[-1] for command in commands if command[:2] == ["apt-get", "install"]]
-    assert system == (["libnuma1"] if image == "vllm-cpu" else [])
+    system = [word for command in commands if command[:2] == ["apt-get", "install"] for word in command[2:]]
+    assert [word for word in system if word[:1] != "-"] == SYSTEM.get(image, [])
     ours = [command for command in commands if "pip" in command]
     assert all("--no-deps" in one and one[-2:] == ["-e", "."] for one in ours) and len(ours) == (image != "vllm-cpu")
 
@@ -114,6 +117,11 @@ def test_no_shell_stands_between_the_engine_and_the_program(recipe: list[Instruc
         command = json.loads(text)
         assert command[0] not in ("sh", "bash", "/bin/sh", "/bin/bash")
     assert all_of(recipe, "ENTRYPOINT") == [] and all_of(recipe, "SHELL") == []
+
+
+def test_an_older_driver_is_refused_at_the_start_of_what_needs_cuda(image: str, recipe: list[Instruction]) -> None:
+    told = [word for text in all_of(recipe, "ENV") for word in shlex.split(text)]
+    assert ("NVIDIA_REQUIRE_CUDA=cuda>=13.0" in told) == (image in ("trainer-cuda", "trainer-unsloth"))
 
 
 def test_it_says_how_it_is(recipe: list[Instruction]) -> None:
@@ -195,63 +203,3 @@ def test_two_entries_for_the_images_are_an_error(parts: ModuleType, tmp_path: Pa
     (tmp_path / "cpu.lock").write_text("numpy==2.3.5\nnumpy==2.4.6 ; sys_platform == 'linux'\n", encoding="utf-8")
     with pytest.raises(ValueError, match="two entries of numpy"):
         parts.lines(tmp_path / "cpu.lock")
-
-
-def test_the_cuda_lock_differs_from_the_trainers_by_pytorchs_own_parts_alone(parts: ModuleType) -> None:
-    trainer, cuda = (parts.lines(ROOT / "requirements" / name) for name in ("trainer.lock", "cuda.lock"))
-    differ = {name for name in trainer.keys() | cuda.keys() if trainer.get(name) != cuda.get(name)}
-    assert "torch" in differ and "nvidia-cublas" in differ
-    assert all(parts.OF_CUDA.match(name) for name in differ), "the trainer's packages changed: docs/deploy.md says how"
-    assert trainer["torch"].split()[0] == cuda["torch"].split()[0] + "+cpu"
-    assert all("--hash=sha256:" in one for one in cuda.values())
-
-
-def absent(lock: str, parts: ModuleType) -> Iterator[str]:
-    """Modules of this environment that an image has not."""
-    kept = set(parts.lines(ROOT / "requirements" / lock)) | {"whetstone-proxy", "pip"}
-    for module, owners in packages_distributions().items():
-        if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & kept:
-            yield module
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lock", "modules"),
-    [
-        ("server.lock", "proxy.server judge.tasks judge.ruler.ranker litellm whetstone.cli.main migrations.run"),
-        (
-            "trainer.lock",
-            "trainer.tasks trainer.learner.learner trainer.learner.hf whetstone.cli.main",
-        ),
-    ],
-)
-@pytest.mark.long(part="stacks")
-def test_what_an_image_runs_needs_no_package_that_it_has_not(lock: str, modules: str, parts: ModuleType) -> None:
-    held_back = sorted(absent(lock, parts))
-    assert "vllm" in held_back
-    program = f"""
-import sys
-
-class Without:
-    # A finder to whom some modules are not there.
-    names = frozenset({held_back!r})
-    def __init__(self, finder):
-        self.finder = finder
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in self.names else self.finder.find_spec(name, path, target)
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-import importlib
-for one in {modules.split()!r}:
-    importlib.import_module(one)
-"""
-    environment = {
-        "WHETSTONE_BROKER": "memory://",
-        "WHETSTONE_VLLM__URLS": '["http://vllm:8001"]',
-        "PATH": "/usr/bin:/bin",
-    }
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -28,13 +28,15 @@ SH = "/bin/sh"
 
 
 @pytest.fixture(scope="module")
-def installer() -> ModuleType:
-    """requirements/install.py, which is in no package."""
+def installer() -> Iterator[ModuleType]:
+    """requirements/install.py, which is in no package; a module beside it comes along."""
     spec = importlib.util.spec_from_file_location("install", ROOT / "requirements" / "install.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "requirements"))
+        spec.loader.exec_module(module)
+        yield module
 
 
 # pip's settings for uv
@@ -222,19 +224,21 @@ class Done:
         return [path.name for path in self.environment.glob("lib/python3.*/site-packages/torch-*.dist-info")]
 
 
-def install(tmp_path: Path, tool: str, sha256: str, made: Path | None = None, **variables: str) -> Done:
+def install(
+    tmp_path: Path, tool: str, sha256: str, made: Path | None = None, asked: str = "2.13.0+cpu", **variables: str
+) -> Done:
     """Run the installer in a folder of its own on a lock that asks for PyTorch alone; uv is on the path or nowhere.
 
-    `made` is an environment to use; without it the installer makes one.
+    `made` is an environment to use; without it the installer makes one. `asked`: the version in the lock.
     """
     repository, programs = tmp_path / "repository", tmp_path / "programs"
     (repository / "requirements").mkdir(parents=True)
     programs.mkdir()
     if made:
         (repository / ".venv").symlink_to(made)
-    for name in ("install.sh", "install.py"):
+    for name in ("install.sh", "install.py", "driver.py"):
         shutil.copy(ROOT / "requirements" / name, repository / "requirements" / name)
-    (repository / "cpu.lock").write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{sha256}\n", encoding="utf-8")
+    (repository / "cpu.lock").write_text(f"torch=={asked} \\\n    --hash=sha256:{sha256}\n", encoding="utf-8")
     assert UV.is_file()
     for program in (Path("/usr/bin/uname"), Path("/usr/bin/dirname"), *[UV] * (tool == "uv")):
         (programs / program.name).symlink_to(program)
@@ -335,6 +339,42 @@ def test_a_wheel_with_another_hash_is_refused(tmp_path: Path, made: Path, sites:
     assert done.status != 0 and done.torch == []
     assert "0" * 64 in done.printed and sites.sha256 in done.printed
     assert done.printed.splitlines()[-1].startswith("PyTorch 2.13.0+cpu could not be installed")
+
+
+@pytest.mark.slow
+@both
+def test_with_cuda_the_cpu_build_of_the_same_release_is_passed_over(
+    tmp_path: Path, made: Path, sites: Sites, tool: str
+) -> None:
+    sha256 = hashlib.sha256((tmp_path / "public" / "torch" / CUDA_WHEEL).read_bytes()).hexdigest()
+    sources = {"PIP_INDEX_URL": sites.public.address, "PIP_FIND_LINKS": str(tmp_path / "pytorch" / "torch")}
+    done = install(tmp_path, tool, sha256, made, "2.13.0", **sources)
+    assert done.status == 0 and done.torch == ["torch-2.13.0.dist-info"], done.printed
+    assert "there is no NVIDIA driver here that answers (nvidia-smi): install NVIDIA's driver 580 or" in done.printed
+
+
+# The driver
+
+
+@pytest.mark.parametrize(
+    ("printed", "status", "why"),
+    [
+        ("580.65.06\n580.65.06", 0, None),
+        ("615.10", 0, None),
+        ("570.124.06", 0, "the NVIDIA driver is 570.124.06, and the packages are built for CUDA 13: install"),
+        ("NVIDIA-SMI has failed because it could not communicate with the driver.", 9, "there is no NVIDIA driver"),
+        ("No devices were found", 0, "there is no NVIDIA driver here that answers"),
+    ],
+)
+def test_an_old_or_missing_driver_is_said_in_one_sentence_with_what_to_do(
+    installer: ModuleType, tmp_path: Path, printed: str, status: int, why: str | None
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{printed}'\nexit {status}\n", encoding="utf-8")
+    program.chmod(0o755)
+    told = installer.driver.unfit(installer.driver.branch(str(program)))
+    assert (told is None) if why is None else (told.startswith(why) and "driver 580 or later" in told)
+    assert installer.driver.branch(str(tmp_path / "nothing")) is None
 
 
 @pytest.mark.parametrize("machine", ["Darwin arm64", "Linux aarch64"])

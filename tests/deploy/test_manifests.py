@@ -1,6 +1,7 @@
 """The Kubernetes manifests and the SkyPilot task, by the schemas of both, and against what `up` starts."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ def test_vllm_is_started_as_our_own_settings_say() -> None:
     assert sorted(part for one in given.splitlines() for part in one.split("=", 1)) == sorted(arguments(settings))
     variables = {one["name"]: one["value"] for one in told["env"] if "value" in one}
     assert variables.items() >= client.environment(settings).items()
+
+
+def test_a_token_of_the_hub_reaches_whatever_loads_a_model() -> None:
+    asked = {
+        name
+        for name, one in workloads().items()
+        for variable in container(one).get("env", ())
+        if variable["name"] == "HF_TOKEN" and variable["valueFrom"]["secretKeyRef"]["optional"] is True
+    }
+    assert asked == {"vllm", "trainer"}
+    assert "`hf_token`" in (FOLDER / "secrets.example.yaml").read_text(encoding="utf-8")
 
 
 def test_our_pods_have_settings_that_load_and_agree() -> None:
@@ -267,8 +279,11 @@ def test_the_skypilot_task_is_what_skypilot_says() -> None:
 
 def test_what_the_skypilot_task_runs_is_there() -> None:
     task = yaml.safe_load((ROOT / "containers" / "skypilot.yaml").read_text(encoding="utf-8"))
-    assert sorted(set(files(task))) == ["containers/gpu.env", "containers/secrets.sh"]
-    assert all((ROOT / file).is_file() for file in files(task))
+    assert sorted(set(files(task))) == ["containers/$GPUS.env", "containers/secrets.sh"]
+    head = (ROOT / "containers" / "skypilot.yaml").read_text(encoding="utf-8").split("name: whetstone")[0]
+    choices = {task["envs"]["GPUS"], *re.findall(r"GPUS=(\w+)", head)}
+    assert choices == {"gpu", "gpu1"}
+    assert all((ROOT / file.replace("$GPUS", one)).is_file() for file in files(task) for one in choices)
 
 
 def files(task: Resource) -> Iterator[str]:

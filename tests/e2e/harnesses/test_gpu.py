@@ -1,0 +1,114 @@
+"""The runbook for GPUs, as far as a machine without one goes: what it computes, and its rehearsal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import cards
+from benchmarks.gpu.cards import Card, Peak
+from benchmarks.gpu.load import Answer, first_token_s, longest_silence_s, reward_of, tokens_per_s
+from benchmarks.gpu.report import markdown, write
+from benchmarks.gpu.scene import CONTEXT_MIB, held
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNBOOK = [sys.executable, "-m", "benchmarks.gpu"]
+
+
+@pytest.mark.slow
+def test_without_a_gpu_it_stops_with_one_sentence_before_it_starts_anything(tmp_path: Path) -> None:
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}  # no nvidia-smi
+    command = [*RUNBOOK, "--report", str(tmp_path / "report"), "--data", str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    (sentence,) = done.stderr.splitlines()
+    assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "report").exists()
+    assert "no NVIDIA driver" in sentence and "driver 580 or later" in sentence and "`--rehearse`" in sentence
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(900)
+@pytest.mark.long(part="harnesses")
+def test_a_rehearsal_measures_all_that_a_cpu_can(tmp_path: Path) -> None:
+    command = [*RUNBOOK, "--rehearse", "--report", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    (model,) = [name for name in report if name.endswith("starter")]
+    found = report[model]
+    assert report["faults"] == [] and found["afterwards"]["status"] == 200
+    assert all(row["tokens/s"] > 0 for row in found["serving alone"])
+    (step,) = found["steps"]
+    assert step["state"] == "promoted" and step["mismatch_k3"] < 1e-6
+    assert {row["version"]: row["probe_k3"] for row in found["parity, k3 in nats a token"]}[1] < 1e-6
+    assert {row["part"] for row in found["most memory, MiB"]} >= {"vllm", "trainer", "proxy"}
+    assert all(row["host_mib"] > 0 for row in found["most memory, MiB"])
+    assert "**It holds.**" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def answer(began_at: float, *events_at: float, tokens: int) -> Answer:
+    return Answer(began_at=began_at, ended_at=events_at[-1], tokens=tokens, events_at=list(events_at))
+
+
+def test_speed_and_pause_are_those_of_the_time_that_is_asked_for() -> None:
+    answers = [answer(0, 1, 2, 3, 4, tokens=8), answer(2, 9, 10, tokens=4), Answer(began_at=0, error="gone")]
+    assert tokens_per_s(answers, 0, 5) == 8 / 5
+    assert tokens_per_s(answers, 2, 10) == (6 + 2) / 8
+    assert longest_silence_s(answers, 0, 10) == 5
+    assert longest_silence_s(answers, 11, 15) == 4
+    assert first_token_s(answers, 0, 10) == [1, 7] and first_token_s(answers, 1, 10) == [7]
+
+
+def test_a_reward_is_the_share_of_a_letter() -> None:
+    assert reward_of("eels") == 0.5 and reward_of("") == 0
+
+
+def program(tmp_path: Path, script: str) -> str:
+    path = tmp_path / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_cards_and_the_memory_of_processes_are_those_that_nvidia_smi_names(tmp_path: Path) -> None:
+    script = """case "$1" in *gpu=*) echo '0, NVIDIA L4, 23034'; echo '1, NVIDIA L4, 23034';;
+    *) echo '12, 700'; echo '13, [N/A]'; echo '12, 300';; esac"""
+    smi = program(tmp_path, script)
+    assert cards.cards(smi) == [Card(0, "NVIDIA L4", 23034), Card(1, "NVIDIA L4", 23034)]
+    assert cards.used_mib(smi) == {12: 1000}
+    assert cards.cards(program(tmp_path, "exit 9")) == [] and cards.used_mib(str(tmp_path / "nothing")) == {}
+
+
+PLAN: dict[str, Any] = {
+    "gpu_memory_utilization": 0.5,
+    "card_bytes": 24 * 2**30,
+    "trainer": {"base": 3 * 2**30, "activations": 2**30},
+    "host_bytes": 10 * 2**30,
+}
+"""Of what `whetstone doctor --memory --json` prints, what the runbook reads."""
+
+
+def test_a_plan_is_held_against_the_peaks() -> None:
+    peaks = {"vllm": Peak(12000, 4000), "trainer": Peak(9000, 3000), "proxy": Peak(0, 100)}
+    rows = {row["what"]: (row["planned MiB"], row["measured MiB"]) for row in held(PLAN, peaks)}
+    assert rows == {
+        "GPU memory of a vLLM": (12288, 12000),
+        "GPU memory of the trainer": (4096 + CONTEXT_MIB, 9000),
+        "host memory": (10240, 7100),
+    }
+    assert held({"it said": "no such model"}, peaks) == []
+
+
+def test_a_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None:
+    report = {
+        "faults": ["it stopped | early"],
+        "model": {"seconds": 1.23456, "log": "a\nb", "steps": [{"step": 1, "kl": 0.1}]},
+    }
+    as_json, as_markdown = write(tmp_path / "new", report)
+    assert json.loads(as_json.read_text(encoding="utf-8")) == report
+    page = as_markdown.read_text(encoding="utf-8")
+    assert page == markdown(report)
+    assert "**1 faults.**" in page and "- it stopped | early" in page and "| seconds | 1.235 |" in page
+    assert "```\na\nb\n```" in page and "### steps\n\n| step | kl |\n| --- | --- |\n| 1 | 0.1 |" in page
