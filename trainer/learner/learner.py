@@ -8,10 +8,11 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import safetensors.torch
 import torch
@@ -32,7 +33,9 @@ from trainer.learner.forward import Reading
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
 from trainer.learner.processes.collective import Alone, Collective
+from trainer.learner.residence import Residence
 from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.memory.learning_rate import learning_rate_for
 from whetstone.registry.adapters import AdapterDamaged, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -41,6 +44,7 @@ OPTIMIZER_STATE = "optimizer.safetensors"
 RNG_STATE = "rng.safetensors"
 
 ALONE: Collective = Alone()
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,17 @@ class _Sums:
         self.masked += masked
 
 
+def _on_device(method: Method) -> Method:
+    """Have the learner's weights on its device during the method."""
+
+    @wraps(method)
+    def present(learner: "Learner", *args: Any, **named: Any) -> Any:
+        with learner._present():
+            return method(learner, *args, **named)
+
+    return cast(Method, present)
+
+
 class Learner:
     """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
@@ -88,12 +103,18 @@ class Learner:
         self._settings = settings
         self._rng = rng
         self._device = model.device
-        backend_of(settings).made_ready(model, settings)
-        self._reading = Reading(model, settings)
+        base_parameters = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+        self.learning_rate = settings.learning_rate or learning_rate_for(base_parameters)
+        self._residence = Residence(model, model.device) if settings.offload else None
+        with self._present():
+            backend_of(settings).made_ready(model, settings)
+            self._reading = Reading(model, settings)
         self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
         self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=settings.learning_rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=self.learning_rate, weight_decay=0.0)
+        if self._residence is not None:
+            self._residence.with_optimizer(self._optimizer)
 
     @classmethod
     def fresh(cls, model_path: str | Path, settings: TrainerSettings, seed: int, peers: Collective = ALONE) -> Self:
@@ -146,6 +167,7 @@ class Learner:
         learner._load(adapter_folder)
         return learner
 
+    @_on_device
     def step(
         self,
         rows: Sequence[Row],
@@ -204,8 +226,10 @@ class Learner:
             sampled_tokens=step_tokens,
             read_tokens=int(sums.read),
             rows=len(rows),
+            learning_rate=self.learning_rate,
         )
 
+    @_on_device
     def measure(
         self,
         rows: Sequence[Row],
@@ -236,11 +260,15 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """Return the logprob in nats of each of `token_ids` after its prefix, at temperature 1, with this LoRA."""
+        """Return the logprob in nats of each of `token_ids` after its prefix, at temperature 1, with this LoRA.
+
+        vLLM may have the device meanwhile: with `trainer.offload`, layers pass through it one by one.
+        """
         if not prompt_ids or not token_ids:
             raise RowError("logprobs need a prompt and at least one token")
         rows = rows_for_sft("", [Answer("", tuple(prompt_ids), tuple(token_ids))])
-        return cast(list[float], self._reading.read(self._reading.batch(rows, [1.0])).logprobs_S.tolist())
+        with nullcontext() if self._residence is None else self._residence.passing():
+            return cast(list[float], self._reading.read(self._reading.batch(rows, [1.0])).logprobs_S.tolist())
 
     def files(self) -> Mapping[str, bytes]:
         """Return the adapter as vLLM and peft load it, and what `resume` needs in addition: file name -> contents."""
@@ -255,6 +283,10 @@ class Learner:
             OPTIMIZER_STATE: _pack(optimizer),
             RNG_STATE: _pack(self._rng),
         }
+
+    def _present(self) -> AbstractContextManager[None]:
+        """Have the weights on the device inside the context; see `Residence`."""
+        return nullcontext() if self._residence is None else self._residence.present()
 
     def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
         """Return, for each row, the weight of its tokens in the loss."""
