@@ -66,7 +66,7 @@ def choose(
             trainer["devices"] = placement.trainer
             lines.append(f"trainer.devices = {list(placement.trainer)}")
         if serves and trains:
-            planned = _planned(model, settings, cards, placement)
+            planned = plan.make(model, settings, plan.hardware_of(settings, cards, placement))
             if not planned.fits:
                 raise SettingsError(planned.why_not)
             _check_host(planned, host_bytes)
@@ -91,22 +91,6 @@ def _of_build(model: ModelSizes, settings: Settings, cpu_build: bool) -> Iterato
         yield "vllm.block_size = 32, on vLLM's CPU build"
     if vllm.dtype == "auto" and model.item_bytes == 4:
         yield "vllm.dtype = float32, as the model's files are"
-
-
-def _planned(
-    model: ModelSizes, settings: Settings, cards: Sequence[devices.Card], placement: devices.Placement
-) -> plan.Plan:
-    """Return the plan for the smallest of the cards."""
-    bytes_of = {card.index: card.memory_bytes for card in cards}
-    asleep = settings.vllm.shares_device or "shares_device" not in settings.vllm.model_fields_set
-    mode: plan.Mode = "own" if not placement.is_shared else "asleep" if asleep else "beside"
-    hardware = plan.Hardware(
-        card_bytes=min(bytes_of[index] for each in placement.vllm for index in each),
-        mode=mode,
-        cards_each=len(placement.vllm[0]),
-        trainer_card_bytes=min(bytes_of[index] for index in placement.trainer),
-    )
-    return plan.make(model, settings, hardware)
 
 
 def _check_host(planned: plan.Plan, host_bytes: int | None) -> None:

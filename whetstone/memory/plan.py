@@ -9,18 +9,18 @@ Three ways to have the devices:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from whetstone.config.settings import Settings
+from whetstone.memory.devices import Card, Placement
 from whetstone.memory.model_files import ModelSizes
 from whetstone.memory.serving import ASLEEP_BYTES, GIB, PROCESS_BYTES, ServerBytes, server_bytes
 from whetstone.memory.training import (
-    CHUNK_BYTES,
-    CHUNKS,
     ROW_STEP,
     StepBytes,
+    logits_bytes,
     longest_row,
     lora_parameters,
     step_bytes,
@@ -38,6 +38,8 @@ LEAST_CONTEXT = 2048
 """Tokens of the KV cache with which vLLM is of use."""
 LEAST_ROW = 1024
 """Tokens of a row with which training is of use."""
+PROBE_TOKENS = 1024
+"""Most tokens of one answer to a probe prompt, generously."""
 HOST_BYTES = 6 * GIB
 """Host memory of vLLM's and the trainer's processes, proxy, workers. Measured with small models on CPU: 5 GiB."""
 CARDS_GIB = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)
@@ -90,6 +92,26 @@ class Plan:
         return f"{'; '.join(self.problems)}. What would fit: {', or '.join(self.remedies) or 'a smaller model'}"
 
 
+def shared_mode(settings: Settings) -> Mode:
+    """Return how vLLM and the trainer share a card: asleep, unless the settings say that vLLM does not sleep."""
+    asleep = settings.vllm.shares_device or "shares_device" not in settings.vllm.model_fields_set
+    return "asleep" if asleep else "beside"
+
+
+def hardware_of(
+    settings: Settings, cards: Sequence[Card], placement: Placement, shared: bool | None = None
+) -> Hardware:
+    """Return what a plan needs of the cards: the smallest of them. `shared`: None: as the placement says."""
+    bytes_of = {card.index: card.memory_bytes for card in cards}
+    is_shared = placement.is_shared if shared is None else shared
+    return Hardware(
+        card_bytes=min(bytes_of[index] for each in placement.vllm for index in each),
+        mode=shared_mode(settings) if is_shared else "own",
+        cards_each=len(placement.vllm[0]),
+        trainer_card_bytes=min(bytes_of[index] for index in placement.trainer),
+    )
+
+
 def make(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:
     """Return the plan of a model on this hardware, with the remedies where it does not fit."""
     plan = _plan(model, settings, hardware)
@@ -103,7 +125,7 @@ def resting_bytes(model: ModelSizes, settings: Settings) -> int:
     """
     largest = max(model.embedding_bytes, model.largest_layer_bytes)
     adapter = 4 * lora_parameters(model, settings.trainer)
-    return PROCESS_BYTES + model.head_bytes + largest + adapter + CHUNKS * CHUNK_BYTES
+    return PROCESS_BYTES + model.head_bytes + largest + adapter + logits_bytes(model, PROBE_TOKENS)
 
 
 def _plan(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:

@@ -24,6 +24,8 @@ ASLEEP_BYTES = PROCESS_BYTES + GRAPHS_BYTES + int(0.4 * GIB)
 class ServerBytes:
     """The bytes of one vLLM on each of its devices."""
 
+    item_bytes: int
+    """Bytes of a number."""
     weights: int
     adapters: int
     """The slots of `vllm.max_loras` adapters."""
@@ -54,7 +56,7 @@ def server_bytes(model: ModelSizes, settings: Settings, card_bytes: int, utilisa
     )
     kv_cache = int(utilisation * card_bytes) - weights - adapters - work
     token_bytes = max(1, model.key_value_bytes * item_bytes // model.item_bytes // cards)
-    return ServerBytes(weights, adapters, work, kv_cache, max(0, kv_cache) // token_bytes)
+    return ServerBytes(item_bytes, weights, adapters, work, kv_cache, max(0, kv_cache) // token_bytes)
 
 
 def served_item_bytes(model: ModelSizes, dtype: str) -> int:

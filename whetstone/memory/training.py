@@ -12,7 +12,7 @@ from whetstone.memory.model_files import ModelSizes
 ADAPTER_BYTES = 16
 """Bytes of one parameter of the LoRA in a step: weight, gradient and AdamW's two moments in fp32."""
 CHUNK_BYTES = 4 * 2**25
-"""Bytes of the head's logits that exist at once (`trainer.learner.chunked_head.CHUNK_LOGITS` in fp32)."""
+"""Most bytes of the head's logits that exist at once (`trainer.learner.chunked_head.CHUNK_LOGITS` in fp32)."""
 CHUNKS = 5
 """Tables of that size at the peak: logits, probabilities, their gradient, a product, and halves in 16 bits."""
 ROW_STEP = 256
@@ -57,7 +57,7 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
     backward = passing + (kept if checkpointing else 0)
     # The decoder's output, its gradient, and what the last norm keeps.
     ends = (2 * model.item_bytes + 4) * model.hidden
-    in_head = 2 * model.item_bytes * model.hidden * tokens + CHUNKS * CHUNK_BYTES
+    in_head = 2 * model.item_bytes * model.hidden * tokens + logits_bytes(model, tokens)
     activations = (standing + backward + ends) * tokens
     return StepBytes(
         base=model.weight_bytes,
@@ -65,6 +65,11 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
         activations=activations,
         head=max(0, in_head - backward * tokens),
     )
+
+
+def logits_bytes(model: ModelSizes, tokens: int) -> int:
+    """Return the bytes of the head's tables at their peak, where so many tokens are read."""
+    return CHUNKS * min(CHUNK_BYTES, 4 * model.vocabulary * tokens)
 
 
 def longest_row(model: ModelSizes, trainer: TrainerSettings, free_bytes: float, *, most: int) -> int:
