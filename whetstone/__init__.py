@@ -1,9 +1,9 @@
 """What every program shares, and the command line.
 
 From bottom to top: `domain` (values and rules), `config` (settings), `database` (the engine), `observability`
-(logs, traces), `messaging` (Celery), `terminal`, `vllm`, `privacy`, `registry` (projects, policies, versions,
-keys), `transfer` (export and import), `doctor`, `stack` (`whetstone up`), `demo`, `cli`. `torch_builds` hides
-packages that do not match PyTorch's build; `errors` has the base class of all errors.
+(logs, traces), `messaging` (Celery), `terminal`, `memory` (what fits on a device), `vllm`, `privacy`, `registry`
+(projects, policies, versions, keys), `transfer` (export and import), `doctor`, `stack` (`whetstone up`), `demo`,
+`cli`. `torch_builds` hides packages that do not match PyTorch's build; `errors` has the base class of all errors.
 """
 
 __version__ = "0.1.0"

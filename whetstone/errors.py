@@ -2,6 +2,7 @@
 
 WhetstoneError
 ├── SettingsError         the settings, or the file of a secret, cannot be used
+├── ModelUnreadable       (memory/model_files) the sizes of a model cannot be read
 ├── AdapterDamaged        (registry/adapters) a file of an adapter is missing or differs from the manifest
 ├── NotCopied             (registry/adapters) an adapter's folder was not copied
 ├── LedgerError           (registry/versions) the move is not possible with these versions

@@ -138,7 +138,7 @@ def test_vllm_is_started_as_our_own_settings_say(compose: dict[str, Any], profil
     model = str(STARTER) if profile == "cpu" else settings.model
     # The starter's files lie elsewhere here than in the image.
     here = settings.model_copy(update={"model": model})
-    wanted = arguments(here)
+    wanted = arguments(here, cpu=profile == "cpu")
     wanted[wanted.index("--model") + 1] = settings.model
     start = service["entrypoint"]
     program, *of_build = (shlex.split(start) if isinstance(start, str) else start)[2:]

@@ -32,6 +32,8 @@ class StepFigures:
     read_tokens: int
     """Tokens of the forward passes: a shared prefix counts once, padding counts."""
     rows: int
+    learning_rate: float
+    """Of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,6 @@ def step_columns(
         **asdict(figures),
         **unsampled,
         "loss_function": settings.loss if kind == "grpo" else "nll",
-        "learning_rate": settings.learning_rate,
         "reward_mean": _mean(rewards),
         "reward_spread": _spread(rewards),
         "advantage_spread": _spread(list(taught.advantages.values())),

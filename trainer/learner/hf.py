@@ -14,7 +14,7 @@ from whetstone.config.trainer import TrainerSettings
 
 
 def load(model_path: str | Path, _settings: TrainerSettings, device: torch.device) -> PreTrainedModel:
-    """Load the base model in the precision it was saved in.
+    """Load the base model in the precision it was saved in, each tensor from its file onto the device.
 
     Safetensors only: other formats run code when they are read.
 
@@ -23,10 +23,13 @@ def load(model_path: str | Path, _settings: TrainerSettings, device: torch.devic
     """
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype="auto", use_safetensors=True)
+        # With a device_map no copy of the whole model passes through host memory.
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(model_path), dtype="auto", use_safetensors=True, device_map={"": device}
+        )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelUnusable(f"{model_path}: {error}") from error
-    return model.to(device)
+    return model
 
 
 def adapted(model: PreTrainedModel, config: LoraConfig, _settings: TrainerSettings) -> PeftModel:

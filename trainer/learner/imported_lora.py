@@ -15,8 +15,8 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 
 from trainer.errors import AdapterMismatch
 from trainer.learner import hf
-from trainer.learner.backends import base_of
 from trainer.learner.learner import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALONE, Learner
+from trainer.learner.shared_base import shared_base
 from whetstone.config.trainer import TrainerSettings
 
 CPU = torch.device("cpu")
@@ -51,11 +51,12 @@ def adopt(model_path: str | Path, folder: Path, settings: TrainerSettings, seed:
         raise AdapterMismatch(
             f"{folder / ADAPTER_WEIGHTS}: {error}; save the adapter with safe_serialization=True"
         ) from error
-    settings = settings.model_copy(update={"backend": "hf", "device": "cpu"})
+    settings = settings.model_copy(update={"backend": "hf", "device": "cpu", "offload": False})
     torch.set_num_threads(settings.threads)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = hf.adapted(hf.load(model_path, settings, CPU), config, settings)
+        base = shared_base(model_path, settings, CPU)
+        model = hf.adapted(base.modules(CPU), config, settings)
         rng = {"cpu": torch.get_rng_state()}
     own = get_peft_model_state_dict(model, save_embedding_layers=False)
     if strange := sorted(weights.keys() ^ own.keys()):
@@ -68,7 +69,7 @@ def adopt(model_path: str | Path, folder: Path, settings: TrainerSettings, seed:
         if not torch.isfinite(weight).all():
             raise AdapterMismatch(f"{folder}: {name} has numbers that are not finite")
     set_peft_model_state_dict(model, weights)
-    return Learner(model, base_of(model_path), settings, rng, ALONE)
+    return Learner(model, base, settings, rng, ALONE)
 
 
 def _ranks(config: LoraConfig, folder: Path) -> list[int]:

@@ -6,12 +6,12 @@ If anything raises during a step, the weights, the optimizer and the RNG are as 
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import safetensors.torch
 import torch
@@ -27,13 +27,15 @@ from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
 from trainer.learner.backends import backend_of, device_of
 from trainer.learner.constrained import measuring
-from trainer.learner.forward import Proofs, Reading
+from trainer.learner.forward import Reading
 from trainer.learner.gradient import memory
 from trainer.learner.gradient.accumulation import Accumulation
 from trainer.learner.gradient.objective import Objective, Sums
 from trainer.learner.processes.collective import Alone, Collective
-from trainer.learner.shared_base import shared_base
+from trainer.learner.residence import Residence
+from trainer.learner.shared_base import SharedBase, shared_base
 from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.memory.learning_rate import learning_rate_for
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -41,6 +43,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 RNG_STATE = "rng.safetensors"
 
 ALONE: Collective = Alone()
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
 
@@ -50,31 +53,47 @@ gradients are fp32.
 """
 
 
+def _on_device(method: Method) -> Method:
+    """Have the learner's weights on its device during the method."""
+
+    @wraps(method)
+    def present(learner: "Learner", *args: Any, **named: Any) -> Any:
+        with learner._present():
+            return method(learner, *args, **named)
+
+    return cast(Method, present)
+
+
 class Learner:
     """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
     def __init__(
         self,
         model: PeftModel,
-        base: BaseModel,
+        base: SharedBase,
         settings: TrainerSettings,
         rng: dict[str, Tensor],
         peers: Collective,
-        proofs: Proofs | None = None,
     ) -> None:
-        self.base = base
+        self.base = base.identity
         self._peers = peers
         self._model = model
         self._settings = settings
         self._rng = rng
-        self._device = model.device
-        backend_of(settings).made_ready(model, settings)
-        self._reading = Reading(model, settings, memory.budget_of(base, settings), proofs)
+        self._device = device_of(settings)
+        base_parameters = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+        self.learning_rate = settings.learning_rate or learning_rate_for(base_parameters)
+        self._residence = None if base.host is None else Residence(model, base.host)
+        with self._present():
+            backend_of(settings).made_ready(model, settings)
+            self._reading = Reading(model, settings, memory.budget_of(base.identity, settings), base.proofs)
         self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
         self._objective = Objective(model, self._reading, settings, self._loss_scale)
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._gradient = Accumulation(self._objective, self._reading, self._trained.values())
-        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=settings.learning_rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=self.learning_rate, weight_decay=0.0)
+        if self._residence is not None:
+            self._residence.with_optimizer(self._optimizer)
 
     @classmethod
     @memory.needed_to("load the model")
@@ -99,7 +118,7 @@ class Learner:
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             torch.manual_seed(seed)
             model = backend.adapted(base.modules(device), config, settings)
-            return cls(model, base.identity, settings, _read_rng(device), peers, base.proofs)
+            return cls(model, base, settings, _read_rng(device), peers)
 
     @classmethod
     @memory.needed_to("load the model")
@@ -128,11 +147,12 @@ class Learner:
         rng = safetensors.torch.load_file(adapter_folder / RNG_STATE)
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             model = backend.adapted(base.modules(device), config, settings)
-            learner = cls(model, base.identity, settings, rng, peers, base.proofs)
+            learner = cls(model, base, settings, rng, peers)
         learner._load(adapter_folder)
         return learner
 
     @memory.needed_to("take a step")
+    @_on_device
     def step(
         self,
         rows: Sequence[Row],
@@ -193,9 +213,11 @@ class Learner:
             sampled_tokens=terms.tokens,
             read_tokens=int(sums.read),
             rows=len(rows),
+            learning_rate=self.learning_rate,
         )
 
     @memory.needed_to("measure what constraints allowed")
+    @_on_device
     def measure(
         self,
         rows: Sequence[Row],
@@ -227,11 +249,15 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """Return the logprob in nats of each of `token_ids` after its prefix, at temperature 1, with this LoRA."""
+        """Return the logprob in nats of each of `token_ids` after its prefix, at temperature 1, with this LoRA.
+
+        vLLM may have the device meanwhile: with `trainer.offload`, layers pass through it one by one.
+        """
         if not prompt_ids or not token_ids:
             raise RowError("logprobs need a prompt and at least one token")
         rows = rows_for_sft("", [Answer("", tuple(prompt_ids), tuple(token_ids))])
-        return cast(list[float], self._reading.read(self._reading.batch(rows, [1.0])).logprobs_S.tolist())
+        with nullcontext() if self._residence is None else self._residence.passing():
+            return cast(list[float], self._reading.read(self._reading.batch(rows, [1.0])).logprobs_S.tolist())
 
     def files(self) -> Mapping[str, bytes]:
         """Return the adapter as vLLM and peft load it, and what `resume` needs in addition: file name -> contents."""
@@ -252,6 +278,10 @@ class Learner:
         """Whether the largest micro-batch is tried before the first step of this process."""
         wanted = self._settings.probe_memory
         return self._device.type != "cpu" if wanted is None else wanted
+
+    def _present(self) -> AbstractContextManager[None]:
+        """Have the weights on the device inside the context; see `Residence`."""
+        return nullcontext() if self._residence is None else self._residence.present()
 
     def _update(self, loss: float) -> float:
         """Clip the gradient and run the optimizer. Return the norm before clipping."""

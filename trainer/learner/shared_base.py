@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from trainer.domain.base import BaseModel
 from trainer.learner.backends import backend_of, base_of, folder_of
 from trainer.learner.forward import Proofs
+from trainer.learner.residence import HostWeights
 from whetstone.config.trainer import TrainerSettings
 
 
@@ -26,13 +27,15 @@ class SharedBase:
     """What was proven of it; empty until its first learner."""
     _model: PreTrainedModel = field(repr=False)
     """Nothing is ever put on this one."""
+    host: HostWeights | None = None
+    """Its weights in host memory, if they leave the device between steps."""
 
     def modules(self, device: torch.device) -> PreTrainedModel:
         """Return the model with modules of its own on the shared weights, which are moved to the device."""
         weights: dict[int, Tensor] = {id(weight): weight for weight in self._model.parameters()}
         # `to` moves a parameter in place, so it moves under every learner.
-        own: PreTrainedModel = copy.deepcopy(self._model, weights).to(device)
-        return own
+        own: PreTrainedModel = copy.deepcopy(self._model, weights)
+        return own if self.host is not None else own.to(device)
 
 
 _latest: tuple[object, SharedBase] | None = None
@@ -53,7 +56,8 @@ def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch
         _latest = None  # the next one needs its memory
         del latest
         model = backend_of(settings).load(model_path, settings, device)
-        latest = _latest = (key, SharedBase(base_of(model_path), Proofs(), model))
+        host = HostWeights(model.requires_grad_(False).parameters(), device) if settings.offload else None
+        latest = _latest = (key, SharedBase(base_of(model_path), Proofs(), model, host))
     return latest[1]
 
 

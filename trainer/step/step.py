@@ -54,7 +54,9 @@ class Learners:
 
     def __init__(self, settings: Settings, makes: LearnerFactory = Learner) -> None:
         self.makes = makes
-        self._settings = settings
+        trainer = settings.trainer
+        offload = settings.vllm.shares_device if trainer.offload is None else trainer.offload
+        self._settings = settings.model_copy(update={"trainer": trainer.model_copy(update={"offload": offload})})
         self._warm: dict[str, tuple[int, Learner]] = {}
         self.denied: Counter[str] = Counter()
         """How often in a row a policy did not get the accelerator, or not enough of its memory."""

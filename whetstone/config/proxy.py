@@ -1,10 +1,10 @@
 """Settings of serving: the proxy, vLLM and other model servers."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import regex
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from whetstone.config.rewards import VARIABLE, Section, Url, without_login
 from whetstone.config.trainer import BEST, DEMONSTRATIONS
@@ -185,13 +185,24 @@ class VllmSettings(Section):
     """Port of the first vLLM that `up` starts, on loopback; the others use the next ports. 0 selects free ports."""
     shares_device: bool = False
     """vLLM and the training worker share one accelerator: vLLM sleeps while a step trains, and requests wait. This
-    needs vLLM's sleep mode, which its CPU build does not have; on CPU both run at the same time."""
+    needs vLLM's sleep mode, which its CPU build does not have; on CPU both run at the same time. `up` switches it on by
+    itself where both are on the same GPU, unless it is set to false: then both stay on the card, and each gets less."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs of the vLLM servers that `up` starts, by their numbers in nvidia-smi, in equal parts: two for each server
+    divide the model between two. Empty: one for each server."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """vLLM's --gpu-memory-utilization: its share of each GPU. Unset: `up` computes it where the trainer has the same
+    GPU, else vLLM's own default, 0.92. `whetstone doctor --memory` prints it."""
+    enforce_eager: bool | None = None
+    """vLLM's --enforce-eager: no CUDA graphs, which make decoding on a GPU two to four times as fast and take about
+    1 GiB. Unset: on the CPU build only."""
     dtype: str = "auto"
     """vLLM's --dtype. `auto` uses the dtype of the model's files, float32 included (the starter's)."""
     max_model_len: int | None = Field(None, ge=16)
     """vLLM's --max-model-len: longest prompt plus answer, in tokens; unset: the model's own limit."""
-    block_size: int = Field(32, ge=1)
-    """vLLM's --block-size in tokens. On the CPU build, 32 hits the prefix cache where the default 128 does not."""
+    block_size: int | None = Field(None, ge=1)
+    """vLLM's --block-size in tokens. Unset: 32 on the CPU build, which hits the prefix cache where the default of 128
+    does not; on GPUs vLLM's own default."""
     kv_cache_gb: int = Field(1, ge=1)
     """Memory for the KV cache of the CPU build, in GiB."""
     threads: int = Field(1, ge=1)
@@ -210,6 +221,18 @@ class VllmSettings(Section):
     stays in its text."""
     extra_args: tuple[str, ...] = ()
     """Additional arguments for vLLM's server, passed unchanged."""
+
+    @model_validator(mode="after")
+    def _equal_parts(self) -> Self:
+        if len(self.devices) % self.replicas or len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices names {len(self.devices)} GPUs, not as many different ones for each server")
+        return self
+
+    @property
+    def devices_each(self) -> tuple[tuple[int, ...], ...]:
+        """The GPUs of each server; empty ones where `devices` is unset."""
+        each = len(self.devices) // self.replicas
+        return tuple(self.devices[each * number : each * (number + 1)] for number in range(self.replicas))
 
     @field_validator("urls", mode="before")
     @classmethod

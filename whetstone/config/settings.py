@@ -33,6 +33,8 @@ API_KEY_VARIABLE = "WHETSTONE_API_KEY"
 """Holds the key that the command line sends to a proxy that requires one. It is not a setting, for the same reason."""
 LANGFUSE_VARIABLES = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 """Hold the keys of `log.langfuse_url`, under Langfuse's own names."""
+HUB_TOKEN_VARIABLE = "HF_TOKEN"
+"""Holds the key of the model hub for gated models, under the hub's own name; vLLM and the trainer read it."""
 NEVER_SHOWN = frozenset({"api_key_env", "broker", "database", "url", "urls"})
 """Settings that contain a password, or may by mistake."""
 NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
@@ -290,7 +292,8 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
     servers: tuple[JudgeSettings | UpstreamSettings, ...] = (*settings.judges.values(), *settings.upstreams.values())
     langfuse = LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
-    take_up(environment, [*(one.api_key_env for one in servers if one.api_key_env is not None), *langfuse])
+    keys = [one.api_key_env for one in servers if one.api_key_env is not None]
+    take_up(environment, [*keys, *langfuse, HUB_TOKEN_VARIABLE])
     return settings
 
 

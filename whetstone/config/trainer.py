@@ -1,7 +1,7 @@
 """Settings of training steps: when a step is due, what it takes, its loss, its optimizer, its device."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -66,8 +66,9 @@ class TrainerSettings(Section):
     all."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
-    learning_rate: float = Field(1e-3, gt=0)
-    """AdamW's learning rate. 1e-3 suits the starter, 5e-5 models up to 1B, 1e-5 models from 7B."""
+    learning_rate: float | None = Field(None, gt=0)
+    """AdamW's learning rate; unset: by the base model's size, 1e-3 for the starter, 5e-5 from 0.1B to 1B, falling to
+    1e-5 at 7B and above."""
     lora_rank: int = Field(16, ge=1)
     """Rank of the adapters."""
     lora_alpha: int = Field(32, ge=1)
@@ -102,6 +103,12 @@ class TrainerSettings(Section):
     """Niceness of the training worker: it yields the CPU to serving. From 10, a busy server starves it."""
     device: str = "auto"
     """`cpu`, `cuda`, `mps`, or `auto`: the first available of cuda, mps and cpu."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs of the training worker that `up` starts, one for each process, by their numbers in nvidia-smi; empty: those
+    that vLLM leaves, else vLLM's."""
+    offload: bool | None = None
+    """Keep the model in pinned host memory between steps, so that vLLM has the card; unset: where `vllm.shares_device`
+    is set."""
     lease_s: float = Field(120, gt=0)
     """A step whose worker has not renewed its lease for this many seconds is taken over."""
     max_attempts: int = Field(5, ge=1)
@@ -140,6 +147,10 @@ class TrainerSettings(Section):
             )
         if self.processes > 1 and self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"several processes take a device each: set device to cuda or cpu, not {self.device}")
+        if self.devices and len(self.devices) < self.processes:
+            raise ValueError(
+                f"devices names {len(self.devices)} GPUs for {self.processes} processes, which take one each"
+            )
         if self.processes > 1 and self.backend != "hf":
             raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")
         return self

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 
 from migrations.run import upgrade
 from whetstone import torch_builds
@@ -23,6 +24,8 @@ from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, SettingsErro
 from whetstone.config.trainer import TrainerSettings
 from whetstone.database.engine import connect, without_password
 from whetstone.doctor import vllm_checks
+from whetstone.memory import devices
+from whetstone.memory.automatic import choose
 from whetstone.messaging.task_names import JUDGE_QUEUE, TRAINER_QUEUE
 from whetstone.registry.api_key_store import ensure_bootstrap
 from whetstone.registry.projects import Store
@@ -30,6 +33,7 @@ from whetstone.stack import vllm_processes
 from whetstone.stack.data_lock import exclusive
 from whetstone.stack.supervisor import Part, StartFailed, Supervisor
 from whetstone.terminal.progress import Say, show_progress, vllm_phase
+from whetstone.vllm.client import is_cpu_build
 
 MIN_FREE_BYTES = 256 * 2**20
 LAST_PORT = 65535
@@ -80,14 +84,25 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
     Progress goes line by line to `say` and, if it is a terminal, also to the console.
 
     Raises:
-        SettingsError: the data folder cannot be used, a port is taken, the model does not exist, or other machines
-            could reach the proxy and there is no key.
+        SettingsError: the data folder cannot be used, a port is taken, the model does not exist or does not fit, or
+            other machines could reach the proxy and there is no key.
         StartFailed: a part did not start.
     """
     _check(settings)
     data = usable(settings.data)
     with exclusive(data), tempfile.TemporaryDirectory(prefix="whetstone-") as run:
         own_vllm, own_broker = not settings.vllm.urls, settings.broker is None
+        automatic = choose(
+            settings,
+            devices.cards(),
+            cpu_build=is_cpu_build(),
+            cpu_trainer=torch_builds.is_cpu_build(settings.trainer.python),
+            starts_vllm=own_vllm,
+            host_bytes=devices.host_memory_bytes(),
+        )
+        settings = automatic.settings
+        for line in automatic.lines:
+            say(escape(f"automatic: {line}"))
         settings = _with_addresses(settings, Path(run))
         # The environment contains all settings; a whetstone.toml in the working directory must not add to them.
         ours = as_environment(settings, config=Path(os.devnull))
@@ -164,7 +179,12 @@ def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, s
 def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> Part:
     """Return the training worker as a part; `ours`: the settings as environment variables."""
     # A thread that waits for another must not spin: vLLM needs the core.
-    patient = {**ours, **torch_builds.environment(settings.trainer.python), "OMP_WAIT_POLICY": "PASSIVE"}
+    patient = {
+        **ours,
+        **torch_builds.environment(settings.trainer.python),
+        **devices.visible_to(settings.trainer.devices),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     program, niceness = trainer_program(settings.trainer), settings.trainer.niceness
     return _worker(supervisor, "trainer", program, TRAINER_QUEUE, patient, ["--pool", "solo"], niceness)
 

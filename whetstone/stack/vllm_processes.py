@@ -2,13 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
 
 from whetstone import torch_builds
 from whetstone.config.settings import Settings
+from whetstone.memory.devices import visible_to
 from whetstone.registry import adapters
 from whetstone.registry.projects import Store
 from whetstone.stack.supervisor import Part, StartFailed
@@ -30,10 +31,14 @@ def command(settings: Settings, url: str) -> list[str]:
 def parts(settings: Settings, store: Store) -> list[Part]:
     """Return a part for each address in `vllm.urls`: each is checked, restarted and given its adapters separately."""
     urls = settings.vllm.urls
-    return [_part(name, url, settings, store) for name, url in zip(names(urls), urls, strict=True)]
+    each = settings.vllm.devices_each if settings.vllm.devices else ((),) * len(urls)
+    return [
+        _part(name, url, settings, store, visible_to(gpus))
+        for name, url, gpus in zip(names(urls), urls, each, strict=True)
+    ]
 
 
-def _part(part_name: str, url: str, settings: Settings, store: Store) -> Part:
+def _part(part_name: str, url: str, settings: Settings, store: Store, gpus: Mapping[str, str]) -> Part:
     control = client.Vllm(url)
 
     def ready() -> bool:
@@ -57,7 +62,7 @@ def _part(part_name: str, url: str, settings: Settings, store: Store) -> Part:
     return Part(
         part_name,
         command(settings, url),
-        {**client.environment(settings), **torch_builds.environment()},
+        {**client.environment(settings), **torch_builds.environment(), **gpus},
         ready,
         timeout_s=settings.vllm.start_timeout_s,
         silence_s=settings.vllm.silence_s,

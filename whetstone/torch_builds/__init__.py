@@ -31,6 +31,11 @@ def mismatched() -> tuple[str, ...]:
     return () if all(map(_imports, others)) else tuple(f"{name} {version}" for name, version in others.items())
 
 
+def is_cpu_build(python: Path | None = None) -> bool:
+    """Return whether torch is its build for machines without a GPU; unknown, and False, of another `python`."""
+    return python is None and _build(_version("torch") or "") == "cpu"
+
+
 def environment(python: Path | None = None) -> dict[str, str]:
     """Return what hides PACKAGES from a program and its children if they do not match torch, else nothing.
 

@@ -31,6 +31,8 @@ EXECUTOR_OF_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the engine's process. The CPU build refuses its short name `uni` (it could not bind OpenMP's
 threads then; we do that by environment). Compared with a separate process, it starts in two thirds of the time, and
 answered 1.35 times as many short requests per second with the starter (two cores, vLLM 0.32.0)."""
+CPU_BLOCK_SIZE = 32
+"""Hits the prefix cache on the CPU build, where the default of 128 does not. A GPU's backend chooses its own."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's --max-lora-rank accepts; an adapter may have any rank up to it."""
 
@@ -63,16 +65,19 @@ class SampledTokens(msgspec.Struct, frozen=True):
     logprobs: list[float]
 
 
-def command(settings: Settings, port: int) -> list[str]:
-    """Return the server's command line, for both its CPU build and its GPU build (`vllm serve` fails in the former)."""
+def command(settings: Settings, port: int, *, cpu: bool | None = None) -> list[str]:
+    """Return the server's command line, for both its CPU build and its GPU build (`vllm serve` fails in the former).
+
+    `cpu`: for the CPU build; None: for the build of this environment.
+    """
     vllm = settings.vllm
+    cpu = is_cpu_build() if cpu is None else cpu
     parsers = parsers_of(settings.model)
     arguments = {
         "--model": settings.model,
         "--host": "127.0.0.1",
         "--port": str(port),
         "--dtype": _dtype(settings),
-        "--block-size": str(vllm.block_size),
         "--seed": str(settings.seed),
         # Use the server's defaults, not the model's generation_config: fields that the app leaves unset stay neutral.
         "--generation-config": "vllm",
@@ -87,16 +92,23 @@ def command(settings: Settings, port: int) -> list[str]:
     }
     if reasoning_parser := vllm.reasoning_parser or parsers.reasoning:
         arguments["--reasoning-parser"] = reasoning_parser
-    if vllm.max_model_len is not None:
-        arguments["--max-model-len"] = str(vllm.max_model_len)
-    flags = ["--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
+    numbers = {
+        "--block-size": CPU_BLOCK_SIZE if vllm.block_size is None and cpu else vllm.block_size,
+        "--max-model-len": vllm.max_model_len,
+        "--gpu-memory-utilization": None if cpu else vllm.gpu_memory_utilization,
+        "--tensor-parallel-size": len(vllm.devices_each[0]) if len(vllm.devices_each[0]) > 1 and not cpu else None,
+    }
+    arguments |= {flag: str(number) for flag, number in numbers.items() if number is not None}
+    flags = ["--enable-lora", "--enable-auto-tool-choice", "--disable-uvicorn-access-log"]
+    if cpu if vllm.enforce_eager is None else vllm.enforce_eager:
+        flags.append("--enforce-eager")
     if vllm.shares_device:
         flags.append("--enable-sleep-mode")
     pairs = [part for pair in arguments.items() for part in pair]
     # The base model is version 0 of each policy.
     names = ["--served-model-name", *(version_id(policy, 0) for policy in settings.all_trained)]
     # Depends on the installed build, not on the settings: other machines have their own.
-    of_build = ["--distributed-executor-backend", EXECUTOR_OF_ONE_PROCESS] if is_cpu_build() else []
+    of_build = ["--distributed-executor-backend", EXECUTOR_OF_ONE_PROCESS] if cpu else []
     start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *of_build]
     return [*start, *pairs, *names, *flags, *vllm.extra_args]
 

@@ -1,7 +1,7 @@
 """`python -m whetstone.vllm.launch`: print how vLLM is to be started with these settings, on machines without `up`.
 
-The output is shell words: the environment, then the command. `whetstone up` does the same on one machine. Nothing is
-started.
+The output is shell words: the environment, then the command. It is for vLLM's build for GPUs; with `--cpu`, for its CPU
+build. `whetstone up` does the same on one machine. Nothing is started.
 """
 
 import shlex
@@ -14,31 +14,36 @@ from whetstone.vllm import client
 PORT = 8001
 
 
-def arguments(settings: Settings, host: str = "0.0.0.0", port: int = PORT) -> list[str]:
+CPU = "--cpu"
+
+
+def arguments(settings: Settings, host: str = "0.0.0.0", port: int = PORT, *, cpu: bool = False) -> list[str]:
     """Return the server's arguments, listening on `host`. Use an address that only Whetstone can reach."""
-    command = client.command(settings, port)
+    command = client.command(settings, port, cpu=cpu)
     given = command[command.index("--model") :]
     given[given.index("--host") + 1] = host
     return given
 
 
-def lines(settings: Settings) -> list[str]:
+def lines(settings: Settings, *, cpu: bool = False) -> list[str]:
     """Return one line for each environment variable, then the command."""
     variables = [f"{name}={shlex.quote(value)} \\" for name, value in client.environment(settings).items()]
-    return [*variables, shlex.join(["python3", "-m", "vllm.entrypoints.openai.api_server", *arguments(settings)])]
+    command = ["python3", "-m", "vllm.entrypoints.openai.api_server", *arguments(settings, cpu=cpu)]
+    return [*variables, shlex.join(command)]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the lines; return 2 if the settings cannot be used."""
-    if arguments:
-        sys.stdout.write(f"{__doc__}\nSettings come from whetstone.toml and WHETSTONE_…; it takes no argument.\n")
+    cpu = list(arguments) == [CPU]
+    if arguments and not cpu:
+        sys.stdout.write(f"{__doc__}\nSettings come from whetstone.toml and WHETSTONE_…; its only argument is {CPU}.\n")
         return 0 if arguments[0] in ("-h", "--help") else 2
     try:
         settings = load()
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.writelines(f"{line}\n" for line in lines(settings))
+    sys.stdout.writelines(f"{line}\n" for line in lines(settings, cpu=cpu))
     return 0
 
 

@@ -18,7 +18,7 @@ from whetstone.config.trainer import TrainerSettings
 
 FIGURES = StepFigures(
     loss=0.1, kl=0.2, entropy=1.0, mismatch_k3=None, fresh_share=0.0, masked_share=0.25, grad_norm=2.0,
-    sampled_tokens=6, read_tokens=24, rows=3,
+    sampled_tokens=6, read_tokens=24, rows=3, learning_rate=0.5,
 )  # fmt: skip
 LOGPROBS = st.lists(st.tuples(st.floats(-50, 0), st.floats(-50, 0)), min_size=1, max_size=20)
 
@@ -35,12 +35,10 @@ def members(*rewards: float) -> list[Member]:
 
 def test_a_step_tells_every_figure_under_the_name_of_its_column() -> None:
     three = members(0.0, 0.0, 3.0)
-    columns = step_columns(
-        FIGURES, three, build_rows(three, 64), "grpo", TrainerSettings(learning_rate=0.5, loss="cispo")
-    )
+    columns = step_columns(FIGURES, three, build_rows(three, 64), "grpo", TrainerSettings(loss="cispo"))
     assert columns.keys() <= {column.name for column in schema.steps.columns}
     assert columns == asdict(FIGURES) | {
-        "loss_function": "cispo", "learning_rate": 0.5, "reward_mean": 1.0, "reward_spread": pytest.approx(2**0.5),
+        "loss_function": "cispo", "reward_mean": 1.0, "reward_spread": pytest.approx(2**0.5),
         "advantage_spread": pytest.approx(2**0.5), "completions": 6,
     }  # fmt: skip
 

@@ -192,7 +192,7 @@ def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(traini
     assert (step.state, step.version_in, step.version_out, step.attempt) == ("promoted", 0, 1, 1)
     assert (step.reward_mean, step.reward_spread, step.sampled_tokens) == (0.5, 0.5, 8)
     assert step.fresh_share == 1.0 and step.mismatch_k3 > 0 and step.grad_norm > 0
-    assert (step.kind, step.loss_function, step.learning_rate) == ("grpo", "dppo_tv", RULES.learning_rate)
+    assert (step.kind, step.loss_function, step.learning_rate) == ("grpo", "dppo_tv", 1e-3)
     assert (step.advantage_spread, step.completions, step.rows, step.discarded) == (0.5, 4, 2, {})
     assert step.read_tokens >= step.sampled_tokens and step.entropy > 0 and step.kl == 0
     assert set(step.phases) == {"read", "model", "train", "write", "load", "probe"}

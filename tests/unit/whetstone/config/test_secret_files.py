@@ -81,3 +81,11 @@ def test_a_misspelt_one_is_a_setting_that_nobody_knows(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("y")
     with pytest.raises(SettingsError, match="did you mean 'database'"):
         load(environment={"WHETSTONE_DATABSE_FILE": str(tmp_path / "x")})
+
+
+def test_the_hubs_token_may_come_from_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_secret\n")
+    environment = {"HF_TOKEN_FILE": str(tmp_path / "token")}
+    load(environment=environment)
+    with pytest.raises(SettingsError, match="HF_TOKEN and HF_TOKEN_FILE are both set"):
+        load(environment=environment | {"HF_TOKEN": "other"})

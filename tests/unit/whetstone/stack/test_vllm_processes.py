@@ -79,6 +79,18 @@ def test_one_server_is_called_vllm_and_several_are_numbered(engine: Engine) -> N
     assert [part.command[part.command.index("--port") + 1] for part in pair] == ["8001", "8005"]
 
 
+def test_each_process_sees_its_own_gpus_and_without_gpus_what_up_sees(engine: Engine, tmp_path: Path) -> None:
+    urls = ("http://127.0.0.1:8001", "http://127.0.0.1:8005")
+    settings = Settings(vllm={"urls": urls, "replicas": 2, "devices": (0, 1, 3, 2)}, trainer={"devices": (4,)})
+    parts = vllm_processes.parts(settings, Store(engine))
+    trainer = stack.training_worker(settings, Supervisor(tmp_path), {})
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in (*parts, trainer)] == ["0,1", "3,2", "4"]
+    assert {one.environment["CUDA_DEVICE_ORDER"] for one in (*parts, trainer)} == {"PCI_BUS_ID"}
+    plain = vllm_processes.parts(settings_of(*urls), Store(engine))
+    assert not any(name.startswith("CUDA") for part in plain for name in part.environment)
+    assert "CUDA_VISIBLE_DEVICES" not in stack.training_worker(Settings(), Supervisor(tmp_path), {}).environment
+
+
 def test_each_server_is_given_its_adapters_whatever_the_other_has(two: Any, adapter: str, engine: Engine) -> None:
     first, second = two
     one, other = vllm_processes.parts(settings_of(first.url, second.url), Store(engine))

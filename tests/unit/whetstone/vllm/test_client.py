@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def test_it_can_sleep_only_where_it_shares_its_accelerator() -> None:
     alone, shared = Settings(), Settings(vllm={"shares_device": True})
     assert "--enable-sleep-mode" not in command(alone, 1) and "VLLM_SERVER_DEV_MODE" not in environment(alone)
     assert "--enable-sleep-mode" in command(shared, 1) and environment(shared)["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_a_gpu_has_graphs_blocks_and_its_share_of_the_card_and_the_cpu_its_own() -> None:
+    on_cpu = command(Settings(vllm={"gpu_memory_utilization": 0.5, "devices": (0, 1)}), 1, cpu=True)
+    assert "--enforce-eager" in on_cpu and on_cpu[on_cpu.index("--block-size") + 1] == "32"
+    assert not {"--gpu-memory-utilization", "--tensor-parallel-size"} & set(on_cpu)
+    plain = command(Settings(), 1, cpu=False)
+    cpus_alone = {"--enforce-eager", "--block-size", "--distributed-executor-backend"}
+    assert not (cpus_alone | {"--gpu-memory-utilization"}) & set(plain)
+    vllm = {"gpu_memory_utilization": 0.84, "replicas": 2, "devices": (0, 1, 2, 3), "enforce_eager": True}
+    line = command(Settings(vllm=vllm | {"block_size": 16}), 1, cpu=False)
+    pairs = dict(pairwise(line))
+    assert (pairs["--gpu-memory-utilization"], pairs["--tensor-parallel-size"]) == ("0.84", "2")
+    assert "--enforce-eager" in line and pairs["--block-size"] == "16"
 
 
 def test_what_the_settings_add_is_added_last() -> None:

@@ -6,19 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from whetstone.config.proxy import VllmSettings
 from whetstone.config.settings import Settings
 from whetstone.vllm import client
-from whetstone.vllm.launch import arguments, lines
+from whetstone.vllm.launch import arguments, lines, main
 
 ROOT = Path(__file__).parents[4]
 
 
 def test_the_arguments_are_ups_but_for_the_address() -> None:
     settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", policies=("second",), vllm=VllmSettings(max_loras=8))
-    command, ours = client.command(settings, 8001), arguments(settings)
-    ups = command[command.index("--model") :]
-    assert ours == ["0.0.0.0" if one == "127.0.0.1" else one for one in ups]
+    for cpu in (True, False):
+        command, ours = client.command(settings, 8001, cpu=cpu), arguments(settings, cpu=cpu)
+        ups = command[command.index("--model") :]
+        assert ours == ["0.0.0.0" if one == "127.0.0.1" else one for one in ups]
     assert {"starter@v0", "second@v0"} <= set(ours)
 
 
@@ -27,7 +30,7 @@ def test_the_build_without_a_gpu_has_the_model_in_the_engine_and_other_machines_
     assert client.is_cpu_build(), "of this environment; a GPU's leaves the executor to vLLM"
     command = client.command(Settings(), 8001)
     assert command[command.index(flag) + 1].endswith(".UniProcExecutor")
-    assert flag not in arguments(Settings())
+    assert flag not in arguments(Settings()) and flag not in arguments(Settings(), cpu=True)
 
 
 def test_what_is_printed_is_shell_words_with_the_environment_before_them() -> None:
@@ -45,3 +48,12 @@ def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "proxy.port" in done.stderr
     helped = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert helped.returncode == 0 and "how vLLM is to be started" in helped.stdout
+
+
+@pytest.mark.parametrize(("given", "eager"), [([], False), (["--cpu"], True)])
+def test_what_is_printed_is_for_gpus_unless_it_is_asked_for_the_cpus(
+    given: list[str], eager: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 0
+    printed = capsys.readouterr().out
+    assert ("--enforce-eager" in printed) is eager and ("--block-size 32" in printed) is eager

@@ -1,0 +1,100 @@
+"""Compute the bytes of a training step on its device: the base, the adapter with its optimizer, activations, the head.
+
+What the trainer's forward and backward pass stores for each token and layer was counted in traces of Qwen2 layers under
+peft 0.21 with transformers' attention; `benchmarks/memory` counts it again, and a test holds the formulas to it.
+"""
+
+from dataclasses import dataclass
+
+from whetstone.config.trainer import TrainerSettings
+from whetstone.memory.model_files import ModelSizes
+
+ADAPTER_BYTES = 16
+"""Bytes of one parameter of the LoRA in a step: weight, gradient and AdamW's two moments in fp32."""
+CHUNK_BYTES = 4 * 2**25
+"""Most bytes of the head's logits that exist at once (`trainer.learner.chunked_head.CHUNK_LOGITS` in fp32)."""
+CHUNKS = 5
+"""Tables of that size at the peak: logits, probabilities, their gradient, a product, and halves in 16 bits."""
+ROW_STEP = 256
+"""Rows are planned in multiples of so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """The bytes of a step on its device, without what the process itself needs."""
+
+    base: int
+    adapter: int
+    """Weights, gradient and optimizer of the LoRA."""
+    activations: int
+    """At the peak of the backward pass."""
+    head: int
+    """What logits take beside the activations at their own peak, as far as it exceeds that of a layer."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.base + self.adapter + self.activations + self.head
+
+
+def lora_parameters(model: ModelSizes, trainer: TrainerSettings) -> int:
+    """Return how many parameters a LoRA on all linear layers has."""
+    return trainer.lora_rank * model.lora_width
+
+
+def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, accelerator: bool = True) -> StepBytes:
+    """Return what a step needs whose largest micro-batch has so many tokens.
+
+    With checkpointing a layer keeps its input only, and one layer at a time is computed again and goes backward.
+    Without it, all layers keep what their backward pass needs.
+    """
+    checkpointing = trainer.gradient_checkpointing
+    if checkpointing is None:
+        checkpointing = accelerator
+    kept, passing = _layer_bytes(model)
+    inputs = model.layers * model.item_bytes * model.hidden
+    standing = inputs if checkpointing else model.layers * kept
+    backward = passing + (kept if checkpointing else 0)
+    # The decoder's output, its gradient, and what the last norm keeps.
+    ends = (2 * model.item_bytes + 4) * model.hidden
+    in_head = 2 * model.item_bytes * model.hidden * tokens + logits_bytes(model, tokens)
+    activations = (standing + backward + ends) * tokens
+    return StepBytes(
+        base=model.weight_bytes,
+        adapter=ADAPTER_BYTES * lora_parameters(model, trainer),
+        activations=activations,
+        head=max(0, in_head - backward * tokens),
+    )
+
+
+def logits_bytes(model: ModelSizes, tokens: int) -> int:
+    """Return the bytes of the head's tables at their peak, where so many tokens are read."""
+    return CHUNKS * min(CHUNK_BYTES, 4 * model.vocabulary * tokens)
+
+
+def longest_row(model: ModelSizes, trainer: TrainerSettings, free_bytes: float, *, most: int) -> int:
+    """Return the most tokens of a micro-batch, up to `most`, with which a step fits into the bytes; 0 if none does."""
+    low, high = 0, max(1, most // ROW_STEP)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if step_bytes(model, trainer, middle * ROW_STEP).total <= free_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return min(low * ROW_STEP, most)
+
+
+def _layer_bytes(model: ModelSizes) -> tuple[int, int]:
+    """Return the bytes of one token that a layer keeps for its backward pass, and those that pass through in it.
+
+    Kept, for item bytes b: both norms' inputs in fp32 (8 a hidden), the inputs of the linear layers in fp32, which peft
+    casts for each of q, k, v, gate and up in 16 bits (20 a hidden; 8 in fp32, where they are shared with the norms'
+    outputs), of o (4 a query) and of down (4 an intermediate); queries, keys, values (repeated for each query head) and
+    output of attention (4b a query); gate, its activation, and up (3b an intermediate).
+    Passing: gradients of the residual stream and of the MLP.
+    """
+    b = model.item_bytes
+    wide = b >= 4
+    kept = (16 if wide else 28) * model.hidden + (4 * b + 4) * model.query + (3 * b + 4) * model.intermediate
+    passing = (8 if wide else 16) * model.hidden + (8 if wide else 4) * model.intermediate
+    return kept, passing
