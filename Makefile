@@ -15,13 +15,18 @@ LOCK := requirements/cpu.lock
 AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
-PARTS := short postgresql exact clients stacks harnesses trl
+PARTS := short postgresql exact clients stacks harnesses trl real unsloth
 PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
 TRL := .venv-trl
 TRL_INSTALLED := $(TRL)/.installed
 TRL_LOCK := requirements/trl.lock
+
+# Unsloth on the CPU, compared with the other backend: an environment of its own, likewise.
+UNSLOTH := .venv-unsloth
+UNSLOTH_INSTALLED := $(UNSLOTH)/.installed
+UNSLOTH_LOCK := requirements/unsloth.lock
 
 # What looks for known weaknesses and for keys: an environment of its own.
 AUDIT := .venv-audit
@@ -41,7 +46,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate clients steps docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real clients steps docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -53,7 +58,7 @@ demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed
 test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: a quarter of an hour
 	$(MAKE) --no-print-directory --jobs 2 static short
 
-test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl)
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl real unsloth)
 
 short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
@@ -77,6 +82,12 @@ all-harnesses: $(INSTALLED)
 
 all-trl: $(TRL_INSTALLED)
 	$(BIN)/pytest -m "long(part='trl')" $(TEST_ARGS)
+
+all-real: $(INSTALLED)
+	$(BIN)/pytest -m "long(part='real')" $(TEST_ARGS)
+
+all-unsloth: $(UNSLOTH_INSTALLED)
+	$(BIN)/pytest -m "long(part='unsloth')" $(TEST_ARGS)
 
 test-gpu: $(GPU_INSTALLED)  ## What needs CUDA: the trainer's own checks on it
 	$(GPU)/bin/python -m pytest -m gpu --numprocesses 0 tests/unit/trainer $(TEST_ARGS)
@@ -111,7 +122,7 @@ unit: $(INSTALLED)
 
 # The database knows PyTorch's release, not its CPU build.
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
-	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
+	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(UNSLOTH_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
 		sed 's/^\(torch==[^ +]*\)+cpu/\1/' $$lock > $(AUDIT)/asked.txt && \
 		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(AUDIT)/asked.txt || exit 1; done
 
@@ -158,6 +169,9 @@ judged: $(INSTALLED)  ## Whether judges rank 1,000 groups once each, their worke
 gate: $(INSTALLED)  ## How often the gate's tests err, simulated: three minutes; GATE_ARGS="--only canary"
 	$(BIN)/python -m benchmarks.learning.gate $(GATE_ARGS)
 
+real: $(INSTALLED)  ## Whether SmolLM2-135M gets better at routing tickets, fetched once: a quarter of an hour; REAL_ARGS="--seed 1 --shuffle"
+	$(BIN)/python -m benchmarks.real $(REAL_ARGS)
+
 killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training worker, 20 times; six minutes
 	$(BIN)/python -m benchmarks.faults.killed $(KILLED_ARGS)
 
@@ -187,13 +201,14 @@ install: $(INSTALLED)  ## Only the environment; PYTHON=..., TORCH_INDEX=URL or F
 lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) "$(FIND_LINKS)" $(LOCK_ARGS)
 	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK) $(LOCK_ARGS)
+	sh requirements/unsloth.sh $(BIN) $(LOCK) $(UNSLOTH_LOCK) $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
 	$(BIN)/python requirements/cuda.py $(BIN)/uv $(LOCK_ARGS)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(AUDIT) $(SYSTEM) data/demo
+	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(UNSLOTH) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@$(INSTALL) $(VENV) $(LOCK) --ours
@@ -211,6 +226,10 @@ $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
 	@$(INSTALL) $(TRL) $(TRL_LOCK) --sees $(VENV)
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(TRL)/dppo -r requirements/dppo.lock
+	@touch $@
+
+$(UNSLOTH_INSTALLED): $(INSTALLED) $(UNSLOTH_LOCK)
+	@$(INSTALL) $(UNSLOTH) $(UNSLOTH_LOCK) --sees $(VENV)
 	@touch $@
 
 $(AUDIT_INSTALLED): $(AUDIT_LOCK)

@@ -28,6 +28,8 @@ from migrations.words import response_text
 from tests.sharing import Sharing, leave_out, order
 from whetstone.config.settings import LogSettings, Settings
 from whetstone.database.engine import connect
+from whetstone.models.catalog import MODELS
+from whetstone.models.download import Dtype, default_folder, fetch
 from whetstone.observability import log_setup as logs
 from whetstone.observability import tracing
 from whetstone.stack.supervisor import Part, Supervisor
@@ -153,6 +155,22 @@ def parsing_vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         tmp_path_factory.mktemp("parsing"), reasoning_parser="qwen3", extra_args=("--enable-scale-out",)
     ) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of SmolLM2-135M-Instruct in bf16; fetched once into the user's cache folder (mark it `long`)."""
+    return _fetched("bfloat16")
+
+
+@pytest.fixture(scope="session")
+def smollm2_fp32() -> Path:
+    """The same in fp32."""
+    return _fetched("float32")
+
+
+def _fetched(dtype: Dtype) -> Path:
+    return fetch(MODELS["smollm2-135m"], dtype, default_folder(), None, lambda _phase: lambda: None)
 
 
 @contextmanager

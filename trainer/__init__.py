@@ -7,5 +7,6 @@ writes in SQL that it is live. The proxies read that a moment later, load it on 
 trajectories.
 
 `tasks_unsloth` and `team` are the worker on Unsloth and as several processes; `adopt` converts an adapter that is
-imported, `merge` makes a whole model of one; `errors` is the tree of what can go wrong.
+imported, `merge` makes a whole model of one, `convert` makes a base model of a GGUF file;
+`errors` is the tree of what can go wrong.
 """

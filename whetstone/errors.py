@@ -10,6 +10,7 @@ WhetstoneError
 ├── VllmError             (vllm/client) a call to vLLM failed
 │   ├── VllmDown          it cannot be reached
 │   └── VllmRefused       it answered with an error, or with something unreadable
+├── ModelNotFetched       (models/download) a base model cannot be fetched or converted
 ├── StartFailed           (stack/supervisor) a part of the stack did not start
 ├── StackNotRunning       (stack/admin_client) no stack runs
 ├── ProxyUnreachable      (stack/admin_client) a stack runs, but its proxy could not be called

@@ -36,10 +36,25 @@ def prepared(settings: Settings) -> Iterator[Engine]:
         engine.dispose()
 
 
-def worker_command(name: str, queue: str, *pool: str) -> list[str]:
-    """Return the command of the worker `judge` or `trainer`, on the pool that these options of Celery choose."""
-    command = [sys.executable, "-m", "celery", "-A", f"{name}.tasks", "worker", "--queues", queue, *pool]
-    return [*command, "--hostname", f"{name}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
+def worker_command(name: str, queue: str, *pool: str, program: Sequence[str] = ()) -> list[str]:
+    """Return the command of the worker `judge` or `trainer`, on the pool that these options of Celery choose.
+
+    `program` starts its Celery in another environment.
+    """
+    start = program or (sys.executable, "-m", "celery", "-A", f"{name}.tasks")
+    return [
+        *start,
+        "worker",
+        "--queues",
+        queue,
+        *pool,
+        "--hostname",
+        f"{name}@%h",
+        "--loglevel",
+        "INFO",
+        "--without-gossip",
+        "--without-mingle",
+    ]
 
 
 def evenly(targets: Sequence[str], count: int, rng: random.Random) -> list[str]:

@@ -25,6 +25,7 @@ from whetstone.cli.commands.doctor import doctor
 from whetstone.cli.commands.export import export
 from whetstone.cli.commands.import_ import import_log
 from whetstone.cli.commands.keys import keys
+from whetstone.cli.commands.models import models
 from whetstone.cli.commands.policies import policies
 from whetstone.cli.commands.sql import sql, sql_role
 from whetstone.cli.commands.status import status
@@ -65,7 +66,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for name, family in (("policies", policies), ("keys", keys), ("versions", versions)):
+for name, family in (("policies", policies), ("keys", keys), ("versions", versions), ("models", models)):
     app.add_typer(family, name=name)
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of adapters, sampling and games [0]")]
 

@@ -37,6 +37,7 @@ from whetstone.config.settings import Settings, as_environment, load
 from whetstone.database.engine import connect
 from whetstone.domain.ids import version_id
 from whetstone.messaging.task_names import TRAINER_QUEUE
+from whetstone.stack.stack import trainer_program
 
 AIMS = ("promoted", "start", "claimed", "written", "trained", "loaded")
 """Start of a kill's window: the worker's start, or when a new claim, a folder or a state is first seen."""
@@ -101,7 +102,8 @@ class Run:
     @contextlib.contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """Run the training worker; kill it at the end, if it still runs."""
-        command = worker_command("trainer", TRAINER_QUEUE, "--pool", "solo")
+        program = trainer_program(self.settings.trainer)
+        command = worker_command("trainer", TRAINER_QUEUE, "--pool", "solo", program=program)
         environment = {**os.environ, **as_environment(self.settings), "OMP_WAIT_POLICY": "PASSIVE"}
         with (
             (self.settings.data / "trainer.log").open("ab") as log,
