@@ -38,7 +38,8 @@ class SharedBase:
         return own if self.host is not None else own.to(device)
 
 
-_latest: tuple[object, SharedBase] | None = None
+_latest: dict[object, SharedBase] = {}
+"""One at most."""
 
 
 def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch.device) -> SharedBase:
@@ -49,19 +50,16 @@ def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch
     Raises:
         ModelUnusable: it cannot be loaded.
     """
-    global _latest
     key = (str(model_path), _files(folder_of(model_path)), settings, device)
-    latest = _latest
-    if latest is None or latest[0] != key:
-        _latest = None  # the next one needs its memory
-        del latest
+    if key not in _latest:
+        _latest.clear()  # the next one needs its memory
         model = backend_of(settings).load(model_path, settings, device)
         host = HostWeights(model.requires_grad_(False).parameters(), device) if settings.offload else None
-        latest = _latest = (key, SharedBase(base_of(model_path), Proofs(), model, host))
-    return latest[1]
+        _latest[key] = SharedBase(base_of(model_path), Proofs(), model, host)
+    return _latest[key]
 
 
-def _files(folder: Path) -> list[tuple[str, int, int]]:
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return name, size and time of change of the files that make the model."""
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
