@@ -22,7 +22,7 @@ from trainer.learner.learner import Learner
 from trainer.learner.processes.remote import Leader, follow
 from trainer.learner.processes.team import Team
 
-HOLDS, TOO_LONG = 130, 90
+HOLDS, TOO_LONG = 130, 260
 """Tokens of a micro-batch."""
 
 

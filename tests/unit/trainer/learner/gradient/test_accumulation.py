@@ -173,12 +173,28 @@ def test_the_largest_micro_batch_is_tried_before_the_first_step(tiny_model: Path
     assert learner.files() == undisturbed.files()
 
 
-def test_memory_for_nothing_at_all_is_one_clear_error(tiny_model: Path, make_rows: MakeRows) -> None:
-    learner = Learner.fresh(tiny_model, SETTINGS.model_copy(update={"probe_memory": True}), seed=1)
+@pytest.mark.parametrize("probe_memory", [True, False])
+def test_memory_for_nothing_at_all_is_no_fault_of_the_rows(
+    tiny_model: Path, make_rows: MakeRows, probe_memory: bool
+) -> None:
+    learner = Learner.fresh(
+        tiny_model, SETTINGS.model_copy(update={"probe_memory": probe_memory, "max_row_tokens": 256}), seed=1
+    )
     before = learner.files()
-    with shortage(lambda _way, _tokens: True), pytest.raises(OutOfMemory, match="of 64 tokens"):
+    with shortage(lambda _way, _tokens: True), pytest.raises(OutOfMemory, match="does not suffice for"):
         learner.step(make_rows(2), 1)
     assert learner.files() == before
+
+
+def test_nor_is_memory_that_has_sufficed_before(tiny_model: Path, make_rows: MakeRows) -> None:
+    learner = Learner.fresh(tiny_model, SETTINGS, seed=1)
+    learner.step(make_rows(4), 1)
+    before = learner.files()
+    rows = make_rows(1, seed=9, shortest=50, longest=50)
+    with shortage(lambda way, _tokens: way == "backward"), pytest.raises(OutOfMemory, match="a row of 50 tokens now"):
+        learner.step(rows, 1)
+    assert learner.files() == before
+    learner.step(rows, 1)
 
 
 def test_other_errors_are_no_shortage(tiny_model: Path, make_rows: MakeRows) -> None:
