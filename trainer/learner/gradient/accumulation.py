@@ -33,7 +33,11 @@ class Accumulation:
         self._weights = list(weights)
 
     def add(self, terms: Terms, places: Sequence[int], sums: Sums) -> list[int]:
-        """Add the rows' gradient and sums. Return the rows that do not fit into memory even alone; they add nothing."""
+        """Add the rows' gradient and sums. Return the rows that do not fit into memory even alone; they add nothing.
+
+        Raises:
+            OutOfMemory: a row does not fit that should: one as long has fit before, or nothing fits at all.
+        """
         budget = self._reading.budget
         parts = [list(places)]
         unfit: list[int] = []
@@ -51,14 +55,21 @@ class Accumulation:
             elif (failures := failures + 1) < ROW_ATTEMPTS:
                 parts = [part, *parts]
             else:
+                self._check_too_long(self._tokens(terms, part))
                 failures = 0
                 unfit += part
         return unfit
 
+    def _check_too_long(self, tokens: int) -> None:
+        """Raise OutOfMemory unless it is the length of a row that keeps it from fitting."""
+        fewest = memory.FEWEST_TOKENS
+        if tokens <= self._reading.budget.longest_row or not self._fits(fewest, fewest):
+            raise OutOfMemory(
+                f"the device's memory does not suffice for a row of {tokens} tokens now: something else uses it"
+            )
+
     def probe(self, longest_row: int) -> None:
         """Lower the budget until the largest micro-batch of a step fits: made-up rows of up to `longest_row` tokens.
-
-        It leaves no gradient.
 
         Raises:
             OutOfMemory: not even FEWEST_TOKENS fit.
@@ -79,9 +90,12 @@ class Accumulation:
         vocabulary = cast(Tensor, self._reading.head.weight).shape[0]
         rows = [_made_up_row(start % vocabulary, row_tokens, vocabulary) for start in range(tokens // row_tokens)]
         terms = self._objective.terms(rows, version_in=0, kind="grpo")
-        fits = self._add_whole(terms, range(len(rows)), Sums())
+        before = [weight.grad for weight in self._weights]
         for weight in self._weights:
             weight.grad = None
+        fits = self._add_whole(terms, range(len(rows)), Sums())
+        for weight, gradient in zip(self._weights, before, strict=True):
+            weight.grad = gradient
         return fits
 
     def _add_whole(self, terms: Terms, places: Sequence[int], sums: Sums) -> bool:
@@ -103,6 +117,8 @@ class Accumulation:
                 if gradient is not None:
                     weight.grad = gradient if weight.grad is None else gradient.add_(weight.grad)
             sums.add(figures, read)
+            longest_row = max(len(terms.rows[place].token_ids_T) for place in places)
+            self._reading.budget.longest_row = max(self._reading.budget.longest_row, longest_row)
             return True
         memory.free()
         return False

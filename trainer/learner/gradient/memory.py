@@ -30,6 +30,8 @@ class TokenBudget:
 
     tokens: int
     has_fallen: bool = False
+    longest_row: int = 0
+    """Tokens of the longest row that was read so far."""
     probed: bool = False
     """Whether a micro-batch of that size was tried at the start."""
 
@@ -65,18 +67,21 @@ def within(budget: TokenBudget, act: Callable[[], Result]) -> Result:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Return whether the error says that memory ran out, the device's or the host's."""
+    """Return whether the error, or what it was raised from, says that memory ran out: the device's or the host's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in MESSAGES)
+    if isinstance(error, RuntimeError) and any(message in str(error) for message in MESSAGES):
+        return True
+    return error.__cause__ is not None and ran_out(error.__cause__)
 
 
 def free() -> None:
-    """Give back what is cached. Call it outside of `except`, where the error no longer holds on to tensors."""
-    gc.collect()
+    """Give the device's cached memory back. Call it outside of `except`, where no error holds on to tensors."""
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
+        gc.collect()
         torch.mps.empty_cache()
 
 

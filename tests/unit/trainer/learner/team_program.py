@@ -16,10 +16,14 @@ from typing import Any
 
 import torch
 
+from tests.unit.trainer.learner.gradient.shortage import shortage
 from trainer.adapters import files
 from trainer.learner.learner import Learner
 from trainer.learner.processes.remote import Leader, follow
 from trainer.learner.processes.team import Team
+
+HOLDS, TOO_LONG = 130, 260
+"""Tokens of a micro-batch."""
 
 
 def main(folder: Path) -> None:
@@ -29,12 +33,14 @@ def main(folder: Path) -> None:
     report = {"sums": sums(team)}
     if not team.leads:
         held: dict[int, Learner] = {}
-        follow(team, held)
+        with shortage(partial(runs_out, team)):
+            follow(team, held)
         write(folder / "follower", held[max(held)])
         (folder / "held.json").write_text(json.dumps(sorted(held)))
     else:
         leader = Leader(team)
-        report |= lead(leader, job, folder)
+        with shortage(partial(runs_out, team)):
+            report |= lead(leader, job, folder)
         leader.dismiss()
         (folder / "report.json").write_text(json.dumps(report))
     team.leave()
@@ -42,12 +48,13 @@ def main(folder: Path) -> None:
 
 def lead(leader: Leader, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Two good steps with every failure between them, and one more from the disk."""
+    short = short_of_memory(leader, job, folder)
     told = between(leader, leader.fresh(job["model"], job["settings"], seed=1), job, folder)
     gc.collect()  # a failure's traceback has had hold of the learner
     resumed = leader.resume(job["model"], folder / "v2", job["settings"])
     told["figures"].append(asdict(resumed.step(job["first"], 2)))
     write(folder / "resumed", resumed)
-    return told
+    return told | {"short": short}
 
 
 def between(leader: Leader, learner: Learner, job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -75,6 +82,21 @@ def failing(learner: Learner, act: Callable[[], object]) -> tuple[str, str, bool
 def lose_the_lease(done: int, _total: int) -> None:
     if done == 2:
         raise ConnectionAbortedError("the lease is lost")
+
+
+def runs_out(team: Team, way: str, tokens: int) -> bool:
+    """The follower's device has no memory for the way back of HOLDS tokens, and neither has any for TOO_LONG."""
+    return tokens == TOO_LONG or (not team.leads and way == "backward" and tokens > HOLDS)
+
+
+def short_of_memory(leader: Leader, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Steps whose micro-batches do not fit on the follower's device, and one with a row that fits nowhere."""
+    learner = leader.fresh(job["model"], job["roomy"], seed=1)
+    rounds: list[tuple[int, int]] = []
+    figures = [asdict(learner.step(rows, 0, lambda *of: rounds.append(of))) for rows in job["many"]]
+    failure = failing(learner, partial(learner.step, job["too long"], 0))
+    write(folder / "short", learner)
+    return {"figures": figures, "rounds": [total for done, total in rounds if done == 1], "failure": failure}
 
 
 def sums(team: Team) -> list[Any]:

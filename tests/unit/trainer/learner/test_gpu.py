@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from trainer.adapters import files
 from trainer.domain.rows import Row
 from trainer.learner.chunked_head import token_logprobs
+from trainer.learner.gradient import memory
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 
@@ -108,3 +109,26 @@ def test_a_head_in_bf16_computes_in_fp32_without_a_copy() -> None:
         results.append([one.detach().double().cpu() for one in (logprobs_S, entropies_S, hidden_SH.grad)])
     for ours, theirs, tolerance in zip(*results, (1e-4, 1e-4, 2**-8), strict=True):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
+
+
+def test_memory_that_runs_out_costs_a_micro_batch_and_not_the_step(tiny_model: Path, make_rows: MakeRows) -> None:
+    memory.budget_of.cache_clear()
+    settings = CUDA.model_copy(update={"gradient_checkpointing": False, "probe_memory": False})
+    rows = make_rows(40, shortest=180, longest=200)
+    undisturbed, disturbed = (Learner.fresh(tiny_model, settings, seed=1) for _ in range(2))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    undisturbed.step(rows, 0)
+    needed = torch.cuda.max_memory_reserved() - before
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.6 * needed) / whole)
+    try:
+        disturbed.step(rows, 0)
+        assert memory.budget_of(disturbed.base, settings).has_fallen
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        memory.budget_of.cache_clear()
+    ours, theirs = (safetensors.torch.load(one.files()["optimizer.safetensors"]) for one in (disturbed, undisturbed))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-5

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from tests.unit.trainer.learner.team_program import TOO_LONG
 from trainer.domain.constraints import ConstrainedSpan, Constraints
 from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
@@ -26,6 +27,7 @@ MakeRows = Callable[..., list[Row]]
 ROOT = Path(__file__).resolve().parents[4]
 SETTINGS = TrainerSettings(processes=2, threads=1, device="cpu", micro_batch_tokens=64, learning_rate=1e-4)
 """Rows of more than 32 tokens: each is a micro-batch of its own."""
+ROOMY = SETTINGS.model_copy(update={"micro_batch_tokens": 256})
 LENGTHS = (60, 55, 50, 45, 40)
 """Of the bad rows: the first process reads the first, the third and the last of them."""
 
@@ -39,6 +41,7 @@ class Told:
     rounds: list[list[int]]
     figures: list[dict[str, Any]]
     failures: dict[str, tuple[str, str, bool, float]]
+    short: dict[str, Any]
 
     def files(self, name: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self.folder / name).iterdir()}
@@ -83,6 +86,9 @@ def job(tiny_model: Path, make_rows: MakeRows) -> dict[str, Any]:
             "not finite": too_much,
             "no row": [],
         },
+        "roomy": ROOMY,
+        "many": [make_rows(20, seed=3), make_rows(20, seed=4)],
+        "too long": make_rows(6, seed=5) + make_rows(1, seed=6, shortest=TOO_LONG, longest=TOO_LONG),
     }
 
 
@@ -166,6 +172,26 @@ def test_gradients_that_no_process_has_stay_none(told: Told) -> None:
 @pytest.mark.long(part="exact")
 def test_a_follower_keeps_no_learner_that_the_leader_has_dropped(told: Told) -> None:
     assert len(json.loads((told.folder / "held.json").read_text())) == 1
+
+
+@pytest.mark.long(part="exact")
+def test_a_process_that_is_short_of_memory_changes_nothing_but_the_split(told: Told, job: dict[str, Any]) -> None:
+    learner = Learner.fresh(job["model"], ROOMY, seed=1)
+    for rows, ours in zip(job["many"], told.short["figures"], strict=True):
+        assert ours == pytest.approx(asdict(learner.step(rows, 0)), rel=1e-5, abs=1e-9)
+    alone, team = learner.files(), told.files("short")
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        assert apart(team[name], alone[name]) < 1e-6, name
+    # The leader, whose device would hold 256 tokens, keeps to the follower's budget from the second step on.
+    first, second = told.short["rounds"]
+    assert second > first
+
+
+@pytest.mark.long(part="exact")
+def test_all_processes_know_of_a_row_that_fits_nowhere(told: Told) -> None:
+    kind, message, moved, seconds = told.short["failure"]
+    assert (kind, moved) == ("RowsDoNotFit", False)
+    assert "1 trajectories" in message and seconds < 30
 
 
 def test_shares_are_equal_but_for_one_micro_batch() -> None:

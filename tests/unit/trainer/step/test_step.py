@@ -11,10 +11,12 @@ from sqlalchemy import Engine, select, update
 
 from benchmarks.fakes.json_server import Handler, Server
 from migrations import schema
+from tests.unit.trainer.learner.gradient.shortage import shortage
 from trainer.domain.claims import Member
 from trainer.domain.row_builder import build_rows
 from trainer.domain.rows import SampledCompletion
 from trainer.errors import AdapterNotWritten, LeaseLost, NotFinite
+from trainer.learner.gradient import memory
 from trainer.learner.learner import Learner
 from trainer.step import failed_rows
 from trainer.step.step import UNREADABLE_RETRY_S, Learners, take_step
@@ -651,6 +653,50 @@ def test_a_step_that_does_not_get_the_accelerator_is_tried_again_and_loses_no_at
     training.lease_ends()
     assert training.step() is True
     assert (training.live_version, training.seed.one(schema.steps, "starter#1").attempt) == (3, 1)
+    assert not training.learners.denied
+
+
+@pytest.fixture
+def _new_process() -> Iterator[None]:
+    """What a process has learned of its memory is of that process alone."""
+    memory.budget_of.cache_clear()
+    yield
+    memory.budget_of.cache_clear()
+
+
+@pytest.mark.usefixtures("_new_process")
+def test_a_trajectory_that_fits_into_no_memory_leaves_its_group_and_the_step_goes_on(training: Training) -> None:
+    training.group("g", rewards=(0.0, 1.0, 2.0))
+    long = [30 + place % 30 for place in range(100)]
+    is_long = schema.completions.c.trajectory_id == "g-2"
+    training.write(schema.completions, is_long, token_ids=long, inference_logprobs=[-4.0] * len(long))
+    with shortage(lambda _way, tokens: tokens >= len(long)) as moments:
+        assert training.step() is True
+    assert moments
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.attempt, training.live_version) == ("promoted", 1, 1)
+    advantages = {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)}
+    assert advantages == {"g-0": -0.5, "g-1": 0.5, "g-2": None}
+    why = {row.id: (row.state, row.why_not_trained) for row in training.rows(schema.trajectories)}
+    assert why == {"g-0": ("trained", None), "g-1": ("trained", None), "g-2": ("excluded", "too_long")}
+
+
+@pytest.mark.usefixtures("_new_process")
+def test_a_step_without_memory_waits_and_loses_neither_an_attempt_nor_a_trajectory(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.group("g")
+    for doubled in (1, 2):
+        with shortage(lambda _way, _tokens: True):
+            assert training.step() is False
+        step = training.seed.one(schema.steps, "starter#1")
+        assert (step.state, step.attempt) == ("claimed", 0)
+        assert step.lease_until > datetime.now(UTC) + timedelta(seconds=0.5 * doubled * RETRY_S)
+        training.lease_ends()
+    assert "memory does not suffice" in caplog.text
+    assert training.step() is True
+    assert (training.versions()[3], training.seed.one(schema.steps, "starter#1").attempt) == ("live", 1)
+    assert training.all(schema.trajectories, "state") == {"trained"}
     assert not training.learners.denied
 
 

@@ -1,48 +1,48 @@
-"""A device whose memory runs out at chosen moments: the model's own hooks raise what torch raises."""
+"""A device whose memory runs out at chosen moments: torch's own hooks raise what torch raises."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_pre_hook
-
-from trainer.learner.learner import Learner
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
 
 
 @contextmanager
-def shortage(learner: Learner, runs_out: Callable[[str, int], bool]) -> Iterator[list[tuple[str, int]]]:
+def shortage(runs_out: Callable[[str, int], bool]) -> Iterator[list[tuple[str, int]]]:
     """Yield the moments at which memory has run out so far.
 
-    `runs_out` is asked before each LoRA layer of a forward pass, and each time that a weight gets its gradient, with
-    the name of the way (forward, backward) and how many tokens the micro-batch has.
+    `runs_out` is asked with the name of the way (forward, backward) and how many tokens the micro-batch has: before
+    each linear layer of an adapter (A and B of each projection), and before its gradient.
     """
     moments: list[tuple[str, int]] = []
-    tokens = 0
 
-    def meet(way: str) -> None:
+    def meet(way: str, tokens: int) -> None:
         if runs_out(way, tokens):
             moments.append((way, tokens))
             raise torch.OutOfMemoryError(MESSAGE)
 
-    def before_module(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
-        nonlocal tokens
-        if isinstance(module, torch.nn.Linear) and "lora_A" in names.get(id(module), ""):
-            states = arguments[0]
-            assert isinstance(states, Tensor)
-            tokens = states.shape[:-1].numel()
-            meet("forward")
+    def before(module: torch.nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if is_adapter(module):
+            meet("forward", arguments[0].shape[:-1].numel())
 
-    def on_gradient(_gradient: Tensor) -> None:
-        meet("backward")
+    def after(module: torch.nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        if is_adapter(module) and output.requires_grad:
+            output.register_hook(partial(on_gradient, arguments[0].shape[:-1].numel()))
 
-    names = {id(module): name for name, module in learner._model.named_modules()}
-    hooks = [register_module_forward_pre_hook(before_module)]
-    hooks += [weight.register_hook(on_gradient) for weight in learner._trained.values()]
+    def on_gradient(tokens: int, _gradient: Tensor) -> None:
+        meet("backward", tokens)
+
+    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
     try:
         yield moments
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def is_adapter(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear) and module.weight.requires_grad

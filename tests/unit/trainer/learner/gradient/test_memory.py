@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.errors import OutOfMemory
+from trainer.errors import ModelUnusable, OutOfMemory
 from trainer.learner.gradient.memory import FEWEST_TOKENS, TokenBudget, needed_to, ran_out, within
 
 
@@ -19,6 +19,15 @@ from trainer.learner.gradient.memory import FEWEST_TOKENS, TokenBudget, needed_t
 )
 def test_every_way_of_saying_it_is_understood(error: Exception) -> None:
     assert ran_out(error)
+
+
+def test_an_error_that_was_made_of_it_is_understood() -> None:
+    with pytest.raises(ModelUnusable) as raised:
+        try:
+            raise torch.OutOfMemoryError
+        except RuntimeError as error:
+            raise ModelUnusable("a model's own code may raise anything") from error
+    assert ran_out(raised.value)
 
 
 def test_what_torch_itself_says_of_host_memory_is_understood() -> None:
