@@ -35,7 +35,15 @@ class SharedBase:
         return own
 
 
-_latest: tuple[object, SharedBase] | None = None
+@dataclass(slots=True)
+class _Latest:
+    """The base model that the process holds, and what it was made from."""
+
+    key: object = None
+    base: SharedBase | None = None
+
+
+_latest = _Latest()
 
 
 def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch.device) -> SharedBase:
@@ -46,15 +54,14 @@ def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch
     Raises:
         ModelUnusable: it cannot be loaded.
     """
-    global _latest
     key = (str(model_path), _files(folder_of(model_path)), settings, device)
-    latest = _latest
-    if latest is None or latest[0] != key:
-        _latest = None  # the next one needs its memory
-        del latest
+    base = _latest.base
+    if base is None or _latest.key != key:
+        _latest.base = base = None  # the next one needs its memory
         model = backend_of(settings).load(model_path, settings, device)
-        latest = _latest = (key, SharedBase(base_of(model_path), Proofs(), model))
-    return latest[1]
+        base = SharedBase(base_of(model_path), Proofs(), model)
+        _latest.key, _latest.base = key, base
+    return base
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
