@@ -57,9 +57,11 @@ class AdapterVllm(Server):
             case "/v1/unload_lora_adapter":
                 return (200, "unloaded") if self._adapters.pop(body["lora_name"], None) else (404, "no such adapter")
             case "/v1/completions" if learner := learners.get(body["model"]):
-                logprobs = learner.logprobs(body["prompt"], COMPLETION_IDS)
-                choice = {"index": 0, "token_ids": COMPLETION_IDS, "logprobs": {"token_logprobs": logprobs}}
-                return 200, {"choices": [choice]}
+                choices = []
+                for prompt in body["prompt"]:
+                    logprobs = learner.logprobs(prompt, COMPLETION_IDS)
+                    choices += [{"token_ids": COMPLETION_IDS, "logprobs": {"token_logprobs": logprobs}}] * body["n"]
+                return 200, {"choices": choices}
         return 404, {"error": {"message": f"no {path} for {body.get('model')}", "type": "NotFoundError", "code": 404}}
 
     def _chat_answer(self) -> tuple[list[int], list[Token]]:

@@ -240,24 +240,34 @@ class Learner:
             if version != version_in and version not in adapters:
                 continue
             try:
-                with nullcontext() if version == version_in else self._as_version(adapters[version]):
+                with nullcontext() if version == version_in else self.as_version(adapters[version]):
                     read = partial(measuring.measure, self._reading, rows, spans, on_progress)
                     measures |= memory.within(self._reading.budget, read)
             except (AdapterMismatch, AdapterDamaged) as error:
                 log.warning("what constraints allowed to version %d cannot be measured: %s", version, error)
         return without_decided(rows, measures)
 
-    @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Return the logprob in nats of each of `token_ids` after its prefix, at temperature 1, with this LoRA.
 
         vLLM may have the device meanwhile: with `trainer.offload`, layers pass through it one by one.
         """
-        if not prompt_ids or not token_ids:
+        return self.logprobs_of([Answer("", tuple(prompt_ids), tuple(token_ids))])[0]
+
+    @torch.no_grad()
+    def logprobs_of(self, answers: Sequence[Answer]) -> list[list[float]]:
+        """Return `logprobs` of each answer; many are read in one forward pass."""
+        if not all(answer.prompt_ids and answer.token_ids for answer in answers):
             raise RowError("logprobs need a prompt and at least one token")
-        rows = rows_for_sft("", [Answer("", tuple(prompt_ids), tuple(token_ids))])
+        rows = [row for answer in answers for row in rows_for_sft("", [answer])]
+        logprobs: dict[int, list[float]] = {}
         with nullcontext() if self._residence is None else self._residence.passing():
-            return cast(list[float], self._reading.read(self._reading.batch(rows, [1.0])).logprobs_S.tolist())
+            for places in self._reading.plan(rows):
+                batch = self._reading.batch([rows[place] for place in places], [1.0] * len(places))
+                lengths = [len(answers[place].token_ids) for place in places]
+                each = self._reading.read(batch).logprobs_S.split(lengths)
+                logprobs |= {place: logprobs_S.tolist() for place, logprobs_S in zip(places, each, strict=True)}
+        return [logprobs[place] for place in range(len(answers))]
 
     def files(self) -> Mapping[str, bytes]:
         """Return the adapter as vLLM and peft load it, and what `resume` needs in addition: file name -> contents."""
@@ -334,7 +344,7 @@ class Learner:
         set_peft_model_state_dict(self._model, weights)
 
     @contextmanager
-    def _as_version(self, adapter_folder: Path | None) -> Iterator[None]:
+    def as_version(self, adapter_folder: Path | None) -> Iterator[None]:
         """Have the weights of that adapter inside the context; None: the base model without an adapter.
 
         Raises:
@@ -346,9 +356,25 @@ class Learner:
             return
         verify(adapter_folder)
         _checked_config(adapter_folder, self.base, self._settings)
+        with self._weights_restored():
+            self._load_weights(adapter_folder)
+            yield
+
+    @contextmanager
+    def doubled(self) -> Iterator[None]:
+        """Have twice the LoRA inside the context: twice as far from the base model."""
+        with self._weights_restored():
+            with torch.no_grad():
+                for name, weight in self._trained.items():
+                    if "lora_B" in name:
+                        weight.mul_(2)
+            yield
+
+    @contextmanager
+    def _weights_restored(self) -> Iterator[None]:
+        """Set the weights back at the end of the context."""
         own = {name: weight.detach().clone() for name, weight in self._trained.items()}
         try:
-            self._load_weights(adapter_folder)
             yield
         finally:
             with torch.no_grad():

@@ -15,8 +15,10 @@ class GateSettings(Section):
     tests: tuple[GateTest, ...] = ()
     """Tests that run after the probe, in this order: `heldout` replays logged prompts of the eval split, `canary` gives
     the candidate a share of the live traffic. The next step waits until they are over."""
-    max_k3: float = Field(0.01, gt=0)
-    """Probe: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats a token."""
+    max_k3: float | None = Field(None, gt=0)
+    """Probe: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats a token. Unset:
+    four times the parent's own k3, at least 0.001 and at most 0.1; and what vLLM serves of the adapter's effect must
+    not be off by a quarter and four standard errors."""
     max_parent_kl: float = Field(2.0, gt=0)
     """Probe: largest mean k3 from the parent to the candidate, in nats a token of the parent's."""
     max_length_ratio: float = Field(8.0, gt=1)

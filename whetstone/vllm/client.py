@@ -21,6 +21,8 @@ from whetstone.vllm.parsers import parsers_of
 T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 60.0
+SAMPLE_TIMEOUT_S = 600.0
+"""Timeout of many answers at once, which a busy CPU takes minutes for."""
 LIFE_TIMEOUT_S = 5.0
 """Timeout of the health check and the like, short because the caller monitors other parts too."""
 TOKEN_TIMEOUT_S = 2.0
@@ -175,7 +177,7 @@ class _Tokens(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: tuple[_Choice]
+    choices: list[_Choice]
 
 
 class _Sleeping(msgspec.Struct):
@@ -307,20 +309,38 @@ class Vllm:
             VllmRefused: the name is not loaded, or the answer lacks ids or logprobs.
             VllmDown: it cannot be reached.
         """
+        return self.sample_many(name, [prompt_token_ids], max_tokens, seed, 1)[0][0]
+
+    def sample_many(
+        self, name: str, prompts: Sequence[Sequence[int]], max_tokens: int, seed: int, choices: int
+    ) -> list[list[SampledTokens]]:
+        """Sample `choices` continuations of each prompt at temperature 1, all at once. Each choice has its own seed.
+
+        Raises:
+            VllmRefused: the name is not loaded, or the answer lacks ids or logprobs.
+            VllmDown: it cannot be reached, or takes longer than SAMPLE_TIMEOUT_S.
+        """
         body = {
             "model": name,
-            "prompt": list(prompt_token_ids),
+            "prompt": [list(prompt_ids) for prompt_ids in prompts],
+            "n": choices,
             "max_tokens": max_tokens,
             "temperature": 1.0,
             "seed": seed,
             "logprobs": 0,
             "return_token_ids": True,
         }
-        (choice,) = self._ask(_Completion, "POST", "/v1/completions", body).choices
-        token_ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
-        if not token_ids or len(token_ids) != len(logprobs):
-            raise VllmRefused(f"{name}: {len(token_ids)} token ids and {len(logprobs)} logprobs came back")
-        return SampledTokens(token_ids, logprobs)
+        # All choices of the first prompt come first.
+        sampled = [
+            SampledTokens(choice.token_ids, choice.logprobs.token_logprobs)
+            for choice in self._ask(_Completion, "POST", "/v1/completions", body, SAMPLE_TIMEOUT_S).choices
+        ]
+        if len(sampled) != len(prompts) * choices:
+            raise VllmRefused(f"{name}: {len(sampled)} answers came back, not {choices} to each of {len(prompts)}")
+        for one in sampled:
+            if not one.token_ids or len(one.token_ids) != len(one.logprobs):
+                raise VllmRefused(f"{name}: {len(one.token_ids)} token ids and {len(one.logprobs)} logprobs came back")
+        return [sampled[start : start + choices] for start in range(0, len(sampled), choices)]
 
     def render(
         self,
@@ -383,8 +403,10 @@ class Vllm:
         """Close the connections."""
         self._http.close()
 
-    def _ask(self, expected: type[T], method: str, path: str, body: object = None) -> T:
-        response = self._call(method, path, body)
+    def _ask(
+        self, expected: type[T], method: str, path: str, body: object = None, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> T:
+        response = self._call(method, path, body, timeout_s)
         try:
             return msgspec.convert(response.json(), expected)
         except ValueError as error:

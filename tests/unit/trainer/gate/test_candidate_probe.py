@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import Engine
 
 from migrations import schema
-from tests.unit.trainer.step.test_step import SPOKEN, FakeVllm, Training
+from tests.unit.trainer.step.test_step import FakeVllm, Training
+from trainer.gate import probe
 from trainer.step.step import take_step
 from trainer.vllm.pool import Replicas
 from whetstone.vllm.client import Vllm
@@ -99,13 +100,13 @@ def test_a_candidate_goes_live_once_every_server_has_it_and_its_probe_is_written
     told = gate.decision()
     assert (told.test, told.decision, told.version, told.against, told.reason) == ("probe", "pass", 1, 0, None)
     assert set(told.figures) == {
-        "k3", "parent_kl", "length", "parent_length", "length_ratio", "tokens", "servers", "servers_without_it",
+        "k3", "parent_k3", "served_share", "served_share_error", "parent_kl", "length", "parent_length", "length_ratio",
+        "tokens", "servers", "servers_without_it",
     }  # fmt: skip
     assert 0 < told.figures["parent_kl"] < 0.1
     assert (told.figures["servers"], told.figures["servers_without_it"], told.figures["length_ratio"]) == (2, 0, 1)
-    sampled = len(SPOKEN) * fake.calls.count("/v1/completions")
     version = gate.seed.one(schema.policy_versions, "starter@v1")
-    assert version.probe_tokens == told.figures["tokens"] == sampled > 0
+    assert version.probe_tokens == told.figures["tokens"] == fake.sampled > 0
     assert other.calls.count("/v1/completions") == 0
 
 
@@ -170,6 +171,36 @@ def test_a_candidate_that_has_moved_too_far_is_rejected(gate: Gate) -> None:
     assert "too far from its parent" in told.reason and told.figures["parent_kl"] > 1e-9
 
 
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_an_adapter_that_is_served_in_another_scale_is_rejected(gate: Gate, fake: Calling, scale: float) -> None:
+    fake.wrong_scale = scale
+    assert gate.step() is True
+    assert gate.versions() == {0: "live", 1: "rejected"}
+    told = gate.decision()
+    assert "serves another adapter than was trained" in told.reason
+    assert told.figures["served_share"] == pytest.approx(scale, rel=0.2) and told.figures["k3"] < 1e-3
+
+
+def test_a_bound_that_is_set_alone_decides_whether_the_adapter_is_the_right_one(gate: Gate, fake: Calling) -> None:
+    gate.bounds(max_k3=1.0)
+    fake.wrong_scale = 0.5
+    assert gate.step() is True
+    assert gate.live_version == 1
+
+
+def test_a_candidate_that_seems_wrong_once_is_asked_again_with_other_seeds(gate: Gate, fake: Calling) -> None:
+    fake.wrong_seeds = range(probe.ROUNDS * probe.MOST_CHOICES)  # all of the first draw
+    assert gate.step() is True
+    assert gate.live_version == 1
+    assert gate.decision().figures["k3"] < 1e-6
+
+
+def test_each_version_is_heard_on_enough_tokens(gate: Gate, fake: Calling) -> None:
+    assert gate.step() is True
+    tokens = gate.decision().figures["tokens"]
+    assert 2 * probe.ENOUGH_TOKENS <= tokens < 3 * probe.ENOUGH_TOKENS
+
+
 @pytest.mark.parametrize(("candidate", "parent"), [(9, 1), (1, 9)])
 def test_a_candidate_whose_answers_are_much_longer_or_shorter_is_rejected(
     gate: Gate, fake: Calling, candidate: int, parent: int
@@ -201,7 +232,7 @@ def test_a_candidate_that_has_forgotten_how_to_call_tools_is_rejected(
     assert "0% of its answers make tool calls that can be read, of its parent's 100%" in told.reason
     assert (told.figures["tool_calls"], told.figures["parent_tool_calls"]) == (0, 1)
     chats = fake.calls.count(CHAT)
-    assert told.figures["tokens"] == 7 * chats + len(SPOKEN) * fake.calls.count("/v1/completions")
+    assert told.figures["tokens"] == 7 * chats + fake.sampled
 
 
 def test_a_candidate_that_calls_tools_as_its_parent_does_goes_live(gate: Gate, fake: Calling) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trainer.adapters import files as adapter
-from trainer.domain.rows import Row
+from trainer.domain.rows import Answer, Row
 from trainer.errors import AdapterMismatch, ModelUnusable, NotFinite, RowError
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
@@ -250,6 +250,24 @@ def test_a_damaged_adapter_is_not_resumed(tmp_path: Path, tiny_model: Path) -> N
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(AdapterDamaged, match="optimizer.safetensors"):
         Learner.resume(tiny_model, tmp_path / "p@v1", SETTINGS)
+
+
+def test_a_doubled_lora_moves_the_logprobs_twice_as_far_and_is_itself_again_afterwards(
+    tiny_model: Path, make_rows: MakeRows
+) -> None:
+    learner = Learner.fresh(tiny_model, SETTINGS.model_copy(update={"learning_rate": 1e-4}), seed=1)
+    learner.step(make_rows(4), 0)
+    before = dict(learner.files())
+    answers = [Answer("", (1, 2, 3, place), (7, 9, 11)) for place in range(6)]
+    own, alone = learner.logprobs_of(answers), [learner.logprobs(one.prompt_ids, one.token_ids) for one in answers]
+    assert torch.allclose(torch.tensor(own), torch.tensor(alone), atol=1e-5)
+    with learner.doubled():
+        doubled = learner.logprobs_of(answers)
+    with learner.as_version(None):
+        base = learner.logprobs_of(answers)
+    once, twice = torch.tensor(own) - torch.tensor(base), torch.tensor(doubled) - torch.tensor(base)
+    assert once.abs().max() > 1e-3 and torch.allclose(twice, 2 * once, atol=0.1 * once.abs().max().item())
+    assert dict(learner.files()) == before and learner.logprobs_of(answers) == own
 
 
 def test_an_adapter_whose_optimizer_state_was_removed_goes_on_with_new_moments(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sqlalchemy import Engine, select, update
 
 from benchmarks.fakes.json_server import Handler, Server
@@ -37,6 +38,13 @@ SPOKEN = [5, 9, 11]
 """What the fake samples, whatever it is asked."""
 
 
+def scale_loras(learner: Learner, scale: float) -> None:
+    with torch.no_grad():
+        for name, weight in learner._trained.items():
+            if "lora_B" in name:
+                weight.mul_(scale)
+
+
 class FakeVllm(Server):
     """Control calls and completions as vLLM speaks them. Its logprobs are those of the folder it was told to load."""
 
@@ -45,6 +53,12 @@ class FakeVllm(Server):
         self.loaded: dict[str, Path] = {}
         self.calls: list[str] = []
         self.wrong_by_nats = 0.0
+        self.sampled = 0
+        """Tokens of all its completions."""
+        self.wrong_scale = 1.0
+        """Times a LoRA's matrices that it serves."""
+        self.wrong_seeds = range(0)
+        """Seeds of requests that it answers a nat too low."""
         self.refuses: set[str] = set()
         self.well = True
         """Whether its engine lives; one that does not refuses and says so."""
@@ -79,9 +93,14 @@ class FakeVllm(Server):
             return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
         if path == "/v1/completions" and body["model"] in ("starter@v0", *self.loaded):
             said = self.says.get(body["model"], SPOKEN)
-            read = self.learner(body["model"]).logprobs(body["prompt"], said)
-            logprobs = [nats - self.wrong_by_nats for nats in read]
-            return 200, {"choices": [{"index": 0, "token_ids": said, "logprobs": {"token_logprobs": logprobs}}]}
+            learner, choices = self.learner(body["model"]), []
+            self.sampled += len(said) * body["n"] * len(body["prompt"])
+            scale_loras(learner, self.wrong_scale)
+            wrong_by_nats = 1.0 if body["seed"] in self.wrong_seeds else self.wrong_by_nats
+            for prompt in body["prompt"]:
+                logprobs = [nats - wrong_by_nats for nats in learner.logprobs(prompt, said)]
+                choices += [{"token_ids": said, "logprobs": {"token_logprobs": logprobs}}] * body["n"]
+            return 200, {"choices": choices}
         return 404, {"error": {"message": f"{body.get('model')} does not exist", "type": "NotFoundError", "code": 404}}
 
 

@@ -169,7 +169,19 @@ def test_a_sample_brings_ids_and_logprobs(server: FakeVllm, control: Vllm) -> No
     assert (sampled.token_ids, sampled.logprobs) == ([3, 4], [-0.5, -1.0])
     ((path, body),) = server.asked
     assert path == "/v1/completions"
-    assert (body["prompt"], body["temperature"], body["return_token_ids"]) == ([1, 2], 1.0, True)
+    assert (body["prompt"], body["temperature"], body["return_token_ids"]) == ([[1, 2]], 1.0, True)
+
+
+def test_many_samples_come_by_prompt(server: FakeVllm, control: Vllm) -> None:
+    answers = [completion([token], [-0.5])["choices"][0] for token in range(6)]
+    server.answers({"choices": answers})
+    sampled = control.sample_many("starter@v1", [(1, 2), (3,)], 8, seed=3, choices=3)
+    assert [[one.token_ids for one in each] for each in sampled] == [[[0], [1], [2]], [[3], [4], [5]]]
+    ((_, body),) = server.asked
+    assert (body["prompt"], body["n"], body["seed"]) == ([[1, 2], [3]], 3, 3)
+    server.answers({"choices": answers[:5]})
+    with pytest.raises(VllmRefused, match="5 answers came back, not 3 to each of 2"):
+        control.sample_many("starter@v1", [(1, 2), (3,)], 8, seed=3, choices=3)
 
 
 @pytest.mark.parametrize(

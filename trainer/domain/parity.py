@@ -1,0 +1,100 @@
+"""Decide whether vLLM serves the adapter that was trained. Pure.
+
+Server and trainer compute the same logprobs by sums in another order. In 16 bits a token is off by hundredths of a nat,
+and a rare one by half a nat. The parent's tokens have that noise too, so the parent's own k3 says how much is allowed.
+
+k3 alone is blind to an adapter of the wrong scale, of the wrong layers or of too small a rank, as long as it changes
+little. What such a server lacks goes with what the adapter does; noise does not. So that is measured as well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.domain.figures import mean_k3
+
+NOISE = 4.0
+"""A candidate's k3 may be this many times its parent's."""
+SMALLEST_K3, LARGEST_K3 = 1e-3, 0.1
+"""Nats a token. Below the first no difference matters; above the second the servers compute another model."""
+SHARE_OFF = 0.25
+"""By how much the served share of an adapter may be off 1 ..."""
+ERRORS = 4.0
+"""... and by how many of its standard errors: with fewer, it cannot be told from noise."""
+
+Logprobs = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far server and trainer agree about a candidate."""
+
+    k3: float
+    """Of server to trainer, mean over the candidate's tokens, in nats."""
+    parent_k3: float
+    """The same for the parent and its tokens: the noise of the two programs."""
+    share: float
+    """How much of what the adapter does to the logprobs vLLM serves: 1 where it serves what was trained."""
+    error: float
+    """Standard error of `share`; infinite where the adapter does nothing."""
+
+    def why_not(self, max_k3: float | None) -> str | None:
+        """Return why vLLM does not serve what was trained; None where it does.
+
+        `max_k3` is the setting of the gate. Where it is set, it alone decides.
+        """
+        bound = min(max(NOISE * self.parent_k3, SMALLEST_K3), LARGEST_K3) if max_k3 is None else max_k3
+        if not self.k3 <= bound:
+            return (
+                f"vLLM and trainer disagree: k3 {self.k3:.3g} nats a token, allowed are {bound:.3g} "
+                f"(its parent's is {self.parent_k3:.3g})"
+            )
+        if max_k3 is None and abs(self.share - 1) > max(SHARE_OFF, ERRORS * self.error):
+            return (
+                f"vLLM serves another adapter than was trained: of what that one does to the logprobs it serves "
+                f"{self.share:.0%} ± {self.error:.0%}"
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Logprobs in nats of the tokens that vLLM sampled under the candidate."""
+
+    served: Logprobs
+    """vLLM's."""
+    trained: Logprobs
+    """The trainer's, with the candidate; so are the next two, with other weights."""
+    base: Logprobs
+    """With the base model."""
+    doubled: Logprobs
+    """With twice the candidate's LoRA."""
+
+
+def parity(own: Readings, parent_served: Logprobs, parent_trained: Logprobs) -> Parity:
+    """Compare server and trainer on the candidate's tokens, and on its parent's."""
+    share, error = served_share(own)
+    return Parity(mean_k3(own.served, own.trained), mean_k3(parent_served, parent_trained), share, error)
+
+
+def served_share(own: Readings) -> tuple[float, float]:
+    """Return how much of what the adapter does the server serves, and the standard error of that.
+
+    With d = served - trained and the direction z = doubled - base, less its mean:
+
+        share = 1 + Σ d·z / Σ (trained - base)·z,   error² = Σ (d·z)² / (Σ (trained - base)·z)²
+
+    z is read twice by the trainer, and has no noise in common with d: an estimate by instruments, which unlike plain
+    regression is not drawn to one side by noise (Durbin, Review of the International Statistical Institute 22 (1954),
+    23). The error holds for tokens of unequal noise (White, Econometrica 48 (1980), 817).
+    """
+    served_T, trained_T, base_T, doubled_T = (
+        np.asarray(each, dtype=np.float64) for each in (own.served, own.trained, own.base, own.doubled)
+    )
+    off_T, direction_T = served_T - trained_T, doubled_T - base_T
+    direction_T = direction_T - direction_T.mean()
+    effect = abs(float((trained_T - base_T) @ direction_T))
+    if not effect > 0:
+        return 1.0, float("inf")
+    return 1 + float(off_T @ direction_T) / effect, float(np.linalg.norm(off_T * direction_T)) / effect
