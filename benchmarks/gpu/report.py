@@ -1,4 +1,4 @@
-"""Write what `gpu` found as JSON, and as Markdown for people."""
+"""Write the figures of `gpu` as JSON, and as Markdown for people."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from benchmarks.gpu import cards
 from benchmarks.gpu.cards import Card, Peak
 from benchmarks.gpu.load import Answer, first_token_s, longest_silence_s, reward_of, tokens_per_s
 from benchmarks.gpu.report import markdown, write
-from benchmarks.gpu.scene import CONTEXT_MIB, held
+from benchmarks.gpu.scene import CONTEXT_MIB, compared
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = [sys.executable, "-m", "benchmarks.gpu"]
@@ -92,13 +92,13 @@ PLAN: dict[str, Any] = {
 
 def test_a_plan_is_held_against_the_peaks() -> None:
     peaks = {"vllm": Peak(12000, 4000), "trainer": Peak(9000, 3000), "proxy": Peak(0, 100)}
-    rows = {row["what"]: (row["planned MiB"], row["measured MiB"]) for row in held(PLAN, peaks)}
+    rows = {row["what"]: (row["planned MiB"], row["measured MiB"]) for row in compared(PLAN, peaks)}
     assert rows == {
         "GPU memory of a vLLM": (12288, 12000),
         "GPU memory of the trainer": (4096 + CONTEXT_MIB, 9000),
         "host memory": (10240, 7100),
     }
-    assert held({"it said": "no such model"}, peaks) == []
+    assert compared({"output": "no such model"}, peaks) == []
 
 
 def test_a_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None:
