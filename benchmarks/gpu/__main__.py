@@ -45,7 +45,12 @@ def environment() -> dict[str, Any]:
             facts[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {**facts, "driver": driver.branch() or "none", "cards": [vars(card) for card in cards()]}
+    return {
+        **facts,
+        "driver": driver.branch() or "none",
+        "C compiler": driver.without_compiler() or "there",
+        "cards": [vars(card) for card in cards()],
+    }
 
 
 def unfit() -> str | None:
