@@ -104,11 +104,11 @@ def test_a_plan_is_held_against_the_peaks() -> None:
 def test_a_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None:
     report = {
         "faults": ["it stopped | early"],
-        "model": {"seconds": 1.23456, "log": "a\nb", "steps": [{"step": 1, "kl": 0.1}]},
+        "model": {"seconds": 1.23456, "log": "a\nb", "steps": [{"step": 1}, {"step": 2, "kl": 0.1}]},
     }
     as_json, as_markdown = write(tmp_path / "new", report)
     assert json.loads(as_json.read_text(encoding="utf-8")) == report
     page = as_markdown.read_text(encoding="utf-8")
     assert page == markdown(report)
     assert "**1 faults.**" in page and "- it stopped | early" in page and "| seconds | 1.235 |" in page
-    assert "```\na\nb\n```" in page and "### steps\n\n| step | kl |\n| --- | --- |\n| 1 | 0.1 |" in page
+    assert "```\na\nb\n```" in page and "### steps\n\n| step | kl |\n| --- | --- |\n| 1 |  |\n| 2 | 0.1 |" in page
