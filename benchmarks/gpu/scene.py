@@ -27,7 +27,7 @@ WHETSTONE = str(Path(sys.executable).with_name("whetstone"))
 WARM_S = 5.0
 """Left out of a measurement of speed: the first requests compile kernels and fill the batch."""
 CONTEXT_MIB = 614
-"""CUDA's own memory of a process that computes, 0.6 GiB as in the plan. Stated: nvidia-smi counts it, torch does not."""
+"""CUDA's own memory of a process that computes: the plan's 0.6 GiB. Stated: nvidia-smi counts it, torch does not."""
 MOST_RATIO = 1.15
 """A plan that is exceeded by more is a fault; what stays below it is only shown."""
 STEPS = """SELECT step, state, version_in, version_out, trajectories, sampled_tokens, read_tokens, seconds,
