@@ -1,10 +1,13 @@
-"""Say in one sentence if this machine's NVIDIA driver cannot run PyTorch's CUDA build. Standard library only."""
+"""Say what this machine lacks for PyTorch's CUDA build: a new driver, a compiler. Standard library only."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 
 OLDEST = 580
 """The first branch of drivers that has CUDA 13, which the locked PyTorch and vLLM are built for: table 2 of
@@ -30,6 +33,16 @@ def unfit(version: str | None) -> str | None:
     if int(version.partition(".")[0]) < OLDEST:
         return f"the NVIDIA driver is {version}, and the packages are built for CUDA 13: {REMEDY}"
     return None
+
+
+def without_compiler(own: Mapping[str, str] = os.environ) -> str | None:
+    """Return what a missing C compiler prevents; None if there is one where Triton looks (triton/runtime/build.py)."""
+    if own.get("CC") or any(shutil.which(name, path=own.get("PATH", "")) for name in ("gcc", "clang")):
+        return None
+    return (
+        "there is no C compiler here (gcc or clang), by which Triton builds kernels: flex-attention and Unsloth cannot "
+        "run; Debian: apt-get install gcc libc6-dev python3-dev"
+    )
 
 
 if __name__ == "__main__":

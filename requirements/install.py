@@ -317,7 +317,9 @@ def main(arguments: list[str]) -> None:
     torch = on(requirements, "torch")
     if torch and not is_cpu_build(torch):
         version = driver.branch()
-        say(f"NVIDIA's driver is {version}." if not (why := driver.unfit(version)) else f"Mind: {why}.")
+        say(f"Mind: {why}." if (why := driver.unfit(version)) else f"NVIDIA's driver is {version}.")
+        if why := driver.without_compiler():
+            say(f"Mind: {why}.")
     created = create(folder, named)
     try:
         installer = Installer(folder, on(requirements, "uv"))

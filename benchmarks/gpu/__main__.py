@@ -39,13 +39,18 @@ REHEARSED_CARD = ("--device-gb", "24", "--shared")
 
 def environment() -> dict[str, Any]:
     """Return what runs here: machine, driver, GPUs, packages."""
-    found = {"python": platform.python_version(), "machine": platform.platform()}
+    facts = {"python": platform.python_version(), "machine": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            facts[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {**found, "driver": driver.branch() or "none", "cards": [vars(card) for card in cards()]}
+    return {
+        **facts,
+        "driver": driver.branch() or "none",
+        "C compiler": driver.without_compiler() or "there",
+        "cards": [vars(card) for card in cards()],
+    }
 
 
 def unfit() -> str | None:
@@ -86,13 +91,13 @@ def run(models: list[str], scale: Scale, data: Path, console: Console, *, rehear
     for number, model in enumerate(models):
         console.print(f"[bold]{model}[/bold]", highlight=False)
         try:
-            found = measure(data / str(number), model, scale, console, REHEARSED_CARD if rehearse else ())
+            measured = measure(data / str(number), model, scale, console, REHEARSED_CARD if rehearse else ())
         except (SettingsError, StartFailed) as error:
             report[model] = {"does not start": str(error)}
             report["faults"].append(f"{model} does not start: {error}")
             continue
-        report[model] = found.figures
-        report["faults"] += [f"{model}: {fault}" for fault in found.faults]
+        report[model] = measured.figures
+        report["faults"] += [f"{model}: {fault}" for fault in measured.faults]
     return report
 
 

@@ -30,11 +30,11 @@ def cards(nvidia_smi: str = "nvidia-smi") -> list[Card]:
 
 def used_mib(nvidia_smi: str = "nvidia-smi") -> dict[int, int]:
     """Return pid -> MiB of GPU memory that it has, over all GPUs."""
-    found: dict[int, int] = {}
+    used: dict[int, int] = {}
     for pid, memory in _query(nvidia_smi, "--query-compute-apps=pid,used_gpu_memory"):
         if memory.isdigit():  # "[N/A]" where the driver does not say
-            found[int(pid)] = found.get(int(pid), 0) + int(memory)
-    return found
+            used[int(pid)] = used.get(int(pid), 0) + int(memory)
+    return used
 
 
 def _query(nvidia_smi: str, what: str) -> list[list[str]]:

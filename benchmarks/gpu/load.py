@@ -110,8 +110,8 @@ class Load:
                 answer.tokens = (event.get("usage") or {}).get("completion_tokens", answer.tokens)
                 text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
         if self._rewarded:
-            told = await client.post("/v1/feedback", json={"trajectory_id": attempt, "reward": reward_of(text)})
-            told.raise_for_status()
+            posted = await client.post("/v1/feedback", json={"trajectory_id": attempt, "reward": reward_of(text)})
+            posted.raise_for_status()
 
 
 def tokens_per_s(answers: Sequence[Answer], since: float, until: float) -> float:

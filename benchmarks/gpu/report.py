@@ -1,4 +1,4 @@
-"""Write what `gpu` found as JSON, and as Markdown for people."""
+"""Write the figures of `gpu` as JSON, and as Markdown for people."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,8 @@ def _section(name: str, part: Any, level: int) -> list[str]:
         return lines
     rows = list(part)
     if rows and all(isinstance(row, Mapping) for row in rows):
-        return lines + _table(list(rows[0]), [list(row.values()) for row in rows])
+        head = list(dict.fromkeys(key for row in rows for key in row))
+        return lines + _table(head, [[row.get(key, "") for key in head] for row in rows])
     return lines + [f"- {row}" for row in rows]
 
 

@@ -26,8 +26,8 @@ from whetstone.stack.stack import Stack, running
 WHETSTONE = str(Path(sys.executable).with_name("whetstone"))
 WARM_S = 5.0
 """Left out of a measurement of speed: the first requests compile kernels and fill the batch."""
-CONTEXT_MIB = 600
-"""CUDA's own memory of a process that computes. Stated: nvidia-smi counts it, torch does not."""
+CONTEXT_MIB = 614
+"""CUDA's own memory of a process that computes: the plan's 0.6 GiB. Stated: nvidia-smi counts it, torch does not."""
 MOST_RATIO = 1.15
 """A plan that is exceeded by more is a fault; what stays below it is only shown."""
 STEPS = """SELECT step, state, version_in, version_out, trajectories, sampled_tokens, read_tokens, seconds,
@@ -52,7 +52,7 @@ class Scale:
 
 
 @dataclass
-class Found:
+class ModelReport:
     """What a model's run gave: figures by name, and what did not hold."""
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -78,10 +78,10 @@ def plan_of(model: str, options: Sequence[str]) -> dict[str, Any]:
     try:
         return dict(json.loads(done.stdout))
     except ValueError:
-        return {"command": " ".join(["whetstone", *command]), "it said": done.stdout + done.stderr}
+        return {"command": " ".join(["whetstone", *command]), "output": done.stdout + done.stderr}
 
 
-def held(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[str, Any]]:
+def compared(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[str, Any]]:
     """Return planned and measured memory beside each other; nothing where there is no plan.
 
     Of the GPU: vLLM's share of its card, and what a step needs with CUDA's own memory (CONTEXT_MIB). Of the host: all
@@ -102,14 +102,14 @@ def held(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[str, A
     ]
 
 
-def measure(data: Path, model: str, scale: Scale, console: Console, planned_for: Sequence[str] = ()) -> Found:
+def measure(data: Path, model: str, scale: Scale, console: Console, planned_for: Sequence[str] = ()) -> ModelReport:
     """Plan, start, serve, train, stop. `planned_for`: options of `whetstone doctor --memory`.
 
     Raises:
         SettingsError, StartFailed: the stack does not come up.
     """
     plan, lines = plan_of(model, planned_for), list[str]()
-    found = Found({"plan": plan})
+    report = ModelReport({"plan": plan})
 
     def say(line: str) -> None:
         lines.append(line)
@@ -117,15 +117,15 @@ def measure(data: Path, model: str, scale: Scale, console: Console, planned_for:
 
     settings, began = settings_of(data, model, scale), time.monotonic()
     with running(settings, say) as stack:
-        found.figures["start"] = {"seconds until it serves": time.monotonic() - began, "it said": "\n".join(lines)}
+        report.figures["start"] = {"seconds until it serves": time.monotonic() - began, "output": "\n".join(lines)}
         peaks = Peaks(lambda: _pids(stack))
-        asyncio.run(_measured(stack, scale, peaks, found, console))
-    found.figures["most memory, MiB"] = [{"part": part, **asdict(peak)} for part, peak in peaks.of.items()]
-    found.figures["plan against peaks"] = rows = held(plan, peaks.of)
+        asyncio.run(_measured(stack, scale, peaks, report, console))
+    report.figures["most memory, MiB"] = [{"part": part, **asdict(peak)} for part, peak in peaks.of.items()]
+    report.figures["plan against peaks"] = rows = compared(plan, peaks.of)
     for row in rows:
         if not planned_for and row["ratio"] > MOST_RATIO:
-            found.faults.append(f"{row['what']}: {row['measured MiB']} MiB, planned {row['planned MiB']:.0f}")
-    return found
+            report.faults.append(f"{row['what']}: {row['measured MiB']} MiB, planned {row['planned MiB']:.0f}")
+    return report
 
 
 def _pids(stack: Stack) -> Mapping[str, int]:
@@ -133,15 +133,17 @@ def _pids(stack: Stack) -> Mapping[str, int]:
     return {part: pid for part, pid in pids.items() if part != "up"}
 
 
-async def _measured(stack: Stack, scale: Scale, peaks: Peaks, found: Found, console: Console) -> None:
+async def _measured(stack: Stack, scale: Scale, peaks: Peaks, report: ModelReport, console: Console) -> None:
     with peaks.during():
-        found.figures["serving alone"] = [await _speed(stack, count, scale, found) for count in (1, scale.connections)]
-        console.print(f"{found.figures['serving alone']}", highlight=False)
+        report.figures["serving alone"] = [
+            await _speed(stack, count, scale, report) for count in (1, scale.connections)
+        ]
+        console.print(f"{report.figures['serving alone']}", highlight=False)
     with peaks.during():
-        await _train(stack, scale, found, console)
+        await _train(stack, scale, report, console)
 
 
-async def _speed(stack: Stack, connections: int, scale: Scale, found: Found) -> dict[str, Any]:
+async def _speed(stack: Stack, connections: int, scale: Scale, report: ModelReport) -> dict[str, Any]:
     """Measure how fast it serves while nothing trains."""
     load = Load(stack.proxy_url, stack.settings.policy, connections, stack.settings.seed, rewarded=False)
     async with load.running():
@@ -149,7 +151,7 @@ async def _speed(stack: Stack, connections: int, scale: Scale, found: Found) -> 
         since = time.time()
         await asyncio.sleep(scale.seconds)
         until = time.time()
-    _report_failed(load.answers, found)
+    _report_failed(load.answers, report)
     waits = first_token_s(load.answers, since, until) or [float("nan")]
     return {
         "requests at once": connections,
@@ -159,7 +161,7 @@ async def _speed(stack: Stack, connections: int, scale: Scale, found: Found) -> 
     }
 
 
-async def _train(stack: Stack, scale: Scale, found: Found, console: Console) -> None:
+async def _train(stack: Stack, scale: Scale, report: ModelReport, console: Console) -> None:
     """Let it take its steps under load; then see what each took, and what serving felt of it."""
     settings = stack.settings
     store = Store(connect(settings.database_url))
@@ -170,24 +172,24 @@ async def _train(stack: Stack, scale: Scale, found: Found, console: Console) -> 
         while shown < scale.steps and time.monotonic() < deadline:
             await asyncio.sleep(1)
             if restarted := await asyncio.to_thread(stack.watch):
-                found.faults.append(f"{', '.join(restarted)} ended and was started again: see the logs")
+                report.faults.append(f"{', '.join(restarted)} ended and was started again: see the logs")
             ended = [step for step in store.steps(settings.project, settings.policy) if step["ended_at"] is not None]
             for step in ended[shown:]:
                 console.print(f"step {step['number']}: {step['state']} {step['error'] or ''}", highlight=False)
             shown = len(ended)
     store.set_policy_state(settings.project, settings.policy, "paused")
-    _report_failed(load.answers, found)
+    _report_failed(load.answers, report)
     steps = _sql(settings, STEPS)
     if shown < scale.steps:
-        found.faults.append(f"only {shown} of {scale.steps} steps within {scale.patience_s:.0f} s")
+        report.faults.append(f"only {shown} of {scale.steps} steps within {scale.patience_s:.0f} s")
     if not any(step["state"] == "promoted" for step in steps):
-        found.faults.append("no step was promoted: column error of the steps, decisions of the gate")
-    found.figures["steps"] = [{name: value for name, value in step.items() if name != "phases"} for step in steps]
-    found.figures["seconds by phase"] = [{"step": step["step"], **(step["phases"] or {})} for step in steps]
-    found.figures["serving during steps"] = [_felt(step, load.answers) for step in steps if step["ended_at"]]
-    found.figures["parity, k3 in nats a token"] = _sql(settings, PARITY)
-    found.figures["decisions of the gate"] = _sql(settings, GATE)
-    found.figures["afterwards"] = await _answers(stack, store, found)
+        report.faults.append("no step was promoted: column error of the steps, decisions of the gate")
+    report.figures["steps"] = [{name: value for name, value in step.items() if name != "phases"} for step in steps]
+    report.figures["seconds by phase"] = [{"step": step["step"], **(step["phases"] or {})} for step in steps]
+    report.figures["serving during steps"] = [_felt(step, load.answers) for step in steps if step["ended_at"]]
+    report.figures["parity, k3 in nats a token"] = _sql(settings, PARITY)
+    report.figures["decisions of the gate"] = _sql(settings, GATE)
+    report.figures["afterwards"] = await _answers(stack, store, report)
 
 
 def _felt(step: Mapping[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
@@ -203,7 +205,7 @@ def _felt(step: Mapping[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-async def _answers(stack: Stack, store: Store, found: Found) -> dict[str, Any]:
+async def _answers(stack: Stack, store: Store, report: ModelReport) -> dict[str, Any]:
     """Ask once more: after the last step the server must still be there, with the version that is live."""
     body = {
         "model": stack.settings.policy,
@@ -214,7 +216,7 @@ async def _answers(stack: Stack, store: Store, found: Found) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=stack.proxy_url, timeout=120, trust_env=False) as client:
         response = await client.post("/v1/chat/completions", json=body)
     if response.is_error:
-        found.faults.append(f"after the steps it answers {response.status_code}: {response.text[:300]}")
+        report.faults.append(f"after the steps it answers {response.status_code}: {response.text[:300]}")
     return {
         "live version": store.live_name(stack.settings),
         "status": response.status_code,
@@ -222,9 +224,9 @@ async def _answers(stack: Stack, store: Store, found: Found) -> dict[str, Any]:
     }
 
 
-def _report_failed(answers: Sequence[Answer], found: Found) -> None:
+def _report_failed(answers: Sequence[Answer], report: ModelReport) -> None:
     if failed := [answer for answer in answers if answer.error]:
-        found.faults.append(f"{len(failed)} of {len(answers)} requests failed, the first: {failed[0].error}")
+        report.faults.append(f"{len(failed)} of {len(answers)} requests failed, the first: {failed[0].error}")
 
 
 def _sql(settings: Settings, query: str) -> list[dict[str, Any]]:

@@ -377,6 +377,15 @@ def test_an_old_or_missing_driver_is_said_in_one_sentence_with_what_to_do(
     assert installer.driver.branch(str(tmp_path / "nothing")) is None
 
 
+def test_a_missing_compiler_is_said_in_one_sentence_with_what_to_do(installer: ModuleType, tmp_path: Path) -> None:
+    told = installer.driver.without_compiler({"PATH": str(tmp_path)})
+    assert "no C compiler" in told and "apt-get install gcc" in told
+    assert installer.driver.without_compiler({"PATH": str(tmp_path), "CC": "/opt/cc"}) is None
+    (tmp_path / "clang").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "clang").chmod(0o755)
+    assert installer.driver.without_compiler({"PATH": str(tmp_path)}) is None
+
+
 @pytest.mark.parametrize("machine", ["Darwin arm64", "Linux aarch64"])
 def test_another_machine_is_told_what_it_can_have_before_anything_is_made(tmp_path: Path, machine: str) -> None:
     system, processor = machine.split()

@@ -12,7 +12,7 @@ from benchmarks.gpu import cards
 from benchmarks.gpu.cards import Card, Peak
 from benchmarks.gpu.load import Answer, first_token_s, longest_silence_s, reward_of, tokens_per_s
 from benchmarks.gpu.report import markdown, write
-from benchmarks.gpu.scene import CONTEXT_MIB, held
+from benchmarks.gpu.scene import CONTEXT_MIB, compared
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = [sys.executable, "-m", "benchmarks.gpu"]
@@ -92,23 +92,23 @@ PLAN: dict[str, Any] = {
 
 def test_a_plan_is_held_against_the_peaks() -> None:
     peaks = {"vllm": Peak(12000, 4000), "trainer": Peak(9000, 3000), "proxy": Peak(0, 100)}
-    rows = {row["what"]: (row["planned MiB"], row["measured MiB"]) for row in held(PLAN, peaks)}
+    rows = {row["what"]: (row["planned MiB"], row["measured MiB"]) for row in compared(PLAN, peaks)}
     assert rows == {
         "GPU memory of a vLLM": (12288, 12000),
         "GPU memory of the trainer": (4096 + CONTEXT_MIB, 9000),
         "host memory": (10240, 7100),
     }
-    assert held({"it said": "no such model"}, peaks) == []
+    assert compared({"output": "no such model"}, peaks) == []
 
 
 def test_a_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None:
     report = {
         "faults": ["it stopped | early"],
-        "model": {"seconds": 1.23456, "log": "a\nb", "steps": [{"step": 1, "kl": 0.1}]},
+        "model": {"seconds": 1.23456, "log": "a\nb", "steps": [{"step": 1}, {"step": 2, "kl": 0.1}]},
     }
     as_json, as_markdown = write(tmp_path / "new", report)
     assert json.loads(as_json.read_text(encoding="utf-8")) == report
     page = as_markdown.read_text(encoding="utf-8")
     assert page == markdown(report)
     assert "**1 faults.**" in page and "- it stopped | early" in page and "| seconds | 1.235 |" in page
-    assert "```\na\nb\n```" in page and "### steps\n\n| step | kl |\n| --- | --- |\n| 1 | 0.1 |" in page
+    assert "```\na\nb\n```" in page and "### steps\n\n| step | kl |\n| --- | --- |\n| 1 |  |\n| 2 | 0.1 |" in page
