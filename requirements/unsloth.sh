@@ -10,7 +10,7 @@ shift 3
 sed -nE 's/^([a-z0-9._-]+==.*[^ ]) +\\$/\1/p' "$known" | grep -vE "^torch==" > "$lock.known"
 grep -vE "^(transformers|huggingface-hub|fsspec|certifi)==" "$lock.known" > "$lock.bound"
 # What is built for CUDA and not needed without it.
-for name in torch torchvision xformers bitsandbytes; do echo "$name ; sys_platform == 'nowhere'"; done > "$lock.without"
+for name in torch torchvision xformers; do echo "$name ; sys_platform == 'nowhere'"; done > "$lock.without"
 if [ -f "$lock" ]; then cp "$lock" "$lock.new"; fi
 echo "unsloth>=2026.10.9 ; sys_platform == 'linux'" | "$bin/uv" pip compile - \
     --constraints "$lock.bound" --overrides "$lock.without" --python-version 3.11 --universal \

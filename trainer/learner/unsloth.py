@@ -79,8 +79,8 @@ def max_seq_length(settings: TrainerSettings, positions: int) -> int:
 
 def _refuse_longer(longest: int, _module: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
     """Raise RowError for a sequence that Unsloth would cut off."""
-    tokens = given["input_ids"].shape[-1]
-    if tokens > longest:
+    ids = given.get("input_ids")
+    if ids is not None and (tokens := ids.shape[-1]) > longest:
         raise RowError(
             f"a sequence of {tokens} tokens, and Unsloth reads {longest} of this model: set trainer.max_row_tokens and "
             f"trainer.micro_batch_tokens to at most {longest}"

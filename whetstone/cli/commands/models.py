@@ -34,7 +34,8 @@ def list_models(to: ToOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(facts)
         return
-    table = Table("model", "is", "licence", "download", "here")
+    table = Table("model", "is", "licence", "download")
+    table.add_column("here", overflow="fold")
     for row in facts:
         here = "\n".join(row["folders"].values()) or "no"
         table.add_row(row["model"], row["is"], row["licence"], f"{row['download_mb']} MB", here)
