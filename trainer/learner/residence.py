@@ -1,7 +1,8 @@
 """Move a learner between its device and host memory, so that vLLM can have the device between steps.
 
 The base never changes: its weights stay in one block of host memory, pinned where the device is CUDA, and only a copy
-of them is on the device during a step. The LoRA and the moments of its optimizer move both ways.
+of them is on the device during a step. Learners on the same weights share the block. The LoRA and the moments of its
+optimizer move both ways.
 """
 
 import itertools
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 PAGE_BYTES = 4096
 
@@ -20,17 +22,14 @@ class Residence:
     """Where a model's weights are: on the device inside `present`, else in host memory."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
-        """Move all weights of a model in host memory into one block, parameter by parameter."""
+        """Move the base's weights to host memory, parameter by parameter."""
         self._model = model
         self._device = device
         self._optimizer: torch.optim.Optimizer | None = None
         self._depth = 0
         self._base = [weight for weight in model.parameters() if not weight.requires_grad]
-        block, self._host = _moved_into_one_block(self._base)
-        if device.type == "cuda":
-            _pin(block)
-            # The block is freed after it was unlocked: the call's argument keeps it until then.
-            weakref.finalize(self, _unpin, block).atexit = False
+        self._host = _host_block(self._base, device)
+        self._leave()
 
     def with_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Move the optimizer's moments together with the LoRA."""
@@ -42,7 +41,7 @@ class Residence:
         self._depth += 1
         try:
             if self._depth == 1:
-                for weight, host in zip(self._base, self._host, strict=True):
+                for weight, host in zip(self._base, self._host.weights, strict=True):
                     weight.data = _copy(host, self._device)
                 self._move_lora(self._device)
             yield
@@ -60,7 +59,7 @@ class Residence:
         if self._depth:
             yield
             return
-        host_of = dict(zip(self._base, self._host, strict=True))
+        host_of = dict(zip(self._base, self._host.weights, strict=True))
         parts = _parts(self._model)
         passing = {weight for part in parts for weight in part.parameters() if weight in host_of}
         passing -= {weight for weight in passing if sum(weight in set(part.parameters()) for part in parts) > 1}
@@ -88,7 +87,7 @@ class Residence:
             yield
 
     def _leave(self) -> None:
-        for weight, host in zip(self._base, self._host, strict=True):
+        for weight, host in zip(self._base, self._host.weights, strict=True):
             weight.data = host
         self._move_lora(torch.device("cpu"))
         if self._device.type == "cuda":
@@ -121,21 +120,37 @@ def _weights_of_head(model: Any) -> set[Tensor]:
     return set(model.get_output_embeddings().parameters())
 
 
-def _moved_into_one_block(weights: list[torch.nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
-    """Move the weights into one block of host memory; return the block, and them in it.
+class _HostBlock:
+    """The weights of a base in one block of host memory.
 
     torch's own pinned memory is rounded up to a power of 2 for each tensor, up to twice the size; one block is not.
     """
-    sizes = [-(-weight.nbytes // PAGE_BYTES) * PAGE_BYTES for weight in weights]
-    block = torch.empty(sum(sizes), dtype=torch.uint8)
-    places = [0, *itertools.accumulate(sizes)]
-    host = []
-    for weight, place in zip(weights, places, strict=False):
-        moved = block[place : place + weight.nbytes].view(weight.dtype).view(weight.shape)
-        moved.copy_(weight.data)
-        weight.data = moved
-        host.append(moved)
-    return block, host
+
+    def __init__(self, weights: list[torch.nn.Parameter], *, pinned: bool) -> None:
+        """Move the weights into a new block."""
+        sizes = [-(-weight.nbytes // PAGE_BYTES) * PAGE_BYTES for weight in weights]
+        block = torch.empty(sum(sizes), dtype=torch.uint8)
+        if pinned:
+            _pin(block)
+            # The call's argument keeps the block until it is unlocked.
+            weakref.finalize(self, _unpin, block).atexit = False
+        self.weights: list[Tensor] = []
+        for weight, place in zip(weights, [0, *itertools.accumulate(sizes)], strict=False):
+            moved = block[place : place + weight.nbytes].view(weight.dtype).view(weight.shape)
+            moved.copy_(weight.data)
+            weight.data = moved
+            self.weights.append(moved)
+
+
+_blocks = WeakTensorKeyDictionary()
+"""First weight of a base -> its block."""
+
+
+def _host_block(weights: list[torch.nn.Parameter], device: torch.device) -> _HostBlock:
+    block: _HostBlock | None = _blocks.get(weights[0])
+    if block is None:
+        block = _blocks[weights[0]] = _HostBlock(weights, pinned=device.type == "cuda")
+    return block
 
 
 def _pin(block: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Between steps nothing of a learner is on the device, and a step with that is the same step."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ def base_of(learner: Learner) -> dict[str, Tensor]:
 def in_host_block(learner: Learner) -> bool:
     """Whether every weight of the base is the one of the host's block."""
     assert learner._residence is not None
-    block = {one.data_ptr() for one in learner._residence._host}
+    block = {one.data_ptr() for one in learner._residence._host.weights}
     return {one.data_ptr() for one in base_of(learner).values()} == block
 
 
@@ -118,9 +119,36 @@ def plain(tiny_model: Path) -> Iterator[torch.nn.Module]:
 def test_the_block_is_the_models_size_and_tied_weights_are_in_it_once(plain: torch.nn.Module) -> None:
     before = {name: one.clone() for name, one in plain.named_parameters()}
     residence = Residence(plain, torch.device("cpu"))
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in residence._host}
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in residence._host.weights}
     (block_bytes,) = storages.values()
     weights = sum(one.nbytes for one in before.values())
     assert weights <= block_bytes < weights + 4096 * len(before)
     assert plain.get_input_embeddings().weight is plain.get_output_embeddings().weight  # type: ignore[operator]
     assert all(torch.equal(one, before[name]) for name, one in plain.named_parameters())
+
+
+def test_two_on_the_same_weights_share_the_block_and_it_goes_with_them(plain: torch.nn.Module) -> None:
+    device = torch.device("cpu")
+    one = Residence(plain, device)
+    other = Residence(copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()}), device)
+    assert one._host is other._host
+    with other.present():
+        assert all(weight.data_ptr() != host.data_ptr() for weight, host in pairs(one))
+    assert all(weight.data_ptr() == host.data_ptr() for weight, host in pairs(one))
+    block = weakref.ref(one._host)
+    del one, other
+    gc.collect()
+    assert block() is not None, "as long as the weights live"
+
+
+def pairs(residence: Residence) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(residence._base, residence._host.weights, strict=True))
+
+
+def test_a_block_is_freed_with_its_weights(tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).requires_grad_(False)
+    residence = Residence(model, torch.device("cpu"))
+    block = weakref.ref(residence._host)
+    del model, residence
+    gc.collect()
+    assert block() is None
