@@ -69,18 +69,18 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
 
 
 def logits_bytes(model: ModelSizes, tokens: int, *, accelerator: bool = True) -> int:
-    """Return the bytes of the head's tables at their peak, in the backward pass, where so many tokens are read.
+    """Return the bytes of the head's tables at their peak, where so many tokens are read.
 
-    Logits, probabilities and their gradient; of a single chunk the logits are not computed again. With a head in 16
-    bits, CUDA splits the gradient into two halves of 16 bits, by way of one more table; elsewhere slices of the head
-    are widened.
+    Forward: logits, probabilities, and their product. Backward: probabilities and their gradient, and of more than one
+    chunk the logits, which are computed again; with a head in 16 bits, CUDA splits the gradient into two halves of 16
+    bits by way of one more table, and elsewhere slices of the head are widened.
     """
     logits = 4 * model.vocabulary * tokens
     table = min(CHUNK_BYTES, logits)
-    tables = 3 * table if logits > CHUNK_BYTES else 2 * table
-    if model.item_bytes >= 4:
-        return tables
-    return tables + (2 * table if accelerator else min(SLICE_BYTES, 4 * model.vocabulary * model.hidden))
+    backward = (3 if logits > CHUNK_BYTES else 2) * table
+    if model.item_bytes < 4:
+        backward += 2 * table if accelerator else min(SLICE_BYTES, 4 * model.vocabulary * model.hidden)
+    return max(3 * table, backward)
 
 
 def longest_row(model: ModelSizes, trainer: TrainerSettings, free_bytes: float, *, most: int) -> int:
