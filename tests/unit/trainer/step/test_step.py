@@ -634,7 +634,7 @@ def test_on_a_shared_accelerator_vllm_sleeps_until_the_new_version_is_to_be_load
     assert calls[:4] == ["/is_sleeping", "/sleep?level=1&mode=wait", "/wake_up", "/v1/load_lora_adapter"]
 
 
-class Recorded:
+class RecordingFactory:
     """The class `Learner`, with the learners that it made."""
 
     def __init__(self) -> None:
@@ -664,7 +664,7 @@ def test_the_learner_has_left_the_accelerator_when_vllm_wakes_and_while_it_is_aw
 ) -> None:
     training.with_rules(**(OVERFLOWING if fails else {}))
     training.shares_device()
-    recorded = Recorded()
+    recorded = RecordingFactory()
     training.learners = Learners(training.settings, recorded)
     training.group("g")
     at_calls: dict[str, bool] = {}
