@@ -141,7 +141,7 @@ def _compared(
     gradient: int,
     head: bool = True,
 ) -> Comparison:
-    planned = step_bytes(model, settings, tokens)
+    planned = step_bytes(model, settings, tokens, accelerator=False)
     return Comparison(
         f"{name}, {tokens} tokens", counted - gradient, planned.activations + (planned.head if head else 0)
     )

@@ -90,9 +90,15 @@ def _rows(planned: plan.Plan, settings: Settings) -> Iterator[tuple[str, float |
     yield "trainer", planned.trainer_bytes + PROCESS_BYTES, "what a step may take, with its process"
     yield "  base model", step.base, f"learning rate {rate:g}"
     yield "  adapter", step.adapter, "weights, gradient and optimizer in fp32"
-    yield "  activations", step.activations, f"rows of {planned.row} tokens; the longest that fits: {planned.longest}"
+    yield "  activations", step.activations, _of_rows(planned)
     yield "  logits", step.head, "beyond the activations' own peak"
     yield "host memory", planned.host_bytes, _of_host(planned)
+
+
+def _of_rows(planned: plan.Plan) -> str:
+    if not planned.row:
+        return f"rows of {plan.LEAST_ROW} tokens, which do not fit"
+    return f"rows of {planned.row} tokens; the longest that fits: {planned.longest}"
 
 
 def _of_host(planned: plan.Plan) -> str:

@@ -65,12 +65,14 @@ def choose(
         if trains:
             trainer["devices"] = placement.trainer
             lines.append(f"trainer.devices = {list(placement.trainer)}")
-        if serves and trains:
-            planned = plan.make(model, settings, plan.hardware_of(settings, cards, placement))
-            if not planned.fits:
-                raise SettingsError(planned.why_not)
-            _check_host(planned, host_bytes)
-            lines.extend(_shares(planned, settings, vllm, trainer))
+        planned = plan.make(model, settings, plan.hardware_of(settings, cards, placement))
+        if not planned.fits:
+            raise SettingsError(planned.why_not)
+        _check_host(planned, host_bytes)
+        if serves:
+            lines.extend(_for_vllm(planned, settings, vllm))
+        if trains:
+            lines.extend(_for_trainer(planned, settings, trainer))
     return Automatic(
         settings.model_copy(
             update={
@@ -103,8 +105,8 @@ def _check_host(planned: plan.Plan, host_bytes: int | None) -> None:
         )
 
 
-def _shares(planned: plan.Plan, settings: Settings, vllm: dict[str, Any], trainer: dict[str, Any]) -> Iterator[str]:
-    """Write the plan's choices into `vllm` and `trainer`, and yield a line for each."""
+def _for_vllm(planned: plan.Plan, settings: Settings, vllm: dict[str, Any]) -> Iterator[str]:
+    """Write the plan's choices into `vllm`, and yield a line for each."""
     card = f"{planned.hardware.card_bytes / GIB:.0f} GiB"
     if planned.hardware.mode == "asleep" and not settings.vllm.shares_device:
         vllm["shares_device"] = True
@@ -116,6 +118,10 @@ def _shares(planned: plan.Plan, settings: Settings, vllm: dict[str, Any], traine
     if settings.vllm.max_model_len is None and planned.context < planned.model.longest:
         vllm["max_model_len"] = planned.context
         yield f"vllm.max_model_len = {planned.context}, as far as the KV cache goes"
+
+
+def _for_trainer(planned: plan.Plan, settings: Settings, trainer: dict[str, Any]) -> Iterator[str]:
+    """Write the plan's choices into `trainer`, and yield a line for each."""
     for name in ("max_row_tokens", "micro_batch_tokens"):
         if getattr(settings.trainer, name) > planned.row:
             trainer[name] = planned.row

@@ -81,16 +81,16 @@ def read(model: str) -> ModelSizes:
     return _of_hub(model)
 
 
-def of_folder(folder: Path) -> ModelSizes:
-    """Return the sizes of the model in a folder. Raises ModelUnreadable."""
+def of_folder(folder: Path, name: str | None = None) -> ModelSizes:
+    """Return the sizes of the model in a folder; `name`: other than the folder's. Raises ModelUnreadable."""
     config = _json(folder / "config.json")
-    files = sorted(folder.glob("*.safetensors"))
+    files = _weight_files(folder)
     if not files:
         raise ModelUnreadable(f"{folder}: no *.safetensors; {REMEDY}")
     tensors: dict[str, TensorHeader] = {}
     for file in files:
         tensors |= header(file)
-    return sizes(folder.resolve().name, config, tensors)
+    return sizes(name or folder.resolve().name, config, tensors)
 
 
 def header(file: Path) -> dict[str, TensorHeader]:
@@ -172,6 +172,14 @@ def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
     return int(text.get("intermediate_size") or 4 * hidden)
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights; those that the index names, if there is one, whether they are there or not."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({folder / str(file) for file in _json(index).get("weight_map", {}).values()})
+    return sorted(folder.glob("*.safetensors"))
+
+
 def _bytes(one: TensorHeader) -> int:
     return one.numbers * (ITEM_BYTES.get(one.dtype) or OTHER_BYTES[one.dtype])
 
@@ -188,7 +196,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _of_hub(model: str) -> ModelSizes:
     try:
-        from huggingface_hub import get_safetensors_metadata, hf_hub_download
+        from huggingface_hub import get_safetensors_metadata, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, NotASafetensorsRepoError
     except ImportError as error:
         raise ModelUnreadable(
@@ -197,9 +205,10 @@ def _of_hub(model: str) -> ModelSizes:
     import httpx
 
     try:
+        cached = try_to_load_from_cache(model, "config.json")
+        if isinstance(cached, str) and (files := _weight_files(Path(cached).parent)) and all(map(Path.is_file, files)):
+            return of_folder(Path(cached).parent, model)
         config = Path(hf_hub_download(model, "config.json"))
-        if any(config.parent.glob("*.safetensors")):
-            return of_folder(config.parent)
         listed = get_safetensors_metadata(model).files_metadata.values()
         tensors = {
             name: TensorHeader(one.dtype, tuple(one.shape)) for file in listed for name, one in file.tensors.items()

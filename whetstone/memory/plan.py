@@ -56,6 +56,9 @@ class Hardware:
     """Cards among which each vLLM divides the model."""
     trainer_card_bytes: int | None = None
     """None: as large as vLLM's."""
+    serves: bool = True
+    trains: bool = True
+    """Whether vLLM and the trainer are on these cards at all; what is not is not planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,16 @@ def hardware_of(
 ) -> Hardware:
     """Return what a plan needs of the cards: the smallest of them. `shared`: None: as the placement says."""
     bytes_of = {card.index: card.memory_bytes for card in cards}
+    serving = [bytes_of[index] for each in placement.vllm for index in each]
+    training = [bytes_of[index] for index in placement.trainer]
     is_shared = placement.is_shared if shared is None else shared
     return Hardware(
-        card_bytes=min(bytes_of[index] for each in placement.vllm for index in each),
+        card_bytes=min(serving or training),
         mode=shared_mode(settings) if is_shared else "own",
-        cards_each=len(placement.vllm[0]),
-        trainer_card_bytes=min(bytes_of[index] for index in placement.trainer),
+        cards_each=max(1, *map(len, placement.vllm)) if placement.vllm else 1,
+        trainer_card_bytes=min(training or serving),
+        serves=bool(serving),
+        trains=bool(training),
     )
 
 
@@ -152,8 +159,8 @@ def _plan(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:
         free = trainer_card - PROCESS_BYTES
     free = int(free / FRAGMENTS)
     server = server_bytes(model, settings, card, share, hardware.cards_each)
-    longest = longest_row(model, settings.trainer, free, most=most)
-    row = min(wanted, longest)
+    room = longest_row(model, settings.trainer, free, most=max(most, wanted))
+    row, longest = min(wanted, room), min(most, room)
     step = step_bytes(model, settings.trainer, row or LEAST_ROW)
     context = min(settings.vllm.max_model_len or most, server.kv_tokens // ROW_STEP * ROW_STEP)
     asleep = hardware.mode == "asleep"
@@ -169,7 +176,14 @@ def _floor(share: float) -> float:
 
 
 def _problems(plan: Plan, settings: Settings) -> Iterator[str]:
-    model, server, vllm, trainer = plan.model, plan.server, settings.vllm, settings.trainer
+    if plan.hardware.serves:
+        yield from _problems_of_serving(plan, settings)
+    if plan.hardware.trains:
+        yield from _problems_of_training(plan, settings)
+
+
+def _problems_of_serving(plan: Plan, settings: Settings) -> Iterator[str]:
+    model, server, vllm = plan.model, plan.server, settings.vllm
     least = min(LEAST_CONTEXT, model.longest or LEAST_CONTEXT)
     needed = server.weights + server.adapters + server.work
     gets = plan.utilisation * plan.hardware.card_bytes
@@ -183,6 +197,10 @@ def _problems(plan: Plan, settings: Settings) -> Iterator[str]:
             f"vllm.max_model_len is {vllm.max_model_len}, and its KV cache on {_card(plan.hardware.card_bytes)} has "
             f"{server.kv_tokens} tokens"
         )
+
+
+def _problems_of_training(plan: Plan, settings: Settings) -> Iterator[str]:
+    model, trainer = plan.model, settings.trainer
     least = min(LEAST_ROW, model.longest or LEAST_ROW)
     if plan.longest < least:
         needed = step_bytes(model, trainer, least).total

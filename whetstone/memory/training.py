@@ -13,8 +13,9 @@ ADAPTER_BYTES = 16
 """Bytes of one parameter of the LoRA in a step: weight, gradient and AdamW's two moments in fp32."""
 CHUNK_BYTES = 4 * 2**25
 """Most bytes of the head's logits that exist at once (`trainer.learner.chunked_head.CHUNK_LOGITS` in fp32)."""
-CHUNKS = 5
-"""Tables of that size at the peak: logits, probabilities, their gradient, a product, and halves in 16 bits."""
+SLICE_BYTES = 4 * 2**24
+"""Bytes of the part of a 16-bit head that is widened at once, where the device is no CUDA
+(`trainer.learner.chunked_head.SLICE_WEIGHTS` in fp32)."""
 ROW_STEP = 256
 """Rows are planned in multiples of so many tokens."""
 
@@ -57,7 +58,7 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
     backward = passing + (kept if checkpointing else 0)
     # The decoder's output, its gradient, and what the last norm keeps.
     ends = (2 * model.item_bytes + 4) * model.hidden
-    in_head = 2 * model.item_bytes * model.hidden * tokens + logits_bytes(model, tokens)
+    in_head = 2 * model.item_bytes * model.hidden * tokens + logits_bytes(model, tokens, accelerator=accelerator)
     activations = (standing + backward + ends) * tokens
     return StepBytes(
         base=model.weight_bytes,
@@ -67,9 +68,19 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
     )
 
 
-def logits_bytes(model: ModelSizes, tokens: int) -> int:
-    """Return the bytes of the head's tables at their peak, where so many tokens are read."""
-    return CHUNKS * min(CHUNK_BYTES, 4 * model.vocabulary * tokens)
+def logits_bytes(model: ModelSizes, tokens: int, *, accelerator: bool = True) -> int:
+    """Return the bytes of the head's tables at their peak, where so many tokens are read.
+
+    Forward: logits, probabilities, and their product. Backward: probabilities and their gradient, and of more than one
+    chunk the logits, which are computed again; with a head in 16 bits, CUDA splits the gradient into two halves of 16
+    bits by way of one more table, and elsewhere slices of the head are widened.
+    """
+    logits = 4 * model.vocabulary * tokens
+    table = min(CHUNK_BYTES, logits)
+    backward = (3 if logits > CHUNK_BYTES else 2) * table
+    if model.item_bytes < 4:
+        backward += 2 * table if accelerator else min(SLICE_BYTES, 4 * model.vocabulary * model.hidden)
+    return max(3 * table, backward)
 
 
 def longest_row(model: ModelSizes, trainer: TrainerSettings, free_bytes: float, *, most: int) -> int:

@@ -1,6 +1,7 @@
 """Between steps nothing of a learner is on the device, and a step with that is the same step."""
 
 import gc
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,6 +109,22 @@ def test_to_read_a_probe_the_layers_pass_one_by_one(tmp_path: Path, tiny_model: 
     with Peak() as peak:
         learner.logprobs([1, 2, 3], [4, 5])
     assert layer_bytes <= peak.most <= 2 * layer_bytes + rest + lora_bytes < 12 * layer_bytes
+
+
+def test_learners_on_one_base_share_the_hosts_block_which_the_next_base_frees(
+    tmp_path: Path, tiny_model: Path, make_rows: MakeRows
+) -> None:
+    one, other = Learner.fresh(tiny_model, LEAVES, seed=1), Learner.fresh(tiny_model, LEAVES, seed=2)
+    assert one._residence is not None and other._residence is not None
+    assert one._residence._weights is other._residence._weights
+    other.step(make_rows(4), 0)
+    assert in_host_block(one) and in_host_block(other)
+    block = weakref.ref(one._residence._weights)
+    del one, other
+    shutil.copytree(tiny_model, tmp_path / "next")
+    Learner.fresh(tmp_path / "next", LEAVES, seed=1)
+    gc.collect()
+    assert block() is None
 
 
 @pytest.fixture

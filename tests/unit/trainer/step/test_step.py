@@ -655,6 +655,52 @@ def test_on_a_shared_accelerator_vllm_sleeps_until_the_new_version_is_to_be_load
     assert calls[:4] == ["/is_sleeping", "/sleep?level=1&mode=wait", "/wake_up", "/v1/load_lora_adapter"]
 
 
+class RecordingFactory:
+    """The class `Learner`, with the learners that it made."""
+
+    def __init__(self) -> None:
+        self.made: list[Learner] = []
+
+    def fresh(self, *given: Any) -> Learner:
+        self.made.append(Learner.fresh(*given))
+        return self.made[-1]
+
+    def resume(self, *given: Any) -> Learner:
+        self.made.append(Learner.resume(*given))
+        return self.made[-1]
+
+    def in_host_memory(self) -> bool:
+        """Whether all weights of all bases are there."""
+        homes = [one._residence for one in self.made]
+        return all(
+            home is not None
+            and all(own.data_ptr() == host.data_ptr() for own, host in zip(home._base, home._host.weights, strict=True))
+            for home in homes
+        )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_learner_has_left_the_accelerator_when_vllm_wakes_and_while_it_is_awake(
+    training: Training, fails: bool
+) -> None:
+    training.with_rules(**(OVERFLOWING if fails else {}))
+    training.shares_device()
+    recorded = RecordingFactory()
+    training.learners = Learners(training.settings, recorded)
+    training.group("g")
+    at_calls: dict[str, bool] = {}
+
+    def look(path: str) -> bool:
+        at_calls[path] = bool(recorded.made) and recorded.in_host_memory()
+        return True
+
+    training.fake.when_called = look
+    assert training.step() is True
+    assert at_calls["/wake_up"] and recorded.in_host_memory()
+    assert training.live_version == (0 if fails else 1)
+    assert fails or at_calls["/v1/completions"]
+
+
 def test_a_step_that_does_not_get_the_accelerator_is_tried_again_and_loses_no_attempt(training: Training) -> None:
     training.shares_device()
     training.fake.refuses = {"/sleep?level=1&mode=wait"}

@@ -89,12 +89,14 @@ def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:
 def test_a_trainer_on_the_cpu_leaves_the_card_to_vllm(model_7b: Path) -> None:
     one = choose(Settings(model=str(model_7b)), cards(24), cpu_build=False, cpu_trainer=True)
     assert one.settings.vllm.devices == (0,) and one.settings.trainer.devices == ()
-    assert not one.settings.vllm.shares_device
+    assert not one.settings.vllm.shares_device and one.settings.vllm.gpu_memory_utilization == 0.92
 
 
 def test_servers_that_run_already_are_left_as_they_are(model_7b: Path) -> None:
     one = choose(Settings(model=str(model_7b)), cards(24), cpu_build=False, starts_vllm=False)
     assert one.settings.vllm == Settings().vllm and one.settings.trainer.devices == (0,)
+    with pytest.raises(SettingsError, match=r"^a step on Qwen2.5-7B-Instruct needs .* What would fit: cards of 24 GiB"):
+        choose(Settings(model=str(model_7b)), cards(16), cpu_build=False, starts_vllm=False)
 
 
 def test_a_model_whose_files_cannot_be_read_starts_without_a_plan(tmp_path: Path) -> None:

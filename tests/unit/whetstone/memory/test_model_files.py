@@ -79,6 +79,26 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         read(str(tmp_path / "Qwen2.5-0.5B-Instruct"))
 
 
+def test_a_model_of_the_hub_is_read_from_its_cache_without_asking_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.constants
+
+    snapshot = tmp_path / "models--Qwen--Qwen2.5-7B-Instruct" / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    write(tmp_path, "7B").rename(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert (sizes := read("Qwen/Qwen2.5-7B-Instruct")).name == "Qwen/Qwen2.5-7B-Instruct"
+    assert sizes.billions == "7.6B"
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))  # of which one is not here yet
+    with pytest.raises(ModelUnreadable, match="cannot be had from the hub"):
+        read("Qwen/Qwen2.5-7B-Instruct")
+
+
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants
 
