@@ -372,14 +372,14 @@ def test_an_old_or_missing_driver_is_said_in_one_sentence_with_what_to_do(
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{printed}'\nexit {status}\n", encoding="utf-8")
     program.chmod(0o755)
-    told = installer.driver.unfit(installer.driver.branch(str(program)))
-    assert (told is None) if why is None else (told.startswith(why) and "driver 580 or later" in told)
+    message = installer.driver.unfit(installer.driver.branch(str(program)))
+    assert (message is None) if why is None else (message.startswith(why) and "driver 580 or later" in message)
     assert installer.driver.branch(str(tmp_path / "nothing")) is None
 
 
 def test_a_missing_compiler_is_said_in_one_sentence_with_what_to_do(installer: ModuleType, tmp_path: Path) -> None:
-    told = installer.driver.without_compiler({"PATH": str(tmp_path)})
-    assert "no C compiler" in told and "apt-get install gcc" in told
+    message = installer.driver.without_compiler({"PATH": str(tmp_path)})
+    assert "no C compiler" in message and "apt-get install gcc" in message
     assert installer.driver.without_compiler({"PATH": str(tmp_path), "CC": "/opt/cc"}) is None
     (tmp_path / "clang").write_text("#!/bin/sh\n", encoding="utf-8")
     (tmp_path / "clang").chmod(0o755)

@@ -62,21 +62,21 @@ def parts() -> ModuleType:
 def host(parts: ModuleType, python: str) -> dict[str, str]:
     """What markers are evaluated against: the machine of the locks with one Python."""
     release = python.rpartition(".")[0]
-    told: dict[str, str] = parts.HOST
-    return {**told, "implementation_version": python, "python_full_version": python, "python_version": release}
+    host: dict[str, str] = parts.HOST
+    return {**host, "implementation_version": python, "python_full_version": python, "python_version": release}
 
 
 @cache
 def locked(parts: ModuleType, lock: Path, python: str) -> dict[str, Version]:
     """Name -> version of each entry that this Python installs."""
-    found: dict[str, Version] = {}
+    versions: dict[str, Version] = {}
     for text in parts.entries(lock):
         requirement = Requirement(text.splitlines()[0].rstrip(" \\"))
         if requirement.marker is None or requirement.marker.evaluate(host(parts, python)):
             name = canonicalize_name(requirement.name)
-            assert name not in found, f"{lock.name} has two entries of {name} for Python {python}"
-            found[name] = Version(str(requirement.specifier).removeprefix("=="))
-    return found
+            assert name not in versions, f"{lock.name} has two entries of {name} for Python {python}"
+            versions[name] = Version(str(requirement.specifier).removeprefix("=="))
+    return versions
 
 
 @cache
@@ -131,9 +131,9 @@ def test_an_entry_for_another_python_is_no_entry(parts: ModuleType, tmp_path: Pa
     texts["numpy"] = "numpy==2.4.6 ; python_full_version >= '3.13' \\\n    --hash=sha256:aa"
     del texts["networkx"]
     (tmp_path / "wrong.lock").write_text("\n".join(texts.values()) + "\n", encoding="utf-8")
-    told = lacking(parts, tmp_path / "wrong.lock", PARTS["trainer-cuda"].extras, "3.11.13")
-    assert {one.split(": ")[1].split(">")[0] for one in told} == {"numpy", "networkx"}
-    assert {one.split(":")[0] for one in told} >= {"torch", "transformers", "peft", "accelerate"}
+    messages = lacking(parts, tmp_path / "wrong.lock", PARTS["trainer-cuda"].extras, "3.11.13")
+    assert {one.split(": ")[1].split(">")[0] for one in messages} == {"numpy", "networkx"}
+    assert {one.split(":")[0] for one in messages} >= {"torch", "transformers", "peft", "accelerate"}
 
 
 def modules(packages: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
@@ -148,18 +148,18 @@ def modules(packages: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
 def imported(path: Path) -> set[str]:
     """First names of what a module imports when it is imported: not within functions, nor for types alone."""
     due: list[ast.stmt] = list(ast.parse(path.read_text(encoding="utf-8")).body)
-    found: set[str] = set()
+    names: set[str] = set()
     while due:
         node = due.pop()
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+            names.add(node.module.partition(".")[0])
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             due += node.orelse
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             due += [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.stmt)]
-    return found
+    return names
 
 
 owners_of_modules = cache(packages_distributions)

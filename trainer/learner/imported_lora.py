@@ -15,8 +15,8 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 
 from trainer.errors import AdapterMismatch
 from trainer.learner import hf
+from trainer.learner.base.shared import shared_base
 from trainer.learner.learner import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALONE, Learner
-from trainer.learner.shared_base import shared_base
 from whetstone.config.trainer import TrainerSettings
 
 CPU = torch.device("cpu")

@@ -26,14 +26,14 @@ from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measu
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
 from trainer.learner.backends import backend_of, device_of
+from trainer.learner.base.residence import Residence
+from trainer.learner.base.shared import SharedBase, shared_base
 from trainer.learner.constrained import measuring
 from trainer.learner.forward import Reading
 from trainer.learner.gradient import memory
 from trainer.learner.gradient.accumulation import Accumulation
 from trainer.learner.gradient.objective import Objective, Sums
 from trainer.learner.processes.collective import Alone, Collective
-from trainer.learner.residence import Residence
-from trainer.learner.shared_base import SharedBase, shared_base
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_for
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify

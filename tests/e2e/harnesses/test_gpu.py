@@ -37,14 +37,14 @@ def test_a_rehearsal_measures_all_that_a_cpu_can(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     (model,) = [name for name in report if name.endswith("starter")]
-    found = report[model]
-    assert report["faults"] == [] and found["afterwards"]["status"] == 200
-    assert all(row["tokens/s"] > 0 for row in found["serving alone"])
-    (step,) = found["steps"]
+    figures = report[model]
+    assert report["faults"] == [] and figures["afterwards"]["status"] == 200
+    assert all(row["tokens/s"] > 0 for row in figures["serving alone"])
+    (step,) = figures["steps"]
     assert step["state"] == "promoted" and step["mismatch_k3"] < 1e-6
-    assert {row["version"]: row["probe_k3"] for row in found["parity, k3 in nats a token"]}[1] < 1e-6
-    assert {row["part"] for row in found["most memory, MiB"]} >= {"vllm", "trainer", "proxy"}
-    assert all(row["host_mib"] > 0 for row in found["most memory, MiB"])
+    assert {row["version"]: row["probe_k3"] for row in figures["parity, k3 in nats a token"]}[1] < 1e-6
+    assert {row["part"] for row in figures["most memory, MiB"]} >= {"vllm", "trainer", "proxy"}
+    assert all(row["host_mib"] > 0 for row in figures["most memory, MiB"])
     assert "**It holds.**" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 

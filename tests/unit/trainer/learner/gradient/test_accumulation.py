@@ -61,10 +61,10 @@ def test_out_of_memory_at_random_moments_of_twenty_steps_changes_nothing(tiny_mo
     with shortage(runs_out) as moments:
         for rows, figure in zip(steps, figures, strict=True):
             at[:] = rng.choices(range(1, 200), k=2)
-            found = disturbed.step(rows, 1)
-            assert (found.sampled_tokens, found.rows) == (figure.sampled_tokens, figure.rows)
-            assert found.loss == pytest.approx(figure.loss, abs=1e-6)
-            assert found.grad_norm == pytest.approx(figure.grad_norm, rel=1e-5)
+            own = disturbed.step(rows, 1)
+            assert (own.sampled_tokens, own.rows) == (figure.sampled_tokens, figure.rows)
+            assert own.loss == pytest.approx(figure.loss, abs=1e-6)
+            assert own.grad_norm == pytest.approx(figure.grad_norm, rel=1e-5)
     ways = [way for way, _ in moments]
     assert len(ways) > 30 and ways.count("forward") > 5 and ways.count("backward") > 5
     assert_equal_but_for_rounding(disturbed, undisturbed)

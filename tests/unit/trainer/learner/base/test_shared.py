@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3ForCausalLM
 from tests.unit.trainer.learner.test_forward import SMALL, save
 from trainer.adapters import files as adapter
 from trainer.domain.rows import Row
+from trainer.learner.base.shared import shared_base
 from trainer.learner.learner import Learner
-from trainer.learner.shared_base import shared_base
 from whetstone.config.trainer import TrainerSettings
 
 SETTINGS = TrainerSettings(threads=1, device="cpu", learning_rate=1e-3)

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from trainer.domain.base import BaseModel
 from trainer.learner.backends import backend_of, base_of, folder_of
+from trainer.learner.base.residence import HostWeights
 from trainer.learner.forward import Proofs
-from trainer.learner.residence import HostWeights
 from whetstone.config.trainer import TrainerSettings
 
 
