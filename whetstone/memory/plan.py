@@ -20,9 +20,9 @@ from whetstone.memory.serving import ASLEEP_BYTES, GIB, PROCESS_BYTES, ServerByt
 from whetstone.memory.training import (
     ROW_STEP,
     StepBytes,
-    logits_bytes,
     longest_row,
     lora_parameters,
+    reading_bytes,
     step_bytes,
 )
 
@@ -38,8 +38,6 @@ LEAST_CONTEXT = 2048
 """Tokens of the KV cache with which vLLM is of use."""
 LEAST_ROW = 1024
 """Tokens of a row with which training is of use."""
-PROBE_TOKENS = 1024
-"""Most tokens of one answer to a probe prompt, generously."""
 HOST_BYTES = 6 * GIB
 """Host memory of vLLM's and the trainer's processes, proxy, workers. Measured with small models on CPU: 5 GiB."""
 CARDS_GIB = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)
@@ -128,11 +126,12 @@ def make(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:
 def resting_bytes(model: ModelSizes, settings: Settings) -> int:
     """Return what the trainer needs of a shared card while vLLM is awake, to read the tokens of a probe.
 
-    The layers come from host memory one by one; the head and the adapter stay while it reads.
+    The layers come from host memory one by one; the head and the adapter stay while it reads a micro-batch.
     """
+    reading = reading_bytes(model, settings.trainer.micro_batch_tokens)
     largest = max(model.embedding_bytes, model.largest_layer_bytes)
     adapter = 4 * lora_parameters(model, settings.trainer)
-    return PROCESS_BYTES + model.head_bytes + largest + adapter + logits_bytes(model, PROBE_TOKENS)
+    return PROCESS_BYTES + model.head_bytes + largest + adapter + reading
 
 
 def _plan(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:

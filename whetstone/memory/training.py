@@ -68,6 +68,12 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
     )
 
 
+def reading_bytes(model: ModelSizes, tokens: int) -> int:
+    """Return the most bytes of activations and logits of a forward pass without a gradient: those of one layer."""
+    layer = (2 * model.item_bytes + 4) * model.hidden + 3 * model.item_bytes * (model.query + model.intermediate)
+    return layer * tokens + logits_bytes(model, tokens)
+
+
 def logits_bytes(model: ModelSizes, tokens: int, *, accelerator: bool = True) -> int:
     """Return the bytes of the head's tables at their peak, where so many tokens are read.
 
