@@ -1,6 +1,7 @@
 """Train one policy: the base model, its LoRA, and the LoRA's AdamW and RNG.
 
-If anything raises during a step, the weights, the optimizer and the RNG are as they were before it.
+If anything raises during a step, the weights, the optimizer and the RNG are as they were before it; but for memory that
+runs out in the update itself.
 """
 
 import json

@@ -40,8 +40,9 @@ class TokenBudget:
         tokens = max(FEWEST_TOKENS, tokens)
         if tokens < self.tokens:
             log.warning(
-                "micro-batches have %d tokens from now on, not %d: the device's memory holds no more. Fewer in "
-                "trainer.micro_batch_tokens, or gradient_checkpointing, saves finding that out",
+                "micro-batches have %d tokens from now on, not %d: the memory of this device, or of another process's, "
+                "holds no more. A smaller trainer.micro_batch_tokens saves finding that out, as gradient_checkpointing "
+                "may",
                 tokens, self.tokens,
             )  # fmt: skip
             self.tokens = tokens
