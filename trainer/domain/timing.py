@@ -9,17 +9,17 @@ from trainer.domain.figures import timed
 
 
 class Phases:
-    """Seconds by phase. Each phase begins with a renewed lease."""
+    """Seconds by phase. Each phase begins with a renewed lease; a long one calls `renew` meanwhile."""
 
     def __init__(self, renew: Callable[[], None]) -> None:
         self._began = time.perf_counter()
         self._seconds: dict[str, float] = {}
-        self._renew = renew
+        self.renew = renew
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
-        self._renew()
+        self.renew()
         try:
             yield
         finally:

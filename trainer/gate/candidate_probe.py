@@ -14,7 +14,7 @@ from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import LoadRefused, Replicas
 from trainer.vllm.retry import retry_while_down
 from whetstone.config.settings import Settings
-from whetstone.vllm.client import VllmDown
+from whetstone.vllm.client import Vllm, VllmDown
 
 NO_PROBE = Probe(None, 0)
 
@@ -42,6 +42,10 @@ def load_and_probe(
     if claim.adapter_in is not None:  # a server that was just restarted lacks the parent as well
         adapters[claim.name_in] = claim.adapter_in
     chats = store.tool_chats(claim, CHATS)
+
+    def probed(vllm: Vllm) -> Probe:
+        return run_probe(vllm, claim, learner, rows, chats, settings.gate, phases.renew)
+
     again = False
     while True:
         with phases.phase("load"):
@@ -52,7 +56,7 @@ def load_and_probe(
         store.loaded(claim)
         try:
             with phases.phase("probe"):
-                probe = loaded.on.any(lambda vllm: run_probe(vllm, claim, learner, rows, chats, settings.gate))
+                probe = loaded.on.any(probed)
         except VllmDown as error:
             if again:
                 raise CandidateUnfit(f"vLLM goes away when it is to speak: {error}", NO_PROBE) from error

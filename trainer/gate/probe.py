@@ -8,7 +8,7 @@ exp(d) - 1 - d with d = candidate's logprob - parent's estimates KL(parent || ca
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,9 +158,15 @@ class _ProbedVersions:
 
 
 def run_probe(
-    vllm: Vllm, claim: Claim, learner: Learner, rows: Sequence[Row], chats: Sequence[ToolChat], gate: GateSettings
+    vllm: Vllm,
+    claim: Claim,
+    learner: Learner,
+    rows: Sequence[Row],
+    chats: Sequence[ToolChat],
+    gate: GateSettings,
+    renew: Callable[[], None],
 ) -> Probe:
-    """Let candidate and parent answer, and compare. `learner` holds the candidate.
+    """Let candidate and parent answer, and compare. `learner` holds the candidate, `renew` renews the step's lease.
 
     Raises:
         CandidateUnfit: a number is not finite, or one is out of its bounds (`gate.max_k3` and those below it).
@@ -168,7 +174,7 @@ def run_probe(
     """
     speakers = _ProbedVersions(vllm, claim)
     try:
-        return _measured(speakers, claim, learner, rows, chats, gate)
+        return _measured(speakers, claim, learner, rows, chats, gate, renew)
     except VllmRefused as error:
         if error.status == NOT_LOADED or not vllm.healthy():
             raise VllmDown(f"it went away, and with it what it had loaded: {error}") from error
@@ -182,16 +188,20 @@ def _measured(
     rows: Sequence[Row],
     chats: Sequence[ToolChat],
     gate: GateSettings,
+    renew: Callable[[], None],
 ) -> Probe:
     prompts = list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROMPTS]
     for draw in range(DRAWS):
         own = speakers.sample(prompts, draw, parent=False)
+        renew()
         before = speakers.sample(prompts, draw, parent=True)
+        renew()
         served = _parity(own, before, learner, claim)
         why_not = served.why_not(gate.max_k3)
         if why_not is None:
             break
         log.warning("step %s: draw %d of %d: %s", claim.id, draw + 1, DRAWS, why_not)
+        renew()
     figures = {
         "k3": served.k3,
         "parent_k3": served.parent_k3,

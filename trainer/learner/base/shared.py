@@ -33,9 +33,10 @@ class SharedBase:
     def modules(self, device: torch.device) -> PreTrainedModel:
         """Return the model with modules of its own on the shared weights, which are moved to the device."""
         weights: dict[int, Tensor] = {id(weight): weight for weight in self._model.parameters()}
-        # `to` moves a parameter in place, so it moves under every learner.
         own: PreTrainedModel = copy.deepcopy(self._model, weights)
-        return own if self.host is not None else own.to(device)
+        if self.host is None and any(weight.device.type != device.type for weight in own.parameters()):
+            own.to(device)  # moves a parameter in place, so under every learner
+        return own
 
 
 _latest: dict[object, SharedBase] = {}

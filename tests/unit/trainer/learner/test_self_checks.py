@@ -101,3 +101,47 @@ def test_a_token_that_is_read_by_another_kernel_alone_harms_no_proof(model: PreT
     for query in (0, 70, 191):
         with reading(lambda _query, seen: seen, query, wood):
             prove(model, 0, *WAYS)
+
+
+@pytest.fixture(scope="session")
+def real_model(smollm2: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
+    return frozen(model)
+
+
+@pytest.mark.long(part="real")
+@pytest.mark.timeout(3600)
+def test_a_real_model_in_bf16_is_proven_with_every_draw(real_model: PreTrainedModel) -> None:
+    for seed in range(50):
+        prove(real_model, seed, *WAYS)
+
+
+@pytest.mark.long(part="real")
+@pytest.mark.timeout(3600)
+def test_a_real_model_in_bf16_of_which_one_token_sees_one_of_a_neighbours_is_never_proven(
+    real_model: PreTrainedModel,
+) -> None:
+    for seed in range(50):
+        wood = forests(real_model, seed)[0]
+        query, key = a_neighbours_key(seed, wood)
+        with (
+            reading(lambda _query, seen: [*seen, key], query, wood),  # noqa: B023 (called within the loop)
+            pytest.raises(self_checks.NotProven, match="one changes with what others say"),
+        ):
+            prove(real_model, seed, WAYS[seed % 2])
+
+
+def test_a_model_that_counts_positions_by_itself_is_not_proven(model: PreTrainedModel) -> None:
+    """What no comparison of bits sees: rows are read wrongly in the same way whatever the others say."""
+    read = model.base_model.forward
+
+    def counting(*args: Any, position_ids: Tensor | None = None, **kwargs: Any) -> Any:
+        return read(*args, **kwargs)
+
+    model.base_model.forward = counting
+    try:
+        for seed in SEEDS:
+            with pytest.raises(self_checks.NotProven, match="otherwise than alone"):
+                prove(model, seed, "dense")
+    finally:
+        del model.base_model.forward
