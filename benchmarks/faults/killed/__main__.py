@@ -45,7 +45,7 @@ BETWEEN_S = 0.15
 """Time from a promotion until the next claim has been read."""
 LOOK_EVERY_S, WATCHED_S = 0.002, 0.05
 STILL_S = 240.0
-"""If nothing changes for this long, the run fails; a busy machine sometimes takes a minute for a step."""
+"""A run of one worker that takes longer fails; a busy machine sometimes takes a minute for a step."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Run:
 
     settings: Settings
     engine: Engine
+    still_s: float = STILL_S
 
     def look(self) -> StepState:
         """Return the newest step."""
@@ -209,8 +210,8 @@ class Run:
     def _check(self, process: subprocess.Popen[bytes], began: float) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the worker ended by itself; see {self.settings.data / 'trainer.log'}")
-        if time.monotonic() - began > STILL_S:
-            raise RuntimeError(f"nothing more after {STILL_S:.0f} s: {self.look()}")
+        if time.monotonic() - began > self.still_s:
+            raise RuntimeError(f"nothing more after {self.still_s:.0f} s: {self.look()}")
 
 
 def settings_of(data: Path, seed: int) -> Settings:
