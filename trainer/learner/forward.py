@@ -16,7 +16,7 @@ from trainer.learner import prefix_trees as trees
 from trainer.learner.chunked_head import token_logprobs
 from trainer.learner.constrained import head as constrained_head
 from trainer.learner.eos_tokens import ends_of
-from trainer.learner.gradient.memory import TokenBudget
+from trainer.learner.gradient.memory import TokenBudget, ran_out
 from trainer.learner.micro_batches import MicroBatch, by_length
 from whetstone.config.trainer import TrainerSettings
 
@@ -105,18 +105,17 @@ class Reading:
 
     def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
         """Return the ways in which the model reads forests. Its attention stays as it is."""
-        before = causal.config._attn_implementation
+        before, reference = causal.config._attn_implementation, None
         proven: list[attention.Way] = []
-        try:
-            reference = self_checks.alone(causal, before)
-            for way in attention.ways_of(self._settings.attention, self._device):
-                try:
-                    self_checks.forest(causal, reference, way)
-                    proven.append(way)
-                except self_checks.NotProven as why:
-                    log.warning("%s", why)
-        except self_checks.NotProven as why:
-            log.warning("%s", why)
+        for way in attention.ways_of(self._settings.attention, self._device):
+            try:
+                reference = reference or self_checks.alone(causal, before)
+                self_checks.forest(causal, reference, way)
+                proven.append(way)
+            except self_checks.NotProven as why:
+                if ran_out(why):
+                    raise
+                log.warning("%s", why)
         if not proven:
             log.warning("rows are read side by side, one sequence each, which is slower")
         causal.set_attn_implementation(before)
