@@ -30,7 +30,15 @@ class RealStack:
         self.client = openai.OpenAI(base_url=f"{addresses['proxy']}/v1", api_key="none", timeout=300)
 
     def ask(self, messages: list[ChatCompletionMessageParam], **fields: Any) -> openai.types.chat.ChatCompletion:
-        return self.client.chat.completions.create(model="starter", messages=messages, max_tokens=16, **fields)
+        """Ask for the likeliest answer; a call that may train is sampled though it asks for temperature 0."""
+        return self.client.chat.completions.create(
+            model="starter",
+            messages=messages,
+            max_tokens=16,
+            temperature=0,
+            extra_headers={"X-No-Train": "true"},
+            **fields,
+        )
 
     def completions(self, count: int) -> list[dict[str, Any]]:
         """The recorded completions, the last `count`, once they are there."""
@@ -41,6 +49,11 @@ class RealStack:
         )
         self.read = len(rows)
         return rows[-count:]
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """What vLLM reads in ids."""
+        body = {"model": "starter@v0", "tokens": token_ids}
+        return str(self.vllm.answer("POST", "/detokenize", body, 10)["prompt"])
 
     read = 0
 
@@ -63,13 +76,12 @@ def test_the_folder_has_the_licence_and_says_where_it_came_from(smollm2: Path) -
 
 
 def test_an_answer_is_right_and_recorded_with_its_token_ids(served: RealStack) -> None:
-    answer = served.ask([QUESTION], temperature=0)
+    answer = served.ask([QUESTION])
     assert "Paris" in (answer.choices[0].message.content or "")
     (row,) = served.completions(1)
     assert row["response_text"] == answer.choices[0].message.content
     ids = json.loads(row["token_ids"])
-    body = {"model": "starter@v0", "tokens": ids}
-    assert str(served.vllm.answer("POST", "/detokenize", body, 10)["prompt"]).startswith(row["response_text"])
+    assert served.text_of(ids).startswith(row["response_text"])
     assert_every_completion_is_exact(served.data)
 
 
@@ -78,14 +90,19 @@ def test_a_second_turn_begins_with_the_tokens_of_the_first(
     served: RealStack, tools: list[ChatCompletionToolParam] | None
 ) -> None:
     given = {} if tools is None else {"tools": tools}
-    first = served.ask([QUESTION], temperature=0, **given).choices[0].message
+    first = served.ask([QUESTION], **given).choices[0].message
     more: list[ChatCompletionMessageParam] = [
         QUESTION,
         {"role": "assistant", "content": first.content or ""},
         {"role": "user", "content": "And of Italy,  Germany?\n"},
     ]
-    served.ask(more, temperature=0, **given)
+    served.ask(more, **given)
     one, two = served.completions(2)
     assert two["trajectory_id"] == one["trajectory_id"]
-    begin = json.loads(one["prompt_token_ids"]) + json.loads(one["token_ids"])
-    assert json.loads(two["prompt_token_ids"])[: len(begin)] == begin
+    # Stored are the ids after those of the call that it continues: they begin after its answer.
+    assert two["follows"] == one["completion_id"]
+    text = served.text_of(json.loads(two["prompt_token_ids"]))
+    assert (
+        text.removeprefix("<|im_end|>")
+        == "\n<|im_start|>user\nAnd of Italy,  Germany?\n<|im_end|>\n<|im_start|>assistant\n"
+    )
