@@ -10,12 +10,13 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from tests.e2e.test_stack import assert_every_completion_is_exact, query, until, up
+from whetstone.models.catalog import MODELS
 from whetstone.models.download import ORIGIN, is_complete
 from whetstone.vllm.client import Vllm
 
 pytestmark = [pytest.mark.stack, pytest.mark.long(part="real"), pytest.mark.timeout(900)]
 
-QUESTION: ChatCompletionMessageParam = {"role": "user", "content": "What is the capital of France?"}
+QUESTION: ChatCompletionMessageParam = {"role": "user", "content": MODELS["smollm2-135m"].question}
 TOOLS: list[ChatCompletionToolParam] = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 ]
@@ -85,14 +86,15 @@ def test_an_answer_is_right_and_recorded_with_its_token_ids(served: RealStack) -
     assert_every_completion_is_exact(served.data)
 
 
-@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize(("text", "tools"), [("Name a colour.", None), ("Name an animal.", TOOLS)])
 def test_a_second_turn_begins_with_the_tokens_of_the_first(
-    served: RealStack, tools: list[ChatCompletionToolParam] | None
+    served: RealStack, text: str, tools: list[ChatCompletionToolParam] | None
 ) -> None:
     given = {} if tools is None else {"tools": tools}
-    first = served.ask([QUESTION], **given).choices[0].message
+    question: ChatCompletionMessageParam = {"role": "user", "content": text}
+    first = served.ask([question], **given).choices[0].message
     more: list[ChatCompletionMessageParam] = [
-        QUESTION,
+        question,
         {"role": "assistant", "content": first.content or ""},
         {"role": "user", "content": "And of Italy,  Germany?\n"},
     ]
@@ -101,8 +103,8 @@ def test_a_second_turn_begins_with_the_tokens_of_the_first(
     assert two["trajectory_id"] == one["trajectory_id"]
     # Stored are the ids after those of the call that it continues: they begin after its answer.
     assert two["follows"] == one["completion_id"]
-    text = served.text_of(json.loads(two["prompt_token_ids"]))
+    prompt = served.text_of(json.loads(two["prompt_token_ids"]))
     assert (
-        text.removeprefix("<|im_end|>")
+        prompt.removeprefix("<|im_end|>")
         == "\n<|im_start|>user\nAnd of Italy,  Germany?\n<|im_end|>\n<|im_start|>assistant\n"
     )

