@@ -16,7 +16,7 @@ from trainer.learner import prefix_trees as trees
 from trainer.learner.chunked_head import token_logprobs
 from trainer.learner.constrained import head as constrained_head
 from trainer.learner.eos_tokens import ends_of
-from trainer.learner.gradient.memory import TokenBudget
+from trainer.learner.gradient.memory import TokenBudget, ran_out
 from trainer.learner.micro_batches import MicroBatch, by_length
 from whetstone.config.trainer import TrainerSettings
 
@@ -113,6 +113,8 @@ class Reading:
                 self_checks.forest(causal, reference, way)
                 proven.append(way)
             except self_checks.NotProven as why:
+                if ran_out(why):
+                    raise
                 log.warning("%s", why)
         if not proven:
             log.warning("rows are read side by side, one sequence each, which is slower")
